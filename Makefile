@@ -1,0 +1,52 @@
+# The commands of this project. Each sets up what it needs in .venv; PyTorch comes with the tests only.
+
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-all lint clean
+
+help:
+	@echo "make demo      train a Tree-LSTM, batched, and compare the batching policies"
+	@echo "make test      linters, type checker, tests, doctests and the packaging test"
+	@echo "make test-all  the same with the slow tests"
+	@echo "make lint      linters and type checker only"
+	@echo "make clean     remove the virtual environment and all caches"
+
+demo: $(VENV)/runtime
+	@$(BIN)/python -m autobatch.cli.demo
+
+test: lint
+	@$(BIN)/pytest -n $(WORKERS)
+
+test-all: lint
+	@$(BIN)/pytest -n $(WORKERS) -m "not gpu"
+
+lint: $(VENV)/development
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python tools/link_types.py
+	@$(BIN)/mypy
+
+clean:
+	@rm -rf $(VENV) .types .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist autobatch.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/runtime: pyproject.toml $(BIN)/python
+	@echo "Installing autobatch into $(VENV) ..."
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/development: $(VENV)/runtime
+	@echo "Installing the development tools into $(VENV) (PyTorch takes a while) ..."
+	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "autobatch needs Python 3.11 or newer, but '$(PYTHON) --version' says '$$($(PYTHON) --version 2>&1)':" \
+	    "name a newer one, as in 'make test PYTHON=python3.12'." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }

@@ -1,0 +1,31 @@
+"""autobatch: write plain Python over one instance, run a mini-batch as if an expert had batched it."""
+
+from autobatch import ops, optim, testing
+from autobatch.batched import Batched, batched
+from autobatch.cell import cell
+from autobatch.errors import (
+    AutobatchError, BackendError, CheckpointError, DataError, GraphError, NumericError, PlanError, PolicyError,
+    ScheduleError, ShapeError,
+)  # fmt: skip
+from autobatch.graph import Graph
+from autobatch.layers import Linear
+from autobatch.minibatches import minibatches
+from autobatch.module import Module, Parameter
+from autobatch.ops import (
+    add, affine, attend, concat, cross_entropy, div, dot, equal, exp, gelu, greater, greater_equal, layer_norm, less,
+    less_equal, log, log_softmax, lookup, matmul, max, max_n, mean, mean_n, mul, neg, not_equal, outer, pow, relu,
+    reshape, sigmoid, softmax, softplus, split, sqrt, squared_error, stop_gradient, sub, sum, sum_n, tanh, transpose,
+    where,
+)  # fmt: skip
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "Graph", "GraphError", "Linear",
+    "Module", "NumericError", "Parameter", "PlanError", "PolicyError", "ScheduleError", "ShapeError", "add", "affine",
+    "attend", "batched", "cell", "concat", "cross_entropy", "div", "dot", "equal", "exp", "gelu", "greater",
+    "greater_equal", "layer_norm", "less", "less_equal", "log", "log_softmax", "lookup", "matmul", "max", "max_n",
+    "mean", "mean_n", "minibatches", "mul", "neg", "not_equal", "ops", "optim", "outer", "pow", "relu", "reshape",
+    "sigmoid", "softmax", "softplus", "split", "sqrt", "squared_error", "stop_gradient", "sub", "sum", "sum_n",
+    "tanh", "testing", "transpose", "where",
+]  # fmt: skip

@@ -1,0 +1,106 @@
+"""Keys: the part of a call's arguments that makes the type of its node.
+
+An argument is a tree of values, data (ints, floats), static things, and containers. Its `Key` is equal for two
+calls exactly when they may share a node type.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from autobatch.module import Module
+
+BY_VALUE = (bool, str, int, float, bytes, type(None), enum.Enum, tuple, type, np.dtype)
+
+
+class Static:
+    """A thing that is part of the type: compared by value if it is plain, by identity otherwise."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Static) or type(self.value) is not type(other.value):
+            return False
+        if isinstance(self.value, BY_VALUE):
+            return bool(self.value == other.value)
+        return self.value is other.value
+
+    def __hash__(self) -> int:
+        return hash(self.value) if isinstance(self.value, BY_VALUE) else id(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True)
+class Key:
+    """The type-relevant part of an argument.
+
+    Attributes:
+        kind: "value", "int", "float", "static", "each" (a list of any length, its element the only child),
+            "tuple", "list", "dict" or "dataclass".
+        detail: shape of a value or data; what is static; class or keys of a container.
+        children: of a container.
+    """
+
+    kind: str
+    detail: Any
+    children: tuple[Key, ...] = ()
+
+    @property
+    def labels(self) -> Sequence[Any]:
+        """Names of the children, for messages and print-outs."""
+        match self.kind:
+            case "dict":
+                return list(self.detail)
+            case "dataclass":
+                return [f.name for f in fields(self.detail)]
+        return range(len(self.children))
+
+    def build(self, children: Sequence[Any]) -> Any:
+        """The container, with these children."""
+        match self.kind:
+            case "dict":
+                return dict(zip(self.detail, children, strict=True))
+            case "dataclass":
+                return self.detail(**dict(zip(self.labels, children, strict=True)))
+            case "list":
+                return list(children)
+        return tuple(children) if self.detail is None else self.detail(*children)
+
+    @staticmethod
+    def of_structure(container: Any, children: Sequence[Any]) -> Key:
+        """The key of a container whose children have these keys (or whatever stands for them)."""
+        parts = tuple(children)
+        if isinstance(container, dict):
+            return Key("dict", tuple(container), parts)
+        if is_dataclass(container):
+            return Key("dataclass", type(container), parts)
+        if isinstance(container, list):
+            return Key("list", None, parts)
+        return Key("tuple", None if type(container) is tuple else type(container), parts)
+
+    def leaves(self) -> Iterator[Key]:
+        """Values and data, in order."""
+        if self.kind in ("value", "int", "float"):
+            yield self
+        for child in self.children:
+            yield from child.leaves()
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "value" | "int" | "float":
+                return f"{self.kind}{list(self.detail) if self.detail else ''}"
+            case "static":
+                return type(self.detail.value).__name__ if isinstance(self.detail.value, Module) else repr(self.detail)
+            case "each":
+                return f"{self.children[0] if self.children else 'nothing'}*"
+        return f"{self.kind}({', '.join(f'{k}: {c}' if self.kind != 'tuple' else str(c) for k, c in zip(self.labels, self.children, strict=True))})"

@@ -1,0 +1,265 @@
+"""The backward stages of a cell, derived by tracing the pullbacks of its ops in reverse.
+
+Values of the forward program keep their numbers and new ones follow, so one list serves three stages:
+
+- *forward*, per batch, which also fills the saved values;
+- *backward*, per batch in reverse: gradients of the outputs in, gradients of the ports out;
+- *weights*, once per type over the rows of all its batches: the gradients of the parameters. A gradient that sums
+  over rows is not summed batch by batch: its operands are kept, so each weight costs one matrix product per step.
+
+The saved values are those of one stage that a later one reads; views of saved values are made anew, not kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property, reduce
+from typing import Any
+
+import numpy as np
+
+from autobatch.ops.define import Op, Shape
+from autobatch.ops.elementwise import add
+from autobatch.ops.reduction import sum
+from autobatch.ops.shaping import assemble, expand, reshape
+from autobatch.program import NODE, SHARED, Builder, CellProgram, Incoming, Instruction, Traced, Var, Weight, show_lines
+
+
+@dataclass(frozen=True, eq=False)
+class Derivative:
+    """The three stages of a differentiable cell, over one list of values.
+
+    Attributes:
+        vars: the values of the program, then those of the backward stages.
+        saved: values kept between stages, one place per row.
+        backward: instructions to run per batch, in order.
+        weights: instructions to run once per type, in order.
+        incoming: the gradients of the outputs, by output number.
+        ports: for each port number its gradient, None where no output depends on it.
+        parameters: pairs of a `Weight` value and its gradient, one row.
+    """
+
+    program: CellProgram
+    vars: tuple[Var, ...]
+    saved: tuple[int, ...]
+    backward: tuple[int, ...]
+    weights: tuple[int, ...]
+    incoming: tuple[int, ...]
+    ports: tuple[int | None, ...]
+    parameters: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def accumulated(self) -> frozenset[int]:
+        """The parameter gradients that are one sum over rows, read by nothing else: they may be added up in place."""
+        read = Counter(g for _, g in self.parameters)
+        for i in self.weights:
+            source = self.vars[i].source
+            read.update(source.args if isinstance(source, Instruction) else ())
+        sources = {g: self.vars[g].source for _, g in self.parameters}
+        return frozenset(g for g, s in sources.items() if read[g] == 1 and isinstance(s, Instruction) and s.op.sums_rows)
+
+    def weights_read(self) -> Iterator[tuple[int, Weight]]:
+        """The values that are parameters with a gradient, with their sources."""
+        for index, _ in self.parameters:
+            source = self.vars[index].source
+            if isinstance(source, Weight):
+                yield index, source
+
+    def __str__(self) -> str:
+        n_forward = len(self.program.vars)
+        backward = [i for i in self.backward if i >= n_forward]
+        lines = [f"{self.program.name}, backward", *show_lines(self.vars, [*self.incoming, *backward])]
+        lines += [f"  gradient of %{p} is %{g}" for p, g in zip(self.program.ports, self.ports, strict=True) if g is not None]
+        lines += [f"{self.program.name}, weights", *show_lines(self.vars, [i for i in self.weights if i >= n_forward])]
+        lines += [f"  gradient of %{p} is %{g}" for p, g in self.parameters]
+        return "\n".join([*lines, f"  saved: {', '.join(f'%{s}' for s in self.saved)}"])
+
+
+def differentiate(program: CellProgram) -> Derivative:
+    """Derive the backward stages of `program`.
+
+    Every port and every trainable parameter gets a gradient. Cost: linear in the instructions.
+    """
+    reverse = _Reverse(program)
+    incoming = reverse.seed()
+    reverse.sweep()
+    ports = tuple(reverse.gradient(p) for p in program.ports)
+    parameters = tuple((i, g) for i in reverse.weights if (g := reverse.gradient(i)) is not None)
+    stages = _Stages(tuple(reverse.builder.vars), len(program.vars))
+    for _, gradient in parameters:
+        stages.need_for_weights(gradient)
+    new = (i for i in stages.saved.copy() if i >= stages.n_forward)
+    for gradient in (*new, *(g for g in ports if g is not None)):
+        stages.need_for_backward(gradient)
+    return Derivative(
+        program,
+        stages.vars,
+        saved=tuple(sorted(stages.saved)),
+        backward=tuple(sorted(stages.backward)),
+        weights=tuple(sorted(stages.weights)),
+        incoming=incoming,
+        ports=ports,
+        parameters=parameters,
+    )
+
+
+class _Reverse:
+    """One reverse sweep over a program, collecting what each value contributes to the loss."""
+
+    def __init__(self, program: CellProgram) -> None:
+        self.program = program
+        self.builder = Builder(program.name, program.vars)
+        self.contributions: dict[int, list[Traced]] = defaultdict(list)
+        self.weights = [
+            i for i, v in enumerate(program.vars) if isinstance(v.source, Weight) and v.source.parameter.trainable
+        ]
+        self.differentiable = self._differentiable()
+
+    def _differentiable(self) -> set[int]:
+        found = {*self.program.ports, *self.weights}
+        for i in self.program.instructions:
+            source = self.program.vars[i].source
+            if isinstance(source, Instruction) and source.op.pullback and found.intersection(source.args):
+                found.add(i)
+        return found
+
+    def seed(self) -> tuple[int, ...]:
+        """Add the gradients of the outputs as inputs of the backward stage."""
+        seeds = []
+        for number, index in enumerate(self.program.outputs):
+            var = self.program.vars[index]
+            domain = NODE if var.domain == SHARED else var.domain
+            seed = self.builder.add(Incoming(number), var.shape, domain)
+            seeds.append(seed.index)
+            if index in self.differentiable:
+                self.contribute(index, seed)
+        return tuple(seeds)
+
+    def sweep(self) -> None:
+        """Pull gradients back through the instructions, last first."""
+        for index in reversed(self.program.instructions):
+            source = self.program.vars[index].source
+            if index not in self.contributions or not isinstance(source, Instruction) or source.op.pullback is None:
+                continue
+            g = self.builder.value(self._total(index))
+            args = [self.builder.value(a) for a in source.args]
+            pulled = source.op.pullback(g, self.builder.value(index), *args, **source.static)
+            for arg, part in zip(source.args, pulled, strict=True):
+                if part is not None and arg in self.differentiable:
+                    self.contribute(arg, part)
+
+    def contribute(self, index: int, part: Traced) -> None:
+        """Note that value `index` has `part` in its gradient, once `part` has its shape and domain."""
+        var = self.builder.vars[index]
+        part = fit(part, var.shape)
+        if var.domain == SHARED and part.var.domain != SHARED:
+            part = self._row_sum(part)
+        self.contributions[index].append(part)
+
+    def gradient(self, index: int) -> int | None:
+        """The value that is the whole gradient of `index`; None if nothing depends on it."""
+        return self._total(index) if index in self.contributions else None
+
+    def _total(self, index: int) -> int:
+        parts = _assemble(self.contributions[index])
+        return int(reduce(add, parts).index)
+
+    def _row_sum(self, part: Traced) -> Traced:
+        source = part.var.source
+        if isinstance(source, Instruction) and source.op.row_sum is not None:
+            args = tuple(self.builder.value(a) for a in source.args)
+            return self.builder.apply(_row_sum_of(source.op), args, source.static)
+        return self.builder.apply(ROW_SUM, (part,), {})
+
+
+def fit(part: Traced, shape: Shape) -> Traced:
+    """Undo broadcasting: sum `part` over the axes that `shape` has not, or has of length one."""
+    extra = len(part.shape) - len(shape)
+    wide = tuple(
+        a for a, size in enumerate(part.shape) if a < extra or (shape[a - extra] == 1 and size != 1)
+    )  # fmt: skip
+    if wide:
+        part = reshape(sum(part, wide, keepdims=True), tuple(1 if a in wide else s for a, s in enumerate(part.shape))[extra:])
+    fitted: Traced = expand(part, shape)
+    return fitted
+
+
+def _assemble(parts: list[Traced]) -> list[Traced]:
+    """Join the gradients of disjoint slices into one value instead of adding padded ones."""
+    slices = [p for p in parts if _is(p, assemble)]
+    if len(slices) < 2:
+        return parts
+    sources = [p.var.source for p in slices]
+    args = [a for s in sources if isinstance(s, Instruction) for a in s.args]
+    indices = [i for s in sources if isinstance(s, Instruction) for i in s.static["indices"]]
+    if not _disjoint(indices, slices[0].shape):
+        return parts
+    builder = slices[0].builder
+    whole = assemble(*(builder.value(a) for a in args), indices=tuple(indices), shape=slices[0].shape)
+    return [whole, *(p for p in parts if not _is(p, assemble))]
+
+
+def _disjoint(indices: list[Any], shape: Shape) -> bool:
+    hits = np.zeros(shape, np.int32)
+    for index in indices:
+        hits[index] += 1
+    return bool(hits.max(initial=0) <= 1)
+
+
+def _is(part: Traced, op: Op) -> bool:
+    source = part.var.source
+    return isinstance(source, Instruction) and source.op is op
+
+
+def _sum_rows(xp: Any, x: Any, out: Any) -> None:
+    out += x.sum(axis=0)
+
+
+ROW_SUM = Op("row_sum", shape=lambda x: x, kernel=_sum_rows, sums_rows=True)
+
+
+@cache
+def _row_sum_of(op: Op) -> Op:
+    """The op that adds the sum over all rows of `op`'s result to `out`, without making the result."""
+    assert op.row_sum is not None
+    return Op(f"row_sum_{op.name}", shape=op.shape, kernel=op.row_sum, sums_rows=True)
+
+
+class _Stages:
+    """Divides the new instructions into the backward and the weight stage, and finds what is kept for them."""
+
+    def __init__(self, vars: tuple[Var, ...], n_forward: int) -> None:
+        self.vars, self.n_forward = vars, n_forward
+        self.backward: set[int] = set()
+        self.weights: set[int] = set()
+        self.saved: set[int] = set()
+
+    def need_for_weights(self, index: int) -> None:
+        """Make value `index` known to the weight stage: computed there if it has one row or is a view, else kept."""
+        source = self.vars[index].source
+        if isinstance(source, Incoming):
+            self.saved.add(index)
+        elif isinstance(source, Instruction):
+            if self._cheap(index, source):
+                self.weights.add(index)
+                for arg in source.args:
+                    self.need_for_weights(arg)
+            else:
+                self.saved.add(index)
+
+    def need_for_backward(self, index: int) -> None:
+        """Make value `index` known to the backward stage: computed there if new, cheap or a view, else kept."""
+        source = self.vars[index].source
+        if not isinstance(source, Instruction) or index in self.backward:
+            return
+        if index >= self.n_forward or self._cheap(index, source):
+            self.backward.add(index)
+            for arg in source.args:
+                self.need_for_backward(arg)
+        else:
+            self.saved.add(index)
+
+    def _cheap(self, index: int, source: Instruction) -> bool:
+        return source.op.view or self.vars[index].domain == SHARED

@@ -1,0 +1,290 @@
+"""The public door: a function over one instance becomes a function over mini-batches.
+
+    record -> merge -> rewrite -> schedule -> place -> execute
+
+Each stage is a call below; `Batched` holds what they keep from one mini-batch to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.arguments import Key
+from autobatch.autodiff import differentiate
+from autobatch.errors import DataError, GraphError, NumericError, ShapeError
+from autobatch.executor import Backend, make_backend
+from autobatch.graph import Graph, checking, merge_graphs, split_graph
+from autobatch.module import Module, Parameter
+from autobatch.plan import PlannedCell, PlannedTypes, Planner, check_plan
+from autobatch.record import Recorder
+from autobatch.report import Clock, LastCall, Report, Step, make_report
+from autobatch.results import Slot, SlotTable, stack_results
+from autobatch.rewrite import PASSES, rewrite
+from autobatch.schedule import Policy, make_schedule
+
+Array = NDArray[Any]
+
+
+class Batched:
+    """A function over one instance, run on mini-batches; made by `batched`.
+
+    Attributes:
+        last: counts and times of the last call; None before the first.
+        policy, planner, backend: what decides the batches, decides the places, and computes.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        module: Module | None,
+        policy: Policy,
+        planner: Planner,
+        backend: Backend,
+        rewrites: Sequence[str],
+    ) -> None:
+        self.policy, self.planner, self.backend, self.rewrites = policy, planner, backend, tuple(rewrites)
+        self.last: LastCall | None = None
+        self._module = module
+        self._recorder = Recorder(function, module)
+        self._planned: dict[bool, PlannedTypes] = {}
+        self._gradients: dict[str, Array] = {}
+
+    def __call__(self, instances: Iterable[Any]) -> Any:
+        """Compute `[function(x) for x in instances]`, stacked.
+
+        Args:
+            instances: whatever the function takes, or graphs from `record_all`.
+
+        Returns:
+            The structure that the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back
+            per instance. An array of shape (0,) for no instances.
+        """
+        step = self._prepare(instances, training=False)
+        if step.graph.n_instances == 0:
+            return np.zeros(0, self._dtype())
+        columns = self._forward(step)
+        self.last = step.finish(self.backend.counts())
+        return stack_results(step.graph.structures, columns)
+
+    def value_and_grad(
+        self,
+        instances: Iterable[Any],
+        reduce: str | Sequence[float] | Array = "mean",
+        has_aux: bool = False,
+        out: dict[str, Array] | None = None,
+    ) -> Any:
+        """Compute the loss of a mini-batch and its gradients.
+
+        Args:
+            instances: as for a call; the function returns a scalar value, or `(loss, aux)` with `has_aux`.
+            reduce: "mean" or "sum" over instances, or a weight for each, shape (B,).
+            out: gradients to add to, as returned before; by default buffers that are valid until the next call.
+
+        Returns:
+            value, grads; or (value, aux), grads with `has_aux`. `grads` has an array for every trainable parameter,
+            by name, zero where it is not used.
+
+        Raises:
+            DataError: no instances.
+            GraphError: the function did not return a scalar value.
+            NumericError: a loss is not finite.
+        """
+        step = self._prepare(instances, training=True)
+        weights = loss_weights(reduce, step.graph.n_instances)
+        slot = loss_slot(step.graph, self._recorder.slots, has_aux)
+        columns = self._forward(step)
+        losses = columns[slot]
+        check_finite(losses)
+        grads = self._backward(step, {slot: weights.astype(losses.dtype)}, out)
+        self.last = step.finish(self.backend.counts())
+        value = (weights * losses).sum().astype(losses.dtype)
+        if has_aux:
+            return (value, stack_results([s.children[1] for s in step.graph.structures], columns)), grads
+        return value, grads
+
+    def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
+        """Record each instance once, for use in many mini-batches.
+
+        Right where control flow does not depend on computed values; the parameters' numbers may change in between.
+        With `progress`, how far it is shows on standard error.
+        """
+        if not progress:
+            return split_graph(self._recorder.record(instances))
+        from rich.console import Console
+        from rich.progress import track
+
+        return split_graph(self._recorder.record(track(list(instances), "recording", console=Console(stderr=True))))
+
+    def explain(self, instances: Iterable[Any], training: bool = False) -> Report:
+        """Run a mini-batch and say what happened: nodes, batches, bound and gap, launches, copies, rewrites.
+
+        With `training`, backward runs too, and launches and copies are those of both.
+        """
+        step = self._prepare(instances, training)
+        self._forward(step)
+        if training:
+            slot = loss_slot(step.graph, self._recorder.slots, has_aux=False)
+            self._backward(step, {slot: np.ones(step.graph.n_instances, self._dtype())}, None)
+        return make_report(step, self.policy.name, self.backend.counts(), self._recorder.types)
+
+    # The stages of one mini-batch.
+
+    def _prepare(self, instances: Iterable[Any], training: bool) -> Step:
+        """Record or merge, rewrite, schedule and place."""
+        clock = Clock()
+        graph = self._graph(instances)
+        clock.lap("record_ms")
+        rewritten, rewrites = rewrite(graph, self.rewrites)
+        schedule = make_schedule(rewritten, self.policy)
+        clock.lap("schedule_ms")
+        cells = self._planned_types(training)
+        plan = self.planner.place(rewritten, schedule, cells)
+        if checking():
+            check_plan(plan, cells)
+        clock.lap("place_ms")
+        return Step(graph, rewrites, plan, cells, clock)
+
+    def _graph(self, instances: Iterable[Any]) -> Graph:
+        listed = list(instances)
+        recorded = [isinstance(x, Graph) for x in listed]
+        if all(recorded):
+            return merge_graphs(listed, self._recorder.types)
+        if any(recorded):
+            raise GraphError("a mini-batch holds recorded graphs and unrecorded instances; give it one kind.")
+        return self._recorder.record(listed)
+
+    def _planned_types(self, training: bool) -> PlannedTypes:
+        """Layouts of all types met so far; those of known types are kept."""
+        types, shapes = self._recorder.types, self._recorder.slots.shapes
+        known = self._planned.get(training)
+        if known is None or len(known.cells) < len(types) or len(known.slot_shapes) < len(shapes):
+            cells = list(known.cells) if known is not None else []
+            for node_type in types.types[len(cells) :]:
+                derivative = differentiate(node_type.program) if training else None
+                cells.append(PlannedCell(node_type, derivative, self.planner.layout(node_type.program, derivative)))
+            known = self._planned[training] = PlannedTypes(cells, list(shapes), training)
+        return known
+
+    def _forward(self, step: Step) -> list[Array]:
+        self._check_parameters(step.cells)
+        columns = self.backend.forward(step.plan, step.cells, self._dtype())
+        step.clock.lap("execute_ms")
+        return columns
+
+    def _backward(self, step: Step, seeds: Mapping[int, Array], out: dict[str, Array] | None) -> dict[str, Array]:
+        trainable = {name: p for name, p in self._parameters().items() if p.trainable}
+        if out is None:
+            out = self._gradients
+            for name, parameter in trainable.items():
+                if name not in out or out[name].dtype != parameter.dtype or out[name].shape != parameter.shape:
+                    out[name] = np.empty_like(parameter.data)
+                out[name].fill(0)
+        elif out.keys() != trainable.keys():
+            raise GraphError(f"out= has gradients of {sorted(out)}, not of the trainable parameters {sorted(trainable)}.")
+        self.backend.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
+        step.clock.lap("execute_ms")
+        return out
+
+    # What the function reads.
+
+    def _parameters(self) -> dict[str, Parameter]:
+        return self._module.parameters() if self._module is not None else {}
+
+    def _dtype(self) -> np.dtype[Any]:
+        return self._module.dtype if self._module is not None else np.dtype(np.float32)
+
+    def _check_parameters(self, cells: PlannedTypes) -> None:
+        """Refuse to compute with a parameter that the module does not have (any more)."""
+        known = {id(p) for p in self._parameters().values()}
+        for node_type in self._recorder.types.types:
+            for parameter in node_type.program.parameters:
+                if id(parameter) not in known:
+                    raise GraphError(
+                        f"cell {node_type.name!r} reads a {parameter!r} that is not, or no longer, a parameter of "
+                        f"{type(self._module).__name__}; pass module=, and after replacing a parameter make a new ab.batched."
+                    )
+
+
+def batched(
+    function: Callable[[Any], Any],
+    *,
+    module: Module | None = None,
+    policy: str | Policy = "auto",
+    backend: str | Backend = "auto",
+    planner: Planner | None = None,
+    rewrites: Sequence[str] = PASSES,
+) -> Batched:
+    """Turn a function over one instance into one over mini-batches.
+
+    Args:
+        function: takes one instance and calls cells; a method of a `Module`, or any function.
+        module: the owner of the parameters; by default the module that `function` is a method of.
+        policy: what decides the batches: a name ("auto" is "agenda"), or a `Policy`.
+        backend: what computes: a name ("auto" is "reference"), or a `Backend`.
+        planner: what decides where values live.
+        rewrites: the passes that simplify the graph, see `autobatch.rewrite`.
+
+    Raises:
+        PolicyError, BackendError: there is no such policy or backend.
+
+    >>> import autobatch as ab
+    >>> @ab.cell
+    ... def double(x):
+    ...     return 2.0 * x
+    >>> ab.batched(lambda x: double(double(x)))([np.ones(2), np.zeros(2)])
+    array([[4., 4.],
+           [0., 0.]], dtype=float32)
+    """
+    from autobatch import policies
+    from autobatch.memplan.placement import WriteToReaders
+
+    owner = getattr(function, "__self__", None)
+    if module is None and isinstance(owner, Module):
+        module = owner
+    if isinstance(policy, str):
+        policy = policies.get("agenda" if policy == "auto" else policy)
+    if isinstance(backend, str):
+        backend = make_backend(backend)
+    return Batched(function, module, policy, planner or WriteToReaders(), backend, rewrites)
+
+
+def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Array:
+    """The factor of each instance's loss, float64 (B,)."""
+    if n_instances == 0:
+        raise DataError("value_and_grad of no instances: their mean has no value; give at least one instance.")
+    if isinstance(reduce, str):
+        if reduce not in ("mean", "sum"):
+            raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum' or an array of weights.")
+        return np.full(n_instances, 1.0 / n_instances if reduce == "mean" else 1.0)
+    weights = np.asarray(reduce, np.float64)
+    if weights.shape != (n_instances,):
+        raise ShapeError(f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each.")
+    return weights
+
+
+def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
+    """The slot of the loss; GraphError if the function did not return one scalar value per instance."""
+    for number, structure in enumerate(graph.structures):
+        if has_aux and not (isinstance(structure, Key) and structure.kind == "tuple" and len(structure.children) == 2):
+            raise GraphError(f"with has_aux=True the function returns (loss, aux); for instance {number} it did not.")
+        loss = structure.children[0] if has_aux else structure
+        if not isinstance(loss, Slot) or slots.shapes[loss.number] != ():
+            what = f"a value of shape {slots.shapes[loss.number]}" if isinstance(loss, Slot) else "no single value"
+            raise GraphError(f"value_and_grad needs a scalar loss; for instance {number} the function returned {what}.")
+    first = graph.structures[0]
+    return int((first.children[0] if has_aux else first).number)
+
+
+def check_finite(losses: Array) -> None:
+    """Refuse losses that are NaN or infinite."""
+    wrong = np.flatnonzero(~np.isfinite(losses))
+    if wrong.size:
+        raise NumericError(
+            f"the loss of {wrong.size} of {losses.size} instances is not finite (instance {wrong[0]}: {losses[wrong[0]]}); "
+            f"no gradient was computed. Lower the learning rate, clip gradients, or call the function directly on that "
+            f"instance to see where the number comes from."
+        )

@@ -1,0 +1,203 @@
+"""Cells: functions over one instance's values that become static subgraphs.
+
+A cell has three lives. Called plainly it runs *eagerly*: ordinary Python over arrays. While a program is
+*recorded* its calls become nodes. And once per signature its body is *traced*: run with symbolic values, each op
+appending an instruction to a `CellProgram`. A cell called inside another is part of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import update_wrapper
+from typing import Any
+
+import numpy as np
+
+from autobatch.arguments import Key, Static
+from autobatch.errors import AutobatchError, GraphError
+from autobatch.module import Module
+from autobatch.ops.operators import STAGE, Operators, stage
+from autobatch.ops.variadic import VariadicPort
+from autobatch.program import NODE, Attribute, Builder, CellProgram, Port, Traced
+
+
+class Cell:
+    """A function or method marked with `@cell`."""
+
+    def __init__(self, function: Callable[..., Any], static: tuple[str, ...] = ()) -> None:
+        update_wrapper(self, function)
+        self.function = function
+        self.name = function.__name__
+        self.signature = inspect.signature(function)
+        self.static = static
+        unknown = set(static) - set(self.signature.parameters)
+        if unknown:
+            raise GraphError(f"cell {self.name!r} has no argument {sorted(unknown)[0]!r} to make static.")
+
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
+        return self if owner is None else BoundCell(self, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _call(self, None, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<cell {self.name}{self.signature}>"
+
+
+class BoundCell:
+    """A cell with the module that it reads its parameters from."""
+
+    __slots__ = ("cell", "owner")
+
+    def __init__(self, cell: Cell, owner: object) -> None:
+        self.cell, self.owner = cell, owner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _call(self.cell, self.owner, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<cell {self.cell.name} of {type(self.owner).__name__}>"
+
+
+def cell(function: Any = None, *, static: tuple[str, ...] = ()) -> Any:
+    """Mark a function or method as a cell: a unit that is traced once, and batched over many calls.
+
+    Args:
+        function: takes values (arrays), ints and floats (data of the node), and static arguments: bool, str, None,
+            enums and modules; tuples, lists, dicts and dataclasses of these. Returns values in any such structure.
+            Shapes are those of one node, without a batch axis. Inputs are read-only.
+        static: names of arguments whose value is part of the type although it is an int or a Parameter.
+
+    >>> import autobatch as ab
+    >>> @ab.cell
+    ... def square(x):
+    ...     return x * x
+    >>> float(square(np.float32(3.0)))
+    9.0
+    """
+    return Cell(function, static) if function is not None else lambda f: Cell(f, static)
+
+
+def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    current = STAGE.current
+    if current is None:
+        dtype = owner.dtype if isinstance(owner, Module) else None
+        args = tuple(_read_only(a, dtype) for a in args)
+        kwargs = {name: _read_only(a, dtype) for name, a in kwargs.items()}
+    elif not isinstance(current, Builder):
+        return current.call_cell(called, owner, args, kwargs)
+    return called.function(*args, **kwargs) if owner is None else called.function(owner, *args, **kwargs)
+
+
+def _read_only(x: Any, dtype: Any) -> Any:
+    """The arrays in `x` as read-only views, floats cast to the model's dtype."""
+    if isinstance(x, (np.ndarray, np.floating)):
+        view = np.asarray(x, dtype if x.dtype.kind == "f" else None).view()
+        view.flags.writeable = False
+        return view
+    if type(x) in (tuple, list):
+        return type(x)(_read_only(part, dtype) for part in x)
+    if type(x) is dict:
+        return {key: _read_only(part, dtype) for key, part in x.items()}
+    return x
+
+
+class NeedsLength(Exception):
+    """The body of a cell wants the length of a list that was offered as a variadic group of this number."""
+
+    def __init__(self, group: int) -> None:
+        self.group = group
+
+
+class _TracedList(VariadicPort):
+    """A list argument of any length, inside a trace."""
+
+    def __init__(self, tracer: Tracer, name: str, group: int, element: Key | None) -> None:
+        self.tracer, self.name, self.group = tracer, name, group
+        self.element = None if element is None else tracer.argument(element, name, group)
+
+    def values(self, shape: Any) -> Any:
+        if self.element is None:
+            if shape is None:
+                raise GraphError(f"an empty list reached a variadic form of {self.name!r} without shape=.")
+            self.tracer.resolved[self.group] = key = _key_of_shape(shape)
+            self.element = self.tracer.argument(key, self.name, self.group)
+        return self.element
+
+    def __iter__(self) -> Any:
+        raise NeedsLength(self.group)
+
+    def __len__(self) -> int:
+        raise NeedsLength(self.group)
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NeedsLength(self.group)
+
+
+def _key_of_shape(shape: Any) -> Key:
+    if all(isinstance(s, (int, np.integer)) for s in shape):
+        return Key("value", tuple(int(s) for s in shape))
+    return Key("tuple", None, tuple(_key_of_shape(s) for s in shape))
+
+
+class Tracer:
+    """Runs a function once on symbolic arguments built from their keys.
+
+    `resolved` maps the variadic groups whose element only the body's `shape=` told to its key.
+    """
+
+    def __init__(self, name: str, weight_names: Mapping[int, str]) -> None:
+        self.builder = Builder(name, weight_names=weight_names)
+        self.resolved: dict[int, Key] = {}
+        self.n_leaves = 0
+        self.n_groups = 0
+
+    def trace(self, call: Callable[..., Any], keys: Mapping[str, Key]) -> tuple[CellProgram, Any]:
+        """Trace `call(arguments by name)`; return the program and the structure of its result over output numbers."""
+        arguments = {name: self.argument(key, name, NODE) for name, key in keys.items()}
+        with stage(self.builder):
+            try:
+                result = call(arguments)
+            except AutobatchError as error:
+                raise type(error)(f"in cell {self.builder.name!r}: {error}") from error
+        outputs: list[Any] = []
+        structure = collect_outputs(result, outputs)
+        if not outputs:
+            raise GraphError(f"cell {self.builder.name!r} returns {result!r}; a cell returns at least one value.")
+        return self.builder.finish(outputs), structure
+
+    def argument(self, key: Key, name: str, domain: int) -> Any:
+        """A symbolic argument; its leaves are numbered in order."""
+        match key.kind:
+            case "value":
+                return self.builder.add(Port(name, self._leaf()), key.detail, domain)
+            case "int" | "float":
+                return self.builder.add(Attribute(name, self._leaf(), key.kind == "float"), key.detail, NODE)
+            case "static":
+                return key.detail.value
+            case "each":
+                self.n_groups += 1
+                element = key.children[0] if key.children else None
+                return _TracedList(self, name, self.n_groups - 1, element)
+        children = [self.argument(child, f"{name}.{label}", domain) for label, child in zip(key.labels, key.children, strict=True)]
+        return key.build(children)
+
+    def _leaf(self) -> int:
+        self.n_leaves += 1
+        return self.n_leaves - 1
+
+
+def collect_outputs(result: Any, outputs: list[Any]) -> Any:
+    """Append the values in `result` to `outputs`; return its structure, with output numbers in their place."""
+    if isinstance(result, (Operators, np.ndarray, np.number, int, float)) and not isinstance(result, bool):
+        outputs.append(result)
+        return len(outputs) - 1
+    if isinstance(result, (tuple, list)):
+        parts = [collect_outputs(part, outputs) for part in result]
+        return tuple(parts) if type(result) is tuple else Key.of_structure(result, parts)
+    if isinstance(result, dict) or (is_dataclass(result) and not isinstance(result, type)):
+        values = result.values() if isinstance(result, dict) else (getattr(result, f.name) for f in fields(result))
+        return Key.of_structure(result, [collect_outputs(part, outputs) for part in values])
+    return Static(result)

@@ -1,0 +1,1 @@
+"""The command line: `autobatch train`, `bench`, `explain` and the others."""

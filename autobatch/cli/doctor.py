@@ -1,0 +1,112 @@
+"""`autobatch doctor`: is everything in place on this machine?"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import click
+import numpy as np
+
+import autobatch as ab
+from autobatch.cli.machine import blas_name, cpu_name, package_version
+from autobatch.cli.threads import threads_in_force, usable_cores
+from autobatch.models.data.listops import N_CLASSES, draw_trees
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.tree_lstm import TreeLSTM
+
+REQUIRED = ("numpy", "numba", "click", "rich", "safetensors")
+OPTIONAL = {
+    "threadpoolctl": "sets BLAS threads (--threads)",
+    "matplotlib": "plots",
+    "torch": "runs the twins that the tests compare with",
+    "cupy": "runs on GPUs",
+}
+TOLERANCE = 1e-10  # relative, in float64: batched and eager runs differ in the order of sums only
+
+
+class Fault(Exception):
+    """Something that does not work."""
+
+
+class Finding(NamedTuple):
+    """One line of the report."""
+
+    state: str
+    """ok, none (not there and not needed) or FAULT."""
+    what: str
+    detail: str
+
+
+@click.command()
+def doctor() -> int:
+    """Check the installation: versions, BLAS, compiler, a training step.
+
+    The exit status is 1 if something is at fault.
+    """
+    findings = [*_versions(), *_hardware(), _try("compiler", _compile), _try("self-check", _train_a_step)]
+    for state, what, detail in findings:
+        click.echo(f"{state:<5}  {what:<13}  {detail}")
+    faults = [finding.what for finding in findings if finding.state == "FAULT"]
+    click.echo(f"\nAt fault: {', '.join(faults)}." if faults else "\nEverything is in place.")
+    return 1 if faults else 0
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("ok", "python", platform.python_version())
+    for package in REQUIRED:
+        found = package_version(package)
+        yield Finding("ok" if found else "FAULT", package, found or f"not installed: pip install {package}")
+    for package, use in OPTIONAL.items():
+        there = importlib.util.find_spec(package) is not None
+        yield Finding("ok" if there else "none", package, f"{package_version(package) or ''} {use}".strip())
+
+
+def _hardware() -> Iterator[Finding]:
+    yield Finding("ok", "processor", f"{cpu_name()}, {usable_cores()} cores to use")
+    yield Finding("ok", "BLAS", f"{blas_name()}, threads: {threads_in_force()}")
+
+
+def _try(what: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding("ok", what, check())
+    except Exception as error:  # a doctor reports whatever is wrong
+        return Finding("FAULT", what, f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _compile() -> str:
+    """Compile a function; Numba refuses when it finds no folder that it can write its cache to."""
+    import numba
+
+    compiled = numba.njit(cache=True)(_twice)
+    if compiled(21) != 42:
+        raise Fault("a compiled function gave a wrong result; reinstall numba.")
+    return f"works, caches in {compiled.stats.cache_path}"
+
+
+def _twice(number: int) -> int:
+    return 2 * number
+
+
+def _train_a_step() -> str:
+    """Compare batched with eager losses before and after a step of training."""
+    rng = np.random.default_rng(0)
+    drawn = draw_trees(8, rng, max_depth=2)
+    vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
+    trees = [vocabulary.encode(tree) for tree in drawn]
+    model = TreeLSTM(n_words=len(vocabulary), dim=8, n_classes=N_CLASSES, rng=rng).astype("float64")
+    batched = ab.batched(model.loss)
+    optimizer = ab.optim.Adam(model, lr=1e-2)
+    before, grads = batched.value_and_grad(trees)
+    optimizer.step(grads)
+    losses = batched(trees)
+    difference = float(np.max(np.abs(losses / [float(model.loss(tree)) for tree in trees] - 1)))
+    if difference > TOLERANCE:
+        raise Fault(
+            f"batched and eager losses differ by {difference:.1e}, more than {TOLERANCE:.0e}; please report it."
+        )
+    if not losses.mean() < before:
+        raise Fault(f"a training step raised the loss from {before:.4f} to {losses.mean():.4f}; please report it.")
+    return f"a training step lowers the loss, batched and eager losses differ by {difference:.0e}"

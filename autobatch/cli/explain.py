@@ -1,0 +1,51 @@
+"""`autobatch explain`: what runs together under several policies, and why not more."""
+
+from __future__ import annotations
+
+import click
+
+from autobatch.cli import options
+from autobatch.cli.workload import load_workload, record
+
+
+@click.command()
+@options.model_argument
+@options.data_option
+@options.dim_option
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="How many instances to batch: the first, in the order of the data's files.",
+)
+@options.policies_option("depth,agenda")
+@options.backend_option
+@options.seed_option
+def explain(
+    model: str,
+    data: str | None,
+    dim: int,
+    batch_size: int,
+    policies: tuple[str, ...],
+    backend: str,
+    seed: int,
+) -> None:
+    """Show how MODEL's first instances batch under several policies.
+
+    For each policy: the nodes and their types, the batches beside the fewest possible, the launches, the bytes copied,
+    what was rewritten, and the types whose nodes ran alone, with the reason.
+
+    \b
+    Example:
+      autobatch explain tree-lstm --batch-size 32 --policy depth,agenda
+    """
+    workload = load_workload(model, data, dim, seed)
+    instances = workload.first(batch_size)
+    for number, policy in enumerate(policies):
+        loss = workload.batched("loss", policy, backend)
+        report = loss.explain(record(loss, instances))
+        if number:
+            click.echo()
+        click.echo(f"{model}, the first {batch_size} instances of {workload.dataset.name}, policy {policy}")
+        click.echo(str(report))

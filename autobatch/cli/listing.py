@@ -1,0 +1,44 @@
+"""`autobatch models` and `autobatch data`: what there is to run, and to run it on."""
+
+from __future__ import annotations
+
+import click
+
+from autobatch.models import MODELS, ModelSpec, find_model
+from autobatch.models.data.dataset import GENERATORS
+
+
+@click.command()
+def models() -> None:
+    """List the models that come with autobatch."""
+    for name in MODELS:
+        spec = find_model(name)
+        _describe(name, _facts(spec))
+    click.echo("\nA model of your own is named by package.module:Class, a class derived from autobatch.Module.")
+
+
+@click.command()
+def data() -> None:
+    """List the data that models read: built-in generators, and formats of files."""
+    specs = [find_model(name) for name in MODELS]
+    for name, generator in GENERATORS.items():
+        readers = [spec.name for spec in specs if name in spec.generators]
+        _describe(name, {"what": generator.summary, "read by": ", ".join(readers), "option": f"--data {name}"})
+    for reads in dict.fromkeys(spec.reads for spec in specs):
+        readers = [spec.name for spec in specs if spec.reads == reads]
+        _describe("files", {"what": reads, "read by": ", ".join(readers), "option": "--data PATH"})
+
+
+def _facts(spec: ModelSpec) -> dict[str, str]:
+    return {
+        "what": spec.summary,
+        "draws": ", ".join(spec.generators) or "nothing",
+        "reads": spec.reads,
+        "option": f"--data {spec.default_data} unless you name other data",
+    }
+
+
+def _describe(name: str, facts: dict[str, str]) -> None:
+    click.echo(name)
+    for label, fact in facts.items():
+        click.echo(f"  {label + ':':<9} {fact}")

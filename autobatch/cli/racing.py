@@ -1,0 +1,97 @@
+"""Time several ways to run the same mini-batches, fairly.
+
+The machine's speed drifts, so the ways take turns on every mini-batch, and the median of the repetitions counts. What
+happens once (recording, compilation, growing buffers) happens in a first, untimed round.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import autobatch as ab
+from autobatch.cli.results import Tally
+from autobatch.cli.workload import Workload, record
+
+MODES = ("infer", "train")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How one policy ran; counts and times are means over the mini-batches."""
+
+    policy: str
+    ms: float
+    """Per mini-batch: merging, scheduling, placing and running; the optimizer's step too in mode train."""
+    instances_per_s: float
+    counts: dict[str, float]
+
+
+def race(
+    workload: Workload,
+    policies: Sequence[str],
+    backend: str,
+    mode: str,
+    batch_size: int,
+    n_minibatches: int,
+    n_repeats: int,
+    step_done: Callable[[str], None] = lambda policy: None,
+) -> list[Timing]:
+    """Run the first mini-batches of the data under each policy.
+
+    Args:
+        workload: the model and its data; mode train changes the model's parameters.
+        policies: their names.
+        backend: its name.
+        mode: "infer" computes losses, "train" losses and gradients, and takes a step of Adam.
+        batch_size: instances in a mini-batch.
+        n_minibatches: how many mini-batches, in the order of the data's files.
+        n_repeats: timed rounds over all of them.
+        step_done: called after each mini-batch, (n_repeats + 1) × policies × n_minibatches times.
+
+    Raises:
+        DataError: the data is too small.
+    """
+    instances = workload.first(batch_size * n_minibatches)
+    runs = {policy: _make_run(workload, policy, backend, mode, instances, batch_size) for policy in policies}
+    times: dict[str, list[list[float]]] = {policy: [[] for _ in range(n_minibatches)] for policy in policies}
+    tallies = {policy: Tally() for policy in policies}
+    for repeat in range(n_repeats + 1):
+        for minibatch in range(n_minibatches):
+            for policy, (batched, run) in runs.items():
+                start = time.perf_counter()
+                run(minibatch)
+                seconds = time.perf_counter() - start
+                if repeat:
+                    times[policy][minibatch].append(seconds)
+                else:
+                    tallies[policy].add(batched.last)
+                step_done(policy)
+    return [_summarise(policy, times[policy], batch_size, tallies[policy]) for policy in policies]
+
+
+def _make_run(
+    workload: Workload, policy: str, backend: str, mode: str, instances: Sequence[Any], batch_size: int
+) -> tuple[Any, Callable[[int], None]]:
+    """Record the instances for one policy; give the batched loss, and what runs one mini-batch."""
+    loss = workload.batched("loss", policy, backend)
+    graphs = record(loss, instances)
+    minibatches = [graphs[start : start + batch_size] for start in range(0, len(graphs), batch_size)]
+    optimizer = ab.optim.Adam(workload.model, lr=1e-3)
+
+    def infer(number: int) -> None:
+        loss(minibatches[number])
+
+    def train(number: int) -> None:
+        _, grads = loss.value_and_grad(minibatches[number])
+        optimizer.step(grads)
+
+    return loss, train if mode == "train" else infer
+
+
+def _summarise(policy: str, seconds: Sequence[Sequence[float]], batch_size: int, tally: Tally) -> Timing:
+    mean = statistics.fmean(statistics.median(repeats) for repeats in seconds)
+    return Timing(policy=policy, ms=1e3 * mean, instances_per_s=batch_size / mean, counts=tally.means())

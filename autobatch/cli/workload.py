@@ -1,0 +1,72 @@
+"""A model with its data: what every command that runs one needs first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.errors import DataError
+from autobatch.models import ModelSpec, find_model
+from autobatch.models.data.dataset import Dataset
+
+RECURSION_LIMIT = 10_000  # calls; Python's own 1,000 is too few for a sentence parsed into a chain
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, built for its data."""
+
+    spec: ModelSpec
+    dataset: Dataset
+    model: Any
+    dim: int
+    rng: np.random.Generator
+    """Draws what is left to draw: the order of the training data."""
+
+    def batched(self, method: str, policy: str, backend: str) -> Any:
+        """Wrap the model's `loss` or `scores` to run batched."""
+        return ab.batched(getattr(self.model, method), policy=policy, backend=backend)
+
+    def first(self, n_instances: int) -> list[Any]:
+        """Take the first instances in the order of the data's files.
+
+        Raises:
+            DataError: the data holds fewer.
+        """
+        items = self.dataset.items
+        if len(items) < n_instances:
+            raise DataError(
+                f"cannot take the first {n_instances} instances of {self.dataset.name}: it holds {len(items)}; "
+                f"ask for fewer (--batch-size)."
+            )
+        return items[:n_instances]
+
+
+def load_workload(model: str, data: str | None, dim: int, seed: int) -> Workload:
+    """Find the model, load its data and build it; the same seed gives the same workload.
+
+    Raises:
+        DataError: there is no such model or data, or it is malformed.
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a user's own package.module:Class is looked for where the command is given
+    spec = find_model(model)
+    data_rng, model_rng, order_rng = np.random.default_rng(seed).spawn(3)
+    dataset = spec.load(data or spec.default_data, data_rng)
+    return Workload(spec, dataset, spec.build(dataset, dim, model_rng), dim, order_rng)
+
+
+def record(batched: Any, instances: Sequence[Any]) -> list[Any]:
+    """Record instances once, for all epochs, with room for deep recursion."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, RECURSION_LIMIT))
+    try:
+        graphs: list[Any] = batched.record_all(instances)
+    finally:
+        sys.setrecursionlimit(limit)
+    return graphs

@@ -1,0 +1,153 @@
+"""From the log of ints that a recording appended to, to the encoded graph: one compiled pass to count, one to fill.
+
+The log holds, per call: the form's number, the id of the new handle, then what the form's code says: a handle's
+ref (HANDLE), attribute words (WORDS), or a list (EACH: its length, then for each part that is read one ref per
+element). Handles become nodes through `node_of[handle id]`; serial numbers that only ever grow tell a handle of
+this instance from one of an earlier recording.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.words import IntArray, words_size, write_header
+
+LongArray: TypeAlias = NDArray[np.int64]
+
+HANDLE, WORDS, EACH, END = 0, 1, 2, 3  # the codes of what a form logged
+OK, STALE, TOO_LARGE = 0, 1, 2  # how decoding ended
+INT32_MAX = 2**31 - 1
+
+
+@compiled
+def count_log(log: LongArray, code: IntArray, code_ptr: IntArray) -> tuple[int, int, int]:
+    """Count nodes, edges and attribute words in the log."""
+    n = e = a = at = 0
+    while at < log.size:
+        c = code_ptr[log[at]] + 1
+        at += 2
+        n += 1
+        while code[c] != END:
+            if code[c] == HANDLE:
+                e += code[c + 1]
+                at += 1
+                c += 2 + 2 * code[c + 1]
+            elif code[c] == WORDS:
+                a += code[c + 1]
+                at += code[c + 1]
+                c += 2
+            else:
+                length, n_parts = log[at], code[c + 1]
+                at += 1 + length * n_parts
+                c += 2
+                for _ in range(n_parts):
+                    e += length * code[c]
+                    c += 1 + 2 * code[c]
+    return n, e, a
+
+
+@compiled
+def decode_log(
+    log: LongArray,
+    log_ptr: LongArray,
+    out_ref: LongArray,
+    out_slot: LongArray,
+    output_ptr: LongArray,
+    code: IntArray,
+    code_ptr: IntArray,
+    node_of: LongArray,
+    base: int,
+    n_floats: int,
+) -> tuple[IntArray, LongArray]:
+    """Encode the recorded instances as one graph.
+
+    Args:
+        log, log_ptr: what was logged; instance i logged log[log_ptr[i]:log_ptr[i + 1]].
+        out_ref, out_slot, output_ptr: what instance i returned is out_ref[output_ptr[i]:output_ptr[i + 1]].
+        code, code_ptr: the codes of all forms.
+        node_of: serial number of the node that last had each handle; updated.
+        base: serial number of this graph's first node.
+        n_floats: float attributes logged.
+
+    Returns:
+        The words, and (status, instance, node within it, place in the log) of the first fault.
+    """
+    n, e, a = count_log(log, code, code_ptr)
+    n_instances = log_ptr.size - 1
+    words = np.empty(words_size(n_instances, n, e, a, out_ref.size), np.int32)
+    graph = write_header(words, n_instances, n, e, a, out_ref.size, n_floats)
+    type_id, edge_ptr, attr = graph.type_id, graph.edge_ptr, graph.attr
+    edge_src, edge_out, edge_in = graph.edge_src, graph.edge_out, graph.edge_in
+    fault = np.zeros(4, np.int64)
+    n = e = a = 0
+    for i in range(n_instances):
+        first = n
+        at, end = log_ptr[i], log_ptr[i + 1]
+        while at < end:
+            fault[3] = at
+            c = code_ptr[log[at]]
+            type_id[n] = code[c]
+            own = log[at + 1] >> 8
+            c += 1
+            at += 2
+            while code[c] != END:
+                if code[c] == WORDS:
+                    for _ in range(code[c + 1]):
+                        if log[at] > INT32_MAX or log[at] < -INT32_MAX:
+                            fault[0], fault[1], fault[2] = TOO_LARGE, i, n - first
+                            return words, fault
+                        attr[a] = log[at]
+                        a += 1
+                        at += 1
+                    c += 2
+                    continue
+                length, n_parts = 1, 1
+                if code[c] == EACH:
+                    length, n_parts = log[at], code[c + 1]
+                    at += 1
+                    c += 1
+                c += 1
+                for _ in range(n_parts):
+                    for k in range(code[c]):
+                        port, out = code[c + 1 + 2 * k], code[c + 2 + 2 * k]
+                        for position in range(at, at + length):
+                            ref = log[position]
+                            node = node_of[ref >> 8] - base
+                            if node < first:
+                                fault[0], fault[1], fault[2] = STALE, i, n - first
+                                return words, fault
+                            edge_src[e], edge_in[e] = node, port
+                            edge_out[e] = (ref & 255) if out < 0 else out
+                            e += 1
+                    at += length
+                    c += 1 + 2 * code[c]
+            node_of[own] = base + n
+            n += 1
+            edge_ptr[n] = e
+        graph.instance_ptr[i + 1] = n
+        graph.output_ptr[i + 1] = output_ptr[i + 1]
+        for o in range(output_ptr[i], output_ptr[i + 1]):
+            node = node_of[out_ref[o] >> 8] - base
+            if node < first:
+                fault[0], fault[1], fault[2], fault[3] = STALE, i, -1, -1
+                return words, fault
+            graph.out_node[o] = node
+            graph.out_port[o] = out_ref[o] & 255
+            graph.out_slot[o] = out_slot[o]
+    return words, fault
+
+
+def as_longs(values: list[int]) -> LongArray:
+    """A logged list as an array; OverflowError if an int needs more than 64 bits."""
+    return np.array(values, np.int64)
+
+
+def form_tables(codes: list[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
+    """The codes of all forms one after another, and where each starts."""
+    lengths: list[Any] = [len(c) for c in codes]
+    ptr = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return np.array([word for c in codes for word in c], np.int32), ptr

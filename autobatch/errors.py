@@ -1,0 +1,44 @@
+"""Every error that a caller can cause, under one root.
+
+A message says what was being done, the two things that disagree, and what to do about it.
+"""
+
+
+class AutobatchError(Exception):
+    """Root of all errors that autobatch raises on purpose."""
+
+
+class ShapeError(AutobatchError):
+    """Shapes that an operation cannot combine."""
+
+
+class GraphError(AutobatchError):
+    """A program or graph that cannot be recorded, traced or merged."""
+
+
+class ScheduleError(AutobatchError):
+    """A sequence of batches that is not a schedule of its graph."""
+
+
+class PlanError(AutobatchError):
+    """A placement that loses, overwrites or invents a value."""
+
+
+class DataError(AutobatchError):
+    """Input data that cannot be read, or lies outside its range."""
+
+
+class NumericError(AutobatchError):
+    """A value that is not finite where a finite one is needed."""
+
+
+class PolicyError(AutobatchError):
+    """A batching policy that is unknown, broken or made for another model."""
+
+
+class BackendError(AutobatchError):
+    """A backend that is unknown or that this machine cannot run."""
+
+
+class CheckpointError(AutobatchError):
+    """Stored parameters that cannot be read, or do not fit the model."""

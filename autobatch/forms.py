@@ -1,0 +1,228 @@
+"""Call forms: a few generated lines of Python that recognise how a cell is called and log the call as ints.
+
+    def merge(left, right):
+        if type(left) is Kind_2 and type(right) is Kind_2:
+            try: out = take_2()
+            except StopIteration: out = grow_2()
+            log(5); log(out.ref); log(left.ref); log(right.ref)
+            return out
+        return slow(left, right)
+
+A form is finer than a type: it also tells whether a tuple is another node's whole output (one int) or was put
+together by the user (an int per value). `code` tells the decoder how to read what the form logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autobatch.arguments import BY_VALUE, Key, Static
+from autobatch.decode import EACH, END, HANDLE, WORDS
+from autobatch.errors import GraphError
+from autobatch.handles import Bundle, Value
+from autobatch.program import Attribute, CellProgram, Port
+
+if TYPE_CHECKING:
+    from autobatch.calls import Calls
+
+
+
+
+@dataclass
+class Leaves:
+    """Leaves first:first + count of the arguments, read from the expression `text`.
+
+    `kind` is "handle" (a value, or a bundle of several), "int", "ints", "float", "floats" or "each"; the parts of
+    "each" are handles whose text starts with the name of one element, `x`.
+    """
+
+    kind: str
+    text: str
+    first: int
+    count: int
+    is_bundle: bool = False
+    parts: list[Leaves] = field(default_factory=list)
+
+
+class FormReader:
+    """Reads one call's arguments: their keys, the conditions that tell this form, and its leaves in order.
+
+    Args:
+        calls: names the kinds of handles in generated code.
+        is_static: whether an argument (by name) or a value in it is part of the type.
+        fixed: the lists (by expression) whose length the cell's body needs.
+    """
+
+    def __init__(self, calls: Calls, is_static: Callable[[str, Any], bool], fixed: set[str]) -> None:
+        self.calls, self.is_static, self.fixed = calls, is_static, fixed
+        self.conditions: list[str] = []
+        self.leaves: list[Leaves] = []
+        self.lists: list[str] = []
+        self.n_leaves = 0
+
+    def read(self, name: str, x: Any, text: str) -> Key:
+        """Read what the expression `text` of argument `name` holds."""
+        if self.is_static(name, x):
+            return self._static(x, text)
+        if isinstance(x, Value):
+            self._handle(x, text, self._kind_name(x), self.leaves, self.conditions)
+            return Key("value", x.shape)
+        if isinstance(x, Bundle):
+            self._handle(x, text, self._kind_name(x), self.leaves, self.conditions)
+            return self.calls.kind_of(x).structure
+        if type(x) in (int, float):
+            self._condition(f"type({text}) is {type(x).__name__}")
+            return self._data(type(x).__name__, (), text)
+        if isinstance(x, np.ndarray):
+            self._condition(f"type({text}) is ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {'f' if x.dtype.kind == 'f' else 'iub'!r}")
+            return self._data("float" if x.dtype.kind == "f" else "int", x.shape, text)
+        if type(x) is list and text not in self.fixed and (key := self._each(x, text)) is not None:
+            return key
+        if isinstance(x, (tuple, list, dict)) or (is_dataclass(x) and not isinstance(x, type)):
+            return self._container(name, x, text)
+        return self._static(x, text)
+
+    def _condition(self, text: str) -> None:
+        self.conditions.append(text)
+
+    def _kind_name(self, handle: Any) -> str:
+        return f"Kind_{self.calls.kind_of(handle).number}"
+
+    def _handle(self, x: Any, text: str, kind: str, leaves: list[Leaves], conditions: list[str]) -> None:
+        conditions.append(f"type({text}) is {kind}")
+        count = sum(1 for _ in self.calls.kind_of(x).structure.leaves())
+        leaves.append(Leaves("handle", text, self.n_leaves, count, isinstance(x, Bundle)))
+        self.n_leaves += count
+
+    def _data(self, kind: str, shape: tuple[int, ...], text: str) -> Key:
+        self.leaves.append(Leaves(kind + ("s" if shape else ""), text, self.n_leaves, 1))
+        self.n_leaves += 1
+        return Key(kind, shape)
+
+    def _static(self, x: Any, text: str) -> Key:
+        try:
+            hash(Static(x))
+        except TypeError:
+            raise GraphError(f"a cell got {x!r} ({type(x).__name__}), which is no value, data or hashable static argument.") from None
+        name = self.calls.constant(x)
+        by_value = isinstance(x, BY_VALUE) and x is not None and not isinstance(x, bool)
+        self._condition(f"type({text}) is type({name}) and {text} == {name}" if by_value else f"{text} is {name}")
+        return Key("static", Static(x))
+
+    def _each(self, x: list[Any], text: str) -> Key | None:
+        """A list of any length, if its elements are alike and hold values only."""
+        if not x:
+            self._condition(f"type({text}) is list and not {text}")
+            self.lists.append(text)
+            return Key("each", None)
+        parts, conditions, first = list[Leaves](), list[str](), self.n_leaves
+        key = self._element(x[0], "x", parts, conditions)
+        if key is None or any(self._element(e, "x", [], []) != key for e in x[1:]):
+            self.n_leaves = first
+            return None
+        self.n_leaves = first + sum(1 for _ in key.leaves())
+        test = f"{{*map(type, {text})}} == {{{conditions[0].split()[-1]}}}" if len(conditions) == 1 else f"all([{' and '.join(conditions)} for x in {text}])"
+        self._condition(f"type({text}) is list and {text} and {test}")
+        self.leaves.append(Leaves("each", text, first, self.n_leaves - first, parts=parts))
+        self.lists.append(text)
+        return Key("each", None, (key,))
+
+    def _element(self, x: Any, text: str, parts: list[Leaves], conditions: list[str]) -> Key | None:
+        if isinstance(x, (Value, Bundle)):
+            self._handle(x, text, self._kind_name(x), parts, conditions)
+            return self.calls.kind_of(x).structure
+        if type(x) is not tuple:
+            return None
+        conditions.append(f"type({text}) is tuple and len({text}) == {len(x)}")
+        children = [self._element(child, f"{text}[{i}]", parts, conditions) for i, child in enumerate(x)]
+        return None if None in children else Key("tuple", None, tuple(c for c in children if c is not None))
+
+    def _container(self, name: str, x: Any, text: str) -> Key:
+        cls = self.calls.constant(type(x))
+        if isinstance(x, dict):
+            self._condition(f"type({text}) is {cls} and [*{text}] == {self.calls.constant(list(x))}")
+            children = [self.read(name, part, f"{text}[{key!r}]") for key, part in x.items()]
+        elif is_dataclass(x):
+            self._condition(f"type({text}) is {cls}")
+            children = [self.read(name, getattr(x, f.name), f"{text}.{f.name}") for f in fields(x)]
+        else:
+            self._condition(f"type({text}) is {cls} and len({text}) == {len(x)}")
+            children = [self.read(name, part, f"{text}[{i}]") for i, part in enumerate(x)]
+        return Key.of_structure(x, children)
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """One recognised way to call a cell.
+
+    Attributes:
+        conditions: what tells the form, as Python.
+        body: what logs the call, as Python.
+        code: for the decoder: the type, then the items logged (see `form_code`).
+        where: the argument that each handle item came from, for messages.
+    """
+
+    conditions: tuple[str, ...]
+    body: tuple[str, ...]
+    code: tuple[int, ...]
+    where: tuple[str, ...]
+
+
+def make_form(reader: FormReader, number: int, type_id: int, program: CellProgram, kind: int, rebuild: str | None) -> Form:
+    """The form that `reader` read, of the type `type_id`, whose outputs have handles of kind `kind`."""
+    ports = {v.source.leaf: v.source.number for v in program.vars if isinstance(v.source, Port)}
+    data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
+    body = [f"try: out = take_{kind}()", f"except StopIteration: out = grow_{kind}()", f"log({number})", "log(out.ref)"]
+    code, where = [type_id], list[str]()
+    conditions = list(reader.conditions)
+    conditions += [f"len({reader.lists[a]}) == len({reader.lists[b]})" for a, b in program.ties]
+    for leaves in reader.leaves:
+        if leaves.kind in ("handle", "each"):
+            items = _handle_items(leaves.parts or [leaves], ports)
+            if not items:
+                continue
+            where.append(leaves.text)
+            if leaves.kind == "handle":
+                body.append(f"log({leaves.text}.ref)")
+                code += [HANDLE, *items[0][1]]
+            else:
+                body.append(f"log(len({leaves.text}))")
+                body += [f"extend([{part.text}.ref for x in {leaves.text}])" for part, _ in items]
+                code += [EACH, len(items), *(word for _, pairs in items for word in pairs)]
+        elif leaves.first in data:
+            body.append(LOG_DATA[leaves.kind].format(leaves.text))
+            if leaves.kind.startswith("int"):
+                code += [WORDS, data[leaves.first]]
+    body.append(f"return {rebuild}(out)" if rebuild else "return out")
+    return Form(tuple(conditions), tuple(body), (*code, END), tuple(where))
+
+
+LOG_DATA = {
+    "int": "log({})",
+    "ints": "extend({}.ravel().tolist())",
+    "float": "log_float({})",
+    "floats": "extend_floats({}.ravel().tolist())",
+}
+
+
+def _handle_items(parts: Iterable[Leaves], ports: dict[int, int]) -> list[tuple[Leaves, list[int]]]:
+    """For each handle with a port that the program reads: how many, then pairs of port and output (-1: in the ref)."""
+    items = []
+    for part in parts:
+        used = [(ports[part.first + k], k if part.is_bundle else -1) for k in range(part.count) if part.first + k in ports]
+        if used:
+            items.append((part, [len(used), *(n for pair in used for n in pair)]))
+    return items
+
+
+def write_function(name: str, header: str, call: str, forms: Iterable[Form]) -> str:
+    """The source of a function that tries `forms` in turn and calls `slow` when none fits."""
+    lines = [f"def {name}({header}):"]
+    for form in forms:
+        lines.append(f"    if {' and '.join(form.conditions) or 'True'}:")
+        lines += [f"        {line}" for line in form.body]
+    return "\n".join([*lines, f"    return slow_{name}({call})"])

@@ -1,0 +1,135 @@
+"""What makes a graph a graph, written from the definition and not from the code that builds one."""
+
+from __future__ import annotations
+
+import graphlib
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.errors import GraphError
+from autobatch.words import HEADER, IntArray, words_size
+
+if TYPE_CHECKING:
+    from autobatch.graph import Graph
+
+
+def checking() -> bool:
+    """Say whether runs check every structure they build: the environment has `AUTOBATCH_CHECK=1`."""
+    return os.environ.get("AUTOBATCH_CHECK", "0") not in ("", "0")
+
+
+def check_graph(graph: Graph) -> None:
+    """Check that sizes, pointers, ids, ports and attributes agree, and that every edge points forward.
+
+    Raises:
+        GraphError: names the first thing that does not hold.
+
+    Cost: O(N + E), in NumPy.
+    """
+    _check_sizes(graph)
+    _check_pointer("instance_ptr", graph.instance_ptr, graph.n_nodes)
+    _check_pointer("output_ptr", graph.output_ptr, graph.n_outputs)
+    _check_pointer("edge_ptr", graph.edge_ptr, graph.n_edges)
+    _check_within("type_id", graph.type_id, graph.n_types)
+    _check_attributes(graph)
+    _check_within("edge_src", graph.edge_src, graph.n_nodes)
+    _check_within("out_node", graph.out_node, graph.n_nodes)
+    n_outputs = np.diff(graph.types.arrays().out_ptr)[graph.type_id]
+    _check_within("edge_out", graph.edge_out, n_outputs[graph.edge_src])
+    _check_within("out_port", graph.out_port, n_outputs[graph.out_node])
+    check_order(graph)
+    _check_ports(graph)
+
+
+def check_order(graph: Graph) -> None:
+    """Check that every edge points from a node to a later one.
+
+    Raises:
+        GraphError: names the first edge that does not.
+    """
+    reader = _readers(graph)
+    for e in np.flatnonzero(graph.edge_src >= reader):
+        edge = (int(graph.edge_src[e]), int(reader[e]))
+        raise _broken(f"{_edge_text({node: graph.type_of(node) for node in edge}, *edge)} points backwards")
+
+
+def refuse_backward_edges(names: Sequence[str], edges: Sequence[tuple[int, int]]) -> None:
+    """Refuse edges (source, reader) that do not go from a lower to a higher node; `names` are the nodes' types.
+
+    Raises:
+        GraphError: says whether the nodes form a cycle, and which, or are only numbered in a wrong order.
+    """
+    backward = next(((source, reader) for source, reader in edges if source >= reader), None)
+    if backward is None:
+        return
+    claim = f"making a graph: {_edge_text(names, *backward)} points backwards"
+    readers: graphlib.TopologicalSorter[int] = graphlib.TopologicalSorter(dict.fromkeys(range(len(names)), ()))
+    for source, reader in edges:
+        readers.add(reader, source)
+    try:
+        order = list(readers.static_order())
+    except graphlib.CycleError as error:
+        cycle = " -> ".join(f"{node} ({names[node]!r})" for node in error.args[1])
+        raise GraphError(f"{claim}, and there is a cycle {cycle}; remove an edge of it.") from None
+    shown = ", ".join(map(str, order[:20])) + (", ..." if len(order) > 20 else "")
+    raise GraphError(f"{claim}, though there is no cycle; number the nodes in a topological order, such as {shown}.")
+
+
+def _check_sizes(graph: Graph) -> None:
+    b, n, e, a, o, f = graph.words[:HEADER].tolist()
+    size = words_size.python(b, n, e, a, o)
+    if min(b, n, e, a, o, f) < 0 or graph.words.size != size:
+        raise _broken(f"the header {[b, n, e, a, o, f]} promises {size} words, but there are {graph.words.size}")
+    if graph.floats.size != f:
+        raise _broken(f"the header promises {f} float attributes, but there are {graph.floats.size}")
+    if len(graph.structures) != b:
+        raise _broken(f"there are {b} instances, but {len(graph.structures)} structures")
+
+
+def _check_attributes(graph: Graph) -> None:
+    arrays = graph.types.arrays()
+    n_ints = int(arrays.int_width[graph.type_id].sum())
+    n_floats = int(arrays.float_width[graph.type_id].sum())
+    if (n_ints, n_floats) != (graph.attr.size, graph.floats.size):
+        raise _broken(
+            f"the nodes' types take {n_ints} int and {n_floats} float attributes, "
+            f"but there are {graph.attr.size} and {graph.floats.size}"
+        )
+
+
+def _readers(graph: Graph) -> NDArray[np.int64]:
+    """Name the reader of each edge."""
+    return np.repeat(np.arange(graph.n_nodes), np.diff(graph.edge_ptr))
+
+
+def _check_ports(graph: Graph) -> None:
+    reader = _readers(graph)
+    falls = (reader[1:] == reader[:-1]) & (np.diff(graph.edge_in) < 0)
+    for e in np.flatnonzero(falls):
+        raise _broken(f"node {reader[e]} reads by port {graph.edge_in[e]} before port {graph.edge_in[e + 1]}")
+    if (graph.edge_in < 0).any():
+        raise _broken(f"an edge has port {graph.edge_in.min()}, but ports start at 0")
+
+
+def _check_pointer(name: str, pointer: IntArray, end: int) -> None:
+    if pointer[0] != 0 or pointer[-1] != end or (np.diff(pointer) < 0).any():
+        raise _broken(f"{name} is {pointer}, but must rise from 0 to {end}")
+
+
+def _check_within(name: str, values: IntArray, stop: int | IntArray) -> None:
+    """Check that 0 <= values < stop, element by element."""
+    for k in np.flatnonzero((values < 0) | (values >= stop)):
+        limit = np.broadcast_to(stop, values.shape)[k]
+        raise _broken(f"{name}[{k}] is {values[k]}, but must lie in 0..{limit - 1}")
+
+
+def _edge_text(names: Sequence[str] | dict[int, str], source: int, reader: int) -> str:
+    return f"edge {source} ({names[source]!r}) -> {reader} ({names[reader]!r})"
+
+
+def _broken(claim: str) -> GraphError:
+    return GraphError(f"checking a graph: {claim}; record the instance again, or make the graph with make_graph.")

@@ -1,0 +1,369 @@
+"""Parameters, the modules that hold them, and how they are named, stored and read back.
+
+A module is any object that holds parameters: in attributes, in lists, tuples and dicts, or in other modules. Its
+parameters are found by walking those in the order in which they were defined, each object once; so a parameter that is
+reached twice has one name, the first, and a cycle ends. A name is the path of attributes, indices and keys, joined by
+dots (`layers.0.weight`), as torch writes it. Nothing is registered: attribute access stays Python's own, and
+`super().__init__()` is never needed. Anything else that a module holds (arrays, numbers, functions) is no parameter.
+
+Reading state checks every name and shape before the first number changes; writing a file goes through a second file in
+the same folder and a rename. Either happens entirely or not at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from autobatch.errors import AutobatchError, CheckpointError, DataError, GraphError, ShapeError
+from autobatch.ops.operators import Operators
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+Shape: TypeAlias = tuple[int, ...]
+
+FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
+NAMES_IN_A_MESSAGE = 5
+
+
+class Parameter(Operators):
+    """An array that is learned, or held fixed, and that takes part in arithmetic like any value.
+
+    Hashing goes by identity while `==` is an op, so compare parameters with `is`. Optimizers change `data` in place.
+
+    Args:
+        data: numbers of any shape; copied, and stored as float32 until `Module.astype` says otherwise.
+        trainable: whether gradients are computed for it and optimizers change it.
+
+    Raises:
+        DataError: `data` holds something other than real numbers, or is ragged.
+
+    >>> import autobatch as ab
+    >>> bias = ab.Parameter([1, 2, 3])
+    >>> bias
+    Parameter(shape=(3,), dtype=float32)
+    >>> bias.data = [4, 5, 6]
+    >>> bias.data
+    array([4., 5., 6.], dtype=float32)
+    """
+
+    def __init__(self, data: npt.ArrayLike, trainable: bool = True) -> None:
+        self._data = _to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
+        self.trainable = trainable
+
+    @property
+    def data(self) -> FloatArray:
+        """The array itself; assigning copies the numbers into it.
+
+        Raises:
+            ShapeError: what is assigned has another shape; nothing is broadcast.
+            DataError: what is assigned holds something other than real numbers.
+        """
+        return self._data
+
+    @data.setter
+    def data(self, values: npt.ArrayLike) -> None:
+        floats = _to_floats(values, self.dtype, "assign to Parameter.data", DataError)
+        if floats.shape != self.shape:
+            raise ShapeError(
+                f"cannot assign an array of shape {floats.shape} to a Parameter of shape {self.shape}; "
+                "assign one of the same shape, or make a new Parameter."
+            )
+        np.copyto(self._data, floats)
+
+    @property
+    def shape(self) -> Shape:
+        """Length of each axis; () for a single number."""
+        return self._data.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+        return self._data.dtype
+
+    def astype(self, dtype: npt.DTypeLike) -> Self:
+        """Change the dtype in place, to float32 or float64, and return the parameter.
+
+        Raises:
+            DataError: `dtype` is neither.
+        """
+        self._data = self._data.astype(_float_dtype(dtype), copy=False)
+        return self
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise GraphError(
+            f"cannot make a NumPy array of a Parameter of shape {self.shape}, for its gradient would be lost unseen; "
+            "use an op of autobatch, or the array parameter.data where no gradient is meant."
+        )
+
+    def __repr__(self) -> str:
+        frozen = "" if self.trainable else ", trainable=False"
+        return f"Parameter(shape={self.shape}, dtype={self.dtype}{frozen})"
+
+
+class Module:
+    """A holder of parameters, the base class of every model and layer.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> class Tagger(ab.Module):
+    ...     def __init__(self, rng):
+    ...         self.start = ab.Parameter(np.zeros(4), trainable=False)
+    ...         self.layers = [ab.Linear(4, 8, rng=rng), ab.Linear(8, 2, rng=rng, bias=False)]
+    >>> tagger = Tagger(np.random.default_rng(0))
+    >>> list(tagger.parameters())
+    ['start', 'layers.0.weight', 'layers.0.bias', 'layers.1.weight']
+    >>> tagger.astype("float64").dtype
+    dtype('float64')
+    """
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Find every parameter, trainable or not, under its first name in the order of definition.
+
+        Raises:
+            GraphError: two parameters have one name, such as those under the dict keys 1 and "1".
+
+        Cost: a walk over all attributes, lists, tuples and dicts; keep the result where it is needed often.
+        """
+        found: dict[str, Parameter] = {}
+        for name, parameter in _walk(self):
+            if not isinstance(parameter, Parameter):
+                continue
+            if name in found:
+                raise GraphError(
+                    f"two parameters of {type(self).__name__} are both named {name!r}; rename one of the dict keys."
+                )
+            found[name] = parameter
+        return found
+
+    def modules(self) -> list[Module]:
+        """Find this module and every module under it, each once, in the order of definition."""
+        return [found for _, found in _walk(self) if isinstance(found, Module)]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of all parameters: float32 or float64; float32 if there are none.
+
+        Raises:
+            GraphError: parameters differ in dtype; the message names two.
+        """
+        parameters = self.parameters()
+        first = next(iter(parameters), "")
+        for name, parameter in parameters.items():
+            if parameter.dtype != parameters[first].dtype:
+                raise GraphError(
+                    f"the parameters of {type(self).__name__} differ in dtype: {first!r} is {parameters[first].dtype} "
+                    f"and {name!r} is {parameter.dtype}; call astype() on the whole model."
+                )
+        return parameters[first].dtype if parameters else FLOAT32
+
+    def astype(self, dtype: npt.DTypeLike) -> Self:
+        """Change the dtype of all parameters in place, to float32 or float64, and return the module.
+
+        Raises:
+            DataError: `dtype` is neither; nothing has changed.
+        """
+        target = _float_dtype(dtype)
+        for parameter in self.parameters().values():
+            parameter.astype(target)
+        return self
+
+    def state_dict(self) -> dict[str, FloatArray]:
+        """Copy the array of every parameter, each once, under the name that `parameters` gives it."""
+        return {name: parameter.data.copy() for name, parameter in self.parameters().items()}
+
+    def load_state_dict(self, state: Mapping[str, npt.ArrayLike]) -> None:
+        """Copy arrays into the parameters, after checking that all of them fit.
+
+        Args:
+            state: name to array (or CPU torch tensor) for every parameter. A shared parameter may come under any of
+                its names or, as torch gives it, under all; numbers are cast to the parameter's dtype.
+
+        Raises:
+            CheckpointError: names are missing or unexpected, shapes differ, two names of one parameter disagree or an
+                entry is no array of numbers; no parameter has changed.
+        """
+        _load(self, state, "the state dict")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `state_dict()` to a safetensors file, replacing one that is there only once all is written.
+
+        Raises:
+            CheckpointError: the file cannot be written; what was at `path` is still there.
+        """
+        import safetensors.numpy
+
+        try:
+            _write_whole(path, safetensors.numpy.save(self.state_dict()))
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot save the parameters of {type(self).__name__} to {os.fspath(path)!r}: {error.strerror}; "
+                "give a file in a folder that exists, can be written and has room."
+            ) from error
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Read a safetensors file into the parameters, as `load_state_dict` does.
+
+        Raises:
+            CheckpointError: the file is missing, unreadable, cut short or of another format, or does not fit the
+                module; no parameter has changed.
+        """
+        _load(self, _read(path), repr(os.fspath(path)))
+
+
+def check_entries(doing: str, given: Mapping[str, Shape], expected: Mapping[str, Shape]) -> None:
+    """Check that stored arrays have exactly the expected names and shapes.
+
+    Args:
+        doing: what was being done, as the message begins: "cannot load x into Y".
+        given: name to shape of the stored arrays.
+        expected: name to shape of those that are needed.
+
+    Raises:
+        CheckpointError: one sentence with every kind of disagreement, and the first few names of each.
+    """
+    troubles = {
+        "missing": [repr(name) for name in expected if name not in given],
+        "unexpected": [repr(name) for name in given if name not in expected],
+        "of another shape": [
+            f"{name!r} ({given[name]} where {shape} is needed)"
+            for name, shape in expected.items()
+            if name in given and given[name] != shape
+        ],
+    }
+    listed = [f"{trouble}: {_list_some(names)}" for trouble, names in troubles.items() if names]
+    if listed:
+        raise CheckpointError(f"{doing}: {'; '.join(listed)}; build everything as it was when this was stored.")
+
+
+def _list_some(names: list[str]) -> str:
+    rest = len(names) - NAMES_IN_A_MESSAGE
+    return ", ".join(names[:NAMES_IN_A_MESSAGE]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _walk(module: Module) -> Iterator[tuple[str, Parameter | Module]]:
+    """Yield every parameter and module with its first name, depth first in the order of definition, each object once."""
+    visited: set[int] = set()
+    pending: list[tuple[str, object]] = [("", module)]
+    while pending:
+        name, value = pending.pop()
+        if id(value) in visited:
+            continue
+        visited.add(id(value))
+        if isinstance(value, (Parameter, Module)):
+            yield name, value
+        if not isinstance(value, Parameter):
+            pending += [(f"{name}.{key}" if name else key, child) for key, child in reversed(_children(value))]
+
+
+def _children(value: object) -> list[tuple[str, object]]:
+    """List what may hold or be a parameter directly under a module, list, tuple or dict."""
+    items: list[tuple[object, object]] = []
+    if isinstance(value, Module):
+        items = list(vars(value).items())
+    elif isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
+    walked = (Parameter, Module, list, tuple, dict)
+    return [(str(key), child) for key, child in items if isinstance(child, walked)]
+
+
+def _find(value: object, name: str) -> Parameter | None:
+    """Follow a dotted name to its parameter, whichever of the parameter's names it is."""
+    for key, child in _children(value):
+        if key == name and isinstance(child, Parameter):
+            return child
+        if name.startswith(f"{key}."):
+            found = _find(child, name[len(key) + 1 :])
+            if found is not None:
+                return found
+    return None
+
+
+def _load(module: Module, state: Mapping[str, npt.ArrayLike], source: str) -> None:
+    doing = f"cannot load {source} into {type(module).__name__}"
+    parameters = module.parameters()
+    first_names = {id(parameter): name for name, parameter in parameters.items()}
+    arrays: dict[str, FloatArray] = {}
+    for name, values in state.items():
+        parameter = _find(module, name)
+        dtype = FLOAT64 if parameter is None else parameter.dtype
+        array = _to_floats(values, dtype, f"load {name!r} from {source}", CheckpointError)
+        first_name = first_names.get(id(parameter), name)
+        if first_name in arrays and not np.array_equal(arrays[first_name], array, equal_nan=True):
+            raise CheckpointError(
+                f"{doing}: {first_name!r} and {name!r} are one parameter of the model and differ in what was stored; "
+                "store one of them."
+            )
+        arrays[first_name] = array
+    check_entries(
+        doing,
+        {name: array.shape for name, array in arrays.items()},
+        {name: parameter.shape for name, parameter in parameters.items()},
+    )
+    for name, parameter in parameters.items():
+        parameter.data = arrays[name]
+
+
+def _to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: type[AutobatchError]) -> FloatArray:
+    """Return an array of `dtype`, without a copy where `values` is one already; raise `error` if it cannot be done."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise error(f"cannot {doing}: no array can be made of it ({cause}); give an array of real numbers.") from cause
+    if array.dtype.kind not in "fiub":
+        raise error(f"cannot {doing}: it holds {array.dtype}, not real numbers; give an array of real numbers.")
+    return array.astype(dtype, order="C", copy=False)
+
+
+def _float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        parsed = np.dtype(dtype)
+    except TypeError:
+        parsed = np.dtype(object)
+    if dtype is None or parsed not in (FLOAT32, FLOAT64):  # np.dtype(None) is float64
+        raise DataError(f"cannot convert parameters to {dtype!r}; give 'float32' or 'float64'.")
+    return parsed
+
+
+def _write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file so that a reader, or a crash, finds the old content or the new, never a part."""
+    target = os.path.realpath(path)
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise OSError(errno.EINVAL, "it is there and is no regular file")
+    unfinished = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(unfinished, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, target)
+    finally:
+        if os.path.exists(unfinished):
+            os.remove(unfinished)
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:
+    import safetensors.numpy
+
+    doing = f"cannot load {os.fspath(path)!r}"
+    try:
+        with open(path, "rb") as file:
+            return safetensors.numpy.load(file.read())
+    except OSError as error:
+        raise CheckpointError(f"{doing}: {error.strerror}; give a file that Module.save wrote.") from error
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(
+            f"{doing}: it is cut short or no safetensors file ({error}); give a file that Module.save wrote."
+        ) from error
+    except KeyError as error:
+        raise CheckpointError(
+            f"{doing}: it holds numbers of type {error}, which NumPy lacks; store it as float32 or float64."
+        ) from error

@@ -1,0 +1,164 @@
+"""One statement defines an op: shape rule, kernel, pullback and, if it is element-wise, a scalar expression.
+
+Shapes are those of ONE node. A kernel sees one more axis in front: the rows of a batch, or a single row for what
+all nodes share (a parameter, a constant), so NumPy's broadcasting does the rest. It writes into `out`. The same
+kernel text runs on NumPy and CuPy, which it receives as `xp`.
+
+A pullback receives the gradient of the result, the result and the arguments, all symbolic, and returns one gradient
+per argument (None: there is none), written in ops. So tracing it gives the backward cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Literal, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from autobatch.errors import DataError, ShapeError
+from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
+
+Shape: TypeAlias = tuple[int, ...]
+Array: TypeAlias = Any  # a NumPy or CuPy array: the kernels do not care which
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """A primitive tensor operation.
+
+    Attributes:
+        name: what programs print.
+        shape: per-node shapes of the arguments (and the static arguments) to the shape of the result.
+        kernel: `kernel(xp, *arrays, out=out, **static)`; arrays and out are `(rows, *shape)`. A view op returns
+            its result instead and takes no `out`.
+        pullback: `pullback(g, y, *args, **static)`, one gradient per argument; None for ops without a derivative.
+        scalar: for element-wise ops, the expression of one element in the kernel's argument names.
+        view: the result is a view of the first argument: no memory, no launch.
+        copies: the kernel only moves bytes.
+        row_sum: `row_sum(xp, *arrays, out=out, **static)` adds the sum over all rows of the result to out `(1, *shape)`.
+        index_axis: the second argument is an int below the size of this axis of the first; it is range-checked once,
+            when graphs are merged (at once in eager mode), so the kernel need not.
+        sums_rows: the result has a single row, whatever the arguments have.
+        segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
+            kernels receive `segments=`, the edges of each row.
+    """
+
+    name: str
+    shape: Callable[..., Shape]
+    kernel: Callable[..., Any]
+    pullback: Callable[..., tuple[Any, ...]] | None = None
+    scalar: str | None = None
+    view: bool = False
+    copies: bool = False
+    row_sum: Callable[..., None] | None = None
+    sums_rows: bool = False
+    index_axis: int | None = None
+    segments: Literal["reduce", "spread", "edge"] | None = None
+
+    def __call__(self, *args: Any, **static: Any) -> Any:
+        for arg in args:
+            if isinstance(arg, Symbol):
+                return arg.apply(self, args, static)
+        if STAGE.current is not None and any(isinstance(arg, Operators) for arg in args):
+            return STAGE.current.apply(self, args, static)
+        return self.eager(args, static)
+
+    def eager(self, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        """Compute at once, on plain arrays without a row axis."""
+        arrays = [np.asarray(getattr(a, "data", a) if isinstance(a, Operators) else a) for a in args]
+        shape = self.shape(*(a.shape for a in arrays), **static)
+        if self.index_axis is not None:
+            check_index(self.name, arrays[1], arrays[0].shape[self.index_axis])
+        if self.view:
+            return self.kernel(np, arrays[0][None], **static)[0]
+        out = np.empty((1, *shape), float_dtype(args, arrays))
+        run_kernel(self, np, [a[None] for a in arrays], out, static)
+        return out[0]
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+
+def define_op(name: str, **parts: Any) -> Op:
+    """Define a primitive op and make it known under `name`; see `Op` for the parts."""
+    OPS[name] = op = Op(name, **parts)
+    return op
+
+
+def define_elementwise(name: str, scalar: str, kernel: Callable[..., Any], pullback: Any = None) -> Op:
+    """Define an op that broadcasts its arguments and works element by element."""
+    return define_op(
+        name, shape=lambda *shapes: broadcast(name, *shapes), kernel=kernel, pullback=pullback, scalar=scalar
+    )
+
+
+def check_index(what: str, ids: Array, size: int) -> None:
+    """Refuse ids or labels outside 0..size-1 with a DataError."""
+    if ids.dtype.kind not in "iu":
+        raise DataError(f"{what} takes integers, not {ids.dtype}.")
+    if ids.size and not 0 <= ids.min() <= ids.max() < size:
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise DataError(f"{what} of {wrong}, which is not in 0..{size - 1}.")
+
+
+def broadcast(what: str, *shapes: Shape) -> Shape:
+    """The shape that `shapes` broadcast to by NumPy's rule; ShapeError names the op that wanted it."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ShapeError(
+            f"{what} combines values of shapes {' and '.join(map(str, shapes))}, which do not broadcast; "
+            f"shapes are per node, without a batch axis."
+        ) from None
+
+
+def run_kernel(op: Op, xp: Any, arrays: list[Array], out: Array, static: dict[str, Any]) -> None:
+    """Run `op` on arrays with a row axis; element-wise arguments of lower rank get their axes aligned behind it."""
+    if op.scalar is not None:
+        arrays = [align(a, out.ndim) for a in arrays]
+    op.kernel(xp, *arrays, out=out, **static)
+
+
+def shape_of(x: Any) -> Shape:
+    """The shape of a symbol, parameter, array or number."""
+    return x.shape if hasattr(x, "shape") else np.shape(x)
+
+
+def align(array: Array, ndim: int) -> Array:
+    """`array` (rows, *shape) with axes of length one behind its rows, up to `ndim` axes; Python numbers pass."""
+    missing = ndim - getattr(array, "ndim", ndim)
+    if missing == 0:
+        return array
+    return array.reshape(array.shape[:1] + (1,) * missing + array.shape[1:])
+
+
+def float_dtype(args: tuple[Any, ...], arrays: list[Array]) -> np.dtype[Any]:
+    """The float type that eager results have: that of the arrays; Python's numbers and ints have no say."""
+    strong = [a.dtype for x, a in zip(args, arrays, strict=True) if not isinstance(x, (int, float))]
+    floats = [dtype for dtype in strong if dtype.kind == "f"]
+    return np.result_type(*floats) if floats else np.dtype(np.float64)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def composite(function: F) -> F:
+    """A function made of ops which, applied to recorded values, is one node and not one per op."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        symbol = first_symbol(args)
+        return function(*args, **kwargs) if symbol is None else symbol.call(function, args, kwargs)
+
+    return cast(F, call)
+
+
+def first_symbol(arg: Any) -> Symbol | None:
+    """The first symbol in `arg`, looking into tuples and lists."""
+    if isinstance(arg, Symbol):
+        return arg
+    if isinstance(arg, (tuple, list)):
+        return next((s for a in arg if (s := first_symbol(a)) is not None), None)
+    return None

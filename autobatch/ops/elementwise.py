@@ -1,0 +1,107 @@
+"""Element-wise ops. Pullbacks may ignore broadcasting: differentiation sums the gradient back to the argument's shape."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from autobatch.ops.define import Array, define_elementwise, define_op
+
+add = define_elementwise(
+    "add", "x + y", kernel=lambda xp, x, y, out: xp.add(x, y, out=out), pullback=lambda g, out, x, y: (g, g)
+)
+sub = define_elementwise(
+    "sub", "x - y", kernel=lambda xp, x, y, out: xp.subtract(x, y, out=out), pullback=lambda g, out, x, y: (g, -g)
+)
+mul = define_elementwise(
+    "mul", "x * y", kernel=lambda xp, x, y, out: xp.multiply(x, y, out=out), pullback=lambda g, out, x, y: (g * y, g * x)
+)
+div = define_elementwise(
+    "div", "x / y",
+    kernel=lambda xp, x, y, out: xp.true_divide(x, y, out=out),
+    pullback=lambda g, out, x, y: (g / y, -(g * out) / y),
+)  # fmt: skip
+pow = define_elementwise(
+    "pow", "x ** y",
+    kernel=lambda xp, x, y, out: xp.power(x, y, out=out),
+    pullback=lambda g, out, x, y: (g * y * x ** (y - 1.0), g * out * log(x)),
+)  # fmt: skip
+neg = define_elementwise(
+    "neg", "-x", kernel=lambda xp, x, out: xp.negative(x, out=out), pullback=lambda g, out, x: (-g,)
+)
+exp = define_elementwise(
+    "exp", "exp(x)", kernel=lambda xp, x, out: xp.exp(x, out=out), pullback=lambda g, out, x: (g * out,)
+)
+log = define_elementwise(
+    "log", "log(x)", kernel=lambda xp, x, out: xp.log(x, out=out), pullback=lambda g, out, x: (g / x,)
+)
+sqrt = define_elementwise(
+    "sqrt", "sqrt(x)", kernel=lambda xp, x, out: xp.sqrt(x, out=out), pullback=lambda g, out, x: (0.5 * g / out,)
+)
+tanh = define_elementwise(
+    "tanh", "tanh(x)", kernel=lambda xp, x, out: xp.tanh(x, out=out), pullback=lambda g, out, x: (g * (1.0 - out * out),)
+)
+relu = define_elementwise(
+    "relu", "max(x, 0)", kernel=lambda xp, x, out: xp.maximum(x, 0, out=out), pullback=lambda g, out, x: (g * (out > 0.0),)
+)
+softplus = define_elementwise(
+    "softplus", "log1p(exp(-abs(x))) + max(x, 0)",
+    kernel=lambda xp, x, out: xp.logaddexp(x, 0, out=out),
+    pullback=lambda g, out, x: (g * sigmoid(x),),
+)  # fmt: skip
+squared_error = define_elementwise(
+    "squared_error", "(x - y) * (x - y)",
+    kernel=lambda xp, x, y, out: xp.square(xp.subtract(x, y, out=out), out=out),
+    pullback=lambda g, out, x, y: (2.0 * g * (x - y), 2.0 * g * (y - x)),
+)  # fmt: skip
+
+
+def _sigmoid(xp: Any, x: Array, out: Array) -> None:
+    """1 / (1 + exp(-x)), as exp(min(x, 0)) / (1 + exp(-|x|)): no overflow, exact tails, NaN passes."""
+    xp.exp(xp.negative(xp.abs(x, out=out), out=out), out=out)
+    numerator = xp.where(x < 0, out, 1)
+    xp.true_divide(numerator, xp.add(out, 1, out=out), out=out)
+
+
+sigmoid = define_elementwise(
+    "sigmoid", "1 / (1 + exp(-x))", kernel=_sigmoid, pullback=lambda g, out, x: (g * (out * (1.0 - out)),)
+)
+
+GELU_SCALE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715  # Hendrycks and Gimpel 2016, the tanh form
+
+
+def _gelu(xp: Any, x: Array, out: Array) -> None:
+    inner = xp.tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x))
+    xp.multiply(0.5 * x, 1.0 + inner, out=out)
+
+
+def _gelu_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
+    inner = tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x))
+    slope = GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * x * x)
+    return (g * (0.5 * (1.0 + inner) + 0.5 * x * (1.0 - inner * inner) * slope),)
+
+
+gelu = define_elementwise(
+    "gelu", "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))", kernel=_gelu, pullback=_gelu_pullback
+)
+
+# Comparisons give 0 or 1 in the model's float type, so that every value of a program is a float.
+less = define_elementwise("less", "x < y", lambda xp, x, y, out: xp.less(x, y, out=out))
+less_equal = define_elementwise("less_equal", "x <= y", lambda xp, x, y, out: xp.less_equal(x, y, out=out))
+greater = define_elementwise("greater", "x > y", lambda xp, x, y, out: xp.greater(x, y, out=out))
+greater_equal = define_elementwise("greater_equal", "x >= y", lambda xp, x, y, out: xp.greater_equal(x, y, out=out))
+equal = define_elementwise("equal", "x == y", lambda xp, x, y, out: xp.equal(x, y, out=out))
+not_equal = define_elementwise("not_equal", "x != y", lambda xp, x, y, out: xp.not_equal(x, y, out=out))
+
+
+def _where(xp: Any, condition: Array, x: Array, y: Array, out: Array) -> None:
+    out[...] = xp.where(condition != 0, x, y)
+
+
+where = define_elementwise(
+    "where", "x if condition != 0 else y",
+    kernel=_where,
+    pullback=lambda g, out, condition, x, y: (None, where(condition, g, 0.0), where(condition, 0.0, g)),
+)  # fmt: skip
+
+stop_gradient = define_op("stop_gradient", shape=lambda x: x, kernel=lambda xp, x: x, view=True)

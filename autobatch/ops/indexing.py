@@ -1,0 +1,97 @@
+"""Ops that read by an integer attribute: rows of a table, and the loss of a labelled choice.
+
+Ids and labels are range-checked before a kernel sees them (`Op.index_axis`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autobatch.errors import ShapeError
+from autobatch.ops.define import Array, Shape, define_op
+from autobatch.ops.reduction import softmax
+
+
+def _lookup(xp: Any, table: Array, ids: Array, out: Array) -> None:
+    if table.shape[0] == 1:
+        xp.take(table[0], ids, axis=0, out=out, mode="clip")
+    else:
+        rows = xp.arange(ids.shape[0]).reshape((-1,) + (1,) * (ids.ndim - 1))
+        out[...] = table[rows, ids]
+
+
+def _lookup_shape(table: Shape, ids: Shape) -> Shape:
+    if not table:
+        raise ShapeError("lookup takes a table with rows, not a scalar.")
+    return ids + table[1:]
+
+
+def _scatter(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None:
+    out[...] = 0
+    rows = xp.arange(ids.shape[0]).reshape((-1,) + (1,) * (ids.ndim - 1))
+    xp.add.at(out, (rows, ids), g)
+
+
+def _scatter_row_sum(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None:
+    """Add row k of g to row ids[k] of the table: sort the ids, sum their runs, add once per distinct id."""
+    flat = ids.reshape(-1)
+    if not flat.size:
+        return
+    order = xp.argsort(flat, kind="stable")
+    ordered = flat[order]
+    starts = xp.flatnonzero(xp.concatenate((xp.ones(1, bool), ordered[1:] != ordered[:-1])))
+    out[0][ordered[starts]] += sum_runs(xp, g.reshape((flat.size, *out.shape[2:]))[order], starts)
+
+
+def sum_runs(xp: Any, values: Array, starts: Array) -> Array:
+    """The sums of values[starts[k]:starts[k + 1]], the last run going to the end; no run is empty."""
+    if hasattr(xp.add, "reduceat"):
+        return xp.add.reduceat(values, starts, axis=0)
+    marks = xp.zeros(len(values), dtype=starts.dtype)
+    marks[starts] = 1
+    sums = xp.zeros((len(starts), *values.shape[1:]), values.dtype)
+    xp.add.at(sums, xp.cumsum(marks) - 1, values)
+    return sums
+
+
+scatter = define_op(
+    "scatter",  # the transpose of lookup: zeros, with g added at row `ids`
+    shape=lambda g, ids, size: (size, *g[len(ids) :]),
+    kernel=_scatter,
+    row_sum=_scatter_row_sum,
+)
+
+
+lookup = define_op(
+    "lookup", shape=_lookup_shape, kernel=_lookup, index_axis=0,
+    pullback=lambda g, out, table, ids: (scatter(g, ids, size=table.shape[0]), None),
+)  # fmt: skip
+
+
+def _cross_entropy_shape(logits: Shape, label: Shape) -> Shape:
+    if not logits or logits[:-1] != label:
+        raise ShapeError(f"cross_entropy of logits of shape {logits} takes labels of shape {logits[:-1]}, not {label}.")
+    return label
+
+
+def _cross_entropy(xp: Any, logits: Array, label: Array, out: Array) -> None:
+    shifted = logits - xp.amax(logits, axis=-1, keepdims=True)
+    chosen = xp.take_along_axis(shifted, label[..., None].astype(xp.int64), axis=-1)[..., 0]
+    xp.subtract(xp.log(xp.exp(shifted).sum(axis=-1)), chosen, out=out)
+
+
+def _one_hot(xp: Any, label: Array, out: Array, size: int) -> None:
+    xp.equal(label[..., None], xp.arange(size), out=out)
+
+
+one_hot = define_op("one_hot", shape=lambda label, size: (*label, size), kernel=_one_hot)
+
+
+def _cross_entropy_pullback(g: Any, out: Any, logits: Any, label: Any) -> tuple[Any, None]:
+    wide = g[..., None]
+    return wide * (softmax(logits) - one_hot(label, size=logits.shape[-1])), None
+
+
+cross_entropy = define_op(
+    "cross_entropy", shape=_cross_entropy_shape, kernel=_cross_entropy, pullback=_cross_entropy_pullback, index_axis=-1
+)

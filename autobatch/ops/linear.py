@@ -1,0 +1,120 @@
+"""Products: matrix by vector, vector by matrix, matrix by matrix, affine, dot and outer.
+
+What all nodes share has a single row, so a shared weight turns the rows of a batch into one matrix product;
+a weight per node (MV-RNN) into a stack of small ones. Weight gradients are `outer` products summed over rows,
+which is one matrix product again: `row_sum`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autobatch.errors import ShapeError
+from autobatch.ops.define import Array, Shape, define_op
+from autobatch.ops.shaping import transpose
+
+
+def _matmul_shape(x: Shape, y: Shape) -> Shape:
+    if not (1 <= len(x) <= 2 and 1 <= len(y) <= 2):
+        raise ShapeError(f"matmul takes vectors and matrices, not shapes {x} and {y}.")
+    if x[-1] != y[0]:
+        raise ShapeError(f"matmul of shapes {x} and {y}: the inner sizes {x[-1]} and {y[0]} differ.")
+    return x[:-1] + y[1:]
+
+
+def _matmul(xp: Any, x: Array, y: Array, out: Array) -> None:
+    x_is_matrix, y_is_matrix = x.ndim == 3, y.ndim == 3
+    if x_is_matrix and y_is_matrix:
+        xp.matmul(x, y, out=out)
+    elif x_is_matrix and x.shape[0] == 1:
+        xp.matmul(y, x[0].T, out=out)
+    elif y_is_matrix and y.shape[0] == 1:
+        xp.matmul(x, y[0], out=out)
+    elif x_is_matrix:
+        xp.matmul(x, y[:, :, None], out=out[:, :, None])
+    elif y_is_matrix:
+        xp.matmul(x[:, None, :], y, out=out[:, None, :])
+    else:
+        xp.sum(x * y, axis=-1, out=out)
+
+
+def _matmul_row_sum(xp: Any, x: Array, y: Array, out: Array) -> None:
+    if x.ndim == 3 and y.ndim == 3:
+        out += xp.tensordot(x, y, axes=((0, 2), (0, 1)))
+    else:
+        product = xp.empty((max(x.shape[0], y.shape[0]), *out.shape[1:]), out.dtype)
+        _matmul(xp, x, y, product)
+        out += product.sum(axis=0)
+
+
+def _matmul_pullback(g: Any, out: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    match x.ndim, y.ndim:
+        case 2, 1:
+            return outer(g, y), matmul(g, x)
+        case 1, 2:
+            return matmul(y, g), outer(x, g)
+        case 2, 2:
+            return matmul(g, transpose(y)), matmul(transpose(x), g)
+    return g * y, g * x
+
+
+matmul = define_op(
+    "matmul", shape=_matmul_shape, kernel=_matmul, pullback=_matmul_pullback, row_sum=_matmul_row_sum
+)  # fmt: skip
+
+
+def _dot_shape(x: Shape, y: Shape) -> Shape:
+    if len(x) != 1 or x != y:
+        raise ShapeError(f"dot takes two vectors of one length, not shapes {x} and {y}.")
+    return ()
+
+
+dot = define_op(
+    "dot",
+    shape=_dot_shape,
+    kernel=lambda xp, x, y, out: xp.sum(x * y, axis=-1, out=out),
+    pullback=lambda g, out, x, y: (g * y, g * x),
+)
+
+
+def _outer_shape(x: Shape, y: Shape) -> Shape:
+    if len(x) != 1 or len(y) != 1:
+        raise ShapeError(f"outer takes two vectors, not shapes {x} and {y}.")
+    return x + y
+
+
+def _outer_row_sum(xp: Any, x: Array, y: Array, out: Array) -> None:
+    if x.shape[0] == y.shape[0]:
+        out[0] += xp.matmul(x.T, y)
+    else:
+        out[0] += xp.outer(x.sum(axis=0), y.sum(axis=0))
+
+
+outer = define_op(
+    "outer",
+    shape=_outer_shape,
+    kernel=lambda xp, x, y, out: xp.multiply(x[:, :, None], y[:, None, :], out=out),
+    pullback=lambda g, out, x, y: (matmul(g, y), matmul(x, g)),
+    row_sum=_outer_row_sum,
+)
+
+
+def _affine_shape(weight: Shape, x: Shape, bias: Shape) -> Shape:
+    if len(weight) != 2 or len(x) != 1 or weight[1:] != x:
+        raise ShapeError(f"affine takes a weight (n_out, n_in) and a vector (n_in,), not shapes {weight} and {x}.")
+    if bias != weight[:1]:
+        raise ShapeError(f"affine of a weight of shape {weight} takes a bias of shape {weight[:1]}, not {bias}.")
+    return bias
+
+
+def _affine(xp: Any, weight: Array, x: Array, bias: Array, out: Array) -> None:
+    _matmul(xp, weight, x, out)
+    xp.add(out, bias, out=out)
+
+
+affine = define_op(
+    "affine",
+    shape=_affine_shape,
+    kernel=_affine,
+    pullback=lambda g, out, weight, x, bias: (outer(g, x), matmul(g, weight), g),
+)

@@ -1,0 +1,183 @@
+"""Python's operators as ops: what `x + y`, `W @ x`, `x[2:5]` or `x < y` mean for autobatch's own values."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autobatch.errors import GraphError
+
+if TYPE_CHECKING:
+    from autobatch.ops.define import Op
+
+OPS: dict[str, Op] = {}
+
+
+class Stage(threading.local):
+    """What this thread is doing beside computing: `current` traces a cell's body, records a program, or is None.
+
+    Ops of parameters alone look here, and so do cells; symbols carry their own.
+    """
+
+    current: Any = None
+
+
+STAGE = Stage()
+
+
+@contextmanager
+def stage(current: Any) -> Iterator[None]:
+    """Make `current` this thread's stage for a while."""
+    before, STAGE.current = STAGE.current, current
+    try:
+        yield
+    finally:
+        STAGE.current = before
+
+
+UFUNCS = {
+    np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "div", np.power: "pow",
+    np.negative: "neg", np.matmul: "matmul", np.exp: "exp", np.log: "log", np.sqrt: "sqrt", np.tanh: "tanh",
+    np.less: "less", np.less_equal: "less_equal", np.greater: "greater", np.greater_equal: "greater_equal",
+    np.equal: "equal", np.not_equal: "not_equal",
+}  # fmt: skip
+
+
+def is_zero(x: object) -> bool:
+    """Whether `x` is Python's number 0, with which `sum` starts."""
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and x == 0
+
+
+class Operators:
+    """Mixin: every operator calls the op of its name. Subclasses say through `Op.__call__` what that does."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+    shape: tuple[int, ...]
+
+    def __add__(self, other: Any) -> Any:
+        return self if is_zero(other) else OPS["add"](self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self if is_zero(other) else OPS["add"](other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return OPS["sub"](self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return OPS["sub"](other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return OPS["mul"](self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return OPS["mul"](other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return OPS["div"](self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return OPS["div"](other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return OPS["pow"](self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return OPS["pow"](other, self)
+
+    def __neg__(self) -> Any:
+        return OPS["neg"](self)
+
+    def __matmul__(self, other: Any) -> Any:
+        return OPS["matmul"](self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return OPS["matmul"](other, self)
+
+    def __lt__(self, other: Any) -> Any:
+        return OPS["less"](self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return OPS["less_equal"](self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return OPS["greater"](self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return OPS["greater_equal"](self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return OPS["equal"](self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return OPS["not_equal"](self, other)
+
+    def __getitem__(self, index: Any) -> Any:
+        return OPS["slice"](self, index=index)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a scalar has no len()")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return iter([self[i] for i in range(len(self))])
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of one node's value."""
+        return len(self.shape)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        name = UFUNCS.get(ufunc)
+        if name is None or method != "__call__" or kwargs:
+            raise GraphError(
+                f"np.{ufunc.__name__} was applied to a {type(self).__name__}, which it cannot record; "
+                f"use an op of autobatch (ab.{name or ufunc.__name__}, see ab.ops) instead."
+            )
+        return OPS[name](*inputs)
+
+
+class Symbol(Operators):
+    """A value that stands for a later computation: inside a cell being traced, or between cells being recorded.
+
+    Subclasses implement `apply`, which an op calls when it meets one of them among its arguments.
+    """
+
+    __slots__ = ()
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        """Add `op` of `args` to the trace or recording that this symbol belongs to."""
+        raise GraphError(f"{type(self).__name__} has no trace to add {op.name!r} to.")
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Apply a function made of ops; a trace runs through it, a recording makes it one node."""
+        return function(*args, **kwargs)
+
+    def _refuse(self, what: str) -> GraphError:
+        return GraphError(
+            f"{what} needs the number that a {self._stage} value will have, but it is only computed when the mini-batch "
+            f"runs; control flow on computed values is not batched. To see the number, call the function directly on one "
+            f"instance (eager mode); for a choice between values use ab.where."
+        )
+
+    _stage = "recorded"
+
+    def __bool__(self) -> bool:
+        raise self._refuse("a condition (if, while, and, or, not, in, ==)")
+
+    def __float__(self) -> float:
+        raise self._refuse("float(...)")
+
+    def __int__(self) -> int:
+        raise self._refuse("int(...)")
+
+    def __index__(self) -> int:
+        raise self._refuse("an index")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise self._refuse("a NumPy array")

@@ -1,0 +1,148 @@
+"""Reductions over the axes of one node's value, and the normalisations built on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autobatch.errors import ShapeError
+from autobatch.ops.define import Array, Op, Shape, composite, define_op
+from autobatch.ops.elementwise import equal, exp
+from autobatch.ops.shaping import expand, reshape
+
+Axis = int | tuple[int, ...] | None
+
+
+def _axes(ndim: int, axis: Axis) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(ndim))
+    axes = (axis,) if isinstance(axis, int) else axis
+    if any(not -ndim <= a < ndim for a in axes):
+        raise ShapeError(f"a reduction over axis {axis} of a value with {ndim} axes.")
+    return tuple(sorted(a % ndim for a in axes))
+
+
+def _reduced(x: Shape, axis: Axis, keepdims: bool) -> Shape:
+    axes = _axes(len(x), axis)
+    if keepdims:
+        return tuple(1 if a in axes else size for a, size in enumerate(x))
+    return tuple(size for a, size in enumerate(x) if a not in axes)
+
+
+def _define_reduction(name: str, reduce: Callable[..., Any], pullback: Callable[..., Any]) -> Op:
+    def kernel(xp: Any, x: Array, out: Array, axis: Axis, keepdims: bool) -> None:
+        axes = tuple(a + 1 for a in _axes(x.ndim - 1, axis))
+        reduce(xp)(x, axis=axes, out=out, keepdims=keepdims)
+
+    return define_op(name, shape=_reduced, kernel=kernel, pullback=pullback)
+
+
+def _restore(g: Any, x: Any, axis: Axis) -> Any:
+    """`g`, the gradient of a reduction of `x`, with the reduced axes back as axes of length one."""
+    return reshape(g, _reduced(x.shape, axis, keepdims=True))
+
+
+def _max_pullback(g: Any, out: Any, x: Any, axis: Axis, keepdims: bool) -> tuple[Any]:
+    hit = equal(x, _restore(out, x, axis))
+    return (_restore(g, x, axis) * hit / sum(hit, axis, keepdims=True),)
+
+
+_sum_op = _define_reduction(
+    "sum", lambda xp: xp.sum, lambda g, out, x, axis, keepdims: (expand(_restore(g, x, axis), x.shape),)
+)
+_max_op = _define_reduction("max", lambda xp: xp.amax, _max_pullback)
+
+
+def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """The sum over `axis` (all axes by default)."""
+    return _sum_op(x, axis=axis, keepdims=keepdims)
+
+
+@composite
+def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """The mean over `axis` (all axes by default)."""
+    total = sum(x, axis, keepdims)
+    size = 1
+    for a in _axes(len(x.shape), axis):
+        size *= x.shape[a]
+    return total / float(size)
+
+
+def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """The largest element over `axis`; equal largest elements share the gradient evenly."""
+    return _max_op(x, axis=axis, keepdims=keepdims)
+
+
+def _same_shape(x: Shape, axis: int) -> Shape:
+    _axes(len(x), axis)
+    return x
+
+
+def _along(x: Array, axis: int) -> int:
+    return axis if axis < 0 else axis + 1
+
+
+def _softmax(xp: Any, x: Array, out: Array, axis: int) -> None:
+    axis = _along(x, axis)
+    xp.subtract(x, xp.amax(x, axis=axis, keepdims=True), out=out)
+    xp.exp(out, out=out)
+    xp.true_divide(out, out.sum(axis=axis, keepdims=True), out=out)
+
+
+def _log_softmax(xp: Any, x: Array, out: Array, axis: int) -> None:
+    axis = _along(x, axis)
+    xp.subtract(x, xp.amax(x, axis=axis, keepdims=True), out=out)
+    xp.subtract(out, xp.log(xp.exp(out).sum(axis=axis, keepdims=True)), out=out)
+
+
+_softmax_op = define_op(
+    "softmax", shape=_same_shape, kernel=_softmax,
+    pullback=lambda g, out, x, axis: (out * (g - sum(g * out, axis, keepdims=True)),),
+)  # fmt: skip
+_log_softmax_op = define_op(
+    "log_softmax", shape=_same_shape, kernel=_log_softmax,
+    pullback=lambda g, out, x, axis: (g - exp(out) * sum(g, axis, keepdims=True),),
+)  # fmt: skip
+
+
+def softmax(x: Any, axis: int = -1) -> Any:
+    """exp(x), scaled to sum to one along `axis`."""
+    return _softmax_op(x, axis=axis)
+
+
+def log_softmax(x: Any, axis: int = -1) -> Any:
+    """The logarithm of `softmax`, computed without it."""
+    return _log_softmax_op(x, axis=axis)
+
+
+def _layer_norm_shape(x: Shape, gain: Shape, bias: Shape, eps: float) -> Shape:
+    if not x or gain != x[-1:] or bias != x[-1:]:
+        raise ShapeError(f"layer_norm of a value of shape {x} takes gain and bias of shape {x[-1:]}, not {gain}, {bias}.")
+    return x
+
+
+def _layer_norm(xp: Any, x: Array, gain: Array, bias: Array, out: Array, eps: float) -> None:
+    xp.subtract(x, x.mean(axis=-1, keepdims=True), out=out)
+    scale = 1 / xp.sqrt((out * out).mean(axis=-1, keepdims=True) + eps)
+    lead = (-1,) + (1,) * (x.ndim - 2)
+    xp.multiply(out, scale, out=out)
+    xp.multiply(out, gain.reshape((*lead, gain.shape[-1])), out=out)
+    xp.add(out, bias.reshape((*lead, bias.shape[-1])), out=out)
+
+
+def _layer_norm_pullback(g: Any, out: Any, x: Any, gain: Any, bias: Any, eps: float) -> tuple[Any, ...]:
+    centred = x - mean(x, -1, keepdims=True)
+    scale = (mean(centred * centred, -1, keepdims=True) + eps) ** -0.5
+    normal, h = centred * scale, g * gain
+    dx = scale * (h - mean(h, -1, keepdims=True) - normal * mean(h * normal, -1, keepdims=True))
+    return dx, g * normal, g
+
+
+_layer_norm_op = define_op(
+    "layer_norm", shape=_layer_norm_shape, kernel=_layer_norm, pullback=_layer_norm_pullback
+)  # fmt: skip
+
+
+def layer_norm(x: Any, gain: Any, bias: Any, eps: float = 1e-5) -> Any:
+    """`x` with mean 0 and variance 1 along the last axis, times gain, plus bias (Ba, Kiros, Hinton 2016)."""
+    return _layer_norm_op(x, gain, bias, eps=eps)

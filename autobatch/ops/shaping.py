@@ -1,0 +1,177 @@
+"""Ops that move or rename elements: slice, reshape and transpose are views; concat and assemble copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import ShapeError
+from autobatch.ops.define import Array, Shape, align, broadcast, composite, define_op, shape_of
+
+Index = tuple[Any, ...]
+
+
+def _check_index(index: Any) -> Index:
+    parts = index if isinstance(index, tuple) else (index,)
+    for part in parts:
+        plain = part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))
+        if not plain or isinstance(part, bool):
+            raise ShapeError(f"an index takes ints, slices, None and ..., not {part!r}; for rows of a table use ab.lookup.")
+    return parts
+
+
+def _slice_shape(x: Shape, index: Any) -> Shape:
+    try:
+        return np.broadcast_to(np.float32(0), x)[_check_index(index)].shape
+    except IndexError as error:
+        raise ShapeError(f"slice of a value of shape {x}: {error}.") from None
+
+
+slice_ = define_op(
+    "slice",
+    shape=_slice_shape,
+    kernel=lambda xp, x, index: x[(slice(None), *_check_index(index))],
+    pullback=lambda g, out, x, index: (assemble(g, indices=(index,), shape=x.shape),),
+    view=True,
+)
+
+
+def _assemble(xp: Any, *parts: Array, out: Array, indices: tuple[Any, ...], shape: Shape) -> None:
+    if sum(math.prod(part.shape[1:]) for part in parts) < math.prod(shape):
+        out[...] = 0
+    for part, index in zip(parts, indices, strict=True):
+        out[(slice(None), *_check_index(index))] = part
+
+
+assemble = define_op(
+    "assemble",  # the inverse of disjoint slices: each part at its index, zeros elsewhere
+    shape=lambda *parts, indices, shape: shape,
+    kernel=_assemble,
+    copies=True,
+)
+
+
+def _reshape_shape(x: Shape, shape: Shape) -> Shape:
+    if math.prod(x) != math.prod(shape):
+        raise ShapeError(f"reshape of a value of shape {x} to {shape}: {math.prod(x)} and {math.prod(shape)} elements.")
+    return tuple(shape)
+
+
+def _reshape(xp: Any, x: Array, shape: Shape) -> Array:
+    return x.reshape((x.shape[0], *shape))
+
+
+_reshape_op = define_op(
+    "reshape",
+    shape=_reshape_shape,
+    kernel=_reshape,
+    pullback=lambda g, out, x, shape: (reshape(g, x.shape),),
+    view=True,
+)
+
+
+def reshape(x: Any, shape: int | Sequence[int]) -> Any:
+    """The elements of `x` in a new shape; one size may be -1."""
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if -1 in sizes:
+        known = -math.prod(sizes) or 1
+        sizes = tuple(math.prod(shape_of(x)) // known if s == -1 else s for s in sizes)
+    return _reshape_op(x, shape=sizes)
+
+
+def _expand_shape(x: Shape, shape: Shape) -> Shape:
+    if broadcast("expand", x, shape) != shape:
+        raise ShapeError(f"expand of a value of shape {x} to {shape}, which is smaller.")
+    return shape
+
+
+_expand_op = define_op(
+    "expand",
+    shape=_expand_shape,
+    kernel=lambda xp, x, shape: xp.broadcast_to(align(x, len(shape) + 1), (x.shape[0], *shape)),
+    pullback=lambda g, out, x, shape: (g,),
+    view=True,
+)
+
+
+def expand(x: Any, shape: Shape) -> Any:
+    """`x` broadcast to `shape`, without a copy."""
+    return x if shape_of(x) == shape else _expand_op(x, shape=shape)
+
+
+def _axes(ndim: int, axes: Sequence[int] | None) -> tuple[int, ...]:
+    order = tuple(range(ndim))[::-1] if axes is None else tuple(a % ndim for a in axes)
+    if sorted(order) != list(range(ndim)):
+        raise ShapeError(f"transpose of a value with {ndim} axes cannot order them as {axes}.")
+    return order
+
+
+_transpose_op = define_op(
+    "transpose",
+    shape=lambda x, axes: tuple(x[a] for a in _axes(len(x), axes)),
+    kernel=lambda xp, x, axes: x.transpose(0, *(a + 1 for a in _axes(x.ndim - 1, axes))),
+    pullback=lambda g, out, x, axes: (transpose(g, tuple(int(a) for a in np.argsort(_axes(x.ndim, axes)))),),
+    view=True,
+)
+
+
+def transpose(x: Any, axes: Sequence[int] | None = None) -> Any:
+    """`x` with its axes in another order (reversed by default)."""
+    return _transpose_op(x, axes=None if axes is None else tuple(axes))
+
+
+def _concat_shape(*parts: Shape, axis: int) -> Shape:
+    first = parts[0]
+    if not first or not -len(first) <= axis < len(first):
+        raise ShapeError(f"concat along axis {axis} of values of shape {first}.")
+    axis %= len(first)
+    for part in parts:
+        if len(part) != len(first) or part[:axis] + part[axis + 1 :] != first[:axis] + first[axis + 1 :]:
+            raise ShapeError(f"concat along axis {axis} of values of shapes {first} and {part}, which differ elsewhere too.")
+    return (*first[:axis], sum(part[axis] for part in parts), *first[axis + 1 :])
+
+
+def _concat(xp: Any, *parts: Array, out: Array, axis: int) -> None:
+    lead = (slice(None),) * (axis + 1 if axis >= 0 else out.ndim + axis)
+    start = 0
+    for part in parts:
+        stop = start + part.shape[len(lead)]
+        out[(*lead, slice(start, stop))] = part
+        start = stop
+
+
+def _concat_pullback(g: Any, out: Any, *parts: Any, axis: int) -> tuple[Any, ...]:
+    lead, start, gradients = (slice(None),) * (axis % g.ndim), 0, []
+    for part in parts:
+        stop = start + part.shape[axis]
+        gradients.append(slice_(g, index=(*lead, slice(start, stop))))
+        start = stop
+    return tuple(gradients)
+
+
+_concat_op = define_op("concat", shape=_concat_shape, kernel=_concat, pullback=_concat_pullback, copies=True)
+
+
+def concat(parts: Sequence[Any], axis: int = -1) -> Any:
+    """Join values along one axis."""
+    if not len(parts):
+        raise ShapeError("concat of no values has no shape; give it at least one.")
+    return _concat_op(*parts, axis=axis)
+
+
+@composite
+def split(x: Any, n: int) -> tuple[Any, ...]:
+    """Cut the last axis into `n` equal parts.
+
+    >>> import numpy as np
+    >>> split(np.arange(6.0), 3)
+    (array([0., 1.]), array([2., 3.]), array([4., 5.]))
+    """
+    size = x.shape[-1] if x.shape else 0
+    if size % n:
+        raise ShapeError(f"split of a value of shape {x.shape} into {n} parts: {size} is not a multiple of {n}.")
+    width = size // n
+    return tuple(slice_(x, index=(..., slice(k * width, (k + 1) * width))) for k in range(n))

@@ -1,0 +1,229 @@
+"""Forms that take any number of values: sums, means, maxima and attention over the edges of a node.
+
+Inside a cell a list argument is a *variadic port*: an array with one row per edge, in the order of the nodes of
+the batch, and `Segments`, which says which edges belong to which node. The primitives reduce edges to nodes
+(`sum_n`, `max_n`), spread nodes to edges, or work along the edges of each node (softmax); everything else is built
+from them. Over a plain sequence the same functions work on its stacked values.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import ShapeError
+from autobatch.ops import reduction
+from autobatch.ops.define import Array, composite, define_op, shape_of
+from autobatch.ops.elementwise import add, equal
+from autobatch.ops.indexing import sum_runs
+from autobatch.ops.reduction import softmax
+from autobatch.ops.shaping import concat, reshape
+
+
+class Segments:
+    """The edges of each row: those of row r are ptr[r]:ptr[r + 1] (rows may have none)."""
+
+    def __init__(self, xp: Any, ptr: Array) -> None:
+        self.xp, self.ptr = xp, ptr
+
+    @cached_property
+    def counts(self) -> Array:
+        """Edges per row."""
+        return self.ptr[1:] - self.ptr[:-1]
+
+    @cached_property
+    def rows(self) -> Array:
+        """The row of each edge."""
+        return self.xp.repeat(self.xp.arange(len(self.counts)), self.counts)
+
+    @cached_property
+    def filled(self) -> Array:
+        """The rows that have edges."""
+        return self.xp.flatnonzero(self.counts)
+
+
+def segment_sum(xp: Any, x: Array, out: Array, segments: Segments) -> None:
+    """Sum the edges of each row; a row without edges gets zero."""
+    if len(segments.filled) < len(out):
+        out[...] = 0
+    if len(segments.filled):
+        out[segments.filled] = sum_runs(xp, x, segments.ptr[:-1][segments.filled])
+
+
+def _segment_max(xp: Any, x: Array, out: Array, segments: Segments) -> None:
+    out[...] = 0
+    if hasattr(xp.maximum, "reduceat"):
+        if len(segments.filled):
+            out[segments.filled] = xp.maximum.reduceat(x, segments.ptr[:-1][segments.filled], axis=0)
+    else:
+        out[segments.filled] = -xp.inf
+        xp.maximum.at(out, segments.rows, x)
+
+
+def _spread(xp: Any, x: Array, like: Array, out: Array, segments: Segments) -> None:
+    out[...] = x[segments.rows]
+
+
+def _softmax_n(xp: Any, x: Array, out: Array, segments: Segments) -> None:
+    peak = xp.empty((len(segments.counts), *x.shape[1:]), x.dtype)
+    _segment_max(xp, x, peak, segments)
+    xp.exp(xp.subtract(x, peak[segments.rows], out=out), out=out)
+    segment_sum(xp, out, peak, segments)
+    xp.true_divide(out, peak[segments.rows], out=out)
+
+
+def _count_n(xp: Any, x: Array, out: Array, segments: Segments) -> None:
+    out[...] = segments.counts
+
+
+def _max_n_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
+    hit = equal(x, _spread_edges(out, x))
+    return (_spread_edges(g / _sum_edges(hit), x) * hit,)
+
+
+_spread_edges = define_op(
+    "spread", shape=lambda x, like: x, kernel=_spread, segments="spread",
+    pullback=lambda g, out, x, like: (_sum_edges(g), None),
+)  # fmt: skip
+_sum_edges = define_op(
+    "sum_n", shape=lambda x: x, kernel=segment_sum, segments="reduce",
+    pullback=lambda g, out, x: (_spread_edges(g, x),),
+)  # fmt: skip
+_max_edges = define_op("max_n", shape=lambda x: x, kernel=_segment_max, segments="reduce", pullback=_max_n_pullback)
+_count_edges = define_op("count_n", shape=lambda x: (), kernel=_count_n, segments="reduce")
+_softmax_edges = define_op(
+    "softmax_n", shape=lambda x: x, kernel=_softmax_n, segments="edge",
+    pullback=lambda g, out, x: (out * (g - _spread_edges(_sum_edges(g * out), x)),),
+)  # fmt: skip
+
+
+class VariadicPort:
+    """What a traced cell sees of a variadic list argument: `values`, symbolic, one row per edge.
+
+    Subclassed by the tracer, which learns from `__iter__`, `len` and indexing that the body needs a fixed length.
+    """
+
+    def values(self, shape: Any) -> Any:
+        """The element (a value or a tuple of values); `shape` says what it is when no element was ever seen."""
+        raise NotImplementedError
+
+
+def _over(values: Any, variadic: Any, stacked: Any) -> Any:
+    """Apply a reduction to a variadic port or a sequence that is not empty, part by part where elements are tuples."""
+    if isinstance(values, VariadicPort):
+        return _map(variadic, values.values(None))
+    if isinstance(values[0], tuple):
+        if {len(v) if isinstance(v, tuple) else -1 for v in values} != {len(values[0])}:
+            raise ShapeError("a variadic form takes values, or tuples of one length, not a mixture.")
+        return tuple(_over(part, variadic, stacked) for part in zip(*values, strict=True))
+    check_equal_shapes(values)
+    return stacked(list(values))
+
+
+def _reduce(values: Any, shape: Any, variadic: Any, over: Any) -> Any:
+    """The public form of a reduction: `over` a sequence, zero of the given shape where it is empty."""
+    if isinstance(values, VariadicPort):
+        return _map(variadic, values.values(shape))
+    values = list(values)
+    return over(values) if values else _zeros(shape)
+
+
+def _zeros(shape: Any) -> Any:
+    if shape is None:
+        raise ShapeError("a variadic form of an empty sequence needs shape=, the shape of one element.")
+    if all(isinstance(s, int) for s in shape):
+        return np.zeros(shape, np.float32)
+    return tuple(_zeros(s) for s in shape)
+
+
+def _map(function: Any, tree: Any) -> Any:
+    return tuple(_map(function, t) for t in tree) if type(tree) is tuple else function(tree)
+
+
+def check_equal_shapes(values: Sequence[Any]) -> None:
+    """Refuse values of different shapes in one variadic form."""
+    shapes = {shape_of(v) for v in values}
+    if len(shapes) > 1:
+        raise ShapeError(f"a variadic form takes values of one shape, not {' and '.join(map(str, sorted(shapes)))}.")
+
+
+def _stack(values: list[Any]) -> Any:
+    return concat([reshape(v, (1, *shape_of(v))) for v in values], axis=0)
+
+
+@composite
+def _sum_n(values: Any) -> Any:
+    return _over(values, _sum_edges, lambda parts: reduce(add, parts))
+
+
+@composite
+def _mean_n(values: Any) -> Any:
+    return _over(values, _mean_edges, lambda parts: reduction.mean(_stack(parts), axis=0))
+
+
+@composite
+def _max_n(values: Any) -> Any:
+    return _over(values, _max_edges, lambda parts: reduction.max(_stack(parts), axis=0))
+
+
+def _mean_edges(x: Any) -> Any:
+    count = _count_edges(x)
+    return _sum_edges(x) / reshape(count + equal(count, 0.0), (1,) * x.ndim)
+
+
+SUM_N = inspect.unwrap(_sum_n)  # what `x + y` of recorded values may become
+
+
+def sum_n(values: Any, shape: Any = None) -> Any:
+    """The sum of any number of values, or of equal tuples of values, element by element.
+
+    Args:
+        values: values of one shape, or tuples of values; how many is not part of the type.
+        shape: the shape of one element (a tuple of shapes for tuples); needed only where there may be none: their
+            sum is zero.
+
+    >>> sum_n([np.ones(2), np.ones(2), np.ones(2)])
+    array([3., 3.])
+    """
+    return _reduce(values, shape, _sum_edges, _sum_n)
+
+
+def mean_n(values: Any, shape: Any = None) -> Any:
+    """The mean of any number of values; zero where there are none (see `sum_n`)."""
+    return _reduce(values, shape, _mean_edges, _mean_n)
+
+
+def max_n(values: Any, shape: Any = None) -> Any:
+    """The largest of any number of values, element by element; zero where there are none (see `sum_n`).
+
+    Equal largest values share the gradient evenly.
+    """
+    return _reduce(values, shape, _max_edges, _max_n)
+
+
+@composite
+def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = None) -> Any:
+    """The sum of `values`, weighted by the softmax of scale * (query . key): dot-product attention without padding.
+
+    Args:
+        query: a vector (D,).
+        keys: any number of vectors (D,); values: as many values of one shape.
+        scale: factor of the scores; 1/sqrt(D) gives the scaled form (Vaswani et al. 2017).
+        shape: the shape of one value, needed when there may be none; the result is then zero.
+    """
+    if isinstance(keys, VariadicPort) and isinstance(values, VariadicPort):
+        k, v = keys.values(query.shape), values.values(shape)
+        weights = _softmax_edges(reduction.sum(_spread_edges(query, k) * k, axis=-1) * scale)
+        return _sum_edges(reshape(weights, (1,) * v.ndim) * v)
+    if len(keys) != len(values):
+        raise ShapeError(f"attend takes as many keys as values, not {len(keys)} and {len(values)}.")
+    if not len(keys):
+        return _zeros(shape)
+    check_equal_shapes(keys)
+    check_equal_shapes(values)
+    scores, v = _stack(list(keys)) @ query * scale, _stack(list(values))
+    return reduction.sum(reshape(softmax(scores), (len(keys), *(1,) * (v.ndim - 1))) * v, axis=0)

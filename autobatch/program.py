@@ -1,0 +1,306 @@
+"""A cell as data: a static single-assignment list of ops over per-node shapes, without a batch axis.
+
+Every value has a *domain*, which says how many rows it has when a batch of N nodes runs: `NODE` values have N,
+`SHARED` ones a single row (parameters, constants and what is computed from them alone), and the values of a
+variadic port one row per edge; their domain is the number of the variadic group, 0 or above.
+
+A program is built by a `Builder`, whose `Traced` values are symbols: applying an op to one appends an instruction.
+The same builder continues a finished program, which is how differentiation derives the backward stages.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from autobatch.errors import GraphError
+from autobatch.ops.define import Op, Shape
+from autobatch.ops.operators import Operators, Symbol
+
+if TYPE_CHECKING:
+    from autobatch.module import Parameter
+
+NODE, SHARED = -1, -2
+
+
+@dataclass(frozen=True)
+class Port:
+    """A value input: an edge of the graph, or any number of them where the port belongs to a variadic group.
+
+    `leaf` is its place among the leaves of the cell's arguments.
+    """
+
+    name: str
+    leaf: int
+    number: int = -1
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """Data of a node: `width` words from `column` on, in the int or the float attributes of the type."""
+
+    name: str
+    leaf: int
+    is_float: bool
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter that all nodes of the type read."""
+
+    parameter: Parameter
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A number or array written into the cell's body."""
+
+    data: Any
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """The gradient of the cell's output of this number; only in the backward stage."""
+
+    output: int
+
+
+@dataclass(frozen=True, eq=False)
+class Instruction:
+    """An op applied to earlier values."""
+
+    op: Op
+    args: tuple[int, ...]
+    static: dict[str, Any] = field(default_factory=dict)
+
+
+Source: TypeAlias = Port | Attribute | Weight | Constant | Incoming | Instruction
+
+
+@dataclass(frozen=True, eq=False)
+class Var:
+    """One value of a program: where it comes from, its per-node shape and its domain."""
+
+    source: Source
+    shape: Shape
+    domain: int
+
+    @property
+    def size(self) -> int:
+        """Elements per row."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class CellProgram:
+    """A traced cell.
+
+    Attributes:
+        name: of the cell.
+        vars: all values; an instruction reads only earlier ones.
+        outputs: the values that other nodes may read, by output number.
+        ties: pairs of variadic groups that must have equally many edges at a node.
+    """
+
+    name: str
+    vars: tuple[Var, ...]
+    outputs: tuple[int, ...]
+    ties: tuple[tuple[int, int], ...] = ()
+
+    @functools.cached_property
+    def ports(self) -> tuple[int, ...]:
+        """The values that are ports, by port number."""
+        found = [(v.source.number, i) for i, v in enumerate(self.vars) if isinstance(v.source, Port)]
+        return tuple(i for _, i in sorted(found))
+
+    @functools.cached_property
+    def instructions(self) -> tuple[int, ...]:
+        """The values that ops compute, in order."""
+        return tuple(i for i, v in enumerate(self.vars) if isinstance(v.source, Instruction))
+
+    @property
+    def n_groups(self) -> int:
+        """Variadic groups: list arguments of any length."""
+        return 1 + max((self.vars[p].domain for p in self.ports), default=NODE)
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """The parameters that the cell reads."""
+        return [v.source.parameter for v in self.vars if isinstance(v.source, Weight)]
+
+    def words(self, is_float: bool) -> int:
+        """Attribute words per node."""
+        sizes = [v.size for v in self.vars if isinstance(v.source, Attribute) and v.source.is_float == is_float]
+        return sum(sizes)
+
+    def __str__(self) -> str:
+        head = f"{self.name}({', '.join(show_var(self.vars, i) for i in self.ports)})"
+        lines = show_lines(self.vars, range(len(self.vars)))
+        result = ", ".join(f"%{o}" for o in self.outputs)
+        return "\n".join([head, *lines, f"  return {result}"])
+
+
+def show_var(vars: Sequence[Var], index: int) -> str:
+    """`%3: (128,)`, with the edges of a variadic port marked by a star."""
+    var = vars[index]
+    star = "*" if var.domain >= 0 else ""
+    name = f" {var.source.name}" if isinstance(var.source, (Port, Attribute)) else ""
+    return f"%{index}{name}: {star}{var.shape}"
+
+
+def show_lines(vars: Sequence[Var], indices: Iterable[int]) -> list[str]:
+    """One line per value that is not a port."""
+    return [f"  {show_var(vars, i)} = {_show_source(vars[i].source)}" for i in indices if not isinstance(vars[i].source, Port)]
+
+
+def _show_source(source: Source) -> str:
+    match source:
+        case Instruction(op, args, static):
+            extra = "".join(f", {key}={value}" for key, value in static.items() if value is not None)
+            return f"{op.name}({', '.join(f'%{a}' for a in args)}{extra})"
+        case Weight(name=name):
+            return f"parameter {name}"
+        case Constant(data):
+            return f"constant {data!r}" if np.ndim(data) == 0 else f"constant of shape {np.shape(data)}"
+        case Incoming(output):
+            return f"gradient of output {output}"
+        case Attribute(is_float=is_float, column=column):
+            return f"{'float' if is_float else 'int'} attribute at {column}"
+        case _:
+            return "port"
+
+
+class Traced(Symbol):
+    """A value inside a cell while its body is traced."""
+
+    __slots__ = ("builder", "index")
+    _stage = "traced"
+
+    def __init__(self, builder: Builder, index: int) -> None:
+        self.builder, self.index = builder, index
+
+    @property
+    def var(self) -> Var:
+        """What the builder knows of this value."""
+        return self.builder.vars[self.index]
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """Per-node shape."""
+        return self.var.shape
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        """Append an instruction."""
+        return self.builder.apply(op, args, static)
+
+    def __repr__(self) -> str:
+        return f"<traced {show_var(self.builder.vars, self.index)}>"
+
+
+class Builder:
+    """Grows the list of values of a program; give it a finished program to continue."""
+
+    def __init__(self, name: str, start: Sequence[Var] = (), weight_names: Mapping[int, str] | None = None) -> None:
+        self.name = name
+        self.weight_names = weight_names or {}
+        self.vars: list[Var] = list(start)
+        self.ties: set[tuple[int, int]] = set()
+        self._weights = {id(v.source.parameter): i for i, v in enumerate(start) if isinstance(v.source, Weight)}
+
+    def add(self, source: Source, shape: Shape, domain: int) -> Traced:
+        """Append a value."""
+        self.vars.append(Var(source, shape, domain))
+        return Traced(self, len(self.vars) - 1)
+
+    def value(self, index: int) -> Traced:
+        """The value of this number, as a symbol."""
+        return Traced(self, index)
+
+    def wrap(self, x: Any) -> Traced:
+        """Any argument of an op as a value of this program."""
+        if isinstance(x, Traced):
+            if x.builder is not self:
+                raise GraphError(f"{self.name} uses a value traced in {x.builder.name}; pass it as an argument instead.")
+            return x
+        if isinstance(x, Symbol):
+            raise GraphError(f"the body of {self.name} uses a value that another node computed; pass it as an argument.")
+        if isinstance(x, Operators):
+            return self._weight(x)
+        data = x if isinstance(x, (int, float)) else np.asarray(x)
+        return self.add(Constant(data), np.shape(data), SHARED)
+
+    def _weight(self, parameter: Any) -> Traced:
+        if id(parameter) not in self._weights:
+            name = self.weight_names.get(id(parameter), "without a name")
+            self._weights[id(parameter)] = self.add(Weight(parameter, name), parameter.shape, SHARED).index
+        return self.value(self._weights[id(parameter)])
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
+        """Append `op` of `args`; ShapeError if their shapes do not fit."""
+        values = [self.wrap(a) for a in args]
+        shape = op.shape(*(v.shape for v in values), **static)
+        return self.add(Instruction(op, tuple(v.index for v in values), static), shape, self._domain(op, values))
+
+    def _domain(self, op: Op, values: list[Traced]) -> int:
+        domains = [v.var.domain for v in values]
+        groups = sorted({d for d in domains if d >= 0})
+        if op.segments == "reduce":
+            return NODE
+        if op.segments == "spread":
+            return domains[1]
+        if op.sums_rows:
+            return SHARED
+        for first, second in zip(groups, groups[1:], strict=False):
+            self.ties.add((first, second))
+        if groups and NODE in domains:
+            raise GraphError(f"{op.name} in {self.name} mixes values per edge and per node; this is a defect of autobatch.")
+        return groups[0] if groups else max(domains, default=SHARED)
+
+    def finish(self, outputs: Sequence[Any]) -> CellProgram:
+        """The program that computes `outputs`, without what they do not need."""
+        roots = [self.wrap(o).index for o in outputs]
+        keep = sorted(cone(self.vars, roots))
+        number = {old: new for new, old in enumerate(keep)}
+        return CellProgram(
+            self.name,
+            tuple(renumber(self.vars, keep, number)),
+            tuple(number[r] for r in roots),
+            tuple(sorted(self.ties)),
+        )
+
+
+def cone(vars: Sequence[Var], roots: Iterable[int]) -> set[int]:
+    """All values that `roots` are computed from, themselves included."""
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        index = stack.pop()
+        if index not in seen:
+            seen.add(index)
+            source = vars[index].source
+            if isinstance(source, Instruction):
+                stack.extend(source.args)
+    return seen
+
+
+def renumber(vars: Sequence[Var], keep: Sequence[int], number: dict[int, int]) -> Iterable[Var]:
+    """The kept values with new numbers; ports and attribute columns close up too."""
+    n_ports, columns = 0, {False: 0, True: 0}
+    for index in keep:
+        var = vars[index]
+        source = var.source
+        if isinstance(source, Instruction):
+            source = replace(source, args=tuple(number[a] for a in source.args))
+        elif isinstance(source, Port):
+            source = replace(source, number=n_ports)
+            n_ports += 1
+        elif isinstance(source, Attribute):
+            source = replace(source, column=columns[source.is_float])
+            columns[source.is_float] += var.size
+        yield Var(source, var.shape, var.domain)

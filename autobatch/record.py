@@ -1,0 +1,110 @@
+"""Recording: running the user's function over instances, noting only which cells it calls and what feeds what.
+
+While a function is recorded, generated functions stand in the place of every cell (see `calls`), so a call appends
+a few ints to one log and returns a handle. At the end one compiled pass turns the log into a `Graph`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from autobatch.calls import Calls
+from autobatch.decode import STALE, as_longs, decode_log
+from autobatch.errors import DataError, GraphError
+from autobatch.graph import Graph, check_ranges
+from autobatch.module import Module
+from autobatch.ops.operators import STAGE, stage
+from autobatch.results import SlotTable, read_result
+from autobatch.typetable import TypeTable
+
+RECORDING = threading.RLock()  # the generated functions stand in the modules themselves, for all threads
+
+
+class Recorder:
+    """Records the programs of one function; its types, forms and handles live as long as it does.
+
+    Args:
+        function: takes one instance and calls cells.
+        module: the owner of the parameters; the calls of its cells, and its submodules', are the fast ones.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], module: Module | None) -> None:
+        self.function, self.module = function, module
+        self.slots = SlotTable()
+        self.calls = Calls()
+        self._node_of = np.zeros(0, np.int64)
+        self._serial = 1
+
+    @property
+    def types(self) -> TypeTable:
+        """The node types met so far."""
+        return self.calls.types
+
+    def record(self, instances: Iterable[Any]) -> Graph:
+        """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.
+
+        Raises:
+            GraphError: a value of another recording is used, or a value's number is asked for.
+            DataError: an int does not fit 32 bits, or an id or label is outside its range.
+        """
+        if STAGE.current is not None:
+            raise GraphError("a batched function was called inside a function that is recorded or traced; call its cells instead.")
+        refs, slots, structures = list[int](), list[int](), list[Any]()
+        log_ptr, output_ptr = [0], [0]
+        calls = self.calls
+        with RECORDING, calls.in_place(self.module), stage(calls):
+            calls.start(self.module)
+            for instance in instances:
+                structures.append(self._run(instance, refs, slots))
+                log_ptr.append(len(calls.log))
+                output_ptr.append(len(refs))
+            graph = self._decode(log_ptr, refs, slots, output_ptr, tuple(structures))
+        check_ranges(graph)
+        return graph
+
+    def _run(self, instance: Any, refs: list[int], slots: list[int]) -> Any:
+        self.calls.start_instance()
+        try:
+            result = self.function(instance)
+        except RecursionError:
+            raise GraphError(
+                "recording an instance went deeper than Python's recursion limit; raise it with "
+                "sys.setrecursionlimit, or write the function with a loop."
+            ) from None
+        if type(result) in (int, float):
+            result = np.asarray(float(result))
+        return read_result(self.calls.lift(result), self.slots, refs, slots)
+
+    def _decode(
+        self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int], structures: tuple[Any, ...]
+    ) -> Graph:
+        calls = self.calls
+        try:
+            log = as_longs(calls.log)
+        except OverflowError:
+            raise DataError("recording met an int that does not fit 64 bits; ids and labels are 32-bit ints.") from None
+        if calls.n_handles > self._node_of.size:
+            self._node_of = np.concatenate((self._node_of, np.zeros(calls.n_handles, np.int64)))
+        code, code_ptr = calls.form_tables()
+        pointers = (as_longs(log_ptr), as_longs(refs), as_longs(slots), as_longs(output_ptr))
+        words, fault = decode_log(log, *pointers, code, code_ptr, self._node_of, self._serial, len(calls.floats))
+        self._serial += len(log) + 1
+        if fault[0]:
+            raise self._fault(*fault.tolist())
+        return Graph(words, np.array(calls.floats), self.types, structures)
+
+    def _fault(self, status: int, instance: int, node: int, at: int) -> GraphError | DataError:
+        where = f"what instance {instance} returned"
+        if node >= 0:
+            name = self.types[self.calls.forms[self.calls.log[at]].code[0]].name
+            where = f"instance {instance}, call {node} (cell {name!r})"
+        if status == STALE:
+            return GraphError(
+                f"{where} uses a value from another recording; a recorded value means something only within its own "
+                f"instance. Compute it again there, or pass it as an array or Parameter."
+            )
+        return DataError(f"{where} was given an int that does not fit 32 bits; ids and labels are 32-bit ints.")

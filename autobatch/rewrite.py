@@ -1,0 +1,319 @@
+"""Make a graph smaller before it is scheduled, without changing what it computes.
+
+Three passes, in this order:
+
+- forward: who reads a value that a node only passes through reads it from where it comes from instead.
+- dead: nodes that reach no output, be it since the first pass, are dropped.
+- sums: a sum read once, by another sum of the same kind, dissolves into it, so that a chain or tree of additions
+  becomes one sum of all its terms, left to right; every sum becomes the variadic one, so that all share a type.
+
+Each is one or two compiled sweeps over the nodes, which are in topological order; what went is then cut out, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.errors import GraphError
+from autobatch.graph import Graph, TypeArrays, check_graph, checking
+from autobatch.words import FloatArray, IntArray, Sections, copy_shifted, sections, words_size, write_header
+
+PASSES = ("forward", "dead", "sums")
+SEVERAL = -2
+DROPPED, KEPT, DISSOLVED = 0, 1, 2  # the fate of a node: uint8[N]
+Fate: TypeAlias = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Rewrites:
+    """What `rewrite` did.
+
+    Attributes:
+        forwarded: edges and outputs that now read the source of a value passed through.
+        dropped: nodes cut because they reach no output.
+        widened: sums of fixed arity that became the variadic sum.
+        sums: sums that took in others.
+        dissolved: sums that were taken in, each a node less.
+    """
+
+    forwarded: int = 0
+    dropped: int = 0
+    widened: int = 0
+    sums: int = 0
+    dissolved: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.forwarded} edges forwarded; {self.dropped} nodes without use dropped; "
+            f"{self.dissolved} sums dissolved into {self.sums}, {self.widened} made variadic"
+        )
+
+
+def rewrite(graph: Graph, passes: Collection[str] = PASSES) -> tuple[Graph, Rewrites]:
+    """Apply the named passes; they run in the order of `PASSES`.
+
+    Args:
+        graph: of one or many instances; it is not changed.
+        passes: any of `PASSES`. "dead" keeps everything in a graph from which nothing is asked.
+
+    Returns:
+        The new graph, or `graph` itself where nothing applied, and what was done.
+
+    Raises:
+        GraphError: a pass of another name.
+
+    Cost: O(N + E) per pass that has something to do; none for passes that the graph's types rule out.
+    """
+    unknown = sorted(set(passes) - set(PASSES))
+    if unknown:
+        raise GraphError(f"rewriting a graph: {unknown} are no passes; the passes are {list(PASSES)}.")
+    words, floats, counts = _rewrite(
+        graph.words, graph.floats, graph.types.arrays(), "forward" in passes, "dead" in passes, "sums" in passes
+    )
+    done = Rewrites(*counts.tolist())
+    if done == Rewrites():
+        return graph, done
+    result = Graph(words, floats, graph.types, graph.structures)
+    if checking():
+        check_graph(result)
+    return result, done
+
+
+@compiled
+def _rewrite(
+    words: IntArray, floats: FloatArray, types: TypeArrays, forward: bool, dead: bool, sums: bool
+) -> tuple[IntArray, FloatArray, NDArray[np.int64]]:
+    """Run the passes; counts are in the order of the fields of `Rewrites`."""
+    counts = np.zeros(5, np.int64)
+    ports = _passed_ports(types)
+    if forward and _any_id(ports):
+        forwarded = words.copy()
+        counts[0] = _forward(sections(forwarded), types.out_ptr, ports)
+        if counts[0] > 0:
+            words = forwarded
+    graph = sections(words)
+    fate = np.full(graph.type_id.size, KEPT, np.uint8)
+    if dead and graph.out_node.size > 0:
+        counts[1] = _drop_dead(graph, fate)
+    n_terms = _n_edges(graph.edge_ptr)
+    if sums and _any_id(types.sum_type):
+        counts[2], counts[3], counts[4] = _dissolve_sums(graph, types.sum_type, fate, n_terms)
+    if counts[1] + counts[2] + counts[4] > 0:
+        words, floats = _cut(graph, floats, types, fate, n_terms, sums)
+    return words, floats, counts
+
+
+@compiled
+def _any_id(values: IntArray) -> bool:
+    """Say whether any value is set, that is, not -1."""
+    return values.size > 0 and values.max() >= 0
+
+
+@compiled
+def _passed_ports(types: TypeArrays) -> IntArray:
+    """Find the port that each output passes through, or -1; a variadic sum passes its only value, if it is one."""
+    ports = types.pass_port.copy()
+    for kind in range(types.sum_type.size):
+        if types.sum_type[kind] == kind:
+            ports[types.out_ptr[kind]] = 0
+    return ports
+
+
+@compiled
+def _forward(graph: Sections, out_ptr: IntArray, ports: IntArray) -> int:
+    """Redirect edges and outputs, in place; return how many. Sources are final when their readers come."""
+    n_forwarded = 0
+    type_id, edge_ptr, edge_src, edge_out = graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out
+    for e in range(edge_src.size):
+        node = edge_src[e]
+        port = ports[out_ptr[type_id[node]] + edge_out[e]]
+        if port >= 0:
+            origin = _only_edge(graph.edge_in, edge_ptr[node], edge_ptr[node + 1], port)
+            if origin >= 0:
+                edge_src[e], edge_out[e] = edge_src[origin], edge_out[origin]
+                n_forwarded += 1
+    for o in range(graph.out_node.size):
+        node = graph.out_node[o]
+        port = ports[out_ptr[type_id[node]] + graph.out_port[o]]
+        if port >= 0:
+            origin = _only_edge(graph.edge_in, edge_ptr[node], edge_ptr[node + 1], port)
+            if origin >= 0:
+                graph.out_node[o], graph.out_port[o] = edge_src[origin], edge_out[origin]
+                n_forwarded += 1
+    return n_forwarded
+
+
+@compiled
+def _only_edge(edge_in: IntArray, first: int, end: int, port: int) -> int:
+    """Find the edge of a port, among the edges first:end of a node; -1 if the port has none or several."""
+    e = first + np.searchsorted(edge_in[first:end], port)
+    if e == end or edge_in[e] != port or (e + 1 < end and edge_in[e + 1] == port):
+        return -1
+    return int(e)
+
+
+@compiled
+def _drop_dead(graph: Sections, fate: Fate) -> int:
+    """Mark nodes that reach no output as dropped; return how many."""
+    fate[:] = DROPPED
+    for node in graph.out_node:
+        fate[node] = KEPT
+    n_dropped = 0
+    edge_ptr, edge_src = graph.edge_ptr, graph.edge_src
+    for node in range(fate.size - 1, -1, -1):
+        if fate[node] == DROPPED:
+            n_dropped += 1
+        else:
+            for e in range(edge_ptr[node], edge_ptr[node + 1]):
+                fate[edge_src[e]] = KEPT
+    return n_dropped
+
+
+@compiled
+def _n_edges(edge_ptr: IntArray) -> IntArray:
+    """Count the edges that each node reads."""
+    count = np.empty(edge_ptr.size - 1, np.int32)
+    for node in range(count.size):
+        count[node] = edge_ptr[node + 1] - edge_ptr[node]
+    return count
+
+
+@compiled
+def _dissolve_sums(graph: Sections, sum_type: IntArray, fate: Fate, n_terms: IntArray) -> tuple[int, int, int]:
+    """Mark sums that dissolve into their reader, and count in `n_terms` what each node then reads.
+
+    A sum of nothing stays: without it, its reader might be left with one term, which only another forward pass
+    would remove.
+
+    Returns:
+        The counts of widened sums, of sums that take in others, and of dissolved ones.
+    """
+    only_reader = _only_readers(graph, fate)
+    type_id, edge_ptr, edge_src = graph.type_id, graph.edge_ptr, graph.edge_src
+    n_widened = n_folded = n_dissolved = 0
+    for node in range(fate.size):
+        kind = sum_type[type_id[node]]
+        if kind < 0 or fate[node] == DROPPED:
+            continue
+        n_taken = 0
+        for e in range(edge_ptr[node], edge_ptr[node + 1]):
+            source = edge_src[e]
+            if fate[source] == DISSOLVED:
+                n_terms[node] += n_terms[source] - 1
+                n_taken += 1
+        reader = only_reader[node]
+        if reader >= 0 and sum_type[type_id[reader]] == kind and n_terms[node] > 0:
+            fate[node] = DISSOLVED
+            n_dissolved += 1
+        else:
+            n_folded += n_taken > 0
+            n_widened += type_id[node] != kind
+    return n_widened, n_folded, n_dissolved
+
+
+@compiled
+def _only_readers(graph: Sections, fate: Fate) -> IntArray:
+    """Find the node that reads each node's value if nothing else does, dropped nodes aside; negative otherwise."""
+    reader = np.full(fate.size, -1, np.int32)
+    edge_ptr, edge_src = graph.edge_ptr, graph.edge_src
+    for node in range(fate.size):
+        if fate[node] != DROPPED:
+            for e in range(edge_ptr[node], edge_ptr[node + 1]):
+                source = edge_src[e]
+                reader[source] = node if reader[source] == -1 else SEVERAL
+    for node in graph.out_node:
+        reader[node] = SEVERAL
+    return reader
+
+
+@compiled
+def _cut(
+    graph: Sections, floats: FloatArray, types: TypeArrays, fate: Fate, n_terms: IntArray, sums: bool
+) -> tuple[IntArray, FloatArray]:
+    """Write the graph anew with the kept nodes only, dissolved sums spread out and, if `sums`, sums widened."""
+    type_id, n_outputs = graph.type_id, graph.out_node.size
+    number = np.zeros(fate.size + 1, np.int32)
+    n_edges = n_attr = n_floats = 0
+    for node in range(fate.size):
+        number[node + 1] = number[node]
+        if fate[node] == KEPT:
+            number[node + 1] += 1
+            n_edges += n_terms[node]
+            n_attr += types.int_width[type_id[node]]
+            n_floats += types.float_width[type_id[node]]
+    n_instances, n_nodes = graph.instance_ptr.size - 1, number[fate.size]
+    words = np.empty(words_size(n_instances, n_nodes, n_edges, n_attr, n_outputs), np.int32)
+    result = write_header(words, n_instances, n_nodes, n_edges, n_attr, n_outputs, n_floats)
+    for i in range(n_instances + 1):
+        result.instance_ptr[i] = number[graph.instance_ptr[i]]
+    for o in range(n_outputs):
+        result.out_node[o] = number[graph.out_node[o]]
+    copy_shifted(result.output_ptr, 0, graph.output_ptr, 0)
+    copy_shifted(result.out_port, 0, graph.out_port, 0)
+    copy_shifted(result.out_slot, 0, graph.out_slot, 0)
+    _write_nodes(graph, result, _final_types(types.sum_type, sums), fate, number, n_terms)
+    kept_floats = np.empty(n_floats, np.float64)
+    _copy_kept(graph.attr, result.attr, type_id, types.int_width, fate)
+    _copy_kept(floats, kept_floats, type_id, types.float_width, fate)
+    return words, kept_floats
+
+
+@compiled
+def _final_types(sum_type: IntArray, sums: bool) -> IntArray:
+    """Find the type that nodes of each type end up with: sums that of the variadic sum."""
+    final = sum_type.copy()
+    for kind in range(final.size):
+        if not sums or final[kind] < 0:
+            final[kind] = kind
+    return final
+
+
+@compiled
+def _write_nodes(
+    graph: Sections, result: Sections, final_type: IntArray, fate: Fate, number: IntArray, n_terms: IntArray
+) -> None:
+    """Write types and edges, readers first, so that each tells the sums it takes in where their terms go."""
+    type_id, edge_ptr, edge_src = graph.type_id, graph.edge_ptr, graph.edge_src
+    place = np.empty(fate.size, np.int32)  # where the edges of a node begin
+    end = result.edge_src.size
+    for node in range(fate.size - 1, -1, -1):
+        if fate[node] == DROPPED:
+            continue
+        kind = final_type[type_id[node]]
+        if fate[node] == KEPT:
+            result.type_id[number[node]] = kind
+            result.edge_ptr[number[node] + 1] = end
+            end -= n_terms[node]
+            place[node] = end
+        at = place[node]
+        for e in range(edge_ptr[node], edge_ptr[node + 1]):
+            source = edge_src[e]
+            if fate[source] == DISSOLVED:
+                place[source] = at
+                at += n_terms[source]
+            else:
+                result.edge_src[at] = number[source]
+                result.edge_out[at] = graph.edge_out[e]
+                result.edge_in[at] = graph.edge_in[e] if kind == type_id[node] else 0
+                at += 1
+
+
+@compiled
+def _copy_kept(values: NDArray[Any], result: NDArray[Any], type_id: IntArray, width: IntArray, fate: Fate) -> None:
+    """Copy the attributes of kept nodes, `width[T]` of them a node."""
+    if values.size == 0:
+        return
+    source = target = 0
+    for node in range(fate.size):
+        n = width[type_id[node]]
+        if fate[node] == KEPT:
+            for i in range(n):
+                result[target + i] = values[source + i]
+            target += n
+        source += n

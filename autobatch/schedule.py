@@ -1,0 +1,282 @@
+"""Which nodes run together, and in what order: schedules, their checker, their lower bound, and who makes them.
+
+A schedule is a sequence of batches; a batch holds ready nodes of one type. A policy turns a graph into a schedule.
+Most decide by naming a type, which then runs all its ready nodes (`autobatch.simulator`): built-in ones in compiled
+loops (`autobatch.policies`), a user's own by subclassing `FrontierPolicy`, which asks Python for every batch.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+
+from autobatch._jit import compiled
+from autobatch.errors import PolicyError, ScheduleError
+from autobatch.graph import Graph, check_graph, checking
+from autobatch.graph_check import check_order
+from autobatch.simulator import Simulator, finish, start, step
+from autobatch.words import IntArray
+
+MAX_BATCHES_PRINTED = 40
+MAX_NODES_PRINTED = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """K batches over N nodes, in the order in which they run; iterating gives (type id, nodes).
+
+    Attributes:
+        batch_type: int32[K], the type of each batch.
+        batch_ptr: int32[K+1]; batch k runs order[batch_ptr[k]:batch_ptr[k+1]].
+        order: int32[N], the nodes.
+    """
+
+    batch_type: IntArray
+    batch_ptr: IntArray
+    order: IntArray
+
+    @property
+    def n_batches(self) -> int:
+        """K."""
+        return self.batch_type.size
+
+    @property
+    def n_nodes(self) -> int:
+        """N."""
+        return self.order.size
+
+    def __len__(self) -> int:
+        return self.n_batches
+
+    def __iter__(self) -> Iterator[tuple[int, IntArray]]:
+        bounds = self.batch_ptr.tolist()
+        for kind, first, end in zip(self.batch_type.tolist(), bounds, bounds[1:], strict=False):
+            yield kind, self.order[first:end]
+
+    def __repr__(self) -> str:
+        return f"Schedule(batches={self.n_batches}, nodes={self.n_nodes})"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, names: Sequence[str] | None = None) -> str:
+        """Write a line per batch, long ones shortened; with `names` (a table's) types are named."""
+        lines = [repr(self)]
+        for k, (kind, nodes) in enumerate(islice(self, MAX_BATCHES_PRINTED)):
+            shown = " ".join(map(str, nodes[:MAX_NODES_PRINTED])) + (" ..." if nodes.size > MAX_NODES_PRINTED else "")
+            lines.append(f"  {k}: {names[kind] if names else f'type {kind}'} x {nodes.size}: {shown}")
+        if self.n_batches > MAX_BATCHES_PRINTED:
+            lines.append("  ...")
+        return "\n".join(lines)
+
+
+class Policy(Protocol):
+    """Turns a graph into a schedule; sees ints only."""
+
+    @property
+    def name(self) -> str:
+        """What users call the policy."""
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Order all nodes of `graph` into batches."""
+
+
+def make_schedule(graph: Graph, policy: Policy) -> Schedule:
+    """Schedule `graph` by `policy`; with `AUTOBATCH_CHECK=1` check both."""
+    schedule = policy.schedule(graph)
+    if checking():
+        check_graph(graph)
+        check_schedule(graph, schedule)
+    return schedule
+
+
+def check_schedule(graph: Graph, schedule: Schedule) -> None:
+    """Check that every node runs once, after its inputs, in a batch of its own type.
+
+    Raises:
+        ScheduleError: names the first batch and node for which that does not hold.
+
+    Cost: O(N + E), in Python.
+    """
+    ptr = schedule.batch_ptr
+    if ptr.size != schedule.n_batches + 1 or ptr[0] != 0 or ptr[-1] != schedule.n_nodes or (np.diff(ptr) < 1).any():
+        raise ScheduleError(
+            f"checking a schedule: batch_ptr {ptr} must rise from 0 to {schedule.n_nodes} in {schedule.n_batches} "
+            f"steps; a batch holds at least one node."
+        )
+    ran_in: dict[int, int] = {}
+    for k, (kind, nodes) in enumerate(schedule):
+        _check_batch(graph, k, kind, nodes.tolist(), ran_in)
+    unrun = [node for node in range(graph.n_nodes) if node not in ran_in]
+    if unrun:
+        raise ScheduleError(
+            f"checking a schedule: {len(unrun)} of {graph.n_nodes} nodes are in no batch, the first is node {unrun[0]} "
+            f"({graph.type_of(unrun[0])!r}); a schedule runs every node once."
+        )
+
+
+def _check_batch(graph: Graph, k: int, kind: int, nodes: list[int], ran_in: dict[int, int]) -> None:
+    """Check batch k against `ran_in` (node to batch, for all before), and add its nodes there."""
+    for node in nodes:
+        if not 0 <= node < graph.n_nodes:
+            raise _refused(graph, k, kind, nodes, f"node {node}, but the graph has nodes 0..{graph.n_nodes - 1}")
+        if graph.type_id[node] != kind:
+            raise _refused(graph, k, kind, nodes, _named(graph, node))
+        if node in ran_in:
+            raise _refused(graph, k, kind, nodes, f"{_named(graph, node)}, which already runs in batch {ran_in[node]}")
+        ran_in[node] = k
+    for node in nodes:
+        waiting = [source for source in graph.inputs_of(node) if ran_in.get(source, k) == k]
+        if waiting:
+            raise _refused(graph, k, kind, nodes, f"{_named(graph, node)} while inputs {waiting} are unfinished")
+
+
+def _refused(graph: Graph, k: int, kind: int, nodes: list[int], what: str) -> ScheduleError:
+    name = graph.types.names[kind] if 0 <= kind < graph.n_types else f"type {kind}"
+    return ScheduleError(
+        f"batch {k} ({name!r} x {len(nodes)}) takes {what}; a batch holds ready, unrun nodes of one type."
+    )
+
+
+def _named(graph: Graph, node: int) -> str:
+    return f"node {node} ({graph.type_of(node)!r})"
+
+
+def min_batches(graph: Graph) -> int:
+    """Count the batches that no schedule of `graph` can go below.
+
+    Two nodes on one path never share a batch, so a type needs at least as many
+    batches as its most crowded path holds; the types' needs add up.
+
+    Args:
+        graph: N nodes in topological order, E edges, T types.
+
+    Returns:
+        Batches (launch sequences), not seconds; 0 for an empty graph.
+
+    Raises:
+        GraphError: an edge points backwards; the message names it.
+
+    Cost: O(T * (N + E)) time, O(N) ints.
+    Source: ED-Batch (arXiv:2302.03851), the lower bound on batches.
+
+    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> min_batches(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
+    3
+    """
+    return int(chain_lengths(graph).sum())
+
+
+def chain_lengths(graph: Graph) -> IntArray:
+    """Count, per type, the most nodes of that type on any one path: int32[T].
+
+    Raises:
+        GraphError: an edge points backwards; the message names it.
+
+    Cost: O(T * (N + E)) time, O(N) ints; only types that have nodes are swept.
+    """
+    lengths, in_order = _chain_lengths(graph.type_id, graph.edge_ptr, graph.edge_src, graph.n_types)
+    if not in_order:
+        check_order(graph)
+    return lengths
+
+
+@compiled
+def _chain_lengths(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int) -> tuple[IntArray, bool]:
+    """Give the longest chain of each type, and whether every edge points forward, without which it means nothing."""
+    lengths = np.zeros(n_types, np.int32)
+    for node in range(type_id.size):
+        lengths[type_id[node]] = 1
+        for e in range(edge_ptr[node], edge_ptr[node + 1]):
+            if edge_src[e] >= node:
+                return lengths, False
+    longest = np.empty(type_id.size, np.int32)
+    for kind in np.flatnonzero(lengths):
+        for node in range(type_id.size):
+            most = 0
+            for e in range(edge_ptr[node], edge_ptr[node + 1]):
+                most = max(most, longest[edge_src[e]])
+            longest[node] = most + (type_id[node] == kind)
+            lengths[kind] = max(lengths[kind], longest[node])
+    return lengths, True
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """What a policy sees before each batch: counts of nodes by type.
+
+    Attributes:
+        ready: [T] nodes that can run now.
+        remaining: [T] nodes that have not run, ready ones among them.
+    """
+
+    ready: IntArray
+    remaining: IntArray
+
+    @property
+    def types(self) -> list[int]:
+        """The ids of the types that have a ready node."""
+        ids: list[int] = np.flatnonzero(self.ready).tolist()
+        return ids
+
+
+class FrontierPolicy(ABC):
+    """A policy that names the type to run next; subclass it to bring your own.
+
+    It is asked in Python before every batch, which costs some microseconds a batch where a compiled policy costs
+    nanoseconds; what a choice means is decided by the same simulator.
+    """
+
+    name: str
+
+    def prepare(self, graph: Graph) -> None:  # noqa: B027, a hook that may stay empty
+        """Look at a graph before its first batch; does nothing unless overridden."""
+
+    @abstractmethod
+    def choose(self, frontier: Frontier) -> int:
+        """Name the type to run next: one of `frontier.types`."""
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Run the simulator to the end, asking `choose` before every batch.
+
+        Raises:
+            PolicyError: the choice is no type, or a type with no ready node.
+        """
+        self.prepare(graph)
+        sim = start(graph.type_id, graph.edge_ptr, graph.edge_src, graph.n_types)
+        while (sim.head < sim.tail).any():
+            step(sim, self._choice(graph, sim))
+        return to_schedule(graph, finish(sim))
+
+    def _choice(self, graph: Graph, sim: Simulator) -> int:
+        frontier = Frontier(sim.tail - sim.head, sim.segment[1:] - sim.head)
+        choice = self.choose(frontier)
+        ready = {kind: graph.types.names[kind] for kind in frontier.types}
+        try:
+            kind = operator.index(choice)
+        except TypeError:
+            kind = -1
+        if kind not in ready:
+            raise PolicyError(
+                f"policy {self.name!r} chose {choice!r} for batch {sim.n_batches[0]}, but the types with ready nodes "
+                f"are {ready}; choose() returns one of frontier.types."
+            )
+        return kind
+
+
+def to_schedule(graph: Graph, batches: tuple[IntArray, IntArray, IntArray]) -> Schedule:
+    """Make a schedule of what `finish` gave.
+
+    Raises:
+        GraphError: nodes never became ready, so the graph has a cycle.
+    """
+    schedule = Schedule(*batches)
+    if schedule.n_nodes < graph.n_nodes:
+        check_order(graph)
+    return schedule

@@ -1,0 +1,81 @@
+"""Checks for users' own models: gradients against central differences, batched against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autobatch.batched import Batched
+from autobatch.errors import NumericError
+from autobatch.module import Module
+
+
+def check_grads(
+    loss: Batched,
+    instances: Sequence[Any],
+    module: Module,
+    rng: np.random.Generator,
+    directions: int = 3,
+    step: float = 1e-5,
+    tolerance: float = 1e-6,
+) -> None:
+    """Compare the gradient along random directions with central differences of the loss.
+
+    Along a direction v over all trainable parameters, <grad, v> must equal (L(p + step v) - L(p - step v)) / (2 step).
+
+    Args:
+        loss: batched; its function returns a scalar.
+        instances: a mini-batch, whose mean loss is differentiated.
+        module: the parameters' owner, in float64 (`module.astype("float64")`); unchanged afterwards.
+        rng: draws the directions.
+        tolerance: of the difference, relative to the larger side plus one.
+
+    Raises:
+        NumericError: they differ; the message gives both.
+    """
+    parameters = {name: p for name, p in module.parameters().items() if p.trainable}
+    start = {name: p.data.copy() for name, p in parameters.items()}
+    _, grads = loss.value_and_grad(instances)
+    grads = {name: np.array(g) for name, g in grads.items()}
+
+    def mean_loss_at(along: dict[str, Any], distance: float) -> float:
+        for name, parameter in parameters.items():
+            parameter.data = start[name] + distance * along[name]
+        return float(np.mean(loss(instances), dtype=np.float64))
+
+    try:
+        for _ in range(directions):
+            along = {name: rng.standard_normal(p.shape) for name, p in parameters.items()}
+            slope = sum(float((grads[name] * v).sum()) for name, v in along.items())
+            difference = (mean_loss_at(along, step) - mean_loss_at(along, -step)) / (2 * step)
+            if abs(slope - difference) > tolerance * (1 + max(abs(slope), abs(difference))):
+                raise NumericError(f"gradient check: <grad, v> is {slope:.10g}, the central difference {difference:.10g}.")
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = start[name]
+
+
+def check_batched(function: Callable[[Any], Any], loss: Batched, instances: Sequence[Any], tolerance: float = 1e-10) -> None:
+    """Compare a batched call with the function called on one instance at a time.
+
+    Raises:
+        NumericError: they differ by more than `tolerance`, relative to the largest number plus one.
+    """
+    _check_equal([function(x) for x in instances], loss(instances), tolerance)
+
+
+def _check_equal(eager: list[Any], stacked: Any, tolerance: float) -> None:
+    if isinstance(stacked, (tuple, dict)):
+        for key in stacked if isinstance(stacked, dict) else range(len(stacked)):
+            _check_equal([e[key] for e in eager], stacked[key], tolerance)
+        return
+    for i, (one, row) in enumerate(zip(eager, stacked, strict=True)):
+        if isinstance(one, list):
+            for part, other in zip(one, row, strict=True):
+                _check_equal([part], [other], tolerance)
+            continue
+        error = float(np.max(np.abs(np.asarray(one) - row), initial=0.0))
+        if not error <= tolerance * (1 + float(np.max(np.abs(one), initial=0.0))):
+            raise NumericError(f"instance {i}: batched differs from eager by {error:.3g}; eager gives {one}.")

@@ -1,0 +1,119 @@
+"""The table of node types: what makes nodes batchable together, and what compiled loops need to know of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autobatch.arguments import Key
+from autobatch.graph import TypeArrays
+from autobatch.program import Attribute, CellProgram, Instruction, Port, Var
+
+
+@dataclass(frozen=True, eq=False)
+class NodeType:
+    """The nodes that may run in one batch: one traced cell, with its parameters and static arguments.
+
+    Attributes:
+        number: the type id.
+        name: of the cell.
+        program: what a node computes.
+        structure: of the outputs, over output numbers.
+        arguments: the keys of the arguments, by name.
+        sum_type: id of the variadic sum that computes the same (its own, if it is one), or -1.
+    """
+
+    number: int
+    name: str
+    program: CellProgram
+    structure: Any
+    arguments: tuple[tuple[str, Key], ...]
+    sum_type: int = -1
+
+    @property
+    def signature(self) -> str:
+        """`merge(left: tuple(value[64], value[64]), ...)`."""
+        return f"{self.name}({', '.join(f'{name}: {key}' for name, key in self.arguments)})"
+
+
+class TypeTable:
+    """All types that one batched function has met; ids are places in `types`."""
+
+    def __init__(self) -> None:
+        self.types: list[NodeType] = []
+        self._arrays: TypeArrays | None = None
+
+    def __len__(self) -> int:
+        return len(self.types)
+
+    def __getitem__(self, number: int) -> NodeType:
+        return self.types[number]
+
+    def add(self, node_type: NodeType) -> None:
+        """Append a type, whose number is its place."""
+        self.types.append(node_type)
+        self._arrays = None
+
+    @property
+    def names(self) -> list[str]:
+        """One name per type: of its cell, numbered where a cell has several types."""
+        total, seen, names = Counter(t.name for t in self.types), Counter[str](), []
+        for t in self.types:
+            seen[t.name] += 1
+            names.append(t.name if total[t.name] == 1 else f"{t.name}#{seen[t.name]}")
+        return names
+
+    def arrays(self) -> TypeArrays:
+        """What loops need to know of the types."""
+        if self._arrays is None:
+            self._arrays = self._make_arrays()
+        return self._arrays
+
+    def _make_arrays(self) -> TypeArrays:
+        ranges = [list(index_ranges(t.program)) for t in self.types]
+        passed = [list(pass_through(t.program)) for t in self.types]
+        return TypeArrays(
+            int_width=_ints([t.program.words(is_float=False) for t in self.types]),
+            float_width=_ints([t.program.words(is_float=True) for t in self.types]),
+            out_ptr=_ptr([len(p) for p in passed]),
+            pass_port=_ints([port for p in passed for port in p]),
+            sum_type=_ints([t.sum_type for t in self.types]),
+            range_ptr=_ptr([len(r) for r in ranges]),
+            range_column=_ints([column for r in ranges for column, _, _ in r]),
+            range_size=_ints([size for r in ranges for _, size, _ in r]),
+        )
+
+    def describe_range(self, r: int) -> str:
+        """Name the cell and the argument that range `r` limits."""
+        flat = [(t.name, name) for t in self.types for _, _, name in index_ranges(t.program)]
+        return "{} argument {!r}".format(*flat[r])
+
+
+def index_ranges(program: CellProgram) -> Iterator[tuple[int, int, str]]:
+    """(column, size, argument name) of the int attribute words that index something of that size."""
+    for i in program.instructions:
+        source = program.vars[i].source
+        if isinstance(source, Instruction) and source.op.index_axis is not None:
+            table, ids = (program.vars[a] for a in source.args[:2])
+            if isinstance(ids.source, Attribute):
+                for word in range(ids.size):
+                    yield ids.source.column + word, table.shape[source.op.index_axis], ids.source.name
+
+
+def pass_through(program: CellProgram) -> Iterator[int]:
+    """For each output the port of one edge that it is, or -1."""
+    for output in program.outputs:
+        var: Var = program.vars[output]
+        yield var.source.number if isinstance(var.source, Port) and var.domain < 0 else -1
+
+
+def _ints(values: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.array(values, np.int32)
+
+
+def _ptr(counts: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

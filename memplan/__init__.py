@@ -1,0 +1,1 @@
+"""Placement: where every value of a schedule lives."""

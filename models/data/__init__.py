@@ -1,0 +1,1 @@
+"""Readers and generators: instances for the models."""

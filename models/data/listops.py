@@ -1,0 +1,71 @@
+"""Draw nested list operations, such as [MAX 2 9 [MIN 4 7] 0], as binary trees that a tree model reads.
+
+An operation is applied to one argument after the other, so `[MAX 2 9]` becomes `((MAX 2) 9)`: operators and digits are
+leaves, and every inner node adds one argument to an operation. The label of a node, 0 to 9, is the value of what it
+spans: a digit is itself, `(MAX 2)` is 2, `((MAX 2) 9)` is 9. An operator alone has no value yet; its label is 0.
+
+Operations: MAX, MIN, MED (median; of an even number, the mean of the middle two, rounded down), SUM_MOD (sum modulo
+10). Source: Nangia and Bowman 2018, ListOps: a diagnostic dataset for latent tree learning (arXiv:1804.06028); their
+operations have 2 to 5 arguments, and so have these, but are nested less deeply, to be learnable in minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autobatch.models.data.tree import Tree
+
+N_CLASSES = 10
+
+
+def draw_trees(
+    n_trees: int, rng: np.random.Generator, *, max_depth: int = 4, max_arguments: int = 5, nesting: float = 0.3
+) -> list[Tree[str]]:
+    """Draw expressions whose outermost part is an operation.
+
+    Args:
+        n_trees: how many.
+        rng: where all choices come from.
+        max_depth: operations on the longest path from the root; 1 is no nesting.
+        max_arguments: an operation has 2 to this many arguments, each number equally often.
+        nesting: the chance that an argument is itself an operation, where depth allows; otherwise it is a digit.
+
+    Returns:
+        Trees of about 31 nodes in the mean, by default, with words such as "MAX" and "7".
+
+    >>> draw_trees(1, np.random.default_rng(1), max_depth=1)
+    [(0 (0 (7 (7 (0 MIN) (7 7)) (9 9)) (0 0)) (1 1))]
+    """
+    return [_draw_operation(rng, max_depth, max_arguments, nesting)[0] for _ in range(n_trees)]
+
+
+def _draw_operation(rng: np.random.Generator, depth: int, max_arguments: int, nesting: float) -> tuple[Tree[str], int]:
+    """Draw one operation that holds up to `depth` operations on a path; also give its value."""
+    name = _NAMES[rng.integers(len(_NAMES))]
+    tree: Tree[str] = Tree.leaf(0, name)
+    values: list[int] = []
+    for _ in range(rng.integers(2, max_arguments, endpoint=True)):
+        if depth > 1 and rng.random() < nesting:
+            argument, value = _draw_operation(rng, depth - 1, max_arguments, nesting)
+        else:
+            value = int(rng.integers(10))
+            argument = Tree.leaf(value, str(value))
+        values.append(value)
+        tree = Tree.inner(OPERATIONS[name](values), tree, argument)
+    return tree, tree.label
+
+
+def _median(values: Sequence[int]) -> int:
+    ordered, middle = sorted(values), len(values) // 2
+    return (ordered[middle] + ordered[~middle]) // 2
+
+
+OPERATIONS: dict[str, Callable[[Sequence[int]], int]] = {
+    "MAX": max,
+    "MIN": min,
+    "MED": _median,
+    "SUM_MOD": lambda values: sum(values) % 10,
+}
+_NAMES = tuple(OPERATIONS)

@@ -1,0 +1,106 @@
+"""Binary trees with a label at every node, and their one-line text form.
+
+A tree is written as in the Stanford Sentiment Treebank, `(3 (2 good) (2 film))`. No function here recurses, so a tree
+may be as deep as memory allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+W = TypeVar("W")
+
+BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LCB-": "{", "-RCB-": "}", "-LSB-": "[", "-RSB-": "]"}
+_ESCAPES = {bracket: escape for escape, bracket in BRACKETS.items()}
+
+
+class Tree(Generic[W]):
+    """A leaf with a `word`, or an inner node with `left` and `right`; each has a `label`.
+
+    A word is a string as read, an int once a `Vocabulary` has encoded it. What a node does not have cannot be read:
+    `leaf.left` is an `AttributeError`.
+
+    >>> tree = Tree.inner(3, Tree.leaf(2, "good"), Tree.leaf(2, "film"))
+    >>> tree
+    (3 (2 good) (2 film))
+    >>> tree.left.word, tree.is_leaf
+    ('good', False)
+    """
+
+    __slots__ = ("is_leaf", "label", "left", "right", "word")
+
+    label: int
+    is_leaf: bool
+    word: W
+    left: Tree[W]
+    right: Tree[W]
+
+    @classmethod
+    def leaf(cls, label: int, word: W) -> Tree[W]:
+        """Make a leaf."""
+        tree = cls()
+        tree.label, tree.word, tree.is_leaf = label, word, True
+        return tree
+
+    @classmethod
+    def inner(cls, label: int, left: Tree[W], right: Tree[W]) -> Tree[W]:
+        """Make a node over two trees."""
+        tree = cls()
+        tree.label, tree.left, tree.right, tree.is_leaf = label, left, right, False
+        return tree
+
+    def postorder(self) -> Iterator[Tree[W]]:
+        """Visit every node once, children before their parent and left before right."""
+        waiting, parents_first = [self], []
+        while waiting:
+            tree = waiting.pop()
+            parents_first.append(tree)
+            if not tree.is_leaf:
+                waiting += (tree.left, tree.right)
+        return reversed(parents_first)
+
+    def words(self) -> list[W]:
+        """List the leaves' words, from left to right."""
+        return [tree.word for tree in self.postorder() if tree.is_leaf]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tree):
+            return NotImplemented
+        return _outline(self) == _outline(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        parts: list[str] = []
+        waiting: list[Tree[W] | str] = [self]
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, str):
+                parts.append(item)
+            elif item.is_leaf:
+                parts.append(f"({item.label} {escape(item.word)})")
+            else:
+                parts.append(f"({item.label} ")
+                waiting += (")", item.right, " ", item.left)
+        return "".join(parts)
+
+
+def escape(word: object) -> str:
+    """Write a word as the treebank does; brackets and slashes have meanings of their own there.
+
+    >>> escape("("), escape("comedy/thriller"), unescape("-LRB-")
+    ('-LRB-', 'comedy\\\\/thriller', '(')
+    """
+    text = str(word)
+    return _ESCAPES.get(text) or text.replace("/", "\\/").replace("*", "\\*")
+
+
+def unescape(text: str) -> str:
+    """Undo `escape`."""
+    return BRACKETS.get(text) or text.replace("\\/", "/").replace("\\*", "*")
+
+
+def _outline(tree: Tree[W]) -> list[tuple[int, bool, W | None]]:
+    """List label, kind and word in postorder: no two different trees share such a list."""
+    return [(node.label, node.is_leaf, node.word if node.is_leaf else None) for node in tree.postorder()]

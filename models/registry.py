@@ -1,0 +1,75 @@
+"""Find a model by name: one that comes with autobatch, or a user's own by `package.module:Class`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from autobatch.errors import DataError
+from autobatch.models.spec import ModelSpec
+
+MODELS = {"tree-lstm": "autobatch.models.tree_lstm:SPEC"}
+
+
+def find_model(name: str) -> ModelSpec:
+    """Find a model by its name, or by `package.module:Class`.
+
+    A class of the user's is an `ab.Module` with a method `loss(tree)`; it reads the same data as `tree-lstm` and is
+    measured like it if it has `scores(tree)`. For other data, `package.module:name` may name a `ModelSpec`.
+
+    Raises:
+        DataError: there is no such model, or it cannot be used.
+    """
+    if name in MODELS:
+        return _spec(name, MODELS[name])
+    if ":" in name:
+        return _spec(name, name)
+    raise DataError(
+        f"cannot find model {name!r}: it is none of {', '.join(MODELS)}; "
+        f"give one of these, or package.module:Class for a model of your own."
+    )
+
+
+def _spec(name: str, place: str) -> ModelSpec:
+    import autobatch as ab
+
+    found = _import(place)
+    if isinstance(found, ModelSpec):
+        return found
+    if not (isinstance(found, type) and issubclass(found, ab.Module) and callable(getattr(found, "loss", None))):
+        raise DataError(
+            f"cannot load model {name!r}: found {_describe(found)}; expected a class derived from autobatch.Module "
+            f"with a method loss(instance), or a ModelSpec."
+        )
+    from autobatch.models.tree_lstm import SPEC
+
+    return ModelSpec(
+        name=name,
+        summary=(found.__doc__ or name).strip().splitlines()[0],
+        model=found,
+        generators=SPEC.generators,
+        reads=SPEC.reads,
+        default_data=SPEC.default_data,
+        load=SPEC.load,
+        count_correct=SPEC.count_correct if hasattr(found, "scores") else None,
+    )
+
+
+def _import(place: str) -> Any:
+    module_name, _, attribute = place.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises: the sentence names it
+        raise DataError(
+            f"cannot load model {place!r}: importing {module_name!r} failed ({type(error).__name__}: {error}); "
+            f"run where it can be imported."
+        ) from error
+    if not hasattr(module, attribute):
+        raise DataError(
+            f"cannot load model {place!r}: module {module_name!r} has no {attribute!r}; name a class that it defines."
+        )
+    return getattr(module, attribute)
+
+
+def _describe(found: Any) -> str:
+    return f"class {found.__name__}" if isinstance(found, type) else f"an object of type {type(found).__name__}"

@@ -1,0 +1,130 @@
+"""Policies that need no learning: the baselines that every other policy is measured against."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.graph import Graph
+from autobatch.schedule import Schedule, to_schedule
+from autobatch.simulator import Simulator, depths, finish, start, step
+from autobatch.words import IntArray
+
+
+@final
+class Unbatched:
+    """Every node is its own batch, in the order in which it was recorded."""
+
+    name = "unbatched"
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Give N batches of one node. Cost: O(N)."""
+        nodes = np.arange(graph.n_nodes + 1, dtype=np.int32)
+        return Schedule(graph.type_id.copy(), nodes, nodes[:-1])
+
+
+@final
+class Depth:
+    """One batch per depth and type, in order of depth, then type id.
+
+    The depth of a node is the number of edges on the longest path to it. Nodes of one depth do not depend on each
+    other, so the schedule is valid; a type that occurs at many depths is split over as many batches.
+    Source: TensorFlow Fold (Looks et al. 2017, arXiv:1702.02181).
+    """
+
+    name = "depth"
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Sort the nodes by (depth, type id, node). Cost: O(N + E + T)."""
+        return Schedule(*_by_depth(graph.type_id, graph.edge_ptr, graph.edge_src, graph.n_types))
+
+
+@final
+class Agenda:
+    """Run the ready type whose remaining nodes have the least mean depth.
+
+    Remaining nodes are those that have not run, ready or not: a type with much work far from the inputs waits, so
+    that more of it gathers. Means are compared exactly, as fractions; of equal ones the lowest type id runs.
+    Source: DyNet's agenda (Neubig, Goldberg, Dyer 2017, arXiv:1705.07860).
+    """
+
+    name = "agenda"
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Simulate batch by batch. Cost: O(N + E + K * T) for K batches.
+
+        Raises:
+            GraphError: the graph has a cycle.
+        """
+        return to_schedule(graph, _agenda(graph.type_id, graph.edge_ptr, graph.edge_src, graph.n_types))
+
+
+@compiled
+def _agenda(
+    type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    sim = start(type_id, edge_ptr, edge_src, n_types)
+    depth = depths(edge_ptr, edge_src)
+    total_depth = np.zeros(n_types, np.int64)
+    for node in range(type_id.size):
+        total_depth[type_id[node]] += depth[node]
+    while True:
+        kind = _shallowest(sim, total_depth)
+        if kind < 0:
+            return finish(sim)
+        for node in step(sim, kind):
+            total_depth[kind] -= depth[node]
+
+
+@compiled
+def _shallowest(sim: Simulator, total_depth: NDArray[np.int64]) -> int:
+    """Find the ready type of least mean depth over its remaining nodes; -1 if nothing is ready."""
+    best, best_remaining = -1, 0
+    for kind in range(total_depth.size):
+        if sim.head[kind] < sim.tail[kind]:
+            remaining = sim.segment[kind + 1] - sim.head[kind]
+            if best < 0 or _is_less(total_depth[kind], remaining, total_depth[best], best_remaining):
+                best, best_remaining = kind, remaining
+    return best
+
+
+@compiled
+def _is_less(a: int, b: int, c: int, d: int) -> bool:
+    """Say whether a / b < c / d, for a, c >= 0 and b, d > 0, without the overflow of a * d."""
+    if a // b != c // d:
+        return a // b < c // d
+    return (a % b) * d < (c % d) * b
+
+
+@compiled
+def _by_depth(
+    type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    depth = depths(edge_ptr, edge_src)
+    order = _stable_order(depth, _stable_order(type_id, np.arange(type_id.size).astype(np.int32)))
+    batch_type, batch_ptr = np.empty(order.size, np.int32), np.empty(order.size + 1, np.int32)
+    k = 0
+    for i in range(order.size):
+        node = order[i]
+        if i == 0 or type_id[node] != type_id[order[i - 1]] or depth[node] != depth[order[i - 1]]:
+            batch_type[k], batch_ptr[k] = type_id[node], i
+            k += 1
+    batch_ptr[k] = order.size
+    return batch_type[:k].copy(), batch_ptr[: k + 1].copy(), order
+
+
+@compiled
+def _stable_order(key: IntArray, order: IntArray) -> IntArray:
+    """Sort the nodes of `order` by key, equal ones as they were: one pass of a radix sort."""
+    place = np.zeros(key.max() + 2 if key.size else 1, np.int64)
+    for value in key:
+        place[value + 1] += 1
+    place = np.cumsum(place)
+    result = np.empty(order.size, np.int32)
+    for node in order:
+        result[place[key[node]]] = node
+        place[key[node]] += 1
+    return result

@@ -1,0 +1,42 @@
+"""Run compiled loops as plain Python, and count what they do: costs are asserted by counts, not by the clock."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from autobatch._jit import Compiled
+
+
+@contextmanager
+def plain_loops() -> Iterator[None]:
+    """Within, every `@compiled` loop runs uncompiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Compiled, "__call__", lambda loop, *args, **kwargs: loop.python(*args, **kwargs))
+        yield
+
+
+def count_lines(function: Callable[..., Any], *args: Any) -> int:
+    """Count the lines of autobatch that a call executes, its loops uncompiled."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if not frame.f_globals.get("__name__", "").startswith("autobatch."):
+            return None
+        lines += event == "line"
+        return trace
+
+    with plain_loops():
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            function(*args)
+        finally:
+            sys.settrace(before)
+    return lines

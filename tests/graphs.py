@@ -1,0 +1,158 @@
+"""Abstract graphs to try things on: chains, trees, random DAGs, and a table of types with all that a type can have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autobatch.graph import Graph, NamedTypes, TypeArrays, make_graph, merge_graphs
+
+LETTERS = NamedTypes(("a", "b", "c", "d"))
+TREE = NamedTypes(("leaf", "inner_a", "inner_b", "output", "loss"))
+
+
+@dataclass(frozen=True)
+class ToyType:
+    """One type: `passes` maps outputs to the port they pass through, `sum_type` names the variadic sum it equals."""
+
+    name: str
+    n_outputs: int = 1
+    n_ints: int = 0
+    n_floats: int = 0
+    passes: dict[int, int] = field(default_factory=dict)
+    sum_type: str | None = None
+    ranges: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ToyTypes:
+    """A table of toy types."""
+
+    types: tuple[ToyType, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(kind.name for kind in self.types)
+
+    def arrays(self) -> TypeArrays:
+        ranges = [pair for kind in self.types for pair in kind.ranges.items()]
+        return TypeArrays(
+            int_width=_ints([kind.n_ints for kind in self.types]),
+            float_width=_ints([kind.n_floats for kind in self.types]),
+            out_ptr=_ints(np.cumsum([0, *(kind.n_outputs for kind in self.types)])),
+            pass_port=_ints([kind.passes.get(o, -1) for kind in self.types for o in range(kind.n_outputs)]),
+            sum_type=_ints([self.names.index(kind.sum_type) if kind.sum_type else -1 for kind in self.types]),
+            range_ptr=_ints(np.cumsum([0, *(len(kind.ranges) for kind in self.types)])),
+            range_column=_ints([column for column, _ in ranges]),
+            range_size=_ints([size for _, size in ranges]),
+        )
+
+    def describe_range(self, r: int) -> str:
+        limited = [(kind.name, column) for kind in self.types for column in kind.ranges]
+        return "argument {1} of cell {0!r}".format(*limited[r])
+
+
+def _ints(values: object) -> np.ndarray:
+    return np.asarray(values, np.int32)
+
+
+TOYS = ToyTypes(
+    (
+        ToyType("word", n_ints=1, ranges={0: 100}),
+        ToyType("cell", n_outputs=2, n_ints=2, n_floats=1, ranges={1: 5}),
+        ToyType("swap", n_outputs=3, passes={0: 1, 1: 0}),
+        ToyType("add", sum_type="sum_n"),
+        ToyType("sum_n", sum_type="sum_n"),
+        ToyType("add_wide", sum_type="sum_n_wide"),
+        ToyType("sum_n_wide", sum_type="sum_n_wide"),
+        ToyType("identity", passes={0: 0}),
+    )
+)
+WORD, CELL, SWAP, ADD, SUM_N, ADD_WIDE, SUM_N_WIDE, IDENTITY = range(8)
+
+
+def chain(*names: str) -> Graph:
+    """Nodes of the named types, each reading the one before; the last is the output."""
+    types = NamedTypes(tuple(dict.fromkeys(names)))
+    edges = [(node, node + 1) for node in range(len(names) - 1)]
+    return make_graph(types, [types.names.index(name) for name in names], edges, [len(names) - 1] if names else [])
+
+
+def random_dag(seed: int, n_nodes: int | None = None, types: NamedTypes = LETTERS) -> Graph:
+    """Nodes of random types that read up to three earlier ones, near ones rather, some of them twice."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 30)) if n_nodes is None else n_nodes
+    edges = [
+        (max(0, node - 1 - int(rng.geometric(0.3) - 1)), node, 0, port)
+        for node in range(1, n)
+        for port in range(rng.integers(0, 4))
+    ]
+    outputs = rng.integers(0, n, size=rng.integers(0, 3)).tolist() if n else []
+    return make_graph(types, rng.integers(0, len(types.names), size=n).tolist(), edges, outputs)
+
+
+def random_tree(seed: int, n_leaves: int | None = None) -> Graph:
+    """A binary tree with two kinds of inner nodes and an output and a loss at its root."""
+    rng = np.random.default_rng(seed)
+    type_id: list[int] = []
+    edges: list[tuple[int, int, int, int]] = []
+
+    def node(kind: int, *inputs: int) -> int:
+        edges.extend((source, len(type_id), 0, port) for port, source in enumerate(inputs))
+        type_id.append(kind)
+        return len(type_id) - 1
+
+    def tree(size: int) -> int:
+        if size == 1:
+            return node(0)
+        left = int(rng.integers(1, size))
+        return node(int(rng.integers(1, 3)), tree(left), tree(size - left))
+
+    root = tree(int(rng.integers(1, 12)) if n_leaves is None else n_leaves)
+    return make_graph(TREE, type_id, edges, [node(4, node(3, root))])
+
+
+def random_batch(seed: int) -> Graph:
+    """Up to six random DAGs, one of them without nodes."""
+    rng = np.random.default_rng(seed)
+    dags = [random_dag(int(s)) for s in rng.integers(0, 1000, size=rng.integers(0, 6))]
+    return merge_graphs([*dags, random_dag(0, n_nodes=0)])
+
+
+def random_toys(seed: int, n_nodes: int | None = None) -> Graph:
+    """Nodes of every toy type with attributes, reading random outputs of earlier ones."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 40)) if n_nodes is None else n_nodes
+    type_id = [0, *rng.choice(len(TOYS.types), size=n - 1, p=[0.1, 0.1, 0.1, 0.3, 0.1, 0.1, 0.1, 0.1]).tolist()]
+    edges: list[tuple[int, int, int, int]] = []
+    for node in range(1, n):
+        for port, n_values in enumerate(_port_sizes(type_id[node], rng)):
+            for source in node - np.minimum(node, rng.geometric(0.4, size=n_values)):
+                output = rng.integers(0, TOYS.types[type_id[source]].n_outputs)
+                edges.append((int(source), node, int(output), port))
+    return make_graph(
+        TOYS,
+        type_id,
+        edges,
+        rng.integers(0, n, size=rng.integers(1, 4)).tolist(),
+        [int(rng.integers(0, 5)) for kind in type_id for _ in range(TOYS.types[kind].n_ints)],
+        [float(rng.random()) for kind in type_id for _ in range(TOYS.types[kind].n_floats)],
+    )
+
+
+def _port_sizes(kind: int, rng: np.random.Generator) -> list[int]:
+    """How many values each port of a node of this type reads."""
+    if kind in (SUM_N, SUM_N_WIDE):
+        return [int(rng.integers(0, 5))]
+    return {WORD: [], CELL: [1, int(rng.integers(0, 4))], IDENTITY: [1]}.get(kind, [1, 1])
+
+
+def same_graph(first: Graph, second: Graph) -> bool:
+    """Whether two graphs agree in everything."""
+    return (
+        first.words.tolist() == second.words.tolist()
+        and first.floats.tolist() == second.floats.tolist()
+        and first.types == second.types
+        and first.structures == second.structures
+    )

@@ -1,0 +1,357 @@
+"""The command line: what each command prints and writes, and how every error of the user's ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autobatch as ab
+from autobatch.cli import threads
+from autobatch.cli.ending import run_to_the_end
+from autobatch.cli.main import run
+from autobatch.cli.progress import show_progress
+from autobatch.cli.results import format_table
+
+TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
+SMALL = ("--dim", "4", "--batch-size", "8")
+FIELDS = {
+    "model", "data", "dim", "batch_size", "policy", "backend", "mode", "threads", "instances_per_s", "ms",
+    "nodes", "batches", "lower_bound", "launches", "copied_bytes", "machine",
+}  # fmt: skip
+USER_MODULE = """
+import autobatch as ab
+from autobatch.models.tree_lstm import TreeLSTM
+
+class Mine(TreeLSTM):
+    '''A model of my own.'''
+
+class Lossy(ab.Module):
+    @ab.cell
+    def leaf(self, label):
+        return ab.cross_entropy(self.weight, label)
+
+    def __init__(self, n_classes, rng):
+        self.weight = ab.Parameter(rng.standard_normal(n_classes))
+
+    def loss(self, tree):
+        return self.leaf(tree.label)
+
+class Demanding(Mine):
+    def __init__(self, n_words, n_layers): ...
+
+class NoModule: ...
+
+class NoLoss(ab.Module): ...
+"""
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run a command in this process; give its exit status and what it printed."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = run([str(argument) for argument in arguments])
+        return (status, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> Path:
+    """A file of 48 trees."""
+    path = tmp_path / "trees.txt"
+    path.write_text("\n".join(TREES * 12) + "\n")
+    return path
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a user's module into the current folder."""
+    (tmp_path / "my_models.py").write_text(USER_MODULE)
+    (tmp_path / "my_broken.py").write_text("import not_there")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("my_models", "my_broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def read_json(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- what the commands do ---
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_the_commands(command: Command, arguments: list[str]) -> None:
+    status, out, err = command(*arguments)
+    assert (status, err) == (0, "")
+    for name in ("train", "bench", "explain", "models", "data", "doctor"):
+        assert re.search(rf"^  {name} +\w", out, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("name", ["train", "bench", "explain", "models", "data", "doctor"])
+def test_every_command_explains_its_options(command: Command, name: str) -> None:
+    status, out, _ = command(name, "--help")
+    assert status == 0
+    assert out.startswith(f"Usage: autobatch {name}")
+
+
+def test_the_version_is_told(command: Command) -> None:
+    status, out, _ = command("--version")
+    assert (status, out.split()[0]) == (0, "autobatch,")
+
+
+def test_train_reports_every_epoch(command: Command, trees: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    status, out, err = command("train", "tree-lstm", "--data", trees, *SMALL, "--epochs", 2, "--json", results)
+    assert (status, err) == (0, "")
+    first, *epochs = out.splitlines()
+    assert "44 instances to train on, 4 to measure on" in first
+    assert len(epochs) == 2
+    for number, line in enumerate(epochs, start=1):
+        assert re.fullmatch(
+            rf"epoch {number}:  loss \d+\.\d+  dev root [\d.]+%  dev nodes [\d.]+%  [\d,]+ instances/s", line
+        )
+    written = read_json(results)
+    assert [result["epoch"] for result in written] == [1, 2]
+    for result in written:
+        assert FIELDS | {"train_loss", "dev_root_accuracy", "dev_nodes_accuracy", "seed", "lr"} == result.keys() - {
+            "epoch"
+        }
+
+
+def test_training_lowers_the_loss_and_repeats_with_its_seed(command: Command, trees: Path, tmp_path: Path) -> None:
+    losses = []
+    for number in range(2):
+        results = tmp_path / f"{number}.jsonl"
+        arguments = ("--data", trees, *SMALL, "--epochs", 8, "--lr", 0.03, "--seed", 7, "--json", results)
+        assert command("train", "tree-lstm", *arguments)[0] == 0
+        losses.append([result["train_loss"] for result in read_json(results)])
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < 0.7 * losses[0][0]
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_bench_compares_policies(command: Command, trees: Path, tmp_path: Path, mode: str) -> None:
+    results = tmp_path / "results.jsonl"
+    arguments = ("--data", trees, *SMALL, "--mode", mode, "--minibatches", 2, "--repeats", 2, "--json", results)
+    status, out, err = command("bench", "tree-lstm", *arguments)
+    assert (status, err) == (0, "")
+    rows = [line.split() for line in out.splitlines()[-4:]]
+    assert rows[0][0] == "policy"
+    assert [row[0] for row in rows[1:]] == ["unbatched", "depth", "agenda"]
+    written = read_json(results)
+    assert [result["policy"] for result in written] == ["unbatched", "depth", "agenda"]
+    unbatched, depth, agenda = (result["batches"] for result in written)
+    assert unbatched > depth >= agenda >= written[0]["lower_bound"]
+    for result in written:
+        assert FIELDS | {"minibatches", "repeats"} == result.keys()
+        assert result["instances_per_s"] == pytest.approx(8 / result["ms"] * 1e3)
+
+
+def test_explain_reports_each_policy(command: Command, trees: Path) -> None:
+    status, out, err = command("explain", "tree-lstm", "--data", trees, "--dim", 4, "--batch-size", 4)
+    assert (status, err) == (0, "")
+    assert f"tree-lstm, the first 4 instances of {trees}, policy depth\n" in out
+    assert f"tree-lstm, the first 4 instances of {trees}, policy agenda\n" in out
+    for word in ("nodes", "batches", "bound", "gap", "launches", "copied"):
+        assert word in out, word
+
+
+def test_models_and_data_are_listed(command: Command) -> None:
+    status, out, _ = command("models")
+    assert status == 0
+    assert out.startswith("tree-lstm\n")
+    assert "package.module:Class" in out
+    status, out, _ = command("data")
+    assert status == 0
+    assert "listops" in out
+    assert "train.txt and dev.txt" in out
+
+
+def test_the_doctor_finds_everything_in_place(command: Command) -> None:
+    status, out, err = command("doctor")
+    assert (status, err) == (0, "")
+    assert out.endswith("Everything is in place.\n")
+    for what in ("python", "numpy", "numba", "BLAS", "compiler", "self-check"):
+        assert re.search(rf"^ok +{what} ", out, re.MULTILINE), what
+
+
+def test_the_doctor_names_what_is_at_fault(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autobatch.cli.doctor.package_version", lambda name: None if name == "rich" else "1.0")
+    status, out, _ = command("doctor")
+    assert status == 1
+    assert re.search(r"^FAULT +rich +not installed: pip install rich$", out, re.MULTILINE)
+    assert out.endswith("At fault: rich.\n")
+
+
+@pytest.mark.usefixtures("user_module")
+@pytest.mark.parametrize(("name", "measured"), [("my_models:Mine", True), ("my_models:Lossy", False)])
+def test_a_model_of_the_users_own_trains(command: Command, trees: Path, name: str, measured: bool) -> None:
+    status, out, err = command("train", name, "--data", trees, *SMALL, "--epochs", 1)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"{name}, dim 4")
+    assert ("dev root" in out) == measured
+
+
+# --- how errors end ---
+
+ERRORS = [
+    (["fly"], "No such command 'fly'"),
+    (["train"], "Missing argument 'MODEL'; see autobatch train --help."),
+    (["train", "tree-lstm", "--depth", "3"], "No such option"),
+    (["train", "tree-lstm", "--dim", "0"], "Invalid value for '--dim': 0 is not in the range x>=1"),
+    (["train", "tree-lstm", "--epochs", "many"], "Invalid value for '--epochs': 'many' is not a valid integer"),
+    (["bench", "tree-lstm", "--policy", "depth,depth"], "'depth,depth' should be different names separated by commas"),
+    (["bench", "tree-lstm", "--mode", "fly"], "Invalid value for '--mode': 'fly' is not one of 'infer', 'train'"),
+    (["train", "tree-lsd"], "cannot find model 'tree-lsd': it is none of tree-lstm; give"),
+    (["train", "not_there:Class"], "importing 'not_there' failed (ModuleNotFoundError"),
+    (["train", "my_broken:Class"], "importing 'my_broken' failed (ModuleNotFoundError: No module named 'not_there')"),
+    (["train", "my_models:Nobody"], "module 'my_models' has no 'Nobody'"),
+    (["train", "my_models:NoModule"], "found class NoModule; expected a class derived from autobatch.Module"),
+    (["train", "my_models:NoLoss"], "with a method loss(instance)"),
+    (["train", "my_models:ab"], "found an object of type module"),
+    (["train", "my_models:Demanding"], "its constructor needs n_layers, but the command line gives only n_words"),
+    (["train", "tree-lstm", "--data", "no/such/file"], "cannot load data 'no/such/file': there is no such file"),
+    (["train", "tree-lstm", "--data", "."], "train.txt: no such file or directory"),
+    (["explain", "tree-lstm", "--data", "bad.txt"], "bad.txt, line 2, column 14: expected a label from 0 to 4, found"),
+    (["train", "tree-lstm", "--json", "no/such/folder/x.jsonl"], "x.jsonl: no such file or directory; give a file in"),
+    (["train", "tree-lstm", "--json", "."], "File '.' is a directory"),
+    (["train", "tree-lstm", "--policy", "luck"], "luck"),
+    (["train", "tree-lstm", "--backend", "abacus"], "abacus"),
+    (["explain", "tree-lstm", "--batch-size", "99999"], "cannot take the first 99999 instances of listops: it holds"),
+    (["bench", "tree-lstm", "--batch-size", "9999"], "cannot take the first 39996 instances of listops: it holds 4500"),
+]
+
+
+@pytest.mark.usefixtures("user_module")
+@pytest.mark.parametrize(("arguments", "sentence"), ERRORS, ids=[" ".join(arguments) for arguments, _ in ERRORS])
+def test_errors_end_in_one_sentence_and_status_2(command: Command, arguments: list[str], sentence: str) -> None:
+    Path("bad.txt").write_text("(3 (2 good) (2 film))\n(3 (2 good) (7 film))\n")
+    status, _, err = command(*arguments)
+    assert status == 2
+    assert err.startswith("autobatch: ")
+    assert err.count("\n") == 1
+    assert sentence in err
+
+
+def test_a_loss_that_is_not_finite_ends_training(command: Command, trees: Path) -> None:
+    status, _, err = command("train", "tree-lstm", "--data", trees, *SMALL, "--lr", "1e38")
+    assert status == 2
+    assert err.count("\n") == 1
+    assert err.startswith("autobatch: training stopped in epoch 1 of 5, mini-batch 2: the loss of ")
+    assert "is not finite" in err
+
+
+def test_an_unwritable_file_is_noticed_before_the_work(command: Command, tmp_path: Path) -> None:
+    status, out, err = command("train", "tree-lstm", "--json", tmp_path / "no" / "x.jsonl", "--epochs", 1000)
+    assert (status, out) == (2, "")
+    assert "cannot write results" in err
+
+
+@pytest.mark.slow
+def test_trees_deeper_than_pythons_recursion_limit_train(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "deep.txt"
+    path.write_text("\n".join(["(2 (1 a) " * depth + "(0 b)" + ")" * depth for depth in (2000, 1500)]))
+    assert command("train", "tree-lstm", "--data", path, *SMALL, "--epochs", 1)[0] == 0
+    path.write_text("(2 (1 a) " * 20_000 + "(0 b)" + ")" * 20_000)
+    status, _, err = command("train", "tree-lstm", "--data", path, *SMALL, "--epochs", 1)
+    assert status == 2
+    assert "deeper than Python's recursion limit" in err
+
+
+def test_threads_that_cannot_be_set_are_an_error(
+    command: Command, monkeypatch: pytest.MonkeyPatch, trees: Path
+) -> None:
+    monkeypatch.setattr(threads, "_threadpoolctl", lambda: None)
+    for variable in threads.VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads.threads_in_force() == 3
+    status, _, err = command("train", "tree-lstm", "--data", trees, *SMALL, "--threads", 5)
+    assert status == 2
+    assert "3 are in force and threadpoolctl" in err
+    assert command("explain", "tree-lstm", "--data", trees, "--batch-size", 2)[0] == 0
+
+
+def test_ctrl_c_ends_with_one_line_and_status_130(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "autobatch.cli.main", "train", "tree-lstm", "--dim", "8", "--epochs", "1000"]
+    with subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("tree-lstm")
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (130, "autobatch: interrupted.\n")
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m autobatch.cli.main --help | head -n 1",
+        shell=True, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+def test_errors_of_any_kind_become_a_status(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise ab.errors.PlanError("one thing\n   and another.")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    assert [run_to_the_end(work) for work in (fail, interrupt, lambda: 1, lambda: None)] == [2, 130, 1, 0]
+    assert capfd.readouterr().err == "autobatch: one thing and another.\nautobatch: interrupted.\n"
+
+
+# --- how work is shown ---
+
+
+def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with show_progress(4) as progress:
+        progress.advance("epoch 1 of 2", "loss 2.5")
+        progress.say("epoch 1:  loss 2.5")
+        progress.advance("epoch 2 of 2", "loss 1.5")
+    assert "epoch 1:  loss 2.5\n" in capsys.readouterr().out
+
+
+def test_progress_elsewhere_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 1.0, 11.0, 11.0, 12.0])
+    monkeypatch.setattr("autobatch.cli.progress.time.monotonic", lambda: next(now))
+    with show_progress(4) as progress:
+        for step in range(3):
+            progress.advance("epoch 1 of 1", f"loss {step}")
+    assert capsys.readouterr().out == "  epoch 1 of 1, 50% of all: loss 1\n"
+
+
+def test_tables_line_up() -> None:
+    assert format_table(["policy", "n"], [["depth", "49"], ["unbatched", "1,000"]]) == (
+        "policy         n\ndepth         49\nunbatched  1,000"
+    )
+
+
+def test_help_needs_no_slow_imports(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    arguments = [sys.executable, "-m", "autobatch.cli.main", "--help"]
+    done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not imported & {"numba", "torch", "matplotlib", "rich.progress"}

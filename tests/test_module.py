@@ -1,0 +1,453 @@
+"""Parameters, how modules name them, and state that is stored and read back entirely or not at all."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
+from autobatch.layers import Linear
+from autobatch.module import Module, Parameter, check_entries
+
+
+class Head(Module):
+    """One parameter of shape (3,) under the name `scale`."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        self.scale = Parameter(np.full(3, value))
+
+
+class Pair(NamedTuple):
+    left: Head
+    right: Head
+
+
+class Model(Module):
+    """Parameters in every place that is walked, and values that are none."""
+
+    def __init__(self) -> None:
+        self.table = Parameter(np.arange(6.0).reshape(3, 2))
+        self.layers = [Head(1.0), Head(2.0)]
+        self.by_name = {"gate": Parameter(3.0), 7: Head(4.0), "none": None}
+        self.pair = Pair(Head(5.0), Head(6.0))
+        self.nested = [[Parameter([7.0])], ()]
+        self.array = np.ones(3)
+        self.size = 3
+        self.function = Head
+        self.frozen = Parameter([8, 9], trainable=False)
+
+
+NAMES = [
+    "table",
+    "layers.0.scale",
+    "layers.1.scale",
+    "by_name.gate",
+    "by_name.7.scale",
+    "pair.0.scale",
+    "pair.1.scale",
+    "nested.0.0",
+    "frozen",
+]
+
+
+class Tied(Module):
+    """One parameter under three names: `embedding`, `output.weight` and `again.weight`."""
+
+    def __init__(self) -> None:
+        self.embedding = Parameter(np.arange(4.0).reshape(2, 2))
+        self.output = Linear(2, 2, rng=np.random.default_rng(0), bias=False)
+        self.output.weight = self.embedding
+        self.again = self.output
+
+
+def values_of(module: Module) -> dict[str, Any]:
+    return {name: parameter.data.tolist() for name, parameter in module.parameters().items()}
+
+
+# --- Parameter
+
+
+@pytest.mark.parametrize("data", [1, 2.5, [1, 2], np.ones((2, 3)), np.ones(2, np.int64), np.ones(2, bool), np.zeros(0)])
+def test_a_parameter_is_float32_at_first(data: Any) -> None:
+    parameter = Parameter(data)
+    assert parameter.dtype == np.float32
+    assert parameter.shape == np.shape(data)
+    np.testing.assert_array_equal(parameter.data, np.asarray(data, np.float32))
+
+
+def test_a_parameter_copies_its_data() -> None:
+    data = np.ones(2, np.float32)
+    parameter = Parameter(data)
+    data[:] = 5.0
+    assert parameter.data.tolist() == [1.0, 1.0]
+
+
+def test_assigning_data_copies_in_place() -> None:
+    parameter = Parameter([1.0, 2.0])
+    array = parameter.data
+    parameter.data = [3, 4]
+    parameter.data += 1.0
+    parameter.data = parameter.data[::-1]
+    assert parameter.data is array
+    assert array.tolist() == [5.0, 4.0]
+    assert array.dtype == np.float32
+
+
+@pytest.mark.parametrize("values", [1.0, [1.0], [[1.0, 2.0]], [1.0, 2.0, 3.0]])
+def test_assigning_another_shape_is_refused(values: Any) -> None:
+    parameter = Parameter([1.0, 2.0])
+    with pytest.raises(
+        ShapeError, match=r"cannot assign .* to a Parameter of shape \(2,\); assign one of the same shape"
+    ):
+        parameter.data = values
+    assert parameter.data.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("data", ["abc", [1 + 2j], [[1.0], [1.0, 2.0]], None, {"a": 1}])
+def test_what_holds_no_real_numbers_is_no_parameter(data: Any) -> None:
+    with pytest.raises(DataError, match=r"cannot make a Parameter: .*; give an array of real numbers\."):
+        Parameter(data)
+
+
+def test_a_parameter_is_no_array() -> None:
+    with pytest.raises(GraphError, match=r"NumPy array of a Parameter of shape \(2,\), .* use an op of autobatch"):
+        np.asarray(Parameter([1.0, 2.0]))
+
+
+def test_a_parameter_changes_dtype_in_place() -> None:
+    parameter = Parameter([0.1])
+    assert parameter.astype("float64") is parameter
+    assert parameter.dtype == np.float64
+    assert parameter.data[0] == np.float32(0.1)
+    array = parameter.data
+    assert parameter.astype(np.float64).data is array
+
+
+def test_parameters_hash_by_identity_and_print() -> None:
+    first, second = Parameter([1.0]), Parameter([1.0])
+    assert len(dict.fromkeys([first, second, first])) == 2
+    assert repr(first) == "Parameter(shape=(1,), dtype=float32)"
+    assert repr(Parameter(1.0, trainable=False)) == "Parameter(shape=(), dtype=float32, trainable=False)"
+
+
+# --- the walk
+
+
+def test_names_follow_the_order_of_definition() -> None:
+    parameters = Model().parameters()
+    assert list(parameters) == NAMES
+    assert [name for name, parameter in parameters.items() if not parameter.trainable] == ["frozen"]
+
+
+def test_a_shared_parameter_has_its_first_name() -> None:
+    model = Tied()
+    assert list(model.parameters()) == ["embedding"]
+    assert model.parameters()["embedding"] is model.output.weight
+
+
+def test_cycles_end() -> None:
+    first, second = Head(), Head()
+    first.other, second.other = second, first  # type: ignore[attr-defined]
+    ring: list[Any] = [first]
+    ring.append(ring)
+    second.ring = ring  # type: ignore[attr-defined]
+    assert list(first.parameters()) == ["scale", "other.scale"]
+    first.load_state_dict(first.state_dict())
+
+
+def test_modules_that_all_know_each_other_are_walked_once() -> None:
+    heads = [Head(float(i)) for i in range(30)]
+    for head in heads:
+        head.all = heads  # type: ignore[attr-defined]
+    assert len(heads[0].parameters()) == 30
+    heads[0].load_state_dict(heads[0].state_dict())
+
+
+def test_a_long_chain_of_modules_is_walked() -> None:
+    last = first = Head()
+    for _ in range(5000):
+        last.next = Head()  # type: ignore[attr-defined]
+        last = last.next  # type: ignore[attr-defined]
+    assert len(first.parameters()) == 5001
+
+
+def test_two_parameters_of_one_name_are_refused() -> None:
+    head = Head()
+    head.both = {1: Parameter(1.0), "1": Parameter(2.0)}  # type: ignore[attr-defined]
+    with pytest.raises(GraphError, match=r"two parameters of Head are both named 'both\.1'; rename"):
+        head.parameters()
+
+
+def test_functions_put_in_place_of_methods_are_passed_over() -> None:
+    model = Model()
+    vars(model)["cell"] = lambda x: x
+    assert list(model.parameters()) == NAMES
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copied_model_is_another_one_with_the_same_numbers(clone: Callable[[Tied], Tied]) -> None:
+    model = Tied()
+    other = clone(model)
+    assert values_of(other) == values_of(model)
+    assert other.again.weight is other.embedding
+    other.embedding.data += 1.0
+    assert values_of(other) != values_of(model)
+
+
+# --- dtype
+
+
+def test_astype_reaches_every_parameter_and_returns_the_module() -> None:
+    model = Model()
+    assert model.dtype == np.float32
+    assert model.astype("float64") is model
+    assert model.dtype == np.float64
+    assert {parameter.dtype for parameter in model.parameters().values()} == {np.dtype(np.float64)}
+    assert Module().dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int32", "no such type", None, ">f4"])
+def test_other_dtypes_are_refused(dtype: Any) -> None:
+    model = Model()
+    with pytest.raises(DataError, match=r"cannot convert parameters to .*; give 'float32' or 'float64'\."):
+        model.astype(dtype)
+    assert model.dtype == np.float32
+
+
+def test_mixed_dtypes_are_named() -> None:
+    model = Model()
+    model.layers[1].scale.astype("float64")
+    expected = r"Model differ in dtype: 'table' is float32 and 'layers\.1\.scale' is float64; call astype\(\)"
+    with pytest.raises(GraphError, match=expected):
+        _ = model.dtype
+
+
+# --- state
+
+
+def test_state_survives_a_round_trip() -> None:
+    model, other = Model(), Model()
+    state = model.state_dict()
+    for parameter in other.parameters().values():
+        parameter.data = parameter.data + 1.0
+    other.load_state_dict(state)
+    assert list(state) == NAMES
+    assert values_of(other) == values_of(model)
+    state["table"][:] = 100.0
+    assert values_of(other) == values_of(model)
+
+
+def test_numbers_are_cast_to_the_dtype_of_the_model() -> None:
+    head = Head()
+    head.load_state_dict({"scale": np.array([1, 2, 3])})
+    assert head.dtype == np.float32
+    assert head.scale.data.tolist() == [1.0, 2.0, 3.0]
+    head.astype("float64").load_state_dict({"scale": np.full(3, 0.1)})
+    assert head.scale.data.tolist() == [0.1] * 3
+
+
+SHARED = [("embedding",), ("output.weight",), ("again.weight",), ("embedding", "output.weight", "again.weight")]
+
+
+@pytest.mark.parametrize("names", SHARED, ids=",".join)
+def test_a_shared_parameter_loads_from_any_or_all_of_its_names(names: tuple[str, ...]) -> None:
+    model = Tied()
+    array = np.array([[5.0, np.nan], [7.0, 8.0]])
+    model.load_state_dict(dict.fromkeys(names, array))
+    np.testing.assert_array_equal(model.embedding.data, array)
+
+
+def test_a_shared_parameter_that_was_stored_twice_differently_is_refused() -> None:
+    model = Tied()
+    before = values_of(model)
+    with pytest.raises(CheckpointError, match=r"'embedding' and 'output\.weight' are one parameter of the model"):
+        model.load_state_dict({"embedding": np.zeros((2, 2)), "output.weight": np.ones((2, 2))})
+    assert values_of(model) == before
+
+
+def broken_states() -> dict[str, tuple[Callable[[dict[str, Any]], object], str]]:
+    return {
+        "missing": (lambda state: state.pop("frozen"), r"missing: 'frozen'; build everything as it was"),
+        "unexpected": (lambda state: state.update(other=np.ones(2)), r"unexpected: 'other'; build"),
+        "module": (lambda state: state.update(pair=np.ones(2)), r"unexpected: 'pair'; build"),
+        "below": (lambda state: state.update({"table.x": np.ones(2)}), r"unexpected: 'table\.x'; build"),
+        "shape": (
+            lambda state: state.update(frozen=np.ones((1, 2))),
+            r"of another shape: 'frozen' \(\(1, 2\) where \(2,\) is needed\); build",
+        ),
+        "text": (
+            lambda state: state.update(frozen=["a", "b"]),
+            r"cannot load 'frozen' from the state dict: it holds <U1, not real numbers; give an array",
+        ),
+        "ragged": (lambda state: state.update(frozen=[[1], [1, 2]]), r"no array can be made of it .*; give an array"),
+        "all": (
+            lambda state: (state.pop("table"), state.update(other=np.ones(2), frozen=np.ones(3))),
+            r"cannot load the state dict into Model: missing: 'table'; unexpected: 'other'; of another shape: 'frozen'",
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", broken_states())
+def test_a_state_that_does_not_fit_changes_nothing(kind: str) -> None:
+    spoil, message = broken_states()[kind]
+    model = Model()
+    before = values_of(model)
+    state: dict[str, Any] = {name: array + 1.0 for name, array in model.state_dict().items()}
+    spoil(state)
+    with pytest.raises(CheckpointError, match=message):
+        model.load_state_dict(state)
+    assert values_of(model) == before
+
+
+def test_long_lists_of_names_are_cut() -> None:
+    with pytest.raises(CheckpointError, match=r"^cannot try: missing: '0', '1', '2', '3', '4' and 15 more; build"):
+        check_entries("cannot try", {}, {str(i): () for i in range(20)})
+
+
+def test_a_torch_state_dict_loads() -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch")
+    twin = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4))
+    twin[2].weight = twin[1].weight
+
+    class Layers(Module):
+        def __init__(self, rng: np.random.Generator) -> None:
+            layers = [Linear(3, 4, rng=rng), Linear(4, 4, rng=rng, bias=False), Linear(4, 4, rng=rng)]
+            layers[2].weight = layers[1].weight
+            self.layers = layers
+
+    model = Layers(np.random.default_rng(0))
+    model.load_state_dict({f"layers.{name}": tensor for name, tensor in twin.state_dict().items()})
+    for name, tensor in twin.named_parameters():
+        np.testing.assert_array_equal(model.parameters()[f"layers.{name}"].data, tensor.detach().numpy())
+    with pytest.raises(CheckpointError, match=r"no array can be made of it"):
+        model.load_state_dict({f"layers.{name}": tensor for name, tensor in twin.named_parameters()})
+
+
+# --- files
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_file_survives_a_round_trip(tmp_path: Path, dtype: str) -> None:
+    model, other = Model().astype(dtype), Model().astype(dtype)
+    model.table.data = model.table.data / 3.0
+    model.save(tmp_path / "model.safetensors")
+    model.save(tmp_path / "model.safetensors")
+    other.load(str(tmp_path / "model.safetensors"))
+    assert values_of(other) == values_of(model)
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+def test_a_module_without_parameters_can_be_stored(tmp_path: Path) -> None:
+    Module().save(tmp_path / "empty")
+    Module().load(tmp_path / "empty")
+    with pytest.raises(CheckpointError, match=r"cannot load '.*empty' into Head: missing: 'scale'; build"):
+        Head().load(tmp_path / "empty")
+
+
+def test_saving_through_a_link_keeps_the_link(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "model")
+    Head(1.0).save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert os.listdir(tmp_path / "folder") == ["model"]
+
+
+def bfloat16_file() -> bytes:
+    header = json.dumps({"scale": {"dtype": "BF16", "shape": [3], "data_offsets": [0, 6]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(6)
+
+
+FOREIGN = {
+    "empty": (b"", r"it is cut short or no safetensors file \(.*\); give a file that Module\.save wrote\."),
+    "text": (b"not a model\n" * 100, r"it is cut short or no safetensors file"),
+    "pickle": (pickle.dumps({"scale": np.ones(3)}), r"it is cut short or no safetensors file"),
+    "bfloat16": (bfloat16_file(), r"numbers of type 'BF16', which NumPy lacks; store it as float32 or float64\."),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_foreign_file_is_refused(tmp_path: Path, kind: str) -> None:
+    content, message = FOREIGN[kind]
+    (tmp_path / "file").write_bytes(content)
+    head = Head(1.0)
+    with pytest.raises(CheckpointError, match=rf"^cannot load '.*file': .*{message}"):
+        head.load(tmp_path / "file")
+    assert head.scale.data.tolist() == [1.0] * 3
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    Head(1.0).save(tmp_path / "whole")
+    content = (tmp_path / "whole").read_bytes()
+    head = Head(2.0)
+    for length in range(len(content)):
+        (tmp_path / "part").write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=r"it is cut short or no safetensors file"):
+            head.load(tmp_path / "part")
+    assert head.scale.data.tolist() == [2.0] * 3
+
+
+def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
+    Model().save(tmp_path / "model")
+    head = Head(1.0)
+    with pytest.raises(
+        CheckpointError, match=r"cannot load '.*model' into Head: missing: 'scale'; unexpected: '.*' and 4 more;"
+    ):
+        head.load(tmp_path / "model")
+    assert head.scale.data.tolist() == [1.0] * 3
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^cannot load '.*missing': No such file or directory; give a file"):
+        Head().load(tmp_path / "missing")
+    with pytest.raises(CheckpointError, match=r"Is a directory; give a file"):
+        Head().load(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["missing/model", "file/model", "folder"])
+def test_an_impossible_place_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(
+        CheckpointError, match=r"^cannot save the parameters of Head to '.*': .*; give a file in a folder"
+    ):
+        Head().save(tmp_path / place)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+    assert os.listdir(tmp_path / "folder") == []
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_a_device_is_not_replaced_by_a_file() -> None:
+    with pytest.raises(CheckpointError, match=r"it is there and is no regular file; give a file"):
+        Head().save(os.devnull)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(CheckpointError, match=r"Permission denied; give a file"):
+        Head().save(tmp_path / "model")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("broken", ["fsync", "replace"])
+def test_a_disk_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    Head(1.0).save(tmp_path / "model")
+
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, broken, fail)
+    with pytest.raises(CheckpointError, match=r"No space left on device; give a file in a folder that .* has room\."):
+        Head(2.0).save(tmp_path / "model")
+    head = Head()
+    head.load(tmp_path / "model")
+    assert head.scale.data.tolist() == [1.0] * 3
+    assert os.listdir(tmp_path) == ["model"]

@@ -1,0 +1,339 @@
+"""Optimizers equal torch's step by step, check before they change anything, and go on from stored state."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autobatch.errors import CheckpointError, DataError, GraphError, NumericError, ShapeError
+from autobatch.module import FloatArray, Module, Parameter
+from autobatch.optim import SGD, Adam, Optimizer, clip_by_norm
+
+SHAPES = {"matrix": (3, 4), "vector": (5,), "number": ()}
+
+OPTIONS: list[tuple[type[Any], dict[str, Any]]] = [
+    (SGD, {"lr": 0.1}),
+    (SGD, {"lr": 0.1, "weight_decay": 0.05}),
+    (SGD, {"lr": 0.1, "momentum": 0.9}),
+    (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (SGD, {"lr": 0.1, "momentum": 0.5, "nesterov": True, "weight_decay": 0.05}),
+    (Adam, {}),
+    (Adam, {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3}),
+    (Adam, {"lr": 0.02, "weight_decay": 0.1}),
+    (Adam, {"lr": 0.02, "betas": (0.0, 0.0)}),
+]
+
+
+class Model(Module):
+    """A parameter of each of SHAPES, drawn from `rng`; `again` is `vector` under a second name."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.matrix = Parameter(rng.standard_normal(SHAPES["matrix"]))
+        self.vector = Parameter(rng.standard_normal(SHAPES["vector"]))
+        self.number = Parameter(rng.standard_normal())
+        self.again = self.vector
+
+
+def make_model(dtype: str = "float64") -> Model:
+    return Model(np.random.default_rng(0)).astype(dtype)
+
+
+def draw_grads(n_steps: int, dtype: str = "float64") -> Iterator[dict[str, FloatArray]]:
+    """Gradients of very different sizes, some of them zero."""
+    rng = np.random.default_rng(1)
+    for _ in range(n_steps):
+        scale = 10.0 ** rng.uniform(-4, 2) * (rng.random() > 0.1)
+        yield {name: np.asarray(scale * rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
+
+
+def make_all(optimizer: Callable[..., Optimizer]) -> tuple[Model, Optimizer]:
+    model = make_model()
+    return model, optimizer(model, lr=0.1)
+
+
+def values_of(model: Module) -> dict[str, Any]:
+    return {name: parameter.data.tolist() for name, parameter in model.parameters().items()}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+def test_a_hundred_steps_equal_those_of_torch(
+    kind: type[Any], options: dict[str, Any], dtype: str, tolerance: float
+) -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch")
+    model = make_model(dtype)
+    twins = {name: torch.from_numpy(parameter.data.copy()) for name, parameter in model.parameters().items()}
+    optimizer = kind(model, **options)
+    twin = getattr(torch.optim, kind.__name__)(list(twins.values()), **options)
+    for step, grads in enumerate(draw_grads(100, dtype)):
+        for name, tensor in twins.items():
+            tensor.grad = torch.from_numpy(grads[name].copy())
+        if step == 50:
+            optimizer.lr = twin.param_groups[0]["lr"] = 0.003
+        optimizer.step(grads)
+        twin.step()
+        for name, tensor in twins.items():
+            np.testing.assert_allclose(
+                model.parameters()[name].data, tensor.numpy(), rtol=tolerance, atol=tolerance, err_msg=f"step {step}"
+            )
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_frozen_parameters_stay_and_do_not_age(kind: Callable[..., Optimizer]) -> None:
+    model, optimizer = make_all(kind)
+    other, fresh = make_all(kind)
+    grads = next(draw_grads(1))
+    model.matrix.trainable = False
+    for _ in range(3):
+        optimizer.step({name: grad for name, grad in grads.items() if name != "matrix"})
+    assert model.matrix.data.tolist() == other.matrix.data.tolist()
+    model.matrix.trainable = True
+    optimizer.step(grads)
+    fresh.step(grads)
+    assert model.matrix.data.tolist() == other.matrix.data.tolist()
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_gradients_of_frozen_parameters_are_ignored(kind: Callable[..., Optimizer]) -> None:
+    model, optimizer = make_all(kind)
+    before = model.matrix.data.tolist()
+    model.matrix.trainable = False
+    optimizer.step(next(draw_grads(1)))
+    assert model.matrix.data.tolist() == before
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+def test_gradients_are_only_read(kind: type[Any], options: dict[str, Any]) -> None:
+    optimizer = kind(make_model(), **options)
+    for grads in draw_grads(3):
+        before = {name: grad.copy() for name, grad in grads.items()}
+        optimizer.step(grads)
+        for name, grad in grads.items():
+            np.testing.assert_array_equal(grad, before[name])
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+def test_a_step_allocates_no_array(kind: type[Any], options: dict[str, Any]) -> None:
+    model = Module()
+    model.table = Parameter(np.ones((500, 100)))  # type: ignore[attr-defined]
+    optimizer = kind(model, **options)
+    grads = {"table": np.ones((500, 100), np.float32)}
+    optimizer.step(grads)
+    tracemalloc.start()
+    try:
+        optimizer.step(grads)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < grads["table"].nbytes / 10
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+def test_a_model_may_change_its_dtype_between_steps(kind: type[Any], options: dict[str, Any]) -> None:
+    model, reference = make_model("float32"), make_model()
+    optimizer, exact = kind(model, **options), kind(reference, **options)
+    for step, grads in enumerate(draw_grads(6)):
+        if step == 3:
+            model.astype("float64")
+        optimizer.step(grads)
+        exact.step(grads)
+    assert model.dtype == np.float64
+    np.testing.assert_allclose(model.matrix.data, reference.matrix.data, rtol=1e-4)
+
+
+def test_parameters_that_are_views_are_changed_in_place() -> None:
+    block = np.ones((2, 6))
+    model = make_model()
+    model.matrix._data = np.ones((4, 3)).T
+    model.vector._data = block[1, 1:]
+    optimizer = SGD(model, lr=1.0)
+    optimizer.step({name: np.ones(shape) for name, shape in SHAPES.items()})
+    assert block.tolist() == [[1.0] * 6, [1.0] + [0.0] * 5]
+    assert not model.matrix.data.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"other": np.ones(2)},
+            GraphError,
+            r"gradient for 'other' and Model had no such parameter when the optimizer was",
+        ),
+        ({"again": np.ones(5)}, GraphError, r"gradient for 'again' and Model had no such parameter"),
+        ({"vector": None}, GraphError, r"parameter 'vector' of Model has no gradient; pass all that value_and_grad"),
+        ({"vector": np.ones((5, 1))}, ShapeError, r"gradient of 'vector' has shape \(5, 1\) and the parameter \(5,\);"),
+        ({"number": np.ones(1)}, ShapeError, r"gradient of 'number' has shape \(1,\) and the parameter \(\);"),
+    ],
+)
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_gradients_that_do_not_fit_change_nothing(
+    kind: Callable[..., Optimizer], change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    model, optimizer = make_all(kind)
+    before = values_of(model)
+    grads = {name: grad for name, grad in {**next(draw_grads(1)), **change}.items() if grad is not None}
+    with pytest.raises(error, match=rf"^cannot take a step of {optimizer.__class__.__name__}: .*{message}"):
+        optimizer.step(grads)
+    assert values_of(model) == before
+    assert set(optimizer.state_dict()["steps"].values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (SGD, {"lr": -0.1}, r"cannot set lr of SGD to -0\.1; give at least 0"),
+        (SGD, {"lr": math.nan}, r"cannot set lr of SGD to nan"),
+        (SGD, {"lr": 0.1, "momentum": -1}, r"cannot set momentum of SGD to -1"),
+        (SGD, {"lr": 0.1, "nesterov": True}, r"nesterov=True and momentum=0; give a momentum"),
+        (Adam, {"lr": math.inf}, r"cannot set lr of Adam to inf"),
+        (Adam, {"betas": (0.9, 1.0)}, r"cannot set beta_2 of Adam to 1\.0; give at least 0 and below 1\.0"),
+        (Adam, {"eps": -1e-8}, r"cannot set eps of Adam"),
+        (Adam, {"weight_decay": -1.0}, r"cannot set weight_decay of Adam"),
+    ],
+)
+def test_options_out_of_range_are_refused(kind: type[Any], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        kind(make_model(), **options)
+
+
+def test_the_learning_rate_is_checked_when_set() -> None:
+    _, optimizer = make_all(Adam)
+    optimizer.lr = 0.5
+    with pytest.raises(DataError, match=r"cannot set lr of Adam to nan"):
+        optimizer.lr = math.nan
+    assert optimizer.lr == 0.5
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+def test_training_goes_on_from_stored_state_bit_by_bit(kind: type[Any], options: dict[str, Any]) -> None:
+    model, other = make_model(), make_model()
+    optimizer = kind(model, **options)
+    grads = list(draw_grads(10))
+    for step in grads[:5]:
+        optimizer.step(step)
+    optimizer.lr = 0.01
+    state = optimizer.state_dict()
+    other.load_state_dict(model.state_dict())
+    for step in grads[5:]:
+        optimizer.step(step)
+
+    resumed = kind(other, **options)
+    resumed.load_state_dict(state)
+    assert resumed.lr == 0.01
+    for step in grads[5:]:
+        resumed.step(step)
+    assert values_of(other) == values_of(model)
+
+
+def test_stored_state_takes_the_dtype_that_the_model_has_now() -> None:
+    _, optimizer = make_all(Adam)
+    optimizer.step(next(draw_grads(1)))
+    state = optimizer.state_dict()
+    cast = make_model("float32")
+    resumed = Adam(cast)
+    cast.astype("float64")
+    resumed.load_state_dict(state)
+    np.testing.assert_array_equal(resumed.state_dict()["arrays"]["mean.matrix"], state["arrays"]["mean.matrix"])
+
+
+def test_state_is_a_copy_with_readable_names() -> None:
+    _, optimizer = make_all(Adam)
+    state = optimizer.state_dict()
+    assert state["kind"] == "Adam"
+    assert state["options"] == {"lr": 0.1, "beta_1": 0.9, "beta_2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+    assert state["steps"] == {"matrix": 0, "vector": 0, "number": 0}
+    assert list(state["arrays"]) == [f"{slot}.{name}" for name in SHAPES for slot in ("mean", "mean_square")]
+    optimizer.step(next(draw_grads(1)))
+    assert not state["arrays"]["mean.matrix"].any()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda state: state.clear(), CheckpointError, r"it holds nothing; give what SGD\.state_dict\(\) returned"),
+        (
+            lambda state: state.update(kind="Adam"),
+            CheckpointError,
+            r"it was stored by Adam; make that optimizer instead",
+        ),
+        (lambda state: state["options"].pop("momentum"), CheckpointError, r"missing: 'momentum'"),
+        (lambda state: state["steps"].pop("matrix"), CheckpointError, r"missing: 'matrix'"),
+        (lambda state: state["arrays"].clear(), CheckpointError, r"missing: 'velocity\.matrix', 'velocity\.vector'"),
+        (
+            lambda state: state["arrays"].update({"velocity.vector": np.ones(2)}),
+            CheckpointError,
+            r"of another shape: 'velocity\.vector' \(\(2,\) where \(5,\) is needed\)",
+        ),
+        (lambda state: state["options"].update(lr=-1.0), DataError, r"cannot set lr of SGD to -1\.0"),
+    ],
+)
+def test_foreign_state_changes_nothing(spoil: Callable[[Any], object], error: type[Exception], message: str) -> None:
+    optimizer = SGD(make_model(), lr=0.1, momentum=0.9)
+    state = SGD(make_model(), lr=0.2, momentum=0.8).state_dict()
+    spoil(state)
+    with pytest.raises(error, match=message):
+        optimizer.load_state_dict(state)
+    assert optimizer.lr == 0.1
+    assert not any(array.any() for array in optimizer.state_dict()["arrays"].values())
+
+
+# --- clip_by_norm
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_clipping_scales_to_the_norm_in_place(dtype: str) -> None:
+    grads = next(draw_grads(1, dtype))
+    arrays = dict(grads)
+    before = np.concatenate([grad.ravel() for grad in grads.values()])
+    norm = float(np.linalg.norm(before.astype(np.float64)))
+    assert clip_by_norm(grads, norm / 2) == pytest.approx(norm, rel=1e-6)
+    after = np.concatenate([grad.ravel() for grad in grads.values()])
+    np.testing.assert_allclose(after, before / 2, rtol=1e-6)
+    assert all(grads[name] is array for name, array in arrays.items())
+
+
+@pytest.mark.parametrize("max_norm", [100.0, math.inf])
+def test_short_gradients_stay(max_norm: float) -> None:
+    grads = {"a": np.array([[3.0]]), "b": np.array(4.0), "c": np.zeros(0)}
+    assert clip_by_norm(grads, max_norm) == 5.0
+    assert (grads["a"].tolist(), grads["b"].tolist()) == ([[3.0]], 4.0)
+
+
+def test_a_single_number_is_clipped_in_place() -> None:
+    grads = {"number": np.array(4.0)}
+    number = grads["number"]
+    assert clip_by_norm(grads, 1.0) == 4.0
+    assert number.tolist() == 1.0
+
+
+def test_nothing_has_norm_zero() -> None:
+    assert clip_by_norm({}, 1.0) == 0.0
+
+
+def test_squares_beyond_float32_are_no_trouble() -> None:
+    grads = {"a": np.array([3e30, 4e30], np.float32)}
+    assert clip_by_norm(grads, 5.0) == pytest.approx(5e30)
+    np.testing.assert_allclose(grads["a"], [3.0, 4.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_gradient_that_is_not_finite_is_named(wrong: float, dtype: str) -> None:
+    grads = {"good": np.full(3, 100.0, dtype), "bad": np.array([1.0, wrong], dtype)}
+    with pytest.raises(
+        NumericError, match=r"norm of the gradient of 'bad' is (nan|inf), no finite number; skip this step"
+    ):
+        clip_by_norm(grads, 1.0)
+    assert grads["good"].tolist() == [100.0] * 3
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0, math.nan])
+def test_a_norm_that_is_not_positive_is_refused(max_norm: float) -> None:
+    with pytest.raises(DataError, match=r"cannot clip gradients to a norm of .*; give a number above 0"):
+        clip_by_norm({"a": np.ones(2)}, max_norm)

@@ -1,0 +1,78 @@
+"""What installs is what lies in the checkout.
+
+The editable install finds a package that `pyproject.toml` forgot; a wheel does not have it. So the list is compared
+with the folders, and a wheel is built, compared file by file, and imported away from the checkout.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from checkout import ROOT, module_files, package_dirs, setuptools_table
+
+# Imports everything from `home` and loads the console script. Where a package is missing there, the editable
+# install would lend its own: a module from another place is an error too.
+IMPORT_ALL = """
+import importlib, importlib.metadata, sys
+home, *names = sys.argv[1:]
+sys.path.insert(0, home)
+for name in names:
+    importlib.import_module(name)
+for script in importlib.metadata.distribution("autobatch").entry_points:
+    script.load()
+for name, module in sys.modules.items():
+    if name.partition(".")[0] == "autobatch" and not str(module.__file__).startswith(home):
+        sys.exit(f"{name} is not in the wheel: it came from {module.__file__}")
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> None:
+    """Run a command in `cwd`; what it printed is the message when it fails."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built, without network, from a copy: setuptools leaves a `build/` where it works."""
+    place = tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, place)
+    for folder in package_dirs().values():
+        shutil.copytree(folder, place / folder.relative_to(ROOT), ignore=shutil.ignore_patterns("__pycache__"))
+    pip_wheel = (sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps")
+    run(*pip_wheel, "--wheel-dir", place / "dist", place, cwd=place)
+    (built,) = (place / "dist").glob("*.whl")
+    return built
+
+
+def test_every_folder_of_modules_is_a_listed_package() -> None:
+    files = module_files()
+    packages = {name for name, path in files.items() if path.name == "__init__.py"}
+    homeless = {name for name in files if name not in packages and name.rpartition(".")[0] not in packages}
+    assert not homeless, f"modules in folders without __init__.py: {sorted(homeless)}"
+    assert sorted(packages) == setuptools_table()["packages"], "list each package in pyproject.toml, sorted by name"
+
+
+def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
+    expected = {
+        "/".join((*package.split("."), *path.relative_to(folder).parts))
+        for package, folder in package_dirs().items()
+        for path in folder.rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert held == expected
+
+
+def test_every_module_imports_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    home = tmp_path / "site"
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", home, wheel, cwd=tmp_path)
+    names = (name for name in module_files() if not name.endswith("__main__"))
+    run(sys.executable, "-W", "error", "-c", IMPORT_ALL, home, *names, cwd=tmp_path)
