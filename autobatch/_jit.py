@@ -3,11 +3,17 @@
 Numba takes longer to import than all of autobatch, so no module imports it at the top. A loop marked
 `@compiled` is plain Python over arrays of ints; it is compiled, and cached on disk, when first called.
 Loops may call each other: inside compiled code the other loop is inlined or called at machine speed.
+
+Numba recognises a cached loop by its name and its own file, and would go on using one whose callee in another file
+has changed. So the name under which a loop is cached ends in a digest of all code and constants that it reaches.
 """
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable
+from hashlib import sha256
+from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -34,8 +40,23 @@ class Compiled(Generic[P, R]):
         if self._dispatcher is None:
             import numba
 
-            self._dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy")(self.python)
+            named = FunctionType(self.python.__code__, self.python.__globals__, self.python.__name__)
+            named.__module__ = self.python.__module__
+            named.__qualname__ = f"{self.python.__qualname__}_{self.digest()}"
+            self._dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy")(named)
         return self._dispatcher
+
+    def digest(self) -> str:
+        """Tells this loop, the loops it calls and the constants they read from other versions of them."""
+        code = self.python.__code__
+        parts = [marshal.dumps(code)]
+        for name in code.co_names:
+            value = self.python.__globals__.get(name)
+            if isinstance(value, Compiled) and value is not self:
+                parts.append(value.digest().encode())
+            elif isinstance(value, (int, float)) or hasattr(value, "_fields"):
+                parts.append(repr((name, getattr(value, "_fields", value))).encode())
+        return sha256(b"".join(parts)).hexdigest()[:12]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         result: R = self._compile()(*args, **kwargs)

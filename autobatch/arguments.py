@@ -103,4 +103,6 @@ class Key:
                 return type(self.detail.value).__name__ if isinstance(self.detail.value, Module) else repr(self.detail)
             case "each":
                 return f"{self.children[0] if self.children else 'nothing'}*"
-        return f"{self.kind}({', '.join(f'{k}: {c}' if self.kind != 'tuple' else str(c) for k, c in zip(self.labels, self.children, strict=True))})"
+        named = self.kind in ("dict", "dataclass")
+        parts = [f"{k}: {c}" if named else str(c) for k, c in zip(self.labels, self.children, strict=True)]
+        return f"{self.kind}({', '.join(parts)})"

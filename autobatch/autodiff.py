@@ -58,7 +58,9 @@ class Derivative:
             source = self.vars[i].source
             read.update(source.args if isinstance(source, Instruction) else ())
         sources = {g: self.vars[g].source for _, g in self.parameters}
-        return frozenset(g for g, s in sources.items() if read[g] == 1 and isinstance(s, Instruction) and s.op.sums_rows)
+        return frozenset(
+            g for g, s in sources.items() if read[g] == 1 and isinstance(s, Instruction) and s.op.sums_rows
+        )
 
     def weights_read(self) -> Iterator[tuple[int, Weight]]:
         """The values that are parameters with a gradient, with their sources."""
@@ -71,7 +73,9 @@ class Derivative:
         n_forward = len(self.program.vars)
         backward = [i for i in self.backward if i >= n_forward]
         lines = [f"{self.program.name}, backward", *show_lines(self.vars, [*self.incoming, *backward])]
-        lines += [f"  gradient of %{p} is %{g}" for p, g in zip(self.program.ports, self.ports, strict=True) if g is not None]
+        lines += [
+            f"  gradient of %{p} is %{g}" for p, g in zip(self.program.ports, self.ports, strict=True) if g is not None
+        ]
         lines += [f"{self.program.name}, weights", *show_lines(self.vars, [i for i in self.weights if i >= n_forward])]
         lines += [f"  gradient of %{p} is %{g}" for p, g in self.parameters]
         return "\n".join([*lines, f"  saved: {', '.join(f'%{s}' for s in self.saved)}"])
@@ -181,7 +185,9 @@ def fit(part: Traced, shape: Shape) -> Traced:
         a for a, size in enumerate(part.shape) if a < extra or (shape[a - extra] == 1 and size != 1)
     )  # fmt: skip
     if wide:
-        part = reshape(sum(part, wide, keepdims=True), tuple(1 if a in wide else s for a, s in enumerate(part.shape))[extra:])
+        part = reshape(
+            sum(part, wide, keepdims=True), tuple(1 if a in wide else s for a, s in enumerate(part.shape))[extra:]
+        )
     fitted: Traced = expand(part, shape)
     return fitted
 

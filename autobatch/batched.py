@@ -184,7 +184,9 @@ class Batched:
                     out[name] = np.empty_like(parameter.data)
                 out[name].fill(0)
         elif out.keys() != trainable.keys():
-            raise GraphError(f"out= has gradients of {sorted(out)}, not of the trainable parameters {sorted(trainable)}.")
+            raise GraphError(
+                f"out= has gradients of {sorted(out)}, not of the trainable parameters {sorted(trainable)}."
+            )
         self.backend.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
         step.clock.lap("execute_ms")
         return out
@@ -205,7 +207,7 @@ class Batched:
                 if id(parameter) not in known:
                     raise GraphError(
                         f"cell {node_type.name!r} reads a {parameter!r} that is not, or no longer, a parameter of "
-                        f"{type(self._module).__name__}; pass module=, and after replacing a parameter make a new ab.batched."
+                        f"{type(self._module).__name__}; pass module=, and make a new ab.batched after replacing one."
                     )
 
 
@@ -262,7 +264,9 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
         return np.full(n_instances, 1.0 / n_instances if reduce == "mean" else 1.0)
     weights = np.asarray(reduce, np.float64)
     if weights.shape != (n_instances,):
-        raise ShapeError(f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each.")
+        raise ShapeError(
+            f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each."
+        )
     return weights
 
 
@@ -284,7 +288,7 @@ def check_finite(losses: Array) -> None:
     wrong = np.flatnonzero(~np.isfinite(losses))
     if wrong.size:
         raise NumericError(
-            f"the loss of {wrong.size} of {losses.size} instances is not finite (instance {wrong[0]}: {losses[wrong[0]]}); "
-            f"no gradient was computed. Lower the learning rate, clip gradients, or call the function directly on that "
-            f"instance to see where the number comes from."
+            f"the loss of {wrong.size} of {losses.size} instances is not finite (instance {wrong[0]}: "
+            f"{losses[wrong[0]]}); no gradient was computed. Lower the learning rate, clip gradients, or call the "
+            f"function directly on that instance to see where the number comes from."
         )

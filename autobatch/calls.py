@@ -28,7 +28,7 @@ from autobatch.module import Module, Parameter
 from autobatch.ops import add
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.variadic import SUM_N
-from autobatch.program import CellProgram, Port
+from autobatch.program import CellProgram
 from autobatch.typetable import NodeType, TypeTable
 from autobatch.words import IntArray
 
@@ -171,7 +171,13 @@ class Calls:
         return self._entries[function]
 
     def _make_entry(
-        self, identity: tuple[Any, ...], name: str, signature: inspect.Signature, run: Any, is_static: Any, lifts: bool = True
+        self,
+        identity: tuple[Any, ...],
+        name: str,
+        signature: inspect.Signature,
+        run: Any,
+        is_static: Any,
+        lifts: bool = True,
     ) -> Entry:
         entry = Entry(name, tuple(Static(part) for part in identity), signature, run, is_static, lifts=lifts)
         entry.function = self._generate(entry, (), lambda *args: self._slow(entry, args))
@@ -211,7 +217,7 @@ class Calls:
         form = make_form(reader, len(self.forms), node_type.number, node_type.program, handles.number, rebuild)
         self.forms.append(form)
         self._tables = None
-        entry.by_form[tuple(reader.conditions)] = self._generate(entry, [form], _refuse(entry, node_type.program))
+        entry.by_form[tuple(reader.conditions)] = self._generate(entry, [form], _refuse(entry, reader.lists))
         if len(entry.forms) < MAX_FORMS:
             entry.forms.append(form)
             entry.function = self._generate(entry, entry.forms, lambda *args: self._slow(entry, args))
@@ -244,7 +250,9 @@ class Calls:
             key = (SOURCE, None if arrays else id(x))
             if key not in self._entries:
                 if arrays:
-                    entry = self._make_entry((SOURCE,), "constant", ONE_ARRAY, lambda arguments: arguments["data"], _never, False)
+                    entry = self._make_entry(
+                        (SOURCE,), "constant", ONE_ARRAY, lambda arguments: arguments["data"], _never, False
+                    )
                 else:
                     entry = self._make_entry((SOURCE, x), "parameter", NO_ARGUMENTS, lambda arguments: x, _never)
                 self._entries[key] = entry
@@ -326,7 +334,8 @@ class Calls:
         """Let the entries of all cells of `module` and its submodules stand in their place."""
         entries = []
         for owner in module.modules() if module is not None else ():
-            for name, found in _cells_of(type(owner)).items():
+            kind: type = type(owner)
+            for name, found in _cells_of(kind).items():
                 if name not in vars(owner):
                     entry = self.entry(found, owner)
                     entry.places = [(vars(owner), name)]
@@ -386,12 +395,11 @@ def _never(name: str, x: Any) -> bool:
     return False
 
 
-def _refuse(entry: Entry, program: CellProgram) -> Callable[..., Any]:
+def _refuse(entry: Entry, lists: Sequence[str]) -> Callable[..., Any]:
     def slow(*args: Any) -> Any:
         raise GraphError(
-            f"cell {entry.name!r} was called with lists of different lengths that its body uses together "
-            f"({', '.join(program.vars[p].source.name for p in program.ports if isinstance(program.vars[p].source, Port))}); "
-            f"keys and values, for example, must be equally many."
+            f"cell {entry.name!r} was called with lists of different lengths ({', '.join(lists)}) that its body uses "
+            f"together; keys and values, for example, must be equally many."
         )
 
     return slow

@@ -20,7 +20,7 @@ from autobatch.errors import AutobatchError, GraphError
 from autobatch.module import Module
 from autobatch.ops.operators import STAGE, Operators, stage
 from autobatch.ops.variadic import VariadicPort
-from autobatch.program import NODE, Attribute, Builder, CellProgram, Port, Traced
+from autobatch.program import NODE, Attribute, Builder, CellProgram, Port
 
 
 class Cell:
@@ -181,7 +181,10 @@ class Tracer:
                 self.n_groups += 1
                 element = key.children[0] if key.children else None
                 return _TracedList(self, name, self.n_groups - 1, element)
-        children = [self.argument(child, f"{name}.{label}", domain) for label, child in zip(key.labels, key.children, strict=True)]
+        children = [
+            self.argument(child, f"{name}.{label}", domain)
+            for label, child in zip(key.labels, key.children, strict=True)
+        ]
         return key.build(children)
 
     def _leaf(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import compiled
-from autobatch.words import IntArray, words_size, write_header
+from autobatch.words import IntArray, Sections, words_size, write_header
 
 LongArray: TypeAlias = NDArray[np.int64]
 
@@ -129,16 +129,22 @@ def decode_log(
             n += 1
             edge_ptr[n] = e
         graph.instance_ptr[i + 1] = n
-        graph.output_ptr[i + 1] = output_ptr[i + 1]
-        for o in range(output_ptr[i], output_ptr[i + 1]):
-            node = node_of[out_ref[o] >> 8] - base
-            if node < first:
-                fault[0], fault[1], fault[2], fault[3] = STALE, i, -1, -1
-                return words, fault
-            graph.out_node[o] = node
-            graph.out_port[o] = out_ref[o] & 255
-            graph.out_slot[o] = out_slot[o]
+    graph.output_ptr[:] = output_ptr
+    graph.out_slot[:] = out_slot
+    _write_outputs(graph, out_ref, node_of, base, fault)
     return words, fault
+
+
+@compiled
+def _write_outputs(graph: Sections, out_ref: LongArray, node_of: LongArray, base: int, fault: LongArray) -> None:
+    """Write which nodes were returned; fill `fault` if one belongs to another recording."""
+    for i in range(graph.instance_ptr.size - 1):
+        for o in range(graph.output_ptr[i], graph.output_ptr[i + 1]):
+            graph.out_node[o] = node_of[out_ref[o] >> 8] - base
+            graph.out_port[o] = out_ref[o] & 255
+            if graph.out_node[o] < graph.instance_ptr[i]:
+                fault[0], fault[1], fault[2] = STALE, i, -1
+                return
 
 
 def as_longs(values: list[int]) -> LongArray:

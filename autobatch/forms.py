@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from autobatch.calls import Calls
 
 
-
-
 @dataclass
 class Leaves:
     """Leaves first:first + count of the arguments, read from the expression `text`.
@@ -78,8 +76,9 @@ class FormReader:
             self._condition(f"type({text}) is {type(x).__name__}")
             return self._data(type(x).__name__, (), text)
         if isinstance(x, np.ndarray):
-            self._condition(f"type({text}) is ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {'f' if x.dtype.kind == 'f' else 'iub'!r}")
-            return self._data("float" if x.dtype.kind == "f" else "int", x.shape, text)
+            kinds = "f" if x.dtype.kind == "f" else "iub"
+            self._condition(f"type({text}) is ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {kinds!r}")
+            return self._data("float" if kinds == "f" else "int", x.shape, text)
         if type(x) is list and text not in self.fixed and (key := self._each(x, text)) is not None:
             return key
         if isinstance(x, (tuple, list, dict)) or (is_dataclass(x) and not isinstance(x, type)):
@@ -107,7 +106,9 @@ class FormReader:
         try:
             hash(Static(x))
         except TypeError:
-            raise GraphError(f"a cell got {x!r} ({type(x).__name__}), which is no value, data or hashable static argument.") from None
+            raise GraphError(
+                f"a cell got {x!r} ({type(x).__name__}), which is no value, data or hashable static argument."
+            ) from None
         name = self.calls.constant(x)
         by_value = isinstance(x, BY_VALUE) and x is not None and not isinstance(x, bool)
         self._condition(f"type({text}) is type({name}) and {text} == {name}" if by_value else f"{text} is {name}")
@@ -125,7 +126,11 @@ class FormReader:
             self.n_leaves = first
             return None
         self.n_leaves = first + sum(1 for _ in key.leaves())
-        test = f"{{*map(type, {text})}} == {{{conditions[0].split()[-1]}}}" if len(conditions) == 1 else f"all([{' and '.join(conditions)} for x in {text}])"
+        test = (
+            f"{{*map(type, {text})}} == {{{conditions[0].split()[-1]}}}"
+            if len(conditions) == 1
+            else f"all([{' and '.join(conditions)} for x in {text}])"
+        )
         self._condition(f"type({text}) is list and {text} and {test}")
         self.leaves.append(Leaves("each", text, first, self.n_leaves - first, parts=parts))
         self.lists.append(text)
@@ -172,7 +177,9 @@ class Form:
     where: tuple[str, ...]
 
 
-def make_form(reader: FormReader, number: int, type_id: int, program: CellProgram, kind: int, rebuild: str | None) -> Form:
+def make_form(
+    reader: FormReader, number: int, type_id: int, program: CellProgram, kind: int, rebuild: str | None
+) -> Form:
     """The form that `reader` read, of the type `type_id`, whose outputs have handles of kind `kind`."""
     ports = {v.source.leaf: v.source.number for v in program.vars if isinstance(v.source, Port)}
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
@@ -213,7 +220,9 @@ def _handle_items(parts: Iterable[Leaves], ports: dict[int, int]) -> list[tuple[
     """For each handle with a port that the program reads: how many, then pairs of port and output (-1: in the ref)."""
     items = []
     for part in parts:
-        used = [(ports[part.first + k], k if part.is_bundle else -1) for k in range(part.count) if part.first + k in ports]
+        used = [
+            (ports[part.first + k], k if part.is_bundle else -1) for k in range(part.count) if part.first + k in ports
+        ]
         if used:
             items.append((part, [len(used), *(n for pair in used for n in pair)]))
     return items

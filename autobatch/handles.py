@@ -46,7 +46,8 @@ class Value(Symbol):
         return self._current().apply_function(function, args, kwargs)
 
     def _current(self) -> Calls:
-        if STAGE.current is not self.calls:
+        recording = STAGE.current is self.calls
+        if not recording:
             raise GraphError(
                 f"{self!r} is used outside the recording that made it; a recorded value means something only while "
                 f"its instance is recorded. Return it from the function to get its number."

@@ -248,7 +248,7 @@ def _list_some(names: list[str]) -> str:
 
 
 def _walk(module: Module) -> Iterator[tuple[str, Parameter | Module]]:
-    """Yield every parameter and module with its first name, depth first in the order of definition, each object once."""
+    """Yield every parameter and module once, with its first name, depth first in the order of definition."""
     visited: set[int] = set()
     pending: list[tuple[str, object]] = [("", module)]
     while pending:

@@ -221,7 +221,10 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
             for start in plan.dest[plan.dest_ptr[slot] : plan.dest_ptr[slot + 1]].tolist():
                 for element in range(start, start + width):
                     if element in writer or not 0 <= element < size:
-                        raise PlanError(f"checking a plan: output {number} of node {node} overwrites or leaves the buffer at {element}.")
+                        raise PlanError(
+                            f"checking a plan: output {number} of node {node} overwrites a value or leaves the buffer "
+                            f"at {element}."
+                        )
                     writer[element] = (node, number)
     for node in range(graph.n_nodes):
         _check_inputs(plan, cells, node, writer)
@@ -247,9 +250,13 @@ def _check_inputs(plan: Plan, cells: PlannedTypes, node: int, writer: dict[int, 
         first = int(plan.input_base[block]) + at * layout.input_width[place.domain - NODE] + place.column
         expected = (int(graph.edge_src[e]), int(graph.edge_out[e]))
         if any(writer.get(element) != expected for element in range(first, first + place.width)):
-            raise PlanError(f"checking a plan: port {port} of node {node} reads {first}, where {expected} is not written.")
+            raise PlanError(
+                f"checking a plan: port {port} of node {node} reads {first}, where {expected} is not written."
+            )
     for port, place in enumerate(layout.inputs):
         block = plan.first_block(kind) + place.domain - NODE
         wanted = 1 if place.domain == NODE else int(np.diff(plan.segment_ptr[block][row : row + 2])[0])
         if seen.get(port, 0) != wanted:
-            raise PlanError(f"checking a plan: port {port} of node {node} has {seen.get(port, 0)} edges and {wanted} rows.")
+            raise PlanError(
+                f"checking a plan: port {port} of node {node} has {seen.get(port, 0)} edges and {wanted} rows."
+            )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -156,7 +157,11 @@ def show_var(vars: Sequence[Var], index: int) -> str:
 
 def show_lines(vars: Sequence[Var], indices: Iterable[int]) -> list[str]:
     """One line per value that is not a port."""
-    return [f"  {show_var(vars, i)} = {_show_source(vars[i].source)}" for i in indices if not isinstance(vars[i].source, Port)]
+    return [
+        f"  {show_var(vars, i)} = {_show_source(vars[i].source)}"
+        for i in indices
+        if not isinstance(vars[i].source, Port)
+    ]
 
 
 def _show_source(source: Source) -> str:
@@ -191,7 +196,7 @@ class Traced(Symbol):
         return self.builder.vars[self.index]
 
     @property
-    def shape(self) -> Shape:  # type: ignore[override]
+    def shape(self) -> Shape:
         """Per-node shape."""
         return self.var.shape
 
@@ -226,10 +231,14 @@ class Builder:
         """Any argument of an op as a value of this program."""
         if isinstance(x, Traced):
             if x.builder is not self:
-                raise GraphError(f"{self.name} uses a value traced in {x.builder.name}; pass it as an argument instead.")
+                raise GraphError(
+                    f"{self.name} uses a value traced in {x.builder.name}; pass it as an argument instead."
+                )
             return x
         if isinstance(x, Symbol):
-            raise GraphError(f"the body of {self.name} uses a value that another node computed; pass it as an argument.")
+            raise GraphError(
+                f"the body of {self.name} uses a value that another node computed; pass it as an argument."
+            )
         if isinstance(x, Operators):
             return self._weight(x)
         data = x if isinstance(x, (int, float)) else np.asarray(x)
@@ -256,10 +265,12 @@ class Builder:
             return domains[1]
         if op.sums_rows:
             return SHARED
-        for first, second in zip(groups, groups[1:], strict=False):
+        for first, second in pairwise(groups):
             self.ties.add((first, second))
         if groups and NODE in domains:
-            raise GraphError(f"{op.name} in {self.name} mixes values per edge and per node; this is a defect of autobatch.")
+            raise GraphError(
+                f"{op.name} in {self.name} mixes values per edge and per node; this is a defect of autobatch."
+            )
         return groups[0] if groups else max(domains, default=SHARED)
 
     def finish(self, outputs: Sequence[Any]) -> CellProgram:

@@ -52,7 +52,9 @@ class Recorder:
             DataError: an int does not fit 32 bits, or an id or label is outside its range.
         """
         if STAGE.current is not None:
-            raise GraphError("a batched function was called inside a function that is recorded or traced; call its cells instead.")
+            raise GraphError(
+                "a batched function was called inside a function that is recorded or traced; call its cells instead."
+            )
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         calls = self.calls

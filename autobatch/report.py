@@ -67,8 +67,9 @@ class Step:
 
     def finish(self, counts: Counts) -> LastCall:
         """The counts and times of the call."""
-        times = {stage: self.clock.ms.get(stage, 0.0) for stage in ("record_ms", "schedule_ms", "place_ms", "execute_ms")}
-        return LastCall(self.plan.graph, self.plan.schedule.n_batches, *counts, **times)
+        ms = self.clock.ms
+        times = (ms["record_ms"], ms["schedule_ms"], ms["place_ms"], ms["execute_ms"])
+        return LastCall(self.plan.graph, self.plan.schedule.n_batches, *counts, *times)
 
 
 @dataclass(frozen=True)

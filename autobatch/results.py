@@ -41,8 +41,8 @@ class SlotTable:
             self.shapes.append(shape)
         elif self.shapes[number] != shape:
             raise ShapeError(
-                f"the function returned its {path} in shape {self.shapes[number]} for one instance and {shape} for another; "
-                f"return it in a list to get it per instance."
+                f"the function returned its {path} in shape {self.shapes[number]} for one instance and {shape} for "
+                f"another; return it in a list to get it per instance."
             )
         return Slot(number)
 
@@ -60,10 +60,13 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
         parts = [read_result(r, slots, refs, numbers, f"{path}[{i}]") for i, r in enumerate(result)]
         return Key.of_structure(result, parts)
     if isinstance(result, dict):
-        return Key.of_structure(result, [read_result(r, slots, refs, numbers, f"{path} {k!r}") for k, r in result.items()])
+        return Key.of_structure(
+            result, [read_result(r, slots, refs, numbers, f"{path} {k!r}") for k, r in result.items()]
+        )
     if is_dataclass(result) and not isinstance(result, type):
         return Key.of_structure(
-            result, [read_result(getattr(result, f.name), slots, refs, numbers, f"{path}.{f.name}") for f in fields(result)]
+            result,
+            [read_result(getattr(result, f.name), slots, refs, numbers, f"{path}.{f.name}") for f in fields(result)],
         )
     return Static(result)
 
@@ -88,7 +91,9 @@ def _stack(structures: list[Any], rows: list[Iterator[Any]], columns: Sequence[A
         return [_per_instance(s, rows) for s in structures]
     shapes = {(s.kind, s.detail, len(s.children)) if isinstance(s, Key) else s for s in structures}
     if len(shapes) > 1:
-        raise ShapeError("the function returned structures that differ between instances; return lists for what varies.")
+        raise ShapeError(
+            "the function returned structures that differ between instances; return lists for what varies."
+        )
     return first.build([_stack([s.children[i] for s in structures], rows, columns) for i in range(len(first.children))])
 
 

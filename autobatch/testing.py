@@ -51,13 +51,17 @@ def check_grads(
             slope = sum(float((grads[name] * v).sum()) for name, v in along.items())
             difference = (mean_loss_at(along, step) - mean_loss_at(along, -step)) / (2 * step)
             if abs(slope - difference) > tolerance * (1 + max(abs(slope), abs(difference))):
-                raise NumericError(f"gradient check: <grad, v> is {slope:.10g}, the central difference {difference:.10g}.")
+                raise NumericError(
+                    f"gradient check: <grad, v> is {slope:.10g}, the central difference {difference:.10g}."
+                )
     finally:
         for name, parameter in parameters.items():
             parameter.data = start[name]
 
 
-def check_batched(function: Callable[[Any], Any], loss: Batched, instances: Sequence[Any], tolerance: float = 1e-10) -> None:
+def check_batched(
+    function: Callable[[Any], Any], loss: Batched, instances: Sequence[Any], tolerance: float = 1e-10
+) -> None:
     """Compare a batched call with the function called on one instance at a time.
 
     Raises:

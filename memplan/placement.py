@@ -6,6 +6,8 @@ with several readers is written several times.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,7 +43,9 @@ class WriteToReaders:
         input_base, end = _bases(block_rows * tables.block_width, 0)
         slot_base, end = _bases(slot_rows * np.array(cells.slot_widths, np.int64), end)
         mirror = end if cells.training else 0
-        saved_base, size = _bases(block_rows * cells.saved_width, 2 * end) if cells.training else (np.zeros(0, np.int64), end)
+        saved_base, size = (
+            _bases(block_rows * cells.saved_width, 2 * end) if cells.training else (np.zeros(0, np.int64), end)
+        )
         row, node_at, edge_offset, segments, segment_base = place_rows(
             graph.type_id, graph.edge_ptr, graph.edge_in, schedule.order, type_ptr, input_base, block_rows, tables
         )
@@ -51,9 +55,10 @@ class WriteToReaders:
             graph.type_id, graph.edge_src, graph.edge_out, edge_offset, graph.out_node, graph.out_port, out_offset,
             row, type_ptr, tables, np.empty(graph.n_edges + graph.n_outputs, dtype),
         )  # fmt: skip
+        grouped = np.flatnonzero(np.diff(segment_base)).tolist()
         return Plan(
             graph, schedule, row, type_ptr, node_at, input_base, saved_base, block_rows,
-            {b: segments[segment_base[b] : segment_base[b + 1]] for b in np.flatnonzero(np.diff(segment_base)).tolist()},
+            {b: segments[segment_base[b] : segment_base[b + 1]] for b in grouped},
             dest_base, dest_ptr, dest, slot_base, slot_rows, mirror, size,
             _data_by_row(graph.attr, arrays.int_width, graph.type_id, node_at, type_ptr),
             _data_by_row(graph.floats, arrays.float_width, graph.type_id, node_at, type_ptr),
@@ -61,7 +66,9 @@ class WriteToReaders:
         )  # fmt: skip
 
 
-def _side_by_side(vars: tuple[Var, ...], chosen: tuple[int, ...], n_domains: int) -> tuple[dict[int, Place], tuple[int, ...]]:
+def _side_by_side(
+    vars: tuple[Var, ...], chosen: tuple[int, ...], n_domains: int
+) -> tuple[dict[int, Place], tuple[int, ...]]:
     places, width = {}, [0] * n_domains
     for index in chosen:
         domain = vars[index].domain
@@ -86,10 +93,15 @@ def _output_offsets(out_slot: IntArray, slot_base: LongArray, widths: LongArray)
     return offsets
 
 
-def _data_by_row(data: NDArray, width: IntArray, type_id: IntArray, node_at: IntArray, type_ptr: IntArray) -> list[NDArray]:  # type: ignore[type-arg]
+def _data_by_row(
+    data: NDArray[Any], width: IntArray, type_id: IntArray, node_at: IntArray, type_ptr: IntArray
+) -> list[NDArray[Any]]:
     """Per type, its attributes `[N_type, width]` in row order."""
     flat, bases = gather_rows(data, width, value_starts(type_id, width), node_at, type_ptr)
-    return [flat[bases[t] : bases[t + 1]].reshape(-1, w) if w else flat[:0].reshape(0, 0) for t, w in enumerate(width.tolist())]
+    return [
+        flat[bases[t] : bases[t + 1]].reshape(-1, w) if w else flat[:0].reshape(0, 0)
+        for t, w in enumerate(width.tolist())
+    ]
 
 
 @compiled
@@ -147,7 +159,7 @@ def place_rows(
         own = filled[first]
         row[node] = own
         node_at[type_ptr[kind] + own] = node
-        port, place, lead_edges = -1, 0, 0
+        port, place = -1, 0
         for e in range(edge_ptr[node], edge_ptr[node + 1]):
             if port_ptr[kind] + edge_in[e] != port:
                 port, place = port_ptr[kind] + edge_in[e], 0

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import autobatch as ab
-from autobatch.cli import threads
+from autobatch.cli import demo, threads
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import run
 from autobatch.cli.progress import show_progress
@@ -166,8 +166,8 @@ def test_bench_compares_policies(command: Command, trees: Path, tmp_path: Path, 
 def test_explain_reports_each_policy(command: Command, trees: Path) -> None:
     status, out, err = command("explain", "tree-lstm", "--data", trees, "--dim", 4, "--batch-size", 4)
     assert (status, err) == (0, "")
-    assert f"tree-lstm, the first 4 instances of {trees}, policy depth\n" in out
-    assert f"tree-lstm, the first 4 instances of {trees}, policy agenda\n" in out
+    assert out.startswith(f"tree-lstm, the first 4 instances of {trees}\n\npolicy depth: 4 instances, ")
+    assert "\n\npolicy agenda: 4 instances, " in out
     for word in ("nodes", "batches", "bound", "gap", "launches", "copied"):
         assert word in out, word
 
@@ -355,3 +355,18 @@ def test_help_needs_no_slow_imports(tmp_path: Path) -> None:
     done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not imported & {"numba", "torch", "matplotlib", "rich.progress"}
+
+
+# --- the demonstration ---
+
+
+def test_the_demonstration_in_small(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, small in {"DIM": 4, "BATCH_SIZE": 16, "EPOCHS": 2, "TRAINING_S": 0.0, "REPEATS": 1}.items():
+        monkeypatch.setattr(demo, name, small)
+    demo.demo()
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert "epoch 1:" in out
+    assert "(no further epochs after 0 seconds)" in out
+    assert re.search(r"^\[\w+ .*\] +\d +\d$", out, re.MULTILINE)
+    assert re.search(r"^agenda( +[\d,.]+){6} +[\d.]+x$", out, re.MULTILINE)

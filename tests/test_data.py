@@ -200,7 +200,9 @@ def test_words_are_numbered_by_frequency_and_then_spelling() -> None:
 def test_rare_and_unseen_words_are_unknown() -> None:
     vocabulary = Vocabulary.count(["b", "a", "b", "<unknown>"], min_count=2)
     assert [vocabulary.id(word) for word in ("b", "a", "z", "<unknown>")] == [1, UNKNOWN, UNKNOWN, UNKNOWN]
-    assert repr(vocabulary.encode(parse_tree("(3 (2 b) (2 a))"))) == "(3 (2 1) (2 0))"
+    encoded = vocabulary.encode(parse_tree("(3 (2 b) (2 a))"))
+    assert repr(encoded) == "(3 (2 1) (2 0))"
+    assert repr(vocabulary.decode(encoded)) == "(3 (2 b) (2 <unknown>))"
 
 
 # --- list operations ---

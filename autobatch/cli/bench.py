@@ -74,7 +74,7 @@ def bench(
         )
         click.echo(format_timings(timings))
         for timing in timings:
-            described = describe_run(workload, batch_size, timing.policy, backend, mode)
+            described = describe_run(workload, batch_size, timing.policy, timing.backend, mode)
             figures = {"instances_per_s": timing.instances_per_s, "ms": timing.ms, **timing.counts}
             results.write({**described, **figures, "minibatches": minibatches, "repeats": repeats})
 
@@ -87,7 +87,7 @@ def format_timings(timings: Sequence[Timing]) -> str:
             timing.policy,
             f"{timing.counts['batches']:,}",
             f"{timing.counts['lower_bound']:,}",
-            f"{timing.counts['launches']:,}",
+            f"{timing.counts['launches']:,.0f}",
             f"{timing.counts['copied_bytes'] / 1e6:.1f}",
             f"{timing.ms:,.1f}",
             f"{timing.instances_per_s:,.0f}",

@@ -9,56 +9,77 @@ import sys
 import time
 
 import click
+import numpy as np
 
 from autobatch.cli.bench import format_timings
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.fitting import Fitting
 from autobatch.cli.progress import show_progress
 from autobatch.cli.racing import race
+from autobatch.cli.results import format_table
 from autobatch.cli.train import summarise
 from autobatch.cli.workload import Workload, load_workload
+from autobatch.models.data.listops import to_brackets
 
 DIM = 64
 BATCH_SIZE = 64
-EPOCHS = 10
+EPOCHS = 24
 LR = 3e-3
 TRAINING_S = 75.0  # no further epoch begins after that, however slow the machine
+N_ANSWERS = 5
+LONGEST_ANSWER = 60  # characters
 POLICIES = ("unbatched", "depth", "agenda")
-MINIBATCHES = 2
-REPEATS = 3
+REPEATS = 5
 
 
 def demo() -> None:
-    """Train, show an answer, compare."""
-    workload = load_workload("tree-lstm", "listops", DIM, seed=0)
+    """Train, show answers, compare the policies."""
     click.echo("A Tree-LSTM learns the values of expressions such as [MAX 2 9 [MIN 4 7] 0].")
     click.echo("The model is written for one tree; autobatch runs it on mini-batches of trees of every shape.\n")
+    workload = load_workload("tree-lstm", "listops", DIM, seed=0)
     click.echo(summarise(workload))
-    _train(workload)
-    _compare(workload)
+    train(workload)
+    click.echo("\nExpressions that it has not seen:\n")
+    click.echo(answer(workload))
+    click.echo(f"\nOne step of this training, batched in three ways; mini-batches of {BATCH_SIZE} trees:\n")
+    click.echo(compare(workload))
+    click.echo("\nunbatched runs one node at a time, depth all nodes of one depth and type, agenda the type whose")
+    click.echo("remaining nodes are the least deep. No schedule has fewer batches than the lower bound.")
 
 
-def _train(workload: Workload) -> None:
+def train(workload: Workload) -> None:
+    """Train with progress, in a bounded time."""
     start = time.monotonic()
     fitting = Fitting(workload, policy="auto", backend="auto", batch_size=BATCH_SIZE, lr=LR)
     with show_progress(EPOCHS * fitting.steps_per_epoch) as progress:
         for epoch in fitting.epochs(EPOCHS, progress):
             progress.say(epoch.line())
             if time.monotonic() - start > TRAINING_S:
-                progress.say(f"(stopped after {TRAINING_S:.0f} seconds)")
+                progress.say(f"(no further epochs after {TRAINING_S:.0f} seconds)")
                 break
 
 
-def _compare(workload: Workload) -> None:
-    click.echo(f"\nThe same training step, batched in three ways; per mini-batch of {BATCH_SIZE} trees:\n")
-    with show_progress((REPEATS + 1) * MINIBATCHES * len(POLICIES)) as progress:
+def answer(workload: Workload) -> str:
+    """Lay out some development expressions with their values and what the model says."""
+    vocabulary, trees = workload.dataset.vocabulary, workload.dataset.dev
+    expressions = [to_brackets(vocabulary.decode(tree)) for tree in trees]
+    shown = [number for number, text in enumerate(expressions) if len(text) <= LONGEST_ANSWER][:N_ANSWERS]
+    root_logits, _ = workload.batched("scores", "auto", "auto")([trees[number] for number in shown])
+    answers = np.argmax(root_logits, axis=1)
+    rows = [
+        (expressions[number], str(trees[number].label), str(said)) for number, said in zip(shown, answers, strict=True)
+    ]
+    return format_table(("expression", "value", "model says"), rows)
+
+
+def compare(workload: Workload) -> str:
+    """Lay out the policies' counts and speeds on the first mini-batch."""
+    with show_progress((REPEATS + 1) * len(POLICIES)) as progress:
         timings = race(
-            workload, POLICIES, "auto", "train", BATCH_SIZE, MINIBATCHES, REPEATS,
+            workload, POLICIES, "auto", "train", BATCH_SIZE, n_minibatches=1, n_repeats=REPEATS,
             step_done=lambda policy: progress.advance("timing", policy),
         )  # fmt: skip
-    click.echo(format_timings(timings))
-    click.echo("\nunbatched: one node at a time.  depth: all nodes of one depth and type.  agenda: the ready type that")
-    click.echo("waits least.  lower bound: no schedule has fewer batches.")
+    return format_timings(timings)
 
 
 if __name__ == "__main__":

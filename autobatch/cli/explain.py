@@ -42,10 +42,7 @@ def explain(
     """
     workload = load_workload(model, data, dim, seed)
     instances = workload.first(batch_size)
-    for number, policy in enumerate(policies):
+    click.echo(f"{model}, the first {batch_size} instances of {workload.dataset.name}")
+    for policy in policies:
         loss = workload.batched("loss", policy, backend)
-        report = loss.explain(record(loss, instances))
-        if number:
-            click.echo()
-        click.echo(f"{model}, the first {batch_size} instances of {workload.dataset.name}, policy {policy}")
-        click.echo(str(report))
+        click.echo(f"\n{loss.explain(record(loss, instances))}")

@@ -63,6 +63,16 @@ class Fitting:
             self._dev_graphs = record(self._scores, workload.dataset.dev)
 
     @property
+    def policy(self) -> str:
+        """Name the policy in use, which may have been asked for as "auto"."""
+        return str(self._loss.policy.name)
+
+    @property
+    def backend(self) -> str:
+        """Name the backend in use."""
+        return str(self._loss.backend.name)
+
+    @property
     def steps_per_epoch(self) -> int:
         """Count the mini-batches of an epoch."""
         return math.ceil(len(self._graphs) / self._batch_size)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import autobatch as ab
 from autobatch.cli.threads import usable_cores
 
 
@@ -21,7 +22,7 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "blas": blas_name(),
-        "autobatch": package_version("autobatch"),
+        "autobatch": ab.__version__,
     }
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+import autobatch as ab
 from autobatch.cli.bench import bench
 from autobatch.cli.doctor import doctor
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.explain import explain
 from autobatch.cli.listing import data, models
-from autobatch.cli.machine import package_version
 from autobatch.cli.train import train
 
 
@@ -32,7 +32,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_version("autobatch") or "of a source tree", prog_name="autobatch")
+@click.version_option(ab.__version__, prog_name="autobatch")
 def commands() -> None:
     """Batch programs that differ from instance to instance: trees, chains, lattices.
 

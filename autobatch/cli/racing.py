@@ -24,6 +24,7 @@ class Timing:
     """How one policy ran; counts and times are means over the mini-batches."""
 
     policy: str
+    backend: str
     ms: float
     """Per mini-batch: merging, scheduling, placing and running; the optimizer's step too in mode train."""
     instances_per_s: float
@@ -70,7 +71,7 @@ def race(
                 else:
                     tallies[policy].add(batched.last)
                 step_done(policy)
-    return [_summarise(policy, times[policy], batch_size, tallies[policy]) for policy in policies]
+    return [_summarise(runs[policy][0], times[policy], batch_size, tallies[policy]) for policy in policies]
 
 
 def _make_run(
@@ -92,6 +93,12 @@ def _make_run(
     return loss, train if mode == "train" else infer
 
 
-def _summarise(policy: str, seconds: Sequence[Sequence[float]], batch_size: int, tally: Tally) -> Timing:
+def _summarise(batched: Any, seconds: Sequence[Sequence[float]], batch_size: int, tally: Tally) -> Timing:
     mean = statistics.fmean(statistics.median(repeats) for repeats in seconds)
-    return Timing(policy=policy, ms=1e3 * mean, instances_per_s=batch_size / mean, counts=tally.means())
+    return Timing(
+        policy=batched.policy.name,
+        backend=batched.backend.name,
+        ms=1e3 * mean,
+        instances_per_s=batch_size / mean,
+        counts=tally.means(),
+    )

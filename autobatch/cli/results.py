@@ -70,7 +70,7 @@ def open_json(path: Path | None) -> Iterator[JsonLines]:
 
 
 def describe_run(workload: Workload, batch_size: int, policy: str, backend: str, mode: str) -> dict[str, Any]:
-    """Say what was run, and on what, as every JSON object does."""
+    """Say what was run, and on what, as every JSON object does; "auto" is replaced by what it stood for."""
     return {
         "model": workload.spec.name,
         "data": workload.dataset.name,

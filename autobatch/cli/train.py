@@ -60,7 +60,7 @@ def train(
     with open_json(json_path) as results:
         click.echo(summarise(workload))
         fitting = Fitting(workload, policy, backend, batch_size, lr)
-        described = describe_run(workload, batch_size, policy, backend, mode="train")
+        described = describe_run(workload, batch_size, fitting.policy, fitting.backend, mode="train")
         with show_progress(epochs * fitting.steps_per_epoch) as progress:
             for epoch in fitting.epochs(epochs, progress):
                 progress.say(epoch.line())

@@ -2,8 +2,29 @@
 
 from autobatch.ops.define import Op, define_op
 from autobatch.ops.elementwise import (
-    add, div, equal, exp, gelu, greater, greater_equal, less, less_equal, log, mul, neg, not_equal, pow, relu, sigmoid,
-    softplus, sqrt, squared_error, stop_gradient, sub, tanh, where,
+    add,
+    div,
+    equal,
+    exp,
+    gelu,
+    greater,
+    greater_equal,
+    less,
+    less_equal,
+    log,
+    mul,
+    neg,
+    not_equal,
+    pow,
+    relu,
+    sigmoid,
+    softplus,
+    sqrt,
+    squared_error,
+    stop_gradient,
+    sub,
+    tanh,
+    where,
 )  # fmt: skip
 from autobatch.ops.indexing import cross_entropy, lookup
 from autobatch.ops.linear import affine, dot, matmul, outer

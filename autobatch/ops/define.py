@@ -37,7 +37,7 @@ class Op:
         scalar: for element-wise ops, the expression of one element in the kernel's argument names.
         view: the result is a view of the first argument: no memory, no launch.
         copies: the kernel only moves bytes.
-        row_sum: `row_sum(xp, *arrays, out=out, **static)` adds the sum over all rows of the result to out `(1, *shape)`.
+        row_sum: `row_sum(xp, *arrays, out=out, **static)` adds the result's sum over all rows to out `(1, *shape)`.
         index_axis: the second argument is an int below the size of this axis of the first; it is range-checked once,
             when graphs are merged (at once in eager mode), so the kernel need not.
         sums_rows: the result has a single row, whatever the arguments have.

@@ -1,11 +1,11 @@
-"""Element-wise ops. Pullbacks may ignore broadcasting: differentiation sums the gradient back to the argument's shape."""
+"""Element-wise ops. Pullbacks ignore broadcasting: differentiation sums the gradient back to the argument's shape."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from autobatch.ops.define import Array, define_elementwise, define_op
+from autobatch.ops.define import Array, Op, define_elementwise, define_op
 
 add = define_elementwise(
     "add", "x + y", kernel=lambda xp, x, y, out: xp.add(x, y, out=out), pullback=lambda g, out, x, y: (g, g)
@@ -14,7 +14,10 @@ sub = define_elementwise(
     "sub", "x - y", kernel=lambda xp, x, y, out: xp.subtract(x, y, out=out), pullback=lambda g, out, x, y: (g, -g)
 )
 mul = define_elementwise(
-    "mul", "x * y", kernel=lambda xp, x, y, out: xp.multiply(x, y, out=out), pullback=lambda g, out, x, y: (g * y, g * x)
+    "mul",
+    "x * y",
+    kernel=lambda xp, x, y, out: xp.multiply(x, y, out=out),
+    pullback=lambda g, out, x, y: (g * y, g * x),
 )
 div = define_elementwise(
     "div", "x / y",
@@ -32,17 +35,23 @@ neg = define_elementwise(
 exp = define_elementwise(
     "exp", "exp(x)", kernel=lambda xp, x, out: xp.exp(x, out=out), pullback=lambda g, out, x: (g * out,)
 )
-log = define_elementwise(
+log: Op = define_elementwise(
     "log", "log(x)", kernel=lambda xp, x, out: xp.log(x, out=out), pullback=lambda g, out, x: (g / x,)
 )
 sqrt = define_elementwise(
     "sqrt", "sqrt(x)", kernel=lambda xp, x, out: xp.sqrt(x, out=out), pullback=lambda g, out, x: (0.5 * g / out,)
 )
 tanh = define_elementwise(
-    "tanh", "tanh(x)", kernel=lambda xp, x, out: xp.tanh(x, out=out), pullback=lambda g, out, x: (g * (1.0 - out * out),)
+    "tanh",
+    "tanh(x)",
+    kernel=lambda xp, x, out: xp.tanh(x, out=out),
+    pullback=lambda g, out, x: (g * (1.0 - out * out),),
 )
 relu = define_elementwise(
-    "relu", "max(x, 0)", kernel=lambda xp, x, out: xp.maximum(x, 0, out=out), pullback=lambda g, out, x: (g * (out > 0.0),)
+    "relu",
+    "max(x, 0)",
+    kernel=lambda xp, x, out: xp.maximum(x, 0, out=out),
+    pullback=lambda g, out, x: (g * (out > 0.0),),
 )
 softplus = define_elementwise(
     "softplus", "log1p(exp(-abs(x))) + max(x, 0)",
@@ -63,7 +72,7 @@ def _sigmoid(xp: Any, x: Array, out: Array) -> None:
     xp.true_divide(numerator, xp.add(out, 1, out=out), out=out)
 
 
-sigmoid = define_elementwise(
+sigmoid: Op = define_elementwise(
     "sigmoid", "1 / (1 + exp(-x))", kernel=_sigmoid, pullback=lambda g, out, x: (g * (out * (1.0 - out)),)
 )
 
@@ -82,7 +91,10 @@ def _gelu_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
 
 
 gelu = define_elementwise(
-    "gelu", "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))", kernel=_gelu, pullback=_gelu_pullback
+    "gelu",
+    "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))",
+    kernel=_gelu,
+    pullback=_gelu_pullback,
 )
 
 # Comparisons give 0 or 1 in the model's float type, so that every value of a program is a float.
@@ -98,7 +110,7 @@ def _where(xp: Any, condition: Array, x: Array, y: Array, out: Array) -> None:
     out[...] = xp.where(condition != 0, x, y)
 
 
-where = define_elementwise(
+where: Op = define_elementwise(
     "where", "x if condition != 0 else y",
     kernel=_where,
     pullback=lambda g, out, condition, x, y: (None, where(condition, g, 0.0), where(condition, 0.0, g)),

@@ -57,7 +57,12 @@ class Operators:
 
     __slots__ = ()
     __hash__ = object.__hash__
-    shape: tuple[int, ...]
+
+    if TYPE_CHECKING:
+
+        @property
+        def shape(self) -> tuple[int, ...]:
+            """Per-node shape."""
 
     def __add__(self, other: Any) -> Any:
         return self if is_zero(other) else OPS["add"](self, other)
@@ -160,9 +165,9 @@ class Symbol(Operators):
 
     def _refuse(self, what: str) -> GraphError:
         return GraphError(
-            f"{what} needs the number that a {self._stage} value will have, but it is only computed when the mini-batch "
-            f"runs; control flow on computed values is not batched. To see the number, call the function directly on one "
-            f"instance (eager mode); for a choice between values use ab.where."
+            f"{what} needs the number that a {self._stage} value will have, but it is only computed when the "
+            f"mini-batch runs; control flow on computed values is not batched. To see the number, call the function "
+            f"directly on one instance (eager mode); for a choice between values use ab.where."
         )
 
     _stage = "recorded"

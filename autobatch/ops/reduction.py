@@ -117,7 +117,9 @@ def log_softmax(x: Any, axis: int = -1) -> Any:
 
 def _layer_norm_shape(x: Shape, gain: Shape, bias: Shape, eps: float) -> Shape:
     if not x or gain != x[-1:] or bias != x[-1:]:
-        raise ShapeError(f"layer_norm of a value of shape {x} takes gain and bias of shape {x[-1:]}, not {gain}, {bias}.")
+        raise ShapeError(
+            f"layer_norm of a value of shape {x} takes gain and bias of shape {x[-1:]}, not {gain}, {bias}."
+        )
     return x
 
 

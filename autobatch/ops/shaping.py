@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import ShapeError
-from autobatch.ops.define import Array, Shape, align, broadcast, composite, define_op, shape_of
+from autobatch.ops.define import Array, Op, Shape, align, broadcast, composite, define_op, shape_of
 
 Index = tuple[Any, ...]
 
@@ -19,7 +19,9 @@ def _check_index(index: Any) -> Index:
     for part in parts:
         plain = part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))
         if not plain or isinstance(part, bool):
-            raise ShapeError(f"an index takes ints, slices, None and ..., not {part!r}; for rows of a table use ab.lookup.")
+            raise ShapeError(
+                f"an index takes ints, slices, None and ..., not {part!r}; for rows of a table use ab.lookup."
+            )
     return parts
 
 
@@ -46,7 +48,7 @@ def _assemble(xp: Any, *parts: Array, out: Array, indices: tuple[Any, ...], shap
         out[(slice(None), *_check_index(index))] = part
 
 
-assemble = define_op(
+assemble: Op = define_op(
     "assemble",  # the inverse of disjoint slices: each part at its index, zeros elsewhere
     shape=lambda *parts, indices, shape: shape,
     kernel=_assemble,
@@ -130,7 +132,9 @@ def _concat_shape(*parts: Shape, axis: int) -> Shape:
     axis %= len(first)
     for part in parts:
         if len(part) != len(first) or part[:axis] + part[axis + 1 :] != first[:axis] + first[axis + 1 :]:
-            raise ShapeError(f"concat along axis {axis} of values of shapes {first} and {part}, which differ elsewhere too.")
+            raise ShapeError(
+                f"concat along axis {axis} of values of shapes {first} and {part}, which differ elsewhere too."
+            )
     return (*first[:axis], sum(part[axis] for part in parts), *first[axis + 1 :])
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from autobatch.errors import ShapeError
 from autobatch.ops import reduction
-from autobatch.ops.define import Array, composite, define_op, shape_of
+from autobatch.ops.define import Array, Op, composite, define_op, shape_of
 from autobatch.ops.elementwise import add, equal
 from autobatch.ops.indexing import sum_runs
 from autobatch.ops.reduction import softmax
@@ -89,7 +89,7 @@ _spread_edges = define_op(
     "spread", shape=lambda x, like: x, kernel=_spread, segments="spread",
     pullback=lambda g, out, x, like: (_sum_edges(g), None),
 )  # fmt: skip
-_sum_edges = define_op(
+_sum_edges: Op = define_op(
     "sum_n", shape=lambda x: x, kernel=segment_sum, segments="reduce",
     pullback=lambda g, out, x: (_spread_edges(g, x),),
 )  # fmt: skip

@@ -41,6 +41,19 @@ def draw_trees(
     return [_draw_operation(rng, max_depth, max_arguments, nesting)[0] for _ in range(n_trees)]
 
 
+def to_brackets(tree: Tree[str]) -> str:
+    """Write an expression as the paper does.
+
+    >>> to_brackets(draw_trees(1, np.random.default_rng(11), max_depth=2)[0])
+    '[MAX 5 [MED 1 4 9]]'
+    """
+    arguments: list[str] = []
+    while not tree.is_leaf:
+        arguments.append(to_brackets(tree.right))
+        tree = tree.left
+    return f"[{' '.join([tree.word, *reversed(arguments)])}]" if arguments else tree.word
+
+
 def _draw_operation(rng: np.random.Generator, depth: int, max_arguments: int, nesting: float) -> tuple[Tree[str], int]:
     """Draw one operation that holds up to `depth` operations on a path; also give its value."""
     name = _NAMES[rng.integers(len(_NAMES))]
