@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import compiled
-from autobatch.words import IntArray, Sections, words_size, write_header
+from autobatch.words import IntArray, words_size, write_header
 
 LongArray: TypeAlias = NDArray[np.int64]
 
@@ -96,14 +96,11 @@ def decode_log(
             at += 2
             while code[c] != END:
                 if code[c] == WORDS:
-                    for _ in range(code[c + 1]):
-                        if log[at] > INT32_MAX or log[at] < -INT32_MAX:
-                            fault[0], fault[1], fault[2] = TOO_LARGE, i, n - first
-                            return words, fault
-                        attr[a] = log[at]
-                        a += 1
-                        at += 1
-                    c += 2
+                    end_of_words = at + code[c + 1]
+                    if not _copy_words(log[at:end_of_words], attr[a : a + code[c + 1]]):
+                        fault[0], fault[1], fault[2] = TOO_LARGE, i, n - first
+                        return words, fault
+                    a, at, c = a + code[c + 1], end_of_words, c + 2
                     continue
                 length, n_parts = 1, 1
                 if code[c] == EACH:
@@ -129,22 +126,36 @@ def decode_log(
             n += 1
             edge_ptr[n] = e
         graph.instance_ptr[i + 1] = n
+        outputs = slice(output_ptr[i], output_ptr[i + 1])
+        if not _find_outputs(out_ref[outputs], node_of, base, first, graph.out_node[outputs], graph.out_port[outputs]):
+            fault[0], fault[1], fault[2] = STALE, i, -1
+            return words, fault
     graph.output_ptr[:] = output_ptr
     graph.out_slot[:] = out_slot
-    _write_outputs(graph, out_ref, node_of, base, fault)
     return words, fault
 
 
 @compiled
-def _write_outputs(graph: Sections, out_ref: LongArray, node_of: LongArray, base: int, fault: LongArray) -> None:
-    """Write which nodes were returned; fill `fault` if one belongs to another recording."""
-    for i in range(graph.instance_ptr.size - 1):
-        for o in range(graph.output_ptr[i], graph.output_ptr[i + 1]):
-            graph.out_node[o] = node_of[out_ref[o] >> 8] - base
-            graph.out_port[o] = out_ref[o] & 255
-            if graph.out_node[o] < graph.instance_ptr[i]:
-                fault[0], fault[1], fault[2] = STALE, i, -1
-                return
+def _copy_words(logged: LongArray, attr: IntArray) -> bool:
+    """Copy a node's int attributes; False if one does not fit 32 bits."""
+    for k in range(logged.size):
+        if not -INT32_MAX <= logged[k] <= INT32_MAX:
+            return False
+        attr[k] = logged[k]
+    return True
+
+
+@compiled
+def _find_outputs(
+    refs: LongArray, node_of: LongArray, base: int, first: int, out_node: IntArray, out_port: IntArray
+) -> bool:
+    """Write which nodes an instance returned, before their handles go to another; False if one is stale."""
+    for o in range(refs.size):
+        out_node[o] = node_of[refs[o] >> 8] - base
+        out_port[o] = refs[o] & 255
+        if out_node[o] < first:
+            return False
+    return True
 
 
 def as_longs(values: list[int]) -> LongArray:
