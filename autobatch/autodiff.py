@@ -24,7 +24,19 @@ from autobatch.ops.define import Op, Shape
 from autobatch.ops.elementwise import add
 from autobatch.ops.reduction import sum
 from autobatch.ops.shaping import assemble, expand, reshape
-from autobatch.program import NODE, SHARED, Builder, CellProgram, Incoming, Instruction, Traced, Var, Weight, show_lines
+from autobatch.program import (
+    NODE,
+    SHARED,
+    Builder,
+    CellProgram,
+    Constant,
+    Incoming,
+    Instruction,
+    Traced,
+    Var,
+    Weight,
+    show_lines,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +82,22 @@ class Derivative:
                 yield index, source
 
     def __str__(self) -> str:
-        n_forward = len(self.program.vars)
-        backward = [i for i in self.backward if i >= n_forward]
-        lines = [f"{self.program.name}, backward", *show_lines(self.vars, [*self.incoming, *backward])]
+        backward = [*self.incoming, *self._new(self.backward)]
+        lines = [f"{self.program.name}, backward", *show_lines(self.vars, backward)]
         lines += [
             f"  gradient of %{p} is %{g}" for p, g in zip(self.program.ports, self.ports, strict=True) if g is not None
         ]
-        lines += [f"{self.program.name}, weights", *show_lines(self.vars, [i for i in self.weights if i >= n_forward])]
+        lines += [f"{self.program.name}, weights", *show_lines(self.vars, self._new(self.weights))]
         lines += [f"  gradient of %{p} is %{g}" for p, g in self.parameters]
         return "\n".join([*lines, f"  saved: {', '.join(f'%{s}' for s in self.saved)}"])
+
+    def _new(self, stage: tuple[int, ...]) -> list[int]:
+        """The values of a stage, and the constants that it reads, that the program itself does not have."""
+        shown = set(stage)
+        for source in (self.vars[i].source for i in stage):
+            if isinstance(source, Instruction):
+                shown.update(a for a in source.args if isinstance(self.vars[a].source, Constant))
+        return sorted(i for i in shown if i >= len(self.program.vars))
 
 
 def differentiate(program: CellProgram) -> Derivative:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
+from dataclasses import fields, is_dataclass
 from itertools import count
 from typing import Any
 
@@ -21,9 +19,10 @@ import numpy as np
 from autobatch.arguments import Key, Static
 from autobatch.cell import Cell, NeedsLength, Tracer
 from autobatch.decode import form_tables
+from autobatch.entries import Entry, Namespace, Stand, invoke
 from autobatch.errors import GraphError
-from autobatch.forms import Form, FormReader, make_form, write_function
-from autobatch.handles import Bundle, Kind, Value
+from autobatch.forms import Form, FormReader, make_form
+from autobatch.handles import Bundle, Handles, Value
 from autobatch.module import Module, Parameter
 from autobatch.ops import add
 from autobatch.ops.define import Op, first_symbol
@@ -35,37 +34,6 @@ from autobatch.words import IntArray
 MAX_FORMS = 8  # that an entry tries one after another; rarer ones take the slow path
 
 
-@dataclass(eq=False)
-class Entry:
-    """What stands in the place of one cell, op or function of ops while programs are recorded.
-
-    Attributes:
-        name: of the cell.
-        identity: tells this entry's types from others', beside the arguments.
-        signature: the arguments, without the module.
-        run: runs the body on arguments by name, for tracing.
-        is_static: whether an argument (name, value), or a value in it, is part of the type.
-        function: the generated function; replaced when a form is added.
-        forms: those that the function knows.
-        by_form: for each form met, a function that knows it alone.
-        fixed: the list arguments whose length the body needs.
-        places: the namespaces in which the function stands, with the names.
-        lifts: whether arrays among the arguments become sources; else they are data.
-    """
-
-    name: str
-    identity: tuple[Static, ...]
-    signature: inspect.Signature
-    run: Callable[[Mapping[str, Any]], Any]
-    is_static: Callable[[str, Any], bool]
-    function: Any = None
-    forms: list[Form] = field(default_factory=list)
-    by_form: dict[tuple[str, ...], Any] = field(default_factory=dict)
-    fixed: set[str] = field(default_factory=set)
-    places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
-    lifts: bool = True
-
-
 class Calls:
     """The entries, forms, types and handles of one recorded function, and the log that its calls append to.
 
@@ -74,6 +42,8 @@ class Calls:
         types: the node types met so far.
         forms: the call forms met so far, by number.
         namespace: the globals of the generated functions.
+        handles: what calls return.
+        stand: the entries that stand in the place of cells at the moment.
         weight_names: the name of each parameter by its id, for print-outs.
     """
 
@@ -83,20 +53,20 @@ class Calls:
         self.types = TypeTable()
         self.forms: list[Form] = []
         self.weight_names: dict[int, str] = {}
-        self.n_handles = 0
-        self.namespace: dict[str, Any] = {
-            "ndarray": np.ndarray,
-            "log": self.log.append,
-            "extend": self.log.extend,
-            "log_float": self.floats.append,
-            "extend_floats": self.floats.extend,
-        }
+        self.namespace = Namespace(
+            {
+                "ndarray": np.ndarray,
+                "log": self.log.append,
+                "extend": self.log.extend,
+                "log_float": self.floats.append,
+                "extend_floats": self.floats.extend,
+            }
+        )
+        self.handles = Handles(self, self.namespace)
+        self.stand = Stand()
         self._entries: dict[Any, Entry] = {}
         self._types: dict[Any, NodeType] = {}
-        self._kinds: dict[Key, Kind] = {}
-        self._constants: dict[Static, str] = {}
         self._sources: dict[int, tuple[Any, Value]] = {}
-        self._standing: list[Entry] = []
         self._tables: tuple[IntArray, IntArray] | None = None
 
     def start(self, module: Module | None) -> None:
@@ -108,8 +78,7 @@ class Calls:
     def start_instance(self) -> None:
         """Forget the sources of the last instance, and take back handles."""
         self._sources.clear()
-        for kind in self._kinds.values():
-            kind.recycle()
+        self.handles.recycle()
 
     def form_tables(self) -> tuple[IntArray, IntArray]:
         """The codes of all forms for the decoder."""
@@ -131,7 +100,7 @@ class Calls:
                 (cell, owner),
                 cell.name,
                 signature,
-                lambda arguments: _invoke(function, signature, arguments),
+                lambda arguments: invoke(function, signature, arguments),
                 lambda name, x: name in cell.static,
             )
         return known
@@ -165,7 +134,7 @@ class Calls:
                 (function,),
                 function.__name__.lstrip("_"),
                 signature,
-                lambda arguments: _invoke(function, signature, arguments),
+                lambda arguments: invoke(function, signature, arguments),
                 lambda name, x: not isinstance(x, (np.ndarray, list)) and first_symbol(x) is None,
             )
         return self._entries[function]
@@ -180,20 +149,8 @@ class Calls:
         lifts: bool = True,
     ) -> Entry:
         entry = Entry(name, tuple(Static(part) for part in identity), signature, run, is_static, lifts=lifts)
-        entry.function = self._generate(entry, (), lambda *args: self._slow(entry, args))
+        entry.function = self.namespace.generate(entry, (), lambda *args: self._slow(entry, args))
         return entry
-
-    def _generate(self, entry: Entry, forms: Sequence[Form], slow: Callable[..., Any]) -> Any:
-        name = f"entry_{len(self.namespace)}"
-        parameters = [
-            p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else _Text(self.constant(p.default)))
-            for p in entry.signature.parameters.values()
-        ]
-        header = str(inspect.Signature(parameters))[1:-1]
-        source = write_function(name, header, ", ".join(entry.signature.parameters), forms)
-        self.namespace[f"slow_{name}"] = slow
-        exec(compile(source, f"<recording of {entry.name}>", "exec"), self.namespace)
-        return self.namespace[name]
 
     # The slow path: the first call of each form, and calls that pass arrays or parameters.
 
@@ -202,7 +159,7 @@ class Calls:
             name: x if entry.is_static(name, x) or not entry.lifts else self.lift(x, entry.is_static)
             for name, x in zip(entry.signature.parameters, args, strict=True)
         }
-        reader = FormReader(self, entry.is_static, entry.fixed)
+        reader = FormReader(self.handles, self.namespace.constant, entry.is_static, entry.fixed)
         keys = {name: reader.read(name, x, name) for name, x in lifted.items()}
         if tuple(reader.conditions) not in entry.by_form:
             try:
@@ -210,19 +167,19 @@ class Calls:
             except NeedsLength as needs:
                 entry.fixed.add(reader.lists[needs.group])
                 return self._slow(entry, tuple(lifted.values()))
-        return _invoke(entry.by_form[tuple(reader.conditions)], entry.signature, lifted)
+        return invoke(entry.by_form[tuple(reader.conditions)], entry.signature, lifted)
 
     def _add_form(self, entry: Entry, reader: FormReader, node_type: NodeType) -> None:
-        handles, rebuild = self._handles_of(node_type)
-        form = make_form(reader, len(self.forms), node_type.number, node_type.program, handles.number, rebuild)
+        kind, put_together = self.handles.of_type(node_type)
+        rebuild = None if put_together is None else self.namespace.constant(put_together)
+        form = make_form(reader, len(self.forms), node_type.number, node_type.program, kind.number, rebuild)
         self.forms.append(form)
         self._tables = None
-        entry.by_form[tuple(reader.conditions)] = self._generate(entry, [form], _refuse(entry, reader.lists))
+        entry.by_form[tuple(reader.conditions)] = self.namespace.generate(entry, [form], _refuse(entry, reader.lists))
         if len(entry.forms) < MAX_FORMS:
             entry.forms.append(form)
-            entry.function = self._generate(entry, entry.forms, lambda *args: self._slow(entry, args))
-            if entry in self._standing:
-                self._stand([entry])
+            entry.function = self.namespace.generate(entry, entry.forms, lambda *args: self._slow(entry, args))
+            self.stand.renew(entry)
 
     def lift(self, x: Any, is_static: Callable[[str, Any], bool] = lambda name, x: False) -> Any:
         """`x` with arrays and parameters as source values, and NumPy's scalars as Python's."""
@@ -265,7 +222,7 @@ class Calls:
         identity = (entry.identity, tuple(keys.items()))
         if identity not in self._types:
             tracer = Tracer(entry.name, self.weight_names)
-            with self.stepped_aside():
+            with self.stand.stepped_aside():
                 program, structure = tracer.trace(entry.run, keys)
             if tracer.resolved:
                 groups = count()
@@ -286,109 +243,11 @@ class Calls:
         self.types.add(node_type)
         return node_type
 
-    def _handles_of(self, node_type: NodeType) -> tuple[Kind, str | None]:
-        """The handles that a type's nodes return and, unless that is plain tuples, what puts them together."""
-        program, structure = node_type.program, node_type.structure
-        shapes = [Key("value", program.vars[o].shape) for o in program.outputs]
-        plain = _plain_key(structure, shapes)
-        if plain is not None:
-            return self.kind(plain), None
-        return self.kind(Key("tuple", None, tuple(shapes))), self.constant(lambda out: _put_together(structure, out))
-
-    def kind(self, structure: Key) -> Kind:
-        """The handles for outputs of this structure."""
-        if structure not in self._kinds:
-            kind = self._kinds[structure] = Kind(self, len(self._kinds), structure)
-            self.namespace[f"Kind_{kind.number}"] = kind.cls
-            self.namespace[f"grow_{kind.number}"] = kind.grow
-            self.renew(kind)
-        return self._kinds[structure]
-
-    def kind_of(self, handle: Value | Bundle) -> Kind:
-        """The kind of a handle of this recorder; GraphError if another one made it."""
-        if handle.calls is not self:
-            raise GraphError("a value from another recording is used here; a recorded value belongs to one function.")
-        return handle.kind
-
-    def new_handle(self) -> int:
-        """A number that no handle has had."""
-        self.n_handles += 1
-        return self.n_handles - 1
-
-    def renew(self, kind: Kind) -> None:
-        """Tell the generated functions where the next handles of a kind come from."""
-        self.namespace[f"take_{kind.number}"] = kind.take
-
-    def constant(self, x: Any) -> str:
-        """The name of `x` in the generated functions."""
-        key = Static(x)
-        if key not in self._constants:
-            name = self._constants[key] = f"constant_{len(self._constants)}"
-            self.namespace[name] = x
-        return self._constants[key]
-
-    # The places in which the generated functions stand while programs are recorded.
-
-    @contextmanager
-    def in_place(self, module: Module | None) -> Iterator[None]:
-        """Let the entries of all cells of `module` and its submodules stand in their place."""
-        entries = []
-        for owner in module.modules() if module is not None else ():
-            kind: type = type(owner)
-            for name, found in _cells_of(kind).items():
-                if name not in vars(owner):
-                    entry = self.entry(found, owner)
-                    entry.places = [(vars(owner), name)]
-                    entries.append(entry)
-        try:
-            self._stand(entries)
-            self._standing = entries
-            yield
-        finally:
-            self._standing = []
-            self._step_aside(entries)
-
-    @contextmanager
-    def stepped_aside(self) -> Iterator[None]:
-        """Put the cells themselves back for a while: their bodies are being traced."""
-        self._step_aside(self._standing)
-        try:
-            yield
-        finally:
-            self._stand(self._standing)
-
-    def _stand(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            for place, name in entry.places:
-                place[name] = entry.function
-
-    def _step_aside(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            for place, name in entry.places:
-                place.pop(name, None)
-
 
 SOURCE = "source"
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
 ANY_NUMBER = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
-
-
-class _Text:
-    """Prints as a name; a signature's default in generated source."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-@cache
-def _cells_of(kind: type) -> dict[str, Cell]:
-    """The cells among the methods of a class, by name."""
-    members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
-    return {name: member for name, member in members.items() if isinstance(member, Cell)}
 
 
 def _never(name: str, x: Any) -> bool:
@@ -405,22 +264,6 @@ def _refuse(entry: Entry, lists: Sequence[str]) -> Callable[..., Any]:
     return slow
 
 
-def _invoke(function: Callable[..., Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:
-    """Call `function` with arguments by name, each passed as its kind wants."""
-    args, kwargs = list[Any](), dict[str, Any]()
-    for name, parameter in signature.parameters.items():
-        match parameter.kind:
-            case parameter.VAR_POSITIONAL:
-                args += arguments[name]
-            case parameter.VAR_KEYWORD:
-                kwargs |= arguments[name]
-            case parameter.KEYWORD_ONLY:
-                kwargs[name] = arguments[name]
-            case _:
-                args.append(arguments[name])
-    return function(*args, **kwargs)
-
-
 def _resolve(key: Key, resolved: Mapping[int, Key], groups: Iterator[int]) -> Key:
     """`key` with the elements of empty lists that the body's `shape=` told."""
     if key.kind == "each":
@@ -434,24 +277,3 @@ def _shape_of_both(key: Key) -> tuple[int, ...] | None:
     kinds = {child.kind for child in key.children}
     shapes = {child.detail for child in key.children}
     return shapes.pop() if kinds == {"value"} and len(shapes) == 1 else None
-
-
-def _plain_key(structure: Any, shapes: list[Key]) -> Key | None:
-    """The key of a structure of outputs made of plain tuples only."""
-    if isinstance(structure, int):
-        return shapes[structure]
-    if not isinstance(structure, tuple):
-        return None
-    children = [_plain_key(part, shapes) for part in structure]
-    return None if None in children else Key("tuple", None, tuple(c for c in children if c is not None))
-
-
-def _put_together(structure: Any, outputs: tuple[Value, ...]) -> Any:
-    """What the cell returned, with recorded values in place of output numbers."""
-    if isinstance(structure, int):
-        return outputs[structure]
-    if isinstance(structure, Static):
-        return structure.value
-    if isinstance(structure, tuple):
-        return tuple(_put_together(part, outputs) for part in structure)
-    return structure.build([_put_together(part, outputs) for part in structure.children])

@@ -16,18 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from autobatch.arguments import BY_VALUE, Key, Static
 from autobatch.decode import EACH, END, HANDLE, WORDS
 from autobatch.errors import GraphError
-from autobatch.handles import Bundle, Value
+from autobatch.handles import Bundle, Handles, Value
 from autobatch.program import Attribute, CellProgram, Port
-
-if TYPE_CHECKING:
-    from autobatch.calls import Calls
 
 
 @dataclass
@@ -50,13 +47,19 @@ class FormReader:
     """Reads one call's arguments: their keys, the conditions that tell this form, and its leaves in order.
 
     Args:
-        calls: names the kinds of handles in generated code.
+        handles: names the kinds of handles in generated code; constant: names any other object.
         is_static: whether an argument (by name) or a value in it is part of the type.
         fixed: the lists (by expression) whose length the cell's body needs.
     """
 
-    def __init__(self, calls: Calls, is_static: Callable[[str, Any], bool], fixed: set[str]) -> None:
-        self.calls, self.is_static, self.fixed = calls, is_static, fixed
+    def __init__(
+        self,
+        handles: Handles,
+        constant: Callable[[Any], str],
+        is_static: Callable[[str, Any], bool],
+        fixed: set[str],
+    ) -> None:
+        self.handles, self.constant, self.is_static, self.fixed = handles, constant, is_static, fixed
         self.conditions: list[str] = []
         self.leaves: list[Leaves] = []
         self.lists: list[str] = []
@@ -71,7 +74,7 @@ class FormReader:
             return Key("value", x.shape)
         if isinstance(x, Bundle):
             self._handle(x, text, self._kind_name(x), self.leaves, self.conditions)
-            return self.calls.kind_of(x).structure
+            return self.handles.kind_of(x).structure
         if type(x) in (int, float):
             self._condition(f"type({text}) is {type(x).__name__}")
             return self._data(type(x).__name__, (), text)
@@ -89,11 +92,11 @@ class FormReader:
         self.conditions.append(text)
 
     def _kind_name(self, handle: Any) -> str:
-        return f"Kind_{self.calls.kind_of(handle).number}"
+        return f"Kind_{self.handles.kind_of(handle).number}"
 
     def _handle(self, x: Any, text: str, kind: str, leaves: list[Leaves], conditions: list[str]) -> None:
         conditions.append(f"type({text}) is {kind}")
-        count = sum(1 for _ in self.calls.kind_of(x).structure.leaves())
+        count = sum(1 for _ in self.handles.kind_of(x).structure.leaves())
         leaves.append(Leaves("handle", text, self.n_leaves, count, isinstance(x, Bundle)))
         self.n_leaves += count
 
@@ -109,7 +112,7 @@ class FormReader:
             raise GraphError(
                 f"a cell got {x!r} ({type(x).__name__}), which is no value, data or hashable static argument."
             ) from None
-        name = self.calls.constant(x)
+        name = self.constant(x)
         by_value = isinstance(x, BY_VALUE) and x is not None and not isinstance(x, bool)
         self._condition(f"type({text}) is type({name}) and {text} == {name}" if by_value else f"{text} is {name}")
         return Key("static", Static(x))
@@ -139,7 +142,7 @@ class FormReader:
     def _element(self, x: Any, text: str, parts: list[Leaves], conditions: list[str]) -> Key | None:
         if isinstance(x, (Value, Bundle)):
             self._handle(x, text, self._kind_name(x), parts, conditions)
-            return self.calls.kind_of(x).structure
+            return self.handles.kind_of(x).structure
         if type(x) is not tuple:
             return None
         conditions.append(f"type({text}) is tuple and len({text}) == {len(x)}")
@@ -147,9 +150,9 @@ class FormReader:
         return None if None in children else Key("tuple", None, tuple(c for c in children if c is not None))
 
     def _container(self, name: str, x: Any, text: str) -> Key:
-        cls = self.calls.constant(type(x))
+        cls = self.constant(type(x))
         if isinstance(x, dict):
-            self._condition(f"type({text}) is {cls} and [*{text}] == {self.calls.constant(list(x))}")
+            self._condition(f"type({text}) is {cls} and [*{text}] == {self.constant(list(x))}")
             children = [self.read(name, part, f"{text}[{key!r}]") for key, part in x.items()]
         elif is_dataclass(x):
             self._condition(f"type({text}) is {cls}")

@@ -11,19 +11,27 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from autobatch.arguments import Key
+from autobatch.arguments import Key, Static
 from autobatch.errors import GraphError
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.operators import STAGE, Symbol
-
-if TYPE_CHECKING:
-    from autobatch.calls import Calls
+from autobatch.typetable import NodeType
 
 OUTPUT_BITS = 8
 CHUNK = 64
 RECYCLE = 8192  # handles of a kind in use before they are taken back: a few hundred trees
+
+
+class Recording(Protocol):
+    """What records the ops that handles meet outside cells."""
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        """Record one op as a cell of its own."""
+
+    def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a function made of ops as a cell of its own."""
 
 
 class Value(Symbol):
@@ -31,7 +39,6 @@ class Value(Symbol):
 
     __slots__ = ("ref",)
     shape: Shape
-    calls: Calls
     kind: Kind
 
     def __init__(self, ref: int) -> None:
@@ -45,14 +52,15 @@ class Value(Symbol):
         """Record a function made of ops as a cell of its own."""
         return self._current().apply_function(function, args, kwargs)
 
-    def _current(self) -> Calls:
-        recording = STAGE.current is self.calls
-        if not recording:
+    def _current(self) -> Recording:
+        recording: Recording = self.kind.handles.recording
+        active = STAGE.current is recording
+        if not active:
             raise GraphError(
                 f"{self!r} is used outside the recording that made it; a recorded value means something only while "
                 f"its instance is recorded. Return it from the function to get its number."
             )
-        return self.calls
+        return recording
 
     def __repr__(self) -> str:
         return f"<recorded value of shape {self.shape}>"
@@ -62,7 +70,6 @@ class Bundle(tuple[Any, ...]):
     """The outputs of a recorded node that returns a tuple. Subclasses, one per structure, belong to one recorder."""
 
     ref: int
-    calls: Calls
     kind: Kind
 
 
@@ -70,41 +77,38 @@ class Kind:
     """The pool of handles for one structure of outputs.
 
     Attributes:
-        structure: a shape key, or a tuple key of such.
-        cls: the class of the handles; a generated fast path knows them by it.
-        idle: the reference counts of a handle that nobody holds, and of a value in it.
+        handles: the registry that the kind belongs to, which numbers handles.
+        structure: a value key, or a tuple key of such.
+        cls: the class of the handles; generated code knows them by it.
+        pool: all handles; parts: the values and tuples in bundles, as many for each.
+        idle: the reference counts of a handle, and of a part, that nobody holds.
     """
 
-    def __init__(self, calls: Calls, number: int, structure: Key) -> None:
-        self.calls, self.number, self.structure = calls, number, structure
+    def __init__(self, handles: Handles, number: int, structure: Key) -> None:
+        self.handles, self.number, self.structure = handles, number, structure
         self.is_bundle = structure.kind == "tuple"
         base, detail = (Bundle, {}) if self.is_bundle else (Value, {"shape": structure.detail, "__slots__": ()})
-        self.cls: Any = type(base.__name__, (base,), {**detail, "calls": calls, "kind": self})
-        self.handles: list[Any] = []
-        self.parts: list[Value] = []
+        self.cls: Any = type(base.__name__, (base,), {**detail, "kind": self})
+        self.pool: list[Any] = []
+        self.parts: list[Any] = []
         self.idle = (0, 0)
-        self._iterator: Iterator[Any] = iter(self.handles)
-
-    @property
-    def take(self) -> Callable[[], Any]:
-        """Takes the next handle; StopIteration when the pool is used up (then `grow`)."""
-        return self._iterator.__next__
+        self._restart(0)
 
     @property
     def used(self) -> int:
         """Handles taken since the pool was last recycled."""
-        return len(self.handles) - operator.length_hint(self._iterator)
+        return len(self.pool) - operator.length_hint(self._iterator)
 
     def grow(self) -> Any:
         """Add a chunk of handles and take the first of them."""
-        start = len(self.handles)
+        start = len(self.pool)
         for place in range(start, start + CHUNK):
             self._put(place)
         if not start:
             own, inner = self._reference_counts()
             self.idle = (min(own), min(inner, default=0))
         self._restart(start)
-        return self.take()
+        return next(self._iterator)
 
     def recycle(self) -> None:
         """Start again from the first handle if many are used, replacing those that somebody still holds."""
@@ -112,35 +116,109 @@ class Kind:
             own, inner = self._reference_counts()
             if max(own) > self.idle[0] or max(inner, default=0) > self.idle[1]:
                 held = {place for place, count in enumerate(own) if count > self.idle[0]}
-                width = len(self.parts) // len(self.handles)
+                width = len(self.parts) // len(self.pool)
                 for place in held.union(k // width for k, count in enumerate(inner) if count > self.idle[1]):
                     self._put(place)
             self._restart(0)
 
     def _put(self, place: int) -> None:
-        ref, parts = self.calls.new_handle() << OUTPUT_BITS, list[Value]()
-        handle = self._make(self.structure, ref, parts)
-        self.handles[place : place + 1] = [handle]
-        self.parts[place * len(parts) : (place + 1) * len(parts)] = parts
-
-    def _make(self, key: Key, ref: int, parts: list[Value]) -> Any:
-        """The handle of this structure; the values inside a bundle are added to `parts`."""
-        if key is self.structure:
-            if not self.is_bundle:
-                return self.cls(ref)
-            bundle = self.cls(self._make(child, ref, parts) for child in key.children)
-            bundle.ref = ref
-            return bundle
-        if key.kind == "value":
-            parts.append(self.calls.kind(key).cls(ref + len(parts)))
-            return parts[-1]
-        return tuple(self._make(child, ref, parts) for child in key.children)
+        """Put a new handle at this place of the pool."""
+        ref = self.handles.new_id() << OUTPUT_BITS
+        if self.is_bundle:
+            parts: list[Any] = []
+            handle = self.cls(_make_parts(self.handles, self.structure, iter(range(ref, ref + 256)), parts))
+            handle.ref = ref
+            self.parts[place * len(parts) : (place + 1) * len(parts)] = parts
+        else:
+            handle = self.cls(ref)
+        self.pool[place : place + 1] = [handle]
 
     def _reference_counts(self) -> tuple[list[int], list[int]]:
-        """How many hold each handle, and each value in a bundle."""
-        return list(map(sys.getrefcount, self.handles)), list(map(sys.getrefcount, self.parts))
+        """How many hold each handle, and each part."""
+        return list(map(sys.getrefcount, self.pool)), list(map(sys.getrefcount, self.parts))
 
     def _restart(self, place: int) -> None:
-        self._iterator = iter(self.handles)
+        self._iterator: Iterator[Any] = iter(self.pool)
         self._iterator.__setstate__(place)  # type: ignore[attr-defined]
-        self.calls.renew(self)
+        self.handles.namespace[f"take_{self.number}"] = self._iterator.__next__
+
+
+def _make_parts(handles: Handles, key: Key, refs: Iterator[int], parts: list[Any]) -> list[Any]:
+    """What a bundle of this structure holds; every value and tuple in it is added to `parts`."""
+    made = []
+    for child in key.children:
+        if child.kind == "value":
+            made.append(handles.kind(child).cls(next(refs)))
+        else:
+            made.append(tuple(_make_parts(handles, child, refs, parts)))
+    parts += made
+    return made
+
+
+class Handles:
+    """All kinds of handles of one recording.
+
+    Attributes:
+        recording: records the ops that the handles meet outside cells.
+        namespace: the globals of the generated functions, told what takes and grows the handles of each kind.
+        n_ids: handles made so far.
+    """
+
+    def __init__(self, recording: Recording, namespace: dict[str, Any]) -> None:
+        self.recording, self.namespace = recording, namespace
+        self.n_ids = 0
+        self._kinds: dict[Key, Kind] = {}
+
+    def new_id(self) -> int:
+        """A number that no handle has had."""
+        self.n_ids += 1
+        return self.n_ids - 1
+
+    def recycle(self) -> None:
+        """Take back handles that nobody holds, between instances."""
+        for kind in self._kinds.values():
+            kind.recycle()
+
+    def kind(self, structure: Key) -> Kind:
+        """The handles for outputs of this structure."""
+        if structure not in self._kinds:
+            kind = self._kinds[structure] = Kind(self, len(self._kinds), structure)
+            self.namespace[f"Kind_{kind.number}"] = kind.cls
+            self.namespace[f"grow_{kind.number}"] = kind.grow
+        return self._kinds[structure]
+
+    def kind_of(self, handle: Value | Bundle) -> Kind:
+        """The kind of a handle of this recording; GraphError if another one made it."""
+        if handle.kind.handles is not self:
+            raise GraphError("a value from another recording is used here; a recorded value belongs to one function.")
+        return handle.kind
+
+    def of_type(self, node_type: NodeType) -> tuple[Kind, Callable[[Any], Any] | None]:
+        """The handles of a type's outputs and, unless these are plain tuples, what puts them together."""
+        program, structure = node_type.program, node_type.structure
+        shapes = [Key("value", program.vars[o].shape) for o in program.outputs]
+        plain = _plain_key(structure, shapes)
+        if plain is not None:
+            return self.kind(plain), None
+        return self.kind(Key("tuple", None, tuple(shapes))), lambda outputs: _put_together(structure, outputs)
+
+
+def _plain_key(structure: Any, shapes: list[Key]) -> Key | None:
+    """The key of a structure of outputs made of plain tuples only."""
+    if isinstance(structure, int):
+        return shapes[structure]
+    if not isinstance(structure, tuple):
+        return None
+    children = [_plain_key(part, shapes) for part in structure]
+    return None if None in children else Key("tuple", None, tuple(c for c in children if c is not None))
+
+
+def _put_together(structure: Any, outputs: tuple[Value, ...]) -> Any:
+    """What the cell returned, with recorded values in place of output numbers."""
+    if isinstance(structure, int):
+        return outputs[structure]
+    if isinstance(structure, Static):
+        return structure.value
+    if isinstance(structure, tuple):
+        return tuple(_put_together(part, outputs) for part in structure)
+    return structure.build([_put_together(part, outputs) for part in structure.children])

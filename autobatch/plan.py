@@ -56,6 +56,19 @@ class Layout:
     input_width: tuple[int, ...]
     saved_width: tuple[int, ...]
 
+    def __str__(self) -> str:
+        inputs = [(f"port {number}", place) for number, place in enumerate(self.inputs)]
+        saved = [(f"%{index}", place) for index, place in self.saved.items()]
+        areas = (("inputs", inputs, self.input_width), ("saved", saved, self.saved_width))
+        lines = [
+            f"{what} of {'a node' if domain == NODE else f'an edge of group {domain}'}, {width} columns: "
+            + ", ".join(f"{name} in {p.column}:{p.column + p.width}" for name, p in places if p.domain == domain)
+            for what, places, widths in areas
+            for domain, width in enumerate(widths, start=NODE)
+            if width
+        ]
+        return "\n".join(lines)
+
 
 class TypeTables(NamedTuple):
     """The layouts of T types as int32 arrays for compiled placement; a block is one domain of one type."""
@@ -120,13 +133,26 @@ class Plan:
         return found
 
     def __str__(self) -> str:
-        names = self.graph.types.names
-        lines = [f"Plan(elements={self.size}, destinations={self.dest.size}, mirror={self.mirror})"]
-        for kind, name in enumerate(names):
-            n = int(self.type_ptr[kind + 1] - self.type_ptr[kind])
-            if n:
-                lines.append(f"  {name}: {n} rows, inputs from {self.input_base[self.first_block(kind)]}")
+        lines = [f"Plan(elements={self.size}, destinations={self.dest.size})"]
+        for kind, name in enumerate(self.graph.types.names):
+            first, end = self.tables.block_ptr[kind : kind + 2].tolist()
+            for block in range(first, end):
+                rows, width = int(self.block_rows[block]), int(self.tables.block_width[block])
+                if rows and width:
+                    each = "node" if block == first else "edge"
+                    lines.append(f"{self.input_base[block]:8}  inputs of {name}: {rows} x {width}, a row per {each}")
+        for slot, (base, rows) in enumerate(zip(self.slot_base.tolist(), self.slot_rows.tolist(), strict=True)):
+            lines.append(f"{base:8}  asked for, slot {slot}: {rows} rows")
+        if self.mirror:
+            lines.append(f"{self.mirror:8}  gradients of all these, in the same order")
+            lines.append(f"{2 * self.mirror:8}  values saved for the backward stages")
         return "\n".join(lines)
+
+    def destinations(self, node: int, output: int = 0) -> list[int]:
+        """Where an output of a node is written: once for each edge that reads it, and for the user."""
+        first = self.dest_base[self.tables.out_ptr[self.graph.type_id[node]] + output] + self.row[node]
+        places: list[int] = self.dest[self.dest_ptr[first] : self.dest_ptr[first + 1]].tolist()
+        return places
 
     def first_block(self, kind: int) -> int:
         """The number of a type's block of node rows."""
@@ -217,8 +243,7 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
             raise PlanError(f"checking a plan: node {node} is not where row {row} of type {kind} says.")
         for number, output in enumerate(cells.cells[kind].type.program.outputs):
             width = cells.cells[kind].type.program.vars[output].size
-            slot = plan.dest_base[plan.tables.out_ptr[kind] + number] + row
-            for start in plan.dest[plan.dest_ptr[slot] : plan.dest_ptr[slot + 1]].tolist():
+            for start in plan.destinations(node, number):
                 for element in range(start, start + width):
                     if element in writer or not 0 <= element < size:
                         raise PlanError(

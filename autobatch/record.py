@@ -58,7 +58,7 @@ class Recorder:
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         calls = self.calls
-        with RECORDING, calls.in_place(self.module), stage(calls):
+        with RECORDING, calls.stand.in_place(self.module, calls.entry), stage(calls):
             calls.start(self.module)
             for instance in instances:
                 structures.append(self._run(instance, refs, slots))
@@ -89,8 +89,8 @@ class Recorder:
             log = as_longs(calls.log)
         except OverflowError:
             raise DataError("recording met an int that does not fit 64 bits; ids and labels are 32-bit ints.") from None
-        if calls.n_handles > self._node_of.size:
-            self._node_of = np.concatenate((self._node_of, np.zeros(calls.n_handles, np.int64)))
+        if calls.handles.n_ids > self._node_of.size:
+            self._node_of = np.concatenate((self._node_of, np.zeros(calls.handles.n_ids, np.int64)))
         code, code_ptr = calls.form_tables()
         pointers = (as_longs(log_ptr), as_longs(refs), as_longs(slots), as_longs(output_ptr))
         words, fault = decode_log(log, *pointers, code, code_ptr, self._node_of, self._serial, len(calls.floats))

@@ -253,7 +253,7 @@ def test_a_loss_that_is_not_finite_ends_training(command: Command, trees: Path) 
     status, _, err = command("train", "tree-lstm", "--data", trees, *SMALL, "--lr", "1e38")
     assert status == 2
     assert err.count("\n") == 1
-    assert err.startswith("autobatch: training stopped in epoch 1 of 5, mini-batch 2: the loss of ")
+    assert err.startswith("autobatch: training stopped in epoch 1/5, mini-batch 2: the loss of ")
     assert "is not finite" in err
 
 

@@ -86,13 +86,13 @@ class Fitting:
         accuracy: dict[str, float] = {}
         for number in range(1, n_epochs + 1):
             with np.errstate(all="ignore"):  # a loss that is not finite is reported with its mini-batch
-                epoch = self._train(f"epoch {number} of {n_epochs}", number, accuracy, progress)
+                epoch = self._train(f"epoch {number}/{n_epochs}", number, accuracy, progress)
             yield epoch
             accuracy = epoch.accuracy
 
     def _train(self, what: str, number: int, accuracy: dict[str, float], progress: Progress) -> Epoch:
         tally, total_loss, n_seen = Tally(), 0.0, 0
-        shown = "".join(f"  dev {metric} {share:.1%}" for metric, share in accuracy.items())
+        shown = "".join(f"  {metric} {share:.0%}" for metric, share in accuracy.items())
         start = time.perf_counter()
         for step, batch in enumerate(ab.minibatches(self._graphs, self._batch_size, rng=self._workload.rng), start=1):
             try:
@@ -104,7 +104,7 @@ class Fitting:
             total_loss += float(value) * len(batch)
             n_seen += len(batch)
             rate = n_seen / (time.perf_counter() - start)
-            figures = f"loss {value:.3f}{shown}  {rate:,.0f} instances/s  {self._loss.last.batches} batches"
+            figures = f"loss {value:.4g}{shown}  {rate:,.0f}/s  {self._loss.last.batches} batches"
             progress.advance(what, figures)
         seconds = time.perf_counter() - start
         return Epoch(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 SECONDS_BETWEEN_LINES = 10.0
+TEXT_WIDTH = 76  # columns of a terminal that the text beside the bar takes
+NARROWEST_BAR, WIDEST_BAR = 4, 40
 
 
 class Progress(ABC):
@@ -36,15 +38,16 @@ def show_progress(n_steps: int) -> Iterator[Progress]:
         yield _Lines(n_steps)
         return
     import rich.progress as rich
+    from rich.console import Console
 
+    console = Console()
     columns = (
         rich.TextColumn("{task.description}"),
-        rich.BarColumn(),
+        rich.BarColumn(bar_width=min(max(console.width - TEXT_WIDTH, NARROWEST_BAR), WIDEST_BAR)),
         rich.TextColumn("{task.fields[figures]}"),
-        rich.TimeRemainingColumn(),
-        rich.TextColumn("left"),
+        rich.TimeRemainingColumn(compact=True),
     )
-    with rich.Progress(*columns, transient=True) as bar:
+    with rich.Progress(*columns, console=console, transient=True) as bar:
         yield _Bar(bar, n_steps)
 
 
