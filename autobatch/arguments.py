@@ -15,7 +15,7 @@ import numpy as np
 
 from autobatch.module import Module
 
-BY_VALUE = (bool, str, int, float, bytes, type(None), enum.Enum, tuple, type, np.dtype)
+BY_VALUE = (bool, str, int, float, bytes, type(None), enum.Enum, tuple, frozenset, type, np.dtype)
 
 
 class Static:

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from autobatch.arguments import Key
 from autobatch.autodiff import differentiate
-from autobatch.errors import DataError, GraphError, NumericError, ShapeError
-from autobatch.executor import Backend, make_backend
+from autobatch.errors import BackendError, DataError, GraphError, NumericError, PolicyError, ShapeError
+from autobatch.executor import NAMES, Backend, make_backend
 from autobatch.graph import Graph, checking, merge_graphs, split_graph
 from autobatch.module import Module, Parameter
 from autobatch.plan import PlannedCell, PlannedTypes, Planner, check_plan
 from autobatch.record import Recorder
 from autobatch.report import Clock, LastCall, Report, Step, make_report
 from autobatch.results import Slot, SlotTable, stack_results
-from autobatch.rewrite import PASSES, rewrite
+from autobatch.rewrite import PASSES, check_passes, rewrite
 from autobatch.schedule import Policy, make_schedule
 
 Array = NDArray[Any]
@@ -50,7 +50,7 @@ class Batched:
         self.last: LastCall | None = None
         self._module = module
         self._recorder = Recorder(function, module)
-        self._planned: dict[bool, PlannedTypes] = {}
+        self._planned: dict[frozenset[str] | None, PlannedTypes] = {}
         self._gradients: dict[str, Array] = {}
 
     def __call__(self, instances: Iterable[Any]) -> Any:
@@ -158,15 +158,16 @@ class Batched:
         return self._recorder.record(listed)
 
     def _planned_types(self, training: bool) -> PlannedTypes:
-        """Layouts of all types met so far; those of known types are kept."""
+        """Layouts of all types met so far; those of known types are kept, for each set of trainable parameters."""
         types, shapes = self._recorder.types, self._recorder.slots.shapes
-        known = self._planned.get(training)
+        purpose = frozenset(name for name, p in self._parameters().items() if p.trainable) if training else None
+        known = self._planned.get(purpose)
         if known is None or len(known.cells) < len(types) or len(known.slot_shapes) < len(shapes):
             cells = list(known.cells) if known is not None else []
             for node_type in types.types[len(cells) :]:
                 derivative = differentiate(node_type.program) if training else None
                 cells.append(PlannedCell(node_type, derivative, self.planner.layout(node_type.program, derivative)))
-            known = self._planned[training] = PlannedTypes(cells, list(shapes), training)
+            known = self._planned[purpose] = PlannedTypes(cells, list(shapes), training)
         return known
 
     def _forward(self, step: Step) -> list[Array]:
@@ -183,10 +184,8 @@ class Batched:
                 if name not in out or out[name].dtype != parameter.dtype or out[name].shape != parameter.shape:
                     out[name] = np.empty_like(parameter.data)
                 out[name].fill(0)
-        elif out.keys() != trainable.keys():
-            raise GraphError(
-                f"out= has gradients of {sorted(out)}, not of the trainable parameters {sorted(trainable)}."
-            )
+        else:
+            check_gradients(out, trainable)
         self.backend.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
         step.clock.lap("execute_ms")
         return out
@@ -202,12 +201,13 @@ class Batched:
     def _check_parameters(self, cells: PlannedTypes) -> None:
         """Refuse to compute with a parameter that the module does not have (any more)."""
         known = {id(p) for p in self._parameters().values()}
+        owner = type(self._module).__name__ if self._module is not None else "a module, for ab.batched was given none"
         for node_type in self._recorder.types.types:
             for parameter in node_type.program.parameters:
                 if id(parameter) not in known:
                     raise GraphError(
                         f"cell {node_type.name!r} reads a {parameter!r} that is not, or no longer, a parameter of "
-                        f"{type(self._module).__name__}; pass module=, and make a new ab.batched after replacing one."
+                        f"{owner}; pass module=, and make a new ab.batched after replacing a parameter."
                     )
 
 
@@ -232,6 +232,7 @@ def batched(
 
     Raises:
         PolicyError, BackendError: there is no such policy or backend.
+        GraphError: there is no such rewrite, or `function` or `module` are none.
 
     >>> import autobatch as ab
     >>> @ab.cell
@@ -247,10 +248,20 @@ def batched(
     owner = getattr(function, "__self__", None)
     if module is None and isinstance(owner, Module):
         module = owner
+    if not callable(function) or not isinstance(module, Module | None):
+        raise GraphError(
+            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {function!r} and "
+            f"{module!r}; give a method of a model, such as model.loss."
+        )
     if isinstance(policy, str):
         policy = policies.get("agenda" if policy == "auto" else policy)
+    elif isinstance(policy, type) or not hasattr(policy, "schedule"):
+        raise PolicyError(f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}.")
     if isinstance(backend, str):
         backend = make_backend(backend)
+    elif isinstance(backend, type) or not hasattr(backend, "forward"):
+        raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
+    check_passes(rewrites)
     return Batched(function, module, policy, planner or WriteToReaders(), backend, rewrites)
 
 
@@ -262,7 +273,10 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
         if reduce not in ("mean", "sum"):
             raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum' or an array of weights.")
         return np.full(n_instances, 1.0 / n_instances if reduce == "mean" else 1.0)
-    weights = np.asarray(reduce, np.float64)
+    try:
+        weights = np.asarray(reduce, np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum' or an array of weights.") from None
     if weights.shape != (n_instances,):
         raise ShapeError(
             f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each."
@@ -278,9 +292,25 @@ def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
         loss = structure.children[0] if has_aux else structure
         if not isinstance(loss, Slot) or slots.shapes[loss.number] != ():
             what = f"a value of shape {slots.shapes[loss.number]}" if isinstance(loss, Slot) else "no single value"
-            raise GraphError(f"value_and_grad needs a scalar loss; for instance {number} the function returned {what}.")
+            raise GraphError(
+                f"value_and_grad needs a scalar loss; for instance {number} the function returned {what}. Sum what the "
+                f"loss is made of; where there is nothing to compute, return np.zeros(())."
+            )
     first = graph.structures[0]
     return int((first.children[0] if has_aux else first).number)
+
+
+def check_gradients(out: Mapping[str, Array], trainable: Mapping[str, Parameter]) -> None:
+    """Refuse gradients to add to that are not those of the trainable parameters."""
+    given = {name: (np.shape(g), getattr(g, "dtype", None)) for name, g in out.items()}
+    wanted = {name: (p.shape, p.dtype) for name, p in trainable.items()}
+    if given != wanted:
+        name = next(n for n in (*wanted, *given) if given.get(n) != wanted.get(n))
+        what = ["{0[1]} of shape {0[0]}".format(x[name]) if name in x else "nothing" for x in (given, wanted)]
+        raise ShapeError(
+            f"out= has {what[0]} for parameter {name!r}, whose gradient is {what[1]}; give gradients as an earlier call "
+            f"returned them."
+        )
 
 
 def check_finite(losses: Array) -> None:

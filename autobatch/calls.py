@@ -21,7 +21,7 @@ from autobatch.cell import Cell, NeedsLength, Tracer
 from autobatch.decode import form_tables
 from autobatch.entries import Entry, Namespace, Stand, invoke
 from autobatch.errors import GraphError
-from autobatch.forms import Form, FormReader, make_form
+from autobatch.forms import BUILTINS, Form, FormReader, make_form
 from autobatch.handles import Bundle, Handles, Value
 from autobatch.module import Module, Parameter
 from autobatch.ops import add
@@ -55,18 +55,18 @@ class Calls:
         self.weight_names: dict[int, str] = {}
         self.namespace = Namespace(
             {
-                "ndarray": np.ndarray,
-                "log": self.log.append,
-                "extend": self.log.extend,
-                "log_float": self.floats.append,
-                "extend_floats": self.floats.extend,
+                **BUILTINS,
+                "__log": self.log.append,
+                "__extend": self.log.extend,
+                "__log_float": self.floats.append,
+                "__extend_floats": self.floats.extend,
             }
         )
         self.handles = Handles(self, self.namespace)
         self.stand = Stand()
         self._entries: dict[Any, Entry] = {}
         self._types: dict[Any, NodeType] = {}
-        self._sources: dict[int, tuple[Any, Value]] = {}
+        self._sources: dict[Any, Value] = {}
         self._tables: tuple[IntArray, IntArray] | None = None
 
     def start(self, module: Module | None) -> None:
@@ -201,9 +201,10 @@ class Calls:
         return x
 
     def _source(self, x: Any) -> Value:
-        """The node whose output is an array or a parameter; one per instance."""
-        if id(x) not in self._sources:
-            arrays = not isinstance(x, Parameter)
+        """The node whose output is an array or a parameter; one per instance, and for equal arrays."""
+        arrays = not isinstance(x, Parameter)
+        content = (x.shape, x.dtype, x.tobytes()) if arrays else id(x)
+        if content not in self._sources:
             key = (SOURCE, None if arrays else id(x))
             if key not in self._entries:
                 if arrays:
@@ -213,8 +214,8 @@ class Calls:
                 else:
                     entry = self._make_entry((SOURCE, x), "parameter", NO_ARGUMENTS, lambda arguments: x, _never)
                 self._entries[key] = entry
-            self._sources[id(x)] = (x, self._entries[key].function(*([x] if arrays else [])))
-        return self._sources[id(x)][1]
+            self._sources[content] = self._entries[key].function(*([x] if arrays else []))
+        return self._sources[content]
 
     # Types: one for each identity and keys; their handles.
 

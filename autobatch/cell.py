@@ -126,14 +126,16 @@ class _TracedList(VariadicPort):
             self.element = self.tracer.argument(key, self.name, self.group)
         return self.element
 
-    def __iter__(self) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(list, name):
+            raise NeedsLength(self.group)
+        raise AttributeError(f"a list has no attribute {name!r}")
+
+    def _needs_length(self, *args: Any) -> Any:
         raise NeedsLength(self.group)
 
-    def __len__(self) -> int:
-        raise NeedsLength(self.group)
-
-    def __getitem__(self, index: Any) -> Any:
-        raise NeedsLength(self.group)
+    __iter__ = __len__ = __getitem__ = __contains__ = __reversed__ = _needs_length
+    __add__ = __radd__ = __mul__ = __rmul__ = __eq__ = __ne__ = _needs_length
 
 
 def _key_of_shape(shape: Any) -> Key:
@@ -194,6 +196,8 @@ class Tracer:
 
 def collect_outputs(result: Any, outputs: list[Any]) -> Any:
     """Append the values in `result` to `outputs`; return its structure, with output numbers in their place."""
+    if isinstance(result, VariadicPort):
+        result = list(result)
     if isinstance(result, (Operators, np.ndarray, np.number, int, float)) and not isinstance(result, bool):
         outputs.append(result)
         return len(outputs) - 1

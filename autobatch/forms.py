@@ -1,12 +1,14 @@
 """Call forms: a few generated lines of Python that recognise how a cell is called and log the call as ints.
 
     def merge(left, right):
-        if type(left) is Kind_2 and type(right) is Kind_2:
-            try: out = take_2()
-            except StopIteration: out = grow_2()
-            log(5); log(out.ref); log(left.ref); log(right.ref)
-            return out
-        return slow(left, right)
+        if __type(left) is Kind_2 and __type(right) is Kind_2:
+            try: __out = take_2()
+            except StopIteration: __out = grow_2()
+            __log(5); __log(__out.ref); __log(left.ref); __log(right.ref)
+            return __out
+        return slow_merge(left, right)
+
+The arguments keep their names, so even builtins have others here: a cell may call an argument `type` or `out`.
 
 A form is finer than a type: it also tells whether a tuple is another node's whole output (one int) or was put
 together by the user (an int per value). `code` tells the decoder how to read what the form logged.
@@ -22,9 +24,11 @@ import numpy as np
 
 from autobatch.arguments import BY_VALUE, Key, Static
 from autobatch.decode import EACH, END, HANDLE, WORDS
-from autobatch.errors import GraphError
+from autobatch.errors import DataError, GraphError
 from autobatch.handles import Bundle, Handles, Value
 from autobatch.program import Attribute, CellProgram, Port
+
+BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, all, np.ndarray)}
 
 
 @dataclass
@@ -68,7 +72,7 @@ class FormReader:
     def read(self, name: str, x: Any, text: str) -> Key:
         """Read what the expression `text` of argument `name` holds."""
         if self.is_static(name, x):
-            return self._static(x, text)
+            return self._static(name, x, text)
         if isinstance(x, Value):
             self._handle(x, text, self._kind_name(x), self.leaves, self.conditions)
             return Key("value", x.shape)
@@ -76,17 +80,24 @@ class FormReader:
             self._handle(x, text, self._kind_name(x), self.leaves, self.conditions)
             return self.handles.kind_of(x).structure
         if type(x) in (int, float):
-            self._condition(f"type({text}) is {type(x).__name__}")
+            self._condition(f"__type({text}) is __{type(x).__name__}")
             return self._data(type(x).__name__, (), text)
         if isinstance(x, np.ndarray):
+            if x.dtype.kind not in "fiub":
+                raise DataError(
+                    f"argument {name!r} of a cell is an array of dtype {x.dtype}; cells take arrays of floats, ints or "
+                    f"bools, so convert it first."
+                )
             kinds = "f" if x.dtype.kind == "f" else "iub"
-            self._condition(f"type({text}) is ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {kinds!r}")
+            self._condition(
+                f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {kinds!r}"
+            )
             return self._data("float" if kinds == "f" else "int", x.shape, text)
         if type(x) is list and text not in self.fixed and (key := self._each(x, text)) is not None:
             return key
         if isinstance(x, (tuple, list, dict)) or (is_dataclass(x) and not isinstance(x, type)):
             return self._container(name, x, text)
-        return self._static(x, text)
+        return self._static(name, x, text)
 
     def _condition(self, text: str) -> None:
         self.conditions.append(text)
@@ -95,7 +106,7 @@ class FormReader:
         return f"Kind_{self.handles.kind_of(handle).number}"
 
     def _handle(self, x: Any, text: str, kind: str, leaves: list[Leaves], conditions: list[str]) -> None:
-        conditions.append(f"type({text}) is {kind}")
+        conditions.append(f"__type({text}) is {kind}")
         count = sum(1 for _ in self.handles.kind_of(x).structure.leaves())
         leaves.append(Leaves("handle", text, self.n_leaves, count, isinstance(x, Bundle)))
         self.n_leaves += count
@@ -105,22 +116,23 @@ class FormReader:
         self.n_leaves += 1
         return Key(kind, shape)
 
-    def _static(self, x: Any, text: str) -> Key:
+    def _static(self, name: str, x: Any, text: str) -> Key:
         try:
-            hash(Static(x))
+            hash(x)
         except TypeError:
             raise GraphError(
-                f"a cell got {x!r} ({type(x).__name__}), which is no value, data or hashable static argument."
+                f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), which is no value or data, and static "
+                f"arguments are hashable; give a tuple, a frozenset or a Module instead."
             ) from None
         name = self.constant(x)
         by_value = isinstance(x, BY_VALUE) and x is not None and not isinstance(x, bool)
-        self._condition(f"type({text}) is type({name}) and {text} == {name}" if by_value else f"{text} is {name}")
+        self._condition(f"__type({text}) is __type({name}) and {text} == {name}" if by_value else f"{text} is {name}")
         return Key("static", Static(x))
 
     def _each(self, x: list[Any], text: str) -> Key | None:
         """A list of any length, if its elements are alike and hold values only."""
         if not x:
-            self._condition(f"type({text}) is list and not {text}")
+            self._condition(f"__type({text}) is __list and not {text}")
             self.lists.append(text)
             return Key("each", None)
         parts, conditions, first = list[Leaves](), list[str](), self.n_leaves
@@ -130,11 +142,11 @@ class FormReader:
             return None
         self.n_leaves = first + sum(1 for _ in key.leaves())
         test = (
-            f"{{*map(type, {text})}} == {{{conditions[0].split()[-1]}}}"
+            f"{{*__map(__type, {text})}} == {{{conditions[0].split()[-1]}}}"
             if len(conditions) == 1
-            else f"all([{' and '.join(conditions)} for x in {text}])"
+            else f"__all([{' and '.join(conditions)} for x in {text}])"
         )
-        self._condition(f"type({text}) is list and {text} and {test}")
+        self._condition(f"__type({text}) is __list and {text} and {test}")
         self.leaves.append(Leaves("each", text, first, self.n_leaves - first, parts=parts))
         self.lists.append(text)
         return Key("each", None, (key,))
@@ -145,20 +157,20 @@ class FormReader:
             return self.handles.kind_of(x).structure
         if type(x) is not tuple:
             return None
-        conditions.append(f"type({text}) is tuple and len({text}) == {len(x)}")
+        conditions.append(f"__type({text}) is __tuple and __len({text}) == {len(x)}")
         children = [self._element(child, f"{text}[{i}]", parts, conditions) for i, child in enumerate(x)]
         return None if None in children else Key("tuple", None, tuple(c for c in children if c is not None))
 
     def _container(self, name: str, x: Any, text: str) -> Key:
         cls = self.constant(type(x))
         if isinstance(x, dict):
-            self._condition(f"type({text}) is {cls} and [*{text}] == {self.constant(list(x))}")
-            children = [self.read(name, part, f"{text}[{key!r}]") for key, part in x.items()]
+            self._condition(f"__type({text}) is {cls} and (*{text},) == {self.constant(tuple(x))}")
+            children = [self.read(name, part, f"{text}[{self.constant(key)}]") for key, part in x.items()]
         elif is_dataclass(x):
-            self._condition(f"type({text}) is {cls}")
+            self._condition(f"__type({text}) is {cls}")
             children = [self.read(name, getattr(x, f.name), f"{text}.{f.name}") for f in fields(x)]
         else:
-            self._condition(f"type({text}) is {cls} and len({text}) == {len(x)}")
+            self._condition(f"__type({text}) is {cls} and __len({text}) == {len(x)}")
             children = [self.read(name, part, f"{text}[{i}]") for i, part in enumerate(x)]
         return Key.of_structure(x, children)
 
@@ -186,10 +198,11 @@ def make_form(
     """The form that `reader` read, of the type `type_id`, whose outputs have handles of kind `kind`."""
     ports = {v.source.leaf: v.source.number for v in program.vars if isinstance(v.source, Port)}
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
-    body = [f"try: out = take_{kind}()", f"except StopIteration: out = grow_{kind}()", f"log({number})", "log(out.ref)"]
+    body = [f"try: __out = take_{kind}()", f"except StopIteration: __out = grow_{kind}()"]
+    body += [f"__log({number})", "__log(__out.ref)"]
     code, where = [type_id], list[str]()
     conditions = list(reader.conditions)
-    conditions += [f"len({reader.lists[a]}) == len({reader.lists[b]})" for a, b in program.ties]
+    conditions += [f"__len({reader.lists[a]}) == __len({reader.lists[b]})" for a, b in program.ties]
     for leaves in reader.leaves:
         if leaves.kind in ("handle", "each"):
             items = _handle_items(leaves.parts or [leaves], ports)
@@ -197,25 +210,25 @@ def make_form(
                 continue
             where.append(leaves.text)
             if leaves.kind == "handle":
-                body.append(f"log({leaves.text}.ref)")
+                body.append(f"__log({leaves.text}.ref)")
                 code += [HANDLE, *items[0][1]]
             else:
-                body.append(f"log(len({leaves.text}))")
-                body += [f"extend([{part.text}.ref for x in {leaves.text}])" for part, _ in items]
+                body.append(f"__log(__len({leaves.text}))")
+                body += [f"__extend([{part.text}.ref for x in {leaves.text}])" for part, _ in items]
                 code += [EACH, len(items), *(word for _, pairs in items for word in pairs)]
         elif leaves.first in data:
             body.append(LOG_DATA[leaves.kind].format(leaves.text))
             if leaves.kind.startswith("int"):
                 code += [WORDS, data[leaves.first]]
-    body.append(f"return {rebuild}(out)" if rebuild else "return out")
+    body.append(f"return {rebuild}(__out)" if rebuild else "return __out")
     return Form(tuple(conditions), tuple(body), (*code, END), tuple(where))
 
 
 LOG_DATA = {
-    "int": "log({})",
-    "ints": "extend({}.ravel().tolist())",
-    "float": "log_float({})",
-    "floats": "extend_floats({}.ravel().tolist())",
+    "int": "__log({})",
+    "ints": "__extend({}.ravel().tolist())",
+    "float": "__log_float({})",
+    "floats": "__extend_floats({}.ravel().tolist())",
 }
 
 

@@ -20,6 +20,7 @@ from autobatch.ops.operators import STAGE, Symbol
 from autobatch.typetable import NodeType
 
 OUTPUT_BITS = 8
+MAX_OUTPUTS = 2**OUTPUT_BITS  # values that a node can return
 CHUNK = 64
 RECYCLE = 8192  # handles of a kind in use before they are taken back: a few hundred trees
 
@@ -80,7 +81,8 @@ class Kind:
         handles: the registry that the kind belongs to, which numbers handles.
         structure: a value key, or a tuple key of such.
         cls: the class of the handles; generated code knows them by it.
-        pool: all handles; parts: the values and tuples in bundles, as many for each.
+        pool: the handles to give out; parts: the values and tuples in bundles, as many for each.
+        aside: handles that somebody held when they should have been taken back; they return when nobody does.
         idle: the reference counts of a handle, and of a part, that nobody holds.
     """
 
@@ -91,6 +93,7 @@ class Kind:
         self.cls: Any = type(base.__name__, (base,), {**detail, "kind": self})
         self.pool: list[Any] = []
         self.parts: list[Any] = []
+        self.aside: list[Any] = []
         self.idle = (0, 0)
         self._restart(0)
 
@@ -103,9 +106,9 @@ class Kind:
         """Add a chunk of handles and take the first of them."""
         start = len(self.pool)
         for place in range(start, start + CHUNK):
-            self._put(place)
+            self._put(place, self._make())
         if not start:
-            own, inner = self._reference_counts()
+            own, inner = _reference_counts(self.pool, self.parts)
             self.idle = (min(own), min(inner, default=0))
         self._restart(start)
         return next(self._iterator)
@@ -113,29 +116,45 @@ class Kind:
     def recycle(self) -> None:
         """Start again from the first handle if many are used, replacing those that somebody still holds."""
         if self.used >= RECYCLE:
-            own, inner = self._reference_counts()
-            if max(own) > self.idle[0] or max(inner, default=0) > self.idle[1]:
-                held = {place for place, count in enumerate(own) if count > self.idle[0]}
-                width = len(self.parts) // len(self.pool)
-                for place in held.union(k // width for k, count in enumerate(inner) if count > self.idle[1]):
-                    self._put(place)
+            held = self._held(self.pool, self.parts)
+            if held:
+                self._replace(held)
             self._restart(0)
 
-    def _put(self, place: int) -> None:
-        """Put a new handle at this place of the pool."""
-        ref = self.handles.new_id() << OUTPUT_BITS
-        if self.is_bundle:
-            parts: list[Any] = []
-            handle = self.cls(_make_parts(self.handles, self.structure, iter(range(ref, ref + 256)), parts))
-            handle.ref = ref
-            self.parts[place * len(parts) : (place + 1) * len(parts)] = parts
-        else:
-            handle = self.cls(ref)
+    def _held(self, handles: list[Any], parts: list[Any]) -> set[int]:
+        """The places of the handles that somebody holds, as a whole or in part."""
+        own, inner = _reference_counts(handles, parts)
+        if max(own, default=0) <= self.idle[0] and max(inner, default=0) <= self.idle[1]:
+            return set()
+        held = {place for place, count in enumerate(own) if count > self.idle[0]}
+        width = len(parts) // len(handles)
+        return held.union(k // width for k, count in enumerate(inner) if count > self.idle[1])
+
+    def _replace(self, held: set[int]) -> None:
+        """Put the handles in these places of the pool aside, and in their places others: from aside, or new ones."""
+        busy = self._held(self.aside, [part for handle in self.aside for part in self._parts_of(handle)])
+        free = [handle for k, handle in enumerate(self.aside) if k not in busy]
+        self.aside = [self.aside[k] for k in busy] + [self.pool[place] for place in held]
+        for place in held:
+            self._put(place, free.pop() if free else self._make())
+
+    def _put(self, place: int, handle: Any) -> None:
+        """Put a handle at this place of the pool."""
+        parts = self._parts_of(handle)
+        self.parts[place * len(parts) : (place + 1) * len(parts)] = parts
         self.pool[place : place + 1] = [handle]
 
-    def _reference_counts(self) -> tuple[list[int], list[int]]:
-        """How many hold each handle, and each part."""
-        return list(map(sys.getrefcount, self.pool)), list(map(sys.getrefcount, self.parts))
+    def _make(self) -> Any:
+        """Make a handle, with a new id."""
+        ref = self.handles.new_id() << OUTPUT_BITS
+        if not self.is_bundle:
+            return self.cls(ref)
+        bundle = self.cls(_make_parts(self.handles, self.structure, iter(range(ref, ref + MAX_OUTPUTS))))
+        bundle.ref = ref
+        return bundle
+
+    def _parts_of(self, handle: Any) -> list[Any]:
+        return _parts_in(handle) if self.is_bundle else []
 
     def _restart(self, place: int) -> None:
         self._iterator: Iterator[Any] = iter(self.pool)
@@ -143,16 +162,24 @@ class Kind:
         self.handles.namespace[f"take_{self.number}"] = self._iterator.__next__
 
 
-def _make_parts(handles: Handles, key: Key, refs: Iterator[int], parts: list[Any]) -> list[Any]:
-    """What a bundle of this structure holds; every value and tuple in it is added to `parts`."""
-    made = []
+def _make_parts(handles: Handles, key: Key, refs: Iterator[int]) -> Iterator[Any]:
+    """What a bundle of this structure holds: values, and tuples of them."""
     for child in key.children:
         if child.kind == "value":
-            made.append(handles.kind(child).cls(next(refs)))
+            yield handles.kind(child).cls(next(refs))
         else:
-            made.append(tuple(_make_parts(handles, child, refs, parts)))
-    parts += made
-    return made
+            yield tuple(_make_parts(handles, child, refs))
+
+
+def _parts_in(bundle: tuple[Any, ...]) -> list[Any]:
+    """Every value and tuple in a bundle."""
+    inner = [part for child in bundle if type(child) is tuple for part in _parts_in(child)]
+    return [*inner, *bundle]
+
+
+def _reference_counts(handles: list[Any], parts: list[Any]) -> tuple[list[int], list[int]]:
+    """How many hold each handle, and each part."""
+    return list(map(sys.getrefcount, handles)), list(map(sys.getrefcount, parts))
 
 
 class Handles:
@@ -196,6 +223,11 @@ class Handles:
     def of_type(self, node_type: NodeType) -> tuple[Kind, Callable[[Any], Any] | None]:
         """The handles of a type's outputs and, unless these are plain tuples, what puts them together."""
         program, structure = node_type.program, node_type.structure
+        if len(program.outputs) > MAX_OUTPUTS:
+            raise GraphError(
+                f"cell {node_type.name!r} returns {len(program.outputs)} values, but a node has {MAX_OUTPUTS} at most; "
+                f"return fewer, such as one array to slice."
+            )
         shapes = [Key("value", program.vars[o].shape) for o in program.outputs]
         plain = _plain_key(structure, shapes)
         if plain is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from autobatch.errors import GraphError
-from autobatch.ops.define import Op, Shape
+from autobatch.ops.define import Op, Shape, check_index
 from autobatch.ops.operators import Operators, Symbol
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Weight:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A number or array written into the cell's body."""
+    """A number or array written into the cell's body; arrays of ints stay ints, for they may be ids."""
 
     data: Any
 
@@ -253,8 +253,24 @@ class Builder:
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
         """Append `op` of `args`; ShapeError if their shapes do not fit."""
         values = [self.wrap(a) for a in args]
+        if op.index_axis is not None:
+            values[1] = self._ids(op, *values[:2])
         shape = op.shape(*(v.shape for v in values), **static)
         return self.add(Instruction(op, tuple(v.index for v in values), static), shape, self._domain(op, values))
+
+    def _ids(self, op: Op, table: Traced, ids: Traced) -> Traced:
+        """Ids, refused unless they are int data of the node, or constants in their range."""
+        source = origin(self.vars, ids.index).source
+        if isinstance(source, Constant):
+            numbers = np.asarray(source.data)
+            check_index(op.name, numbers, table.shape[op.index_axis or 0])
+            return self.add(Constant(numbers), ids.shape, SHARED)
+        if not isinstance(source, Attribute) or source.is_float:
+            raise GraphError(
+                f"{op.name} takes ids that are int arguments of the cell, or constants, and not other values, be they "
+                f"computed from ints; compute the id with plain ints and pass it to the cell."
+            )
+        return ids
 
     def _domain(self, op: Op, values: list[Traced]) -> int:
         domains = [v.var.domain for v in values]
@@ -284,6 +300,12 @@ class Builder:
             tuple(number[r] for r in roots),
             tuple(sorted(self.ties)),
         )
+
+
+def origin(vars: Sequence[Var], index: int) -> Var:
+    """What a value is a view of: itself, if it is none."""
+    source = vars[index].source
+    return origin(vars, source.args[0]) if isinstance(source, Instruction) and source.op.view else vars[index]
 
 
 def cone(vars: Sequence[Var], roots: Iterable[int]) -> set[int]:

@@ -22,6 +22,7 @@ from autobatch.results import SlotTable, read_result
 from autobatch.typetable import TypeTable
 
 RECORDING = threading.RLock()  # the generated functions stand in the modules themselves, for all threads
+TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
 
 
 class Recorder:
@@ -77,7 +78,7 @@ class Recorder:
                 "recording an instance went deeper than Python's recursion limit; raise it with "
                 "sys.setrecursionlimit, or write the function with a loop."
             ) from None
-        if type(result) in (int, float):
+        if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
             result = np.asarray(float(result))
         return read_result(self.calls.lift(result), self.slots, refs, slots)
 
@@ -88,7 +89,7 @@ class Recorder:
         try:
             log = as_longs(calls.log)
         except OverflowError:
-            raise DataError("recording met an int that does not fit 64 bits; ids and labels are 32-bit ints.") from None
+            raise DataError(f"recording met an int that {TOO_LONG}") from None
         if calls.handles.n_ids > self._node_of.size:
             self._node_of = np.concatenate((self._node_of, np.zeros(calls.handles.n_ids, np.int64)))
         code, code_ptr = calls.form_tables()
@@ -109,4 +110,4 @@ class Recorder:
                 f"{where} uses a value from another recording; a recorded value means something only within its own "
                 f"instance. Compute it again there, or pass it as an array or Parameter."
             )
-        return DataError(f"{where} was given an int that does not fit 32 bits; ids and labels are 32-bit ints.")
+        return DataError(f"{where} was given an int that {TOO_LONG}")

@@ -83,18 +83,31 @@ def stack_results(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
 
 def _stack(structures: list[Any], rows: list[Iterator[Any]], columns: Sequence[Any]) -> Any:
     first = structures[0]
+    for i, structure in enumerate(structures):
+        if _outline(structure) != _outline(first):
+            raise ShapeError(
+                f"the function returned {_outline(first)} for instance 0 and {_outline(structure)} for instance {i}; "
+                f"return equal structures, with lists for what varies."
+            )
     if isinstance(first, Slot):
         return columns[first.number]
     if isinstance(first, Static):
-        return _stack_constants([s.value if isinstance(s, Static) else s for s in structures])
+        return _stack_constants([s.value for s in structures])
     if first.kind == "list":
         return [_per_instance(s, rows) for s in structures]
-    shapes = {(s.kind, s.detail, len(s.children)) if isinstance(s, Key) else s for s in structures}
-    if len(shapes) > 1:
-        raise ShapeError(
-            "the function returned structures that differ between instances; return lists for what varies."
-        )
     return first.build([_stack([s.children[i] for s in structures], rows, columns) for i in range(len(first.children))])
+
+
+def _outline(structure: Any) -> str:
+    """What one instance returned, seen from outside; equal for structures that can be stacked."""
+    if isinstance(structure, Slot):
+        return "a computed value"
+    if isinstance(structure, Static):
+        return "a constant"
+    if structure.kind == "list":
+        return "a list"
+    detail = structure.detail.__name__ if isinstance(structure.detail, type) else structure.detail
+    return f"a {structure.kind} of {detail or len(structure.children)}"
 
 
 def _per_instance(structure: Any, rows: list[Iterator[Any]]) -> Any:
@@ -108,5 +121,11 @@ def _per_instance(structure: Any, rows: list[Iterator[Any]]) -> Any:
 def _stack_constants(values: list[Any]) -> Any:
     """Numbers and arrays that the function returned without computing them, stacked; anything else as a list."""
     if all(isinstance(v, (int, float, np.ndarray, np.number)) for v in values):
+        shapes = list(dict.fromkeys(np.shape(v) for v in values))
+        if len(shapes) > 1:
+            raise ShapeError(
+                f"the function returned an array of shape {shapes[0]} for one instance and {shapes[1]} for another; "
+                f"return it in a list to get it per instance."
+            )
         return np.stack([np.asarray(v) for v in values])
     return values

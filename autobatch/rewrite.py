@@ -70,9 +70,7 @@ def rewrite(graph: Graph, passes: Collection[str] = PASSES) -> tuple[Graph, Rewr
 
     Cost: O(N + E) per pass that has something to do; none for passes that the graph's types rule out.
     """
-    unknown = sorted(set(passes) - set(PASSES))
-    if unknown:
-        raise GraphError(f"rewriting a graph: {unknown} are no passes; the passes are {list(PASSES)}.")
+    check_passes(passes)
     words, floats, counts = _rewrite(
         graph.words, graph.floats, graph.types.arrays(), "forward" in passes, "dead" in passes, "sums" in passes
     )
@@ -83,6 +81,13 @@ def rewrite(graph: Graph, passes: Collection[str] = PASSES) -> tuple[Graph, Rewr
     if checking():
         check_graph(result)
     return result, done
+
+
+def check_passes(passes: Collection[str]) -> None:
+    """Refuse names that are no passes with a GraphError."""
+    unknown = sorted(set(passes) - set(PASSES))
+    if unknown:
+        raise GraphError(f"rewriting a graph: {unknown} are no passes; the passes are {list(PASSES)}.")
 
 
 @compiled

@@ -50,7 +50,7 @@ def check_grads(
             along = {name: rng.standard_normal(p.shape) for name, p in parameters.items()}
             slope = sum(float((grads[name] * v).sum()) for name, v in along.items())
             difference = (mean_loss_at(along, step) - mean_loss_at(along, -step)) / (2 * step)
-            if abs(slope - difference) > tolerance * (1 + max(abs(slope), abs(difference))):
+            if not abs(slope - difference) <= tolerance * (1 + max(abs(slope), abs(difference))):
                 raise NumericError(
                     f"gradient check: <grad, v> is {slope:.10g}, the central difference {difference:.10g}."
                 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from autobatch.arguments import Key
 from autobatch.graph import TypeArrays
-from autobatch.program import Attribute, CellProgram, Instruction, Port, Var
+from autobatch.program import Attribute, CellProgram, Instruction, Port, Var, origin
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +98,23 @@ def index_ranges(program: CellProgram) -> Iterator[tuple[int, int, str]]:
     for i in program.instructions:
         source = program.vars[i].source
         if isinstance(source, Instruction) and source.op.index_axis is not None:
-            table, ids = (program.vars[a] for a in source.args[:2])
-            if isinstance(ids.source, Attribute):
-                for word in range(ids.size):
-                    yield ids.source.column + word, table.shape[source.op.index_axis], ids.source.name
+            table, ids = source.args[:2]
+            data = origin(program.vars, ids).source
+            if isinstance(data, Attribute):
+                size = program.vars[table].shape[source.op.index_axis]
+                for column in _columns(program, ids).ravel().tolist():
+                    yield column, size, data.name
+
+
+def _columns(program: CellProgram, index: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The int attribute words that a view of an attribute shows, in its shape."""
+    var = program.vars[index]
+    if isinstance(var.source, Instruction):
+        shown: np.ndarray[Any, np.dtype[np.int64]]
+        shown = var.source.op.kernel(np, _columns(program, var.source.args[0])[None], **var.source.static)[0]
+        return shown
+    assert isinstance(var.source, Attribute)
+    return var.source.column + np.arange(var.size).reshape(var.shape)
 
 
 def pass_through(program: CellProgram) -> Iterator[int]:

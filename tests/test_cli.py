@@ -18,7 +18,7 @@ import pytest
 import autobatch as ab
 from autobatch.cli import demo, threads
 from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.main import run
+from autobatch.cli.main import dispatch
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 
@@ -63,7 +63,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
 
     def call(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()
-        status = run([str(argument) for argument in arguments])
+        status = run_to_the_end(lambda: dispatch([str(argument) for argument in arguments]))
         return (status, *capfd.readouterr())
 
     return call
@@ -274,18 +274,10 @@ def test_trees_deeper_than_pythons_recursion_limit_train(command: Command, tmp_p
     assert "deeper than Python's recursion limit" in err
 
 
-def test_threads_that_cannot_be_set_are_an_error(
-    command: Command, monkeypatch: pytest.MonkeyPatch, trees: Path
-) -> None:
-    monkeypatch.setattr(threads, "_threadpoolctl", lambda: None)
-    for variable in threads.VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert threads.threads_in_force() == 3
-    status, _, err = command("train", "tree-lstm", "--data", trees, *SMALL, "--threads", 5)
-    assert status == 2
-    assert "3 are in force and threadpoolctl" in err
-    assert command("explain", "tree-lstm", "--data", trees, "--batch-size", 2)[0] == 0
+def test_a_command_uses_one_thread_unless_told_otherwise(command: Command, trees: Path) -> None:
+    for given, used in (((), 1), (("--threads", 2), 2)):
+        assert command("train", "tree-lstm", "--data", trees, *SMALL, "--epochs", 1, *given)[0] == 0
+        assert threads.threads_in_force() == used
 
 
 def test_ctrl_c_ends_with_one_line_and_status_130(tmp_path: Path) -> None:
@@ -311,11 +303,8 @@ def test_errors_of_any_kind_become_a_status(capfd: pytest.CaptureFixture[str]) -
     def fail() -> None:
         raise ab.errors.PlanError("one thing\n   and another.")
 
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    assert [run_to_the_end(work) for work in (fail, interrupt, lambda: 1, lambda: None)] == [2, 130, 1, 0]
-    assert capfd.readouterr().err == "autobatch: one thing and another.\nautobatch: interrupted.\n"
+    assert [run_to_the_end(work) for work in (fail, lambda: 1, lambda: None)] == [2, 1, 0]
+    assert capfd.readouterr().err == "autobatch: one thing and another.\n"
 
 
 # --- how work is shown ---

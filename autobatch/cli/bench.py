@@ -44,7 +44,7 @@ def bench(
     mode: str,
     minibatches: int,
     repeats: int,
-    threads: int | None,
+    threads: int,
     seed: int,
     json_path: Path | None,
 ) -> None:

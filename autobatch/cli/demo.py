@@ -5,18 +5,18 @@ python -m autobatch.cli.demo
 
 from __future__ import annotations
 
-import sys
 import time
 
 import click
 import numpy as np
 
 from autobatch.cli.bench import format_timings
-from autobatch.cli.ending import run_to_the_end
+from autobatch.cli.ending import run_process
 from autobatch.cli.fitting import Fitting
 from autobatch.cli.progress import show_progress
 from autobatch.cli.racing import race
 from autobatch.cli.results import format_table
+from autobatch.cli.threads import DEFAULT_THREADS, use_threads
 from autobatch.cli.train import summarise
 from autobatch.cli.workload import Workload, load_workload
 from autobatch.models.data.listops import to_brackets
@@ -34,6 +34,7 @@ REPEATS = 5
 
 def demo() -> None:
     """Train, show answers, compare the policies."""
+    use_threads(DEFAULT_THREADS)
     click.echo("A Tree-LSTM learns the values of expressions such as [MAX 2 9 [MIN 4 7] 0].")
     click.echo("The model is written for one tree; autobatch runs it on mini-batches of trees of every shape.\n")
     workload = load_workload("tree-lstm", "listops", DIM, seed=0)
@@ -83,4 +84,4 @@ def compare(workload: Workload) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_to_the_end(demo))
+    run_process(demo)

@@ -17,9 +17,8 @@ from autobatch.models.data.listops import N_CLASSES, draw_trees
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.tree_lstm import TreeLSTM
 
-REQUIRED = ("numpy", "numba", "click", "rich", "safetensors")
+REQUIRED = ("numpy", "numba", "click", "rich", "safetensors", "threadpoolctl")
 OPTIONAL = {
-    "threadpoolctl": "sets BLAS threads (--threads)",
     "matplotlib": "plots",
     "torch": "runs the twins that the tests compare with",
     "cupy": "runs on GPUs",

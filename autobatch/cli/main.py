@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import NoReturn
 
 import click
 
 import autobatch as ab
 from autobatch.cli.bench import bench
 from autobatch.cli.doctor import doctor
-from autobatch.cli.ending import run_to_the_end
+from autobatch.cli.ending import run_process
 from autobatch.cli.explain import explain
 from autobatch.cli.listing import data, models
 from autobatch.cli.train import train
 
 
 class _Commands(click.Group):
-    """A group that Ctrl-C ends quietly: click itself would print an empty line first."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise click.Abort from None
+    """A group whose help lists the commands in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """List the commands in the order in which they were added."""
         return list(self.commands)
 
 
@@ -49,15 +42,14 @@ for command in (train, bench, explain, models, data, doctor):
     commands.add_command(command)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command that the shell was given, and exit."""
-    sys.exit(run(sys.argv[1:]))
+    run_process(lambda: dispatch(sys.argv[1:]))
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command; give its exit status."""
-    words = list(arguments) or ["--help"]
-    return run_to_the_end(lambda: commands.main(words, prog_name="autobatch", standalone_mode=False))
+def dispatch(arguments: Sequence[str]) -> object:
+    """Run one command; errors pass."""
+    return commands.main(list(arguments) or ["--help"], prog_name="autobatch", standalone_mode=False)
 
 
 if __name__ == "__main__":

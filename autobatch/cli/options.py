@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from autobatch.cli.threads import DEFAULT_THREADS
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -42,7 +44,9 @@ seed_option = click.option(
 threads_option = click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Threads of each matrix product.  [default: as the BLAS library has it]",
+    default=DEFAULT_THREADS,
+    show_default=True,
+    help="Threads of each matrix product.",
 )
 json_option = click.option(
     "--json",

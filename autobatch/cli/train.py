@@ -40,7 +40,7 @@ def train(
     lr: float,
     policy: str,
     backend: str,
-    threads: int | None,
+    threads: int,
     seed: int,
     json_path: Path | None,
 ) -> None:

@@ -168,13 +168,17 @@ class Reference:
                     env[index] = self._port(rows, cell, number)
                 case Attribute(is_float=is_float, column=column):
                     data = (self.plan.float_data if is_float else self.plan.int_data)[rows.kind]
-                    part = data[rows.start : rows.end, column : column + var.size].reshape(-1, *var.shape)
+                    part = data[rows.start : rows.end, column : column + var.size].reshape(rows.n, *var.shape)
                     env[index] = part.astype(self.dtype) if is_float else part
                 case Weight(parameter=parameter):
                     env[index] = parameter.data[None]
                 case Constant(data=data):
-                    env[index] = data if isinstance(data, (int, float)) else np.asarray(data, self.dtype)[None]
+                    env[index] = data if isinstance(data, (int, float)) else self._constant(data)
         return env
+
+    def _constant(self, data: Array) -> Array:
+        """A constant array as a single row; ints stay ints, for they may be ids."""
+        return (data if data.dtype.kind in "iu" else data.astype(self.dtype, copy=False))[None]
 
     def _run(self, rows: Rows, vars: tuple[Var, ...], indices: Iterable[int], env: Env, targets: Env) -> None:
         """Run instructions, each into its target if it has one, and add the results to `env`."""
@@ -205,7 +209,7 @@ class Reference:
         ptr, dest = rows.destinations(number)
         if not dest.size:
             return
-        flat = np.broadcast_to(np.asarray(value).reshape(-1, var.size), (rows.n, var.size))
+        flat = np.broadcast_to(value, (rows.n, *var.shape)).reshape(rows.n, var.size)
         counts = np.diff(ptr)
         self._window(var.size)[dest] = flat if (counts == 1).all() else np.repeat(flat, counts, axis=0)
         self._moved(dest.size * var.size)
@@ -217,7 +221,7 @@ class Reference:
         if not dest.size:
             out[...] = 0
             return out
-        parts = self._window(var.size)[dest + self.plan.mirror].reshape(-1, *var.shape)
+        parts = self._window(var.size)[dest + self.plan.mirror].reshape(dest.size, *var.shape)
         if (np.diff(ptr) == 1).all():
             out[...] = parts
         else:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
+from inspect import signature
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -57,7 +58,16 @@ class Op:
     index_axis: int | None = None
     segments: Literal["reduce", "spread", "edge"] | None = None
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments, as the kernel has them; none if it takes any number."""
+        names = list(signature(self.kernel).parameters)[1:]
+        return tuple(names[: 1 if self.view else names.index("out")])
+
     def __call__(self, *args: Any, **static: Any) -> Any:
+        for name in self.names[len(args) :]:
+            if name in static:
+                args = (*args, static.pop(name))
         for arg in args:
             if isinstance(arg, Symbol):
                 return arg.apply(self, args, static)

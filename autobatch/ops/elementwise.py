@@ -1,4 +1,7 @@
-"""Element-wise ops. Pullbacks ignore broadcasting: differentiation sums the gradient back to the argument's shape."""
+"""Element-wise ops. Pullbacks ignore broadcasting: differentiation sums the gradient back to the argument's shape.
+
+Arithmetic is done in the dtype of the result, so that products of int data neither overflow nor widen floats.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,21 @@ from typing import Any
 from autobatch.ops.define import Array, Op, define_elementwise, define_op
 
 add = define_elementwise(
-    "add", "x + y", kernel=lambda xp, x, y, out: xp.add(x, y, out=out), pullback=lambda g, out, x, y: (g, g)
+    "add",
+    "x + y",
+    kernel=lambda xp, x, y, out: xp.add(x, y, out=out, dtype=out.dtype),
+    pullback=lambda g, out, x, y: (g, g),
 )
 sub = define_elementwise(
-    "sub", "x - y", kernel=lambda xp, x, y, out: xp.subtract(x, y, out=out), pullback=lambda g, out, x, y: (g, -g)
+    "sub",
+    "x - y",
+    kernel=lambda xp, x, y, out: xp.subtract(x, y, out=out, dtype=out.dtype),
+    pullback=lambda g, out, x, y: (g, -g),
 )
 mul = define_elementwise(
     "mul",
     "x * y",
-    kernel=lambda xp, x, y, out: xp.multiply(x, y, out=out),
+    kernel=lambda xp, x, y, out: xp.multiply(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (g * y, g * x),
 )
 div = define_elementwise(
@@ -26,8 +35,11 @@ div = define_elementwise(
 )  # fmt: skip
 pow = define_elementwise(
     "pow", "x ** y",
-    kernel=lambda xp, x, y, out: xp.power(x, y, out=out),
-    pullback=lambda g, out, x, y: (g * y * x ** (y - 1.0), g * out * log(x)),
+    kernel=lambda xp, x, y, out: xp.power(x, y, out=out, dtype=out.dtype),
+    pullback=lambda g, out, x, y: (
+        g * where(equal(y, 0.0), 0.0, y * x ** (y - 1.0)),  # x ** 0 and 0 ** y are flat
+        g * out * where(equal(x, 0.0), 0.0, log(x)),
+    ),
 )  # fmt: skip
 neg = define_elementwise(
     "neg", "-x", kernel=lambda xp, x, out: xp.negative(x, out=out), pullback=lambda g, out, x: (-g,)
@@ -60,7 +72,7 @@ softplus = define_elementwise(
 )  # fmt: skip
 squared_error = define_elementwise(
     "squared_error", "(x - y) * (x - y)",
-    kernel=lambda xp, x, y, out: xp.square(xp.subtract(x, y, out=out), out=out),
+    kernel=lambda xp, x, y, out: xp.square(xp.subtract(x, y, out=out, dtype=out.dtype), out=out),
     pullback=lambda g, out, x, y: (2.0 * g * (x - y), 2.0 * g * (y - x)),
 )  # fmt: skip
 
@@ -102,7 +114,7 @@ less = define_elementwise("less", "x < y", lambda xp, x, y, out: xp.less(x, y, o
 less_equal = define_elementwise("less_equal", "x <= y", lambda xp, x, y, out: xp.less_equal(x, y, out=out))
 greater = define_elementwise("greater", "x > y", lambda xp, x, y, out: xp.greater(x, y, out=out))
 greater_equal = define_elementwise("greater_equal", "x >= y", lambda xp, x, y, out: xp.greater_equal(x, y, out=out))
-equal = define_elementwise("equal", "x == y", lambda xp, x, y, out: xp.equal(x, y, out=out))
+equal: Op = define_elementwise("equal", "x == y", lambda xp, x, y, out: xp.equal(x, y, out=out))
 not_equal = define_elementwise("not_equal", "x != y", lambda xp, x, y, out: xp.not_equal(x, y, out=out))
 
 

@@ -108,8 +108,10 @@ def _affine_shape(weight: Shape, x: Shape, bias: Shape) -> Shape:
 
 
 def _affine(xp: Any, weight: Array, x: Array, bias: Array, out: Array) -> None:
-    _matmul(xp, weight, x, out)
-    xp.add(out, bias, out=out)
+    rows = max(weight.shape[0], x.shape[0])  # fewer than in out where only the bias differs between nodes
+    product = out if rows == out.shape[0] else xp.empty((rows, *out.shape[1:]), out.dtype)
+    _matmul(xp, weight, x, product)
+    xp.add(product, bias, out=out)
 
 
 affine = define_op(

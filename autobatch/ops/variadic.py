@@ -38,7 +38,8 @@ class Segments:
     @cached_property
     def rows(self) -> Array:
         """The row of each edge."""
-        return self.xp.repeat(self.xp.arange(len(self.counts)), self.counts)
+        n_edges = int(self.ptr[-1])
+        return self.xp.cumsum(self.xp.bincount(self.ptr[1:-1], minlength=n_edges + 1)[:n_edges])
 
     @cached_property
     def filled(self) -> Array:
@@ -56,16 +57,17 @@ def segment_sum(xp: Any, x: Array, out: Array, segments: Segments) -> None:
 
 def _segment_max(xp: Any, x: Array, out: Array, segments: Segments) -> None:
     out[...] = 0
-    if hasattr(xp.maximum, "reduceat"):
-        if len(segments.filled):
-            out[segments.filled] = xp.maximum.reduceat(x, segments.ptr[:-1][segments.filled], axis=0)
-    else:
+    if not len(segments.filled):
+        return
+    try:
+        out[segments.filled] = xp.maximum.reduceat(x, segments.ptr[:-1][segments.filled], axis=0)
+    except NotImplementedError:  # CuPy has reduceat for add only
         out[segments.filled] = -xp.inf
         xp.maximum.at(out, segments.rows, x)
 
 
 def _spread(xp: Any, x: Array, like: Array, out: Array, segments: Segments) -> None:
-    out[...] = x[segments.rows]
+    out[...] = x if x.shape[0] == 1 else x[segments.rows]
 
 
 def _softmax_n(xp: Any, x: Array, out: Array, segments: Segments) -> None:

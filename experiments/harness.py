@@ -1,0 +1,148 @@
+"""What every experiment shares: the command line, fair timing, and the record of a run.
+
+An experiment is a frozen dataclass of settings and a function that measures; `run` joins them. A setting is changed on
+the command line by name:
+
+    python experiments/policies.py dim=128 repeats=3 out=/tmp
+
+A run prints a table and writes one JSON file: command, settings, commit, machine, raw seconds, figures made of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from autobatch.cli.machine import describe_machine
+from autobatch.models.data.dataset import Dataset, load_trees
+
+ROOT = Path(__file__).resolve().parents[1]
+SST = ROOT.parent / "shared" / "data" / "sst"
+THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+Seconds: TypeAlias = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every experiment can be told."""
+
+    seed: int = 0
+    threads: int = 1
+    """Of every matrix product."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an experiment found: raw seconds by name, the figures made of them, and those as text."""
+
+    seconds: Seconds
+    figures: Mapping[str, Any]
+    table: str
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def run(settings: S, measure: Callable[[S], Findings]) -> None:
+    """Read changed settings from the command line, measure, print the table and write the record."""
+    changes = dict(word.partition("=")[::2] for word in sys.argv[1:])
+    out = Path(changes.pop("out", ROOT / "experiments" / "results"))
+    unknown = sorted(changes.keys() - {field.name for field in fields(settings)})
+    if unknown:
+        sys.exit(f"{unknown[0]!r} is no setting; write name=value, for out or one of these: {settings}")
+    settings = replace(settings, **{name: _value(text) for name, text in changes.items()})
+    use_threads(settings.threads)
+    started = time.strftime("%Y-%m-%d %H:%M")
+    load = os.getloadavg()[0]
+    findings = measure(settings)
+    print(findings.table)
+    name = Path(sys.argv[0]).stem
+    record = {
+        "experiment": name,
+        "command": " ".join(["python", f"experiments/{name}.py", *sys.argv[1:]]),
+        "settings": asdict(settings),
+        "commit": _commit(),
+        "started": started,
+        "machine": {**describe_machine(), **_torch_version(), "load_at_start": round(load, 2)},
+        "figures": findings.figures,
+        "seconds": {way: [float(f"{t:.4g}") for t in times] for way, times in findings.seconds.items()},
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{name}.json"
+    path.write_text(_to_json(record), encoding="utf-8")
+    print(f"\nwritten to {os.path.relpath(path)}")
+
+
+def use_threads(n_threads: int) -> None:
+    """Limit matrix products to `n_threads`: libraries read it when they load, so the script starts itself again."""
+    wanted = dict.fromkeys(THREADS, str(n_threads))
+    if any(os.environ.get(name) != number for name, number in wanted.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
+
+
+def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Time each way `repeats` times, one after the other in every round, so that a drift of the machine meets all.
+
+    What happens once (compiling, growing buffers) happens in a first, untimed round.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            if repeat:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def medians(seconds: Seconds) -> dict[str, float]:
+    """The median of each way's seconds."""
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def load_sst_or_listops(seed: int) -> Dataset:
+    """The Stanford Sentiment Treebank, where it lies beside the checkout; else drawn list operations."""
+    return load_trees(str(SST) if SST.is_dir() else "listops", np.random.default_rng(seed))
+
+
+def name_of(dataset: Dataset) -> str:
+    """The name of the data, without the folder that it lies in."""
+    return Path(dataset.name).name
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", ":!experiments/results")
+    return git("rev-parse", "HEAD") + (", with changes" if changed else "")
+
+
+def _torch_version() -> dict[str, str]:
+    return {"torch": sys.modules["torch"].__version__} if "torch" in sys.modules else {}
+
+
+def _to_json(record: Mapping[str, Any]) -> str:
+    """JSON with a line per entry; the numbers of a list share one."""
+    text = json.dumps(record, indent=2)
+    return re.sub(r"\[[^][{}]*\]", lambda numbers: " ".join(numbers[0].split()), text) + "\n"

@@ -1,0 +1,281 @@
+"""Every op as a table: how it is called, what torch says it is, and shapes to try; and a model that calls one case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import autobatch as ab
+from autobatch import ops
+
+Shape = tuple[int, ...]
+ROW, TABLE = np.array([0.5, -1.5, 2.0]), np.arange(12.0).reshape(4, 3) / 7
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to call an op.
+
+    Attributes:
+        compute, expect: the op on autobatch's values, and the same on torch's tensors.
+        shapes: of the float arguments.
+        ids: shape, and the size that they stay below, of the int arguments, which follow.
+        draw: how the floats are drawn: "normal", "positive", or "grid", which has many equal numbers.
+    """
+
+    name: str
+    compute: Callable[..., Any]
+    expect: Callable[..., Any]
+    shapes: tuple[Shape, ...]
+    ids: tuple[tuple[Shape, int], ...] = ()
+    draw: str = "normal"
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.shapes}".replace(" ", "")
+
+    def floats(self, rng: np.random.Generator, shape: Shape) -> Any:
+        """Draw an argument, away from the edges of the op's domain."""
+        match self.draw:
+            case "grid":
+                return rng.integers(-1, 2, shape).astype(np.float64)
+            case "positive":
+                return rng.uniform(0.5, 1.5, shape)
+        return rng.standard_normal(shape)
+
+    def arguments(self, rng: np.random.Generator) -> tuple[list[Any], list[Any]]:
+        """Draw float arguments, and int arguments."""
+        ints = [rng.integers(size, size=shape) if shape else int(rng.integers(size)) for shape, size in self.ids]
+        return [self.floats(rng, shape) for shape in self.shapes], ints
+
+    @property
+    def smooth(self) -> bool:
+        """Whether central differences make sense."""
+        return self.draw != "grid"
+
+
+def number(condition: Any) -> Any:
+    """Torch's truth values as floats, which autobatch's comparisons give."""
+    return condition.to(torch.float64)
+
+
+def layer_norm(x: Any, gain: Any, bias: Any) -> Any:
+    return F.layer_norm(x, x.shape[-1:], gain, bias)
+
+
+def cross_entropy(logits: Any, label: Any) -> Any:
+    flat = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), label.reshape(-1), reduction="none")
+    return flat.reshape(label.shape)
+
+
+PAIRS: tuple[tuple[Shape, Shape], ...] = (
+    ((4,), (4,)), ((4, 3), (3,)), ((3,), (4, 3)), ((), (2, 3)), ((4, 1), (3,)), ((1, 3), (4, 1)), ((), ()),
+)  # fmt: skip
+BINARY: tuple[tuple[str, Callable[..., Any], str], ...] = (
+    ("add", torch.add, "normal"), ("sub", torch.sub, "normal"), ("mul", torch.mul, "normal"),
+    ("div", torch.div, "positive"), ("pow", torch.pow, "positive"),
+    ("squared_error", lambda x, y: (x - y) ** 2, "normal"),
+    ("less", lambda x, y: number(x < y), "grid"), ("less_equal", lambda x, y: number(x <= y), "grid"),
+    ("greater", lambda x, y: number(x > y), "grid"), ("greater_equal", lambda x, y: number(x >= y), "grid"),
+    ("equal", lambda x, y: number(x == y), "grid"), ("not_equal", lambda x, y: number(x != y), "grid"),
+)  # fmt: skip
+UNARY: tuple[tuple[str, Callable[..., Any], str], ...] = (
+    ("neg", torch.neg, "normal"), ("exp", torch.exp, "normal"), ("log", torch.log, "positive"),
+    ("sqrt", torch.sqrt, "positive"), ("tanh", torch.tanh, "normal"), ("sigmoid", torch.sigmoid, "normal"),
+    ("relu", torch.relu, "normal"), ("gelu", lambda x: F.gelu(x, approximate="tanh"), "normal"),
+    ("softplus", F.softplus, "normal"), ("stop_gradient", lambda x: x.detach(), "grid"),
+)  # fmt: skip
+PRODUCTS = (
+    Case("matmul", ops.matmul, torch.matmul, ((4, 3), (3,))),
+    Case("matmul", ops.matmul, torch.matmul, ((3,), (3, 4))),
+    Case("matmul", ops.matmul, torch.matmul, ((2, 3), (3, 4))),
+    Case("matmul", ops.matmul, torch.matmul, ((3,), (3,))),
+    Case("affine", ops.affine, lambda w, x, b: w @ x + b, ((4, 3), (3,), (4,))),
+    Case("dot", ops.dot, torch.dot, ((3,), (3,))),
+    Case("outer", ops.outer, torch.outer, ((3,), (4,))),
+)
+SHAPING = (
+    Case("concat", lambda x, y, z: ops.concat((x, y, z)), lambda *xs: torch.cat(xs), ((2,), (3,), (1,))),
+    Case("concat rows", lambda x, y: ops.concat([x, y], axis=0), lambda *xs: torch.cat(xs), ((2, 3), (1, 3))),
+    Case("concat columns", lambda x, y: ops.concat([x, y]), lambda *xs: torch.cat(xs, -1), ((2, 3), (2, 1))),
+    Case("concat middle", lambda x, y: ops.concat([x, y], 1), lambda *xs: torch.cat(xs, 1), ((2, 3, 2), (2, 1, 2))),
+    Case("split", lambda x: ops.split(x, 3)[0] * ops.split(x, 3)[2], lambda x: x[:2] * x[4:], ((6,),)),
+    Case("split rows", lambda x: ops.split(x, 2)[1], lambda x: x[:, 2:], ((3, 4),)),
+    Case("element", lambda x: x[1], lambda x: x[1], ((3,),)),
+    Case("last element", lambda x: x[-1], lambda x: x[-1], ((3,),)),
+    Case("row", lambda x: x[-2], lambda x: x[-2], ((4, 3),)),
+    Case("column", lambda x: x[:, 1], lambda x: x[:, 1], ((4, 3),)),
+    Case("last axis", lambda x: x[..., 0], lambda x: x[..., 0], ((4, 3),)),
+    Case("new axis", lambda x: x[None, 1:], lambda x: x[None, 1:], ((3,),)),
+    Case("stride", lambda x: x[::2], lambda x: x[::2], ((5,),)),
+    Case("backwards", lambda x: x[::-1], lambda x: x.flip(0), ((5,),)),
+    Case("empty slice", lambda x: x[2:2], lambda x: x[2:2], ((3,),)),
+    Case("overlapping slices", lambda x: x[0:3] * x[1:4], lambda x: x[0:3] * x[1:4], ((5,),)),
+    Case("slice of a slice", lambda x: x[1:5][1:3], lambda x: x[2:4], ((6,),)),
+    Case("iteration", lambda x: sum(a * b for a, b in zip(x, x[1:], strict=False)), lambda x: x[0] * x[1] + x[1] * x[2], ((3, 2),)),
+    Case("reshape", lambda x: ops.reshape(x, (3, 2)), lambda x: x.reshape(3, 2), ((2, 3),)),
+    Case("flatten", lambda x: ops.reshape(x, -1), lambda x: x.reshape(-1), ((2, 3),)),
+    Case("reshape a scalar", lambda x: ops.reshape(x, (1, 1)), lambda x: x.reshape(1, 1), ((),)),
+    Case("transpose", ops.transpose, lambda x: x.T, ((2, 3),)),
+    Case("transpose axes", lambda x: ops.transpose(x, (2, 0, -2)), lambda x: x.permute(2, 0, 1), ((2, 3, 4),)),
+    Case(
+        "views of views", lambda x: ops.reshape(ops.transpose(x)[1:], (2, 2))[:, 0],
+        lambda x: x.T[1:].reshape(2, 2)[:, 0], ((2, 3),),
+    ),
+)  # fmt: skip
+REDUCTIONS = (
+    Case("sum", ops.sum, torch.sum, ((2, 3),)),
+    Case("sum", ops.sum, torch.sum, ((),)),
+    Case("sum axis", lambda x: ops.sum(x, 0), lambda x: x.sum(0), ((2, 3),)),
+    Case("sum axes", lambda x: ops.sum(x, (-1, 0)), lambda x: x.sum((-1, 0)), ((2, 3, 2),)),
+    Case("sum keepdims", lambda x: ops.sum(x, -1, keepdims=True), lambda x: x.sum(-1, keepdim=True), ((2, 3),)),
+    Case("mean", ops.mean, torch.mean, ((2, 3),)),
+    Case("mean axis", lambda x: ops.mean(x, axis=1), lambda x: x.mean(1), ((2, 3),)),
+    Case("mean keepdims", lambda x: ops.mean(x, 0, True), lambda x: x.mean(0, keepdim=True), ((2, 3),)),
+    Case("max", ops.max, torch.amax, ((2, 3),)),
+    Case("max ties", ops.max, torch.amax, ((3, 3),), draw="grid"),
+    Case("max axis", lambda x: ops.max(x, 0), lambda x: x.amax(0), ((4, 3),), draw="grid"),
+    Case("max keepdims", lambda x: ops.max(x, (0, 1), True), lambda x: x.amax((0, 1), True), ((2, 3),)),
+    Case("softmax", ops.softmax, lambda x: x.softmax(-1), ((4,),)),
+    Case("softmax axis", lambda x: ops.softmax(x, axis=0), lambda x: x.softmax(0), ((4, 3),)),
+    Case("log_softmax", ops.log_softmax, lambda x: x.log_softmax(-1), ((2, 4),)),
+    Case("log_softmax axis", lambda x: ops.log_softmax(x, 0), lambda x: x.log_softmax(0), ((2, 4),)),
+    Case("layer_norm", ops.layer_norm, layer_norm, ((4,), (4,), (4,))),
+    Case("layer_norm rows", ops.layer_norm, layer_norm, ((2, 4), (4,), (4,))),
+)
+CHOICES = (
+    Case("where", ops.where, lambda c, x, y: torch.where(c != 0, x, y), ((3,), (3,), (3,)), draw="grid"),
+    Case("where wide", ops.where, lambda c, x, y: torch.where(c != 0, x, y), ((4, 1), (3,), ()), draw="grid"),
+    Case("where narrow", ops.where, lambda c, x, y: torch.where(c != 0, x, y), ((), (2, 3), (3,)), draw="grid"),
+    Case("where number", lambda x: ops.where(x > 0, x, 0.5), lambda x: torch.where(x > 0, x, 0.5), ((5,),)),
+    Case("lookup", ops.lookup, lambda t, i: t[i], ((5, 3),), ids=(((), 5),)),
+    Case("lookup ids", ops.lookup, lambda t, i: t[i], ((5, 3),), ids=(((4,), 5),)),
+    Case("lookup id rows", ops.lookup, lambda t, i: t[i], ((5, 3),), ids=(((2, 2), 5),)),
+    Case("lookup numbers", ops.lookup, lambda t, i: t[i], ((5,),), ids=(((3,), 5),)),
+    Case("lookup part of ids", lambda t, i: ops.lookup(t, i[1:]), lambda t, i: t[i[1:]], ((5, 3),), ids=(((4,), 5),)),
+    Case("lookup constant", lambda t: ops.lookup(t, 3), lambda t: t[3], ((5, 3),)),
+    Case("lookup constants", lambda t: ops.lookup(t, np.array([3, 0, 3])), lambda t: t[[3, 0, 3]], ((5, 3),)),
+    Case("cross_entropy", ops.cross_entropy, cross_entropy, ((5,),), ids=(((), 5),)),
+    Case("cross_entropy rows", ops.cross_entropy, cross_entropy, ((3, 5),), ids=(((3,), 5),)),
+    Case("cross_entropy constant", lambda x: ops.cross_entropy(x, 2), lambda x: -x.log_softmax(0)[2], ((5,),)),
+)
+CASES = (
+    *(Case(n, getattr(ops, n), expect, pair, draw=draw) for n, expect, draw in BINARY for pair in PAIRS),
+    *(Case(n, getattr(ops, n), expect, (shape,), draw=draw) for n, expect, draw in UNARY for shape in ((4,), (2, 3), ())),
+    *PRODUCTS, *SHAPING, *REDUCTIONS, *CHOICES,
+)  # fmt: skip
+
+OPERATORS = (
+    *(
+        Case(name, compute, compute, ((3,), (3,)), draw="positive")
+        for name, compute in (
+            ("x + y", lambda x, y: x + y), ("x - y", lambda x, y: x - y), ("x * y", lambda x, y: x * y),
+            ("x / y", lambda x, y: x / y), ("x ** y", lambda x, y: x**y), ("x @ y", lambda x, y: x @ y),
+            ("sum", lambda x, y: sum([x, y, x])),
+        )
+    ),
+    *(
+        Case(name, compute, compute, ((3,),), draw="positive")
+        for name, compute in (
+            ("-x", lambda x: -x), ("0 + x", lambda x: 0 + x), ("x + 0.0", lambda x: x + 0.0),
+            ("2 + x", lambda x: 2 + x), ("x + 2.5", lambda x: x + 2.5), ("1 - x", lambda x: 1 - x),
+            ("x - 1", lambda x: x - 1), ("2 * x", lambda x: 2 * x), ("x * 0.5", lambda x: x * 0.5),
+            ("1 / x", lambda x: 1 / x), ("x / 4", lambda x: x / 4), ("x ** 2", lambda x: x**2),
+            ("x ** 0.5", lambda x: x**0.5), ("2 ** x", lambda x: 2**x), ("x ** -1", lambda x: x**-1),
+        )
+    ),
+    *(
+        Case(name, compute, lambda x, compute=compute: number(compute(x)), ((3,),), draw="grid")
+        for name, compute in (
+            ("x < 0", lambda x: x < 0), ("x <= 0", lambda x: x <= 0), ("x > 0", lambda x: x > 0),
+            ("x >= 0", lambda x: x >= 0), ("x == 0", lambda x: x == 0), ("x != 0", lambda x: x != 0),
+            ("0 < x", lambda x: 0 < x), ("0 >= x", lambda x: 0 >= x), ("0 == x", lambda x: 0 == x),  # noqa: SIM300
+        )
+    ),
+    *(
+        Case(name, compute, lambda x, compute=compute: compute(x, torch.from_numpy), ((3,),), draw="positive")
+        for name, compute in (
+            ("array + x", lambda x, array=np.asarray: array(ROW) + x), ("x + array", lambda x, array=np.asarray: x + array(ROW)),
+            ("array - x", lambda x, array=np.asarray: array(ROW) - x), ("array * x", lambda x, array=np.asarray: array(TABLE) * x),
+            ("array / x", lambda x, array=np.asarray: array(ROW) / x), ("x / array", lambda x, array=np.asarray: x / array(ROW)),
+            ("array @ x", lambda x, array=np.asarray: array(TABLE) @ x), ("x @ array", lambda x, array=np.asarray: x @ array(TABLE.T)),
+        )
+    ),
+    *(
+        Case(f"np.{name}", getattr(np, name), getattr(torch, name), ((3,),), draw="positive")
+        for name in ("negative", "exp", "log", "sqrt", "tanh")
+    ),
+    *(
+        Case(f"np.{name}", getattr(np, name), getattr(torch, name), ((3,), (3,)), draw="positive")
+        for name in ("add", "subtract", "multiply", "true_divide", "matmul")
+    ),
+    Case("np.power", np.power, torch.pow, ((3,), (3,)), draw="positive"),
+    Case("np.less", np.less, lambda x, y: number(x < y), ((3,), (3,)), draw="grid"),
+    Case("np.equal", np.equal, lambda x, y: number(x == y), ((3,), (3,)), draw="grid"),
+    Case("np.float64 * x", lambda x: np.float64(2.5) * x, lambda x: 2.5 * x, ((3,),)),
+    Case("np.float32 - x", lambda x: np.float32(2.5) - x, lambda x: 2.5 - x, ((3,),)),
+    Case("x ** np.int64", lambda x: x ** np.int64(3), lambda x: x**3, ((3,),)),
+)  # fmt: skip
+
+
+class CaseModel(ab.Module):
+    """Calls one case over and over; each float argument is a parameter, or a value that another node made from one.
+
+    Args:
+        roles: for each float argument, "parameter" or "value".
+        in_cell: whether the op is called in a cell, or by the recorded function itself.
+    """
+
+    def __init__(self, case: Case, roles: Sequence[str], rng: np.random.Generator, in_cell: bool = True) -> None:
+        self.case, self.roles, self.in_cell = case, roles, in_cell
+        floats, ints = case.arguments(rng)
+        self.factors = [ab.Parameter(x) for x in floats]
+        self.weights = np.cos(np.arange(np.size(case.compute(*floats, *ints)), dtype=np.float64))
+        self.weights = self.weights.reshape(np.shape(case.compute(*floats, *ints)))
+        self.astype("float64")
+
+    @ab.cell(static=("place",))
+    def scaled(self, x: Any, place: int) -> Any:
+        return self.factors[place] * x
+
+    @ab.cell
+    def weighed(self, floats: Any, ints: Any) -> Any:
+        return self.weigh(floats, ints)
+
+    def weigh(self, floats: Any, ints: Any) -> Any:
+        """A number that depends on every element of the result, and on every argument."""
+        arguments = [p if role == "parameter" else x for p, x, role in zip(self.factors, floats, self.roles, strict=True)]
+        total = ops.sum(self.case.compute(*arguments, *ints) * self.weights)
+        for x in arguments:
+            total = total + 0.1 * ops.sum(x)
+        return total
+
+    def loss(self, instance: list[tuple[list[Any], list[Any]]]) -> Any:
+        losses, first = [], None
+        for floats, ints in instance:
+            values = [self.scaled(x, place) for place, x in enumerate(floats)]
+            first = values[0] if first is None else first
+            call = self.weighed if self.in_cell else self.weigh
+            losses.append(call(tuple(values), tuple(ints)))
+            losses.append(call((first, *values[1:]), tuple(ints)))  # a value with several readers
+        return ab.sum_n(losses, shape=())
+
+    def torch_loss(self, instances: list[Any]) -> tuple[Any, list[Any]]:
+        """The same in torch, with its gradients."""
+        factors = [torch.tensor(p.data, requires_grad=True) for p in self.factors]
+        total = torch.zeros((), dtype=torch.float64)
+        for instance in instances:
+            first = None
+            for floats, ints in instance:
+                values = [p * torch.as_tensor(x) for p, x in zip(factors, floats, strict=True)]
+                first = values[0] if first is None else first
+                for reader in (values, [first, *values[1:]]):
+                    arguments = [p if role == "parameter" else x for p, x, role in zip(factors, reader, self.roles, strict=True)]
+                    out = self.case.expect(*arguments, *(torch.as_tensor(i) for i in ints))
+                    total = total + (out * torch.as_tensor(self.weights)).sum() + 0.1 * sum(x.sum() for x in arguments)
+        total = total / len(instances)
+        return total.detach().numpy(), [g.numpy() for g in torch.autograd.grad(total, factors)]
