@@ -62,7 +62,7 @@ class Calls:
                 "__extend_floats": self.floats.extend,
             }
         )
-        self.handles = Handles(self, self.namespace)
+        self.handles = Handles(self, self.namespace.names)
         self.stand = Stand()
         self._entries: dict[Any, Entry] = {}
         self._types: dict[Any, NodeType] = {}
@@ -124,7 +124,7 @@ class Calls:
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a function made of ops as a cell of its own; arguments that hold no value are static."""
-        args = tuple(list(a) if isinstance(a, tuple) and first_symbol(a) is not None else a for a in args)
+        args = tuple(_listed(a) if isinstance(a, (tuple, list)) and first_symbol(a) is not None else a for a in args)
         return self._function_entry(function).function(*args, **kwargs)
 
     def _function_entry(self, function: Callable[..., Any]) -> Entry:
@@ -181,23 +181,29 @@ class Calls:
             entry.function = self.namespace.generate(entry, entry.forms, lambda *args: self._slow(entry, args))
             self.stand.renew(entry)
 
-    def lift(self, x: Any, is_static: Callable[[str, Any], bool] = lambda name, x: False) -> Any:
-        """`x` with arrays and parameters as source values, and NumPy's scalars as Python's."""
+    def lift(self, x: Any, is_static: Callable[[str, Any], bool], is_result: bool = False) -> Any:
+        """`x` with arrays and parameters as source values, and NumPy's scalars as Python's.
+
+        In a result NumPy's floats become values too, for so they come back from a call in eager mode.
+        """
         if isinstance(x, (Value, Bundle)) or type(x) in (int, float, str, bool, type(None)) or is_static("", x):
             return x
         if isinstance(x, Parameter) or (isinstance(x, np.ndarray) and x.dtype.kind == "f"):
             return self._source(x)
+        if is_result and isinstance(x, np.floating):
+            return self._source(np.asarray(x))
         if isinstance(x, (np.bool_, np.integer, np.floating)):
             return x.item()
         if isinstance(x, (tuple, list)):
-            parts = [self.lift(part, is_static) for part in x]
+            parts = [self.lift(part, is_static, is_result) for part in x]
             if len({type(part) for part in parts}) > 1:
                 parts = [tuple(part) if isinstance(part, Bundle) else part for part in parts]
             return Key.of_structure(x, ()).build(parts)
         if isinstance(x, dict):
-            return {name: self.lift(part, is_static) for name, part in x.items()}
+            return {name: self.lift(part, is_static, is_result) for name, part in x.items()}
         if is_dataclass(x) and not isinstance(x, type):
-            return Key.of_structure(x, ()).build([self.lift(getattr(x, f.name), is_static) for f in fields(x)])
+            parts = [self.lift(getattr(x, f.name), is_static, is_result) for f in fields(x)]
+            return Key.of_structure(x, ()).build(parts)
         return x
 
     def _source(self, x: Any) -> Value:
@@ -209,10 +215,10 @@ class Calls:
             if key not in self._entries:
                 if arrays:
                     entry = self._make_entry(
-                        (SOURCE,), "constant", ONE_ARRAY, lambda arguments: arguments["data"], _never, False
+                        (SOURCE,), "constant", ONE_ARRAY, lambda arguments: arguments["data"], never, False
                     )
                 else:
-                    entry = self._make_entry((SOURCE, x), "parameter", NO_ARGUMENTS, lambda arguments: x, _never)
+                    entry = self._make_entry((SOURCE, x), "parameter", NO_ARGUMENTS, lambda arguments: x, never)
                 self._entries[key] = entry
             self._sources[content] = self._entries[key].function(*([x] if arrays else []))
         return self._sources[content]
@@ -238,7 +244,7 @@ class Calls:
         if called is add and (shape := _shape_of_both(keys["args"])) is not None:
             values = {"values": Key("each", None, (Key("value", shape),))}
             sum_type = self._type_of(self._function_entry(SUM_N), values).number
-        elif called is SUM_N and len(program.ports) == 1:
+        elif called is SUM_N and keys["values"].kind == "each" and len(program.ports) == 1:
             sum_type = len(self.types)
         node_type = NodeType(len(self.types), entry.name, program, structure, tuple(keys.items()), sum_type)
         self.types.add(node_type)
@@ -251,7 +257,16 @@ ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSIT
 ANY_NUMBER = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
 
 
-def _never(name: str, x: Any) -> bool:
+def _listed(values: Sequence[Any]) -> list[Any]:
+    """A sequence with values in it as a list, with arrays in the place of numbers, so that they are values too."""
+    return [
+        np.asarray(float(x)) if isinstance(x, (int, float, np.number)) else tuple(_listed(x)) if type(x) is tuple else x
+        for x in values
+    ]
+
+
+def never(name: str, x: Any) -> bool:
+    """Say of no argument that it is static."""
     return False
 
 

@@ -46,11 +46,15 @@ class Entry:
     lifts: bool = True
 
 
-class Namespace(dict[str, Any]):
-    """The globals of the generated functions."""
+class Namespace:
+    """The globals of the generated functions.
+
+    Attributes:
+        names: by which the functions know things; a plain dict, for in any other Python looks names up much slower.
+    """
 
     def __init__(self, names: Mapping[str, Any]) -> None:
-        super().__init__(names)
+        self.names = dict(names)
         self._constants: dict[Static, str] = {}
         self._n_functions = 0
 
@@ -59,7 +63,7 @@ class Namespace(dict[str, Any]):
         key = Static(x)
         if key not in self._constants:
             self._constants[key] = f"constant_{len(self._constants)}"
-            self[self._constants[key]] = x
+            self.names[self._constants[key]] = x
         return self._constants[key]
 
     def generate(self, entry: Entry, forms: Sequence[Form], slow: Callable[..., Any]) -> Any:
@@ -72,9 +76,10 @@ class Namespace(dict[str, Any]):
         ]
         header = str(inspect.Signature(parameters))[1:-1]
         source = write_function(name, header, ", ".join(entry.signature.parameters), forms)
-        self[f"slow_{name}"] = slow
-        exec(compile(source, f"<recording of {entry.name}>", "exec"), self)
-        return self[name]
+        self.names[f"slow_{name}"] = slow
+        exec(compile(source, f"<recording of {entry.name}>", "exec"), self.names)
+        self.names[name].__qualname__ = entry.name  # what Python's own messages call it
+        return self.names[name]
 
 
 class _Text:

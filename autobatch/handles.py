@@ -8,6 +8,7 @@ still holds is never handed out again, so a value kept from an earlier recording
 
 from __future__ import annotations
 
+import gc
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -82,7 +83,6 @@ class Kind:
         structure: a value key, or a tuple key of such.
         cls: the class of the handles; generated code knows them by it.
         pool: the handles to give out; parts: the values and tuples in bundles, as many for each.
-        aside: handles that somebody held when they should have been taken back; they return when nobody does.
         idle: the reference counts of a handle, and of a part, that nobody holds.
     """
 
@@ -93,7 +93,6 @@ class Kind:
         self.cls: Any = type(base.__name__, (base,), {**detail, "kind": self})
         self.pool: list[Any] = []
         self.parts: list[Any] = []
-        self.aside: list[Any] = []
         self.idle = (0, 0)
         self._restart(0)
 
@@ -108,35 +107,36 @@ class Kind:
         for place in range(start, start + CHUNK):
             self._put(place, self._make())
         if not start:
-            own, inner = _reference_counts(self.pool, self.parts)
+            own, inner = (list(map(sys.getrefcount, objects)) for objects in (self.pool, self.parts))
             self.idle = (min(own), min(inner, default=0))
         self._restart(start)
         return next(self._iterator)
 
     def recycle(self) -> None:
-        """Start again from the first handle if many are used, replacing those that somebody still holds."""
+        """Start again from the first handle if many are used, replacing those that somebody still holds.
+
+        A recursive inner function is a cycle, so what it held waits for the garbage collector: a young collection
+        frees the programs of the last instances, and what is held after it is really held.
+        """
         if self.used >= RECYCLE:
-            held = self._held(self.pool, self.parts)
-            if held:
-                self._replace(held)
+            if not self._all_idle():
+                gc.collect(1)
+            for place in self._held():
+                self._put(place, self._make())
             self._restart(0)
 
-    def _held(self, handles: list[Any], parts: list[Any]) -> set[int]:
-        """The places of the handles that somebody holds, as a whole or in part."""
-        own, inner = _reference_counts(handles, parts)
-        if max(own, default=0) <= self.idle[0] and max(inner, default=0) <= self.idle[1]:
-            return set()
-        held = {place for place, count in enumerate(own) if count > self.idle[0]}
-        width = len(parts) // len(handles)
-        return held.union(k // width for k, count in enumerate(inner) if count > self.idle[1])
+    def _all_idle(self) -> bool:
+        """Whether nobody holds any handle or part: a sum tells, for no count can be below that of an idle one."""
+        own, inner = (sum(map(sys.getrefcount, objects)) for objects in (self.pool, self.parts))
+        return own == self.idle[0] * len(self.pool) and inner == self.idle[1] * len(self.parts)
 
-    def _replace(self, held: set[int]) -> None:
-        """Put the handles in these places of the pool aside, and in their places others: from aside, or new ones."""
-        busy = self._held(self.aside, [part for handle in self.aside for part in self._parts_of(handle)])
-        free = [handle for k, handle in enumerate(self.aside) if k not in busy]
-        self.aside = [self.aside[k] for k in busy] + [self.pool[place] for place in held]
-        for place in held:
-            self._put(place, free.pop() if free else self._make())
+    def _held(self) -> set[int]:
+        """The places of the handles that somebody holds, as a whole or in part."""
+        if self._all_idle():
+            return set()
+        held = {place for place, handle in enumerate(map(sys.getrefcount, self.pool)) if handle > self.idle[0]}
+        width = len(self.parts) // len(self.pool)
+        return held.union(k // width for k, part in enumerate(map(sys.getrefcount, self.parts)) if part > self.idle[1])
 
     def _put(self, place: int, handle: Any) -> None:
         """Put a handle at this place of the pool."""
@@ -175,11 +175,6 @@ def _parts_in(bundle: tuple[Any, ...]) -> list[Any]:
     """Every value and tuple in a bundle."""
     inner = [part for child in bundle if type(child) is tuple for part in _parts_in(child)]
     return [*inner, *bundle]
-
-
-def _reference_counts(handles: list[Any], parts: list[Any]) -> tuple[list[int], list[int]]:
-    """How many hold each handle, and each part."""
-    return list(map(sys.getrefcount, handles)), list(map(sys.getrefcount, parts))
 
 
 class Handles:

@@ -61,8 +61,8 @@ class TorchTreeLSTM(nn.Module):
         c = torch.sigmoid(i) * torch.tanh(u) + torch.sigmoid(f_l) * c_l + torch.sigmoid(f_r) * c_r
         return torch.sigmoid(o) * torch.tanh(c), c
 
-    def loss(self, tree: Tree[int], labels: Tensor) -> Tensor:
-        """Sum the cross-entropies of all nodes; `labels` are in postorder."""
+    def scores(self, tree: Tree[int]) -> Tensor:
+        """Score the classes of all nodes, in postorder."""
         hidden = []
 
         def visit(t: Tree[int]) -> State:
@@ -71,7 +71,12 @@ class TorchTreeLSTM(nn.Module):
             return state
 
         visit(tree)
-        return nn.functional.cross_entropy(self.output(torch.stack(hidden)), labels, reduction="sum")
+        scores: Tensor = self.output(torch.stack(hidden))
+        return scores
+
+    def loss(self, tree: Tree[int], labels: Tensor) -> Tensor:
+        """Sum the cross-entropies of all nodes; `labels` are in postorder."""
+        return nn.functional.cross_entropy(self.scores(tree), labels, reduction="sum")
 
 
 def measure(config: Config) -> Findings:

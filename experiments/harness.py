@@ -132,10 +132,10 @@ def _value(text: str) -> Any:
 
 def _commit() -> str:
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
     changed = git("status", "--porcelain", "--", ":!experiments/results")
-    return git("rev-parse", "HEAD") + (", with changes" if changed else "")
+    return (git("rev-parse", "HEAD") or "unknown") + (", with changes" if changed else "")
 
 
 def _torch_version() -> dict[str, str]:
