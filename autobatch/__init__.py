@@ -16,7 +16,7 @@ from autobatch.errors import (
     ShapeError,
 )  # fmt: skip
 from autobatch.graph import Graph
-from autobatch.layers import Linear
+from autobatch.layers import Dropout, Embedding, GRUCell, LayerNorm, Linear, LSTMCell
 from autobatch.minibatches import minibatches
 from autobatch.module import Module, Parameter
 from autobatch.ops import (
@@ -27,6 +27,7 @@ from autobatch.ops import (
     cross_entropy,
     div,
     dot,
+    dropout,
     equal,
     exp,
     gelu,
@@ -64,15 +65,18 @@ from autobatch.ops import (
     transpose,
     where,
 )  # fmt: skip
+from autobatch.randomness import randomness
+from autobatch.rows import Rows
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "Graph", "GraphError", "Linear",
-    "Module", "NumericError", "Parameter", "PlanError", "PolicyError", "ScheduleError", "ShapeError", "add", "affine",
-    "attend", "batched", "cell", "concat", "cross_entropy", "div", "dot", "equal", "exp", "gelu", "greater",
-    "greater_equal", "layer_norm", "less", "less_equal", "log", "log_softmax", "lookup", "matmul", "max", "max_n",
-    "mean", "mean_n", "minibatches", "mul", "neg", "not_equal", "ops", "optim", "outer", "pow", "relu", "reshape",
-    "sigmoid", "softmax", "softplus", "split", "sqrt", "squared_error", "stop_gradient", "sub", "sum", "sum_n",
-    "tanh", "testing", "transpose", "where",
+    "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "Dropout", "Embedding", "GRUCell",
+    "Graph", "GraphError", "LSTMCell", "LayerNorm", "Linear", "Module", "NumericError", "Parameter", "PlanError",
+    "PolicyError", "Rows", "ScheduleError", "ShapeError", "add", "affine", "attend", "batched", "cell", "concat",
+    "cross_entropy", "div", "dot", "dropout", "equal", "exp", "gelu", "greater", "greater_equal", "layer_norm",
+    "less", "less_equal", "log", "log_softmax", "lookup", "matmul", "max", "max_n", "mean", "mean_n", "minibatches",
+    "mul", "neg", "not_equal", "ops", "optim", "outer", "pow", "randomness", "relu", "reshape", "sigmoid",
+    "softmax", "softplus", "split", "sqrt", "squared_error", "stop_gradient", "sub", "sum", "sum_n", "tanh",
+    "testing", "transpose", "where",
 ]  # fmt: skip

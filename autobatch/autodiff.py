@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.graph_check import checking
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.elementwise import add
 from autobatch.ops.reduction import sum
@@ -37,6 +38,7 @@ from autobatch.program import (
     Weight,
     show_lines,
 )
+from autobatch.program_check import check_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +118,8 @@ def differentiate(program: CellProgram) -> Derivative:
     new = (i for i in stages.saved.copy() if i >= stages.n_forward)
     for gradient in (*new, *(g for g in ports if g is not None)):
         stages.need_for_backward(gradient)
+    if checking():
+        check_values(program.name, stages.vars, program.ties)
     return Derivative(
         program,
         stages.vars,

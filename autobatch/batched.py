@@ -20,6 +20,7 @@ from autobatch.executor import NAMES, Backend, make_backend
 from autobatch.graph import Graph, checking, merge_graphs, split_graph
 from autobatch.module import Module, Parameter
 from autobatch.plan import PlannedCell, PlannedTypes, Planner, check_plan
+from autobatch.randomness import Randomness
 from autobatch.record import Recorder
 from autobatch.report import Clock, LastCall, Report, Step, make_report
 from autobatch.results import Slot, SlotTable, stack_results
@@ -34,6 +35,7 @@ class Batched:
 
     Attributes:
         last: counts and times of the last call; None before the first.
+        seed, step: what random numbers depend on; `step` counts the calls of value_and_grad.
         policy, planner, backend: what decides the batches, decides the places, and computes.
     """
 
@@ -45,8 +47,10 @@ class Batched:
         planner: Planner,
         backend: Backend,
         rewrites: Sequence[str],
+        seed: int,
     ) -> None:
         self.policy, self.planner, self.backend, self.rewrites = policy, planner, backend, tuple(rewrites)
+        self.seed, self.step = seed, 0
         self.last: LastCall | None = None
         self._module = module
         self._recorder = Recorder(function, module)
@@ -100,6 +104,7 @@ class Batched:
         losses = columns[slot]
         check_finite(losses)
         grads = self._backward(step, {slot: weights.astype(losses.dtype)}, out)
+        self.step += 1
         self.last = step.finish(self.backend.counts())
         value = (weights * losses).sum().astype(losses.dtype)
         if has_aux:
@@ -172,7 +177,9 @@ class Batched:
 
     def _forward(self, step: Step) -> list[Array]:
         self._check_parameters(step.cells)
-        columns = self.backend.forward(step.plan, step.cells, self._dtype())
+        training = self._module is None or self._module.training
+        random = Randomness(self.seed, self.step, training=training)
+        columns = self.backend.forward(step.plan, step.cells, self._dtype(), random)
         step.clock.lap("execute_ms")
         return columns
 
@@ -219,6 +226,7 @@ def batched(
     backend: str | Backend = "auto",
     planner: Planner | None = None,
     rewrites: Sequence[str] = PASSES,
+    seed: int = 0,
 ) -> Batched:
     """Turn a function over one instance into one over mini-batches.
 
@@ -229,6 +237,7 @@ def batched(
         backend: what computes: a name ("auto" is "reference"), or a `Backend`.
         planner: what decides where values live.
         rewrites: the passes that simplify the graph, see `autobatch.rewrite`.
+        seed: of random numbers (dropout).
 
     Raises:
         PolicyError, BackendError: there is no such policy or backend.
@@ -256,13 +265,15 @@ def batched(
     if isinstance(policy, str):
         policy = policies.get("agenda" if policy == "auto" else policy)
     elif isinstance(policy, type) or not hasattr(policy, "schedule"):
-        raise PolicyError(f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}.")
+        raise PolicyError(
+            f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}."
+        )
     if isinstance(backend, str):
         backend = make_backend(backend)
     elif isinstance(backend, type) or not hasattr(backend, "forward"):
         raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
     check_passes(rewrites)
-    return Batched(function, module, policy, planner or WriteToReaders(), backend, rewrites)
+    return Batched(function, module, policy, planner or WriteToReaders(), backend, rewrites, seed)
 
 
 def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Array:
@@ -308,8 +319,8 @@ def check_gradients(out: Mapping[str, Array], trainable: Mapping[str, Parameter]
         name = next(n for n in (*wanted, *given) if given.get(n) != wanted.get(n))
         what = ["{0[1]} of shape {0[0]}".format(x[name]) if name in x else "nothing" for x in (given, wanted)]
         raise ShapeError(
-            f"out= has {what[0]} for parameter {name!r}, whose gradient is {what[1]}; give gradients as an earlier call "
-            f"returned them."
+            f"out= has {what[0]} for parameter {name!r}, whose gradient is {what[1]}; give gradients as an earlier "
+            f"call returned them."
         )
 
 

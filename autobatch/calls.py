@@ -76,8 +76,9 @@ class Calls:
         self.weight_names = {id(p): name for name, p in module.parameters().items()} if module is not None else {}
 
     def start_instance(self) -> None:
-        """Forget the sources of the last instance, and take back handles."""
+        """Forget the sources of the last instance, number draws from 0, and take back handles."""
         self._sources.clear()
+        self.namespace.names["__draw"] = count().__next__
         self.handles.recycle()
 
     def form_tables(self) -> tuple[IntArray, IntArray]:
@@ -121,6 +122,10 @@ class Calls:
                 lambda name, x: isinstance(x, Parameter),
             )
         return self._entries[key].function(*args)
+
+    def next_draw(self) -> Any:
+        """Refuse to draw for a parameter outside cells: its nodes would share one mask."""
+        raise GraphError("dropout of a parameter outside a cell; apply it to a value, or inside a cell.")
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a function made of ops as a cell of its own; arguments that hold no value are static."""
@@ -246,7 +251,11 @@ class Calls:
             sum_type = self._type_of(self._function_entry(SUM_N), values).number
         elif called is SUM_N and keys["values"].kind == "each" and len(program.ports) == 1:
             sum_type = len(self.types)
-        node_type = NodeType(len(self.types), entry.name, program, structure, tuple(keys.items()), sum_type)
+        owner = entry.identity[-1].value
+        node_type = NodeType(
+            len(self.types), entry.name, program, structure, tuple(keys.items()), sum_type,
+            owner if isinstance(owner, Module) else None,
+        )  # fmt: skip
         self.types.add(node_type)
         return node_type
 

@@ -8,6 +8,7 @@ appending an instruction to a `CellProgram`. A cell called inside another is par
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import update_wrapper
@@ -16,11 +17,14 @@ from typing import Any
 import numpy as np
 
 from autobatch.arguments import Key, Static
-from autobatch.errors import AutobatchError, GraphError
+from autobatch.errors import AutobatchError, GraphError, ShapeError
+from autobatch.graph_check import checking
 from autobatch.module import Module
 from autobatch.ops.operators import STAGE, Operators, stage
 from autobatch.ops.variadic import VariadicPort
-from autobatch.program import NODE, Attribute, Builder, CellProgram, Port
+from autobatch.program import NODE, Attribute, Builder, CellProgram, Port, first_leaf
+from autobatch.program_check import check_cell
+from autobatch.randomness import cell_call
 
 
 class Cell:
@@ -82,13 +86,17 @@ def cell(function: Any = None, *, static: tuple[str, ...] = ()) -> Any:
 
 def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current = STAGE.current
-    if current is None:
-        dtype = owner.dtype if isinstance(owner, Module) else None
-        args = tuple(_read_only(a, dtype) for a in args)
-        kwargs = {name: _read_only(a, dtype) for name, a in kwargs.items()}
-    elif not isinstance(current, Builder):
+    if current is not None and not isinstance(current, Builder):
         return current.call_cell(called, owner, args, kwargs)
-    return called.function(*args, **kwargs) if owner is None else called.function(owner, *args, **kwargs)
+    function = called.function if owner is None else called.function.__get__(owner)
+    if current is not None:
+        return function(*args, **kwargs)
+    module = owner if isinstance(owner, Module) else None
+    dtype = None if module is None else module.dtype
+    args = tuple(_read_only(a, dtype) for a in args)
+    kwargs = {name: _read_only(a, dtype) for name, a in kwargs.items()}
+    with cell_call(None if module is None else module.training):
+        return function(*args, **kwargs)
 
 
 def _read_only(x: Any, dtype: Any) -> Any:
@@ -121,7 +129,9 @@ class _TracedList(VariadicPort):
     def values(self, shape: Any) -> Any:
         if self.element is None:
             if shape is None:
-                raise GraphError(f"an empty list reached a variadic form of {self.name!r} without shape=.")
+                raise ShapeError(
+                    f"a variadic form of the empty list {self.name!r} needs shape=, the shape of one element."
+                )
             self.tracer.resolved[self.group] = key = _key_of_shape(shape)
             self.element = self.tracer.argument(key, self.name, self.group)
         return self.element
@@ -153,7 +163,7 @@ class Tracer:
     def __init__(self, name: str, weight_names: Mapping[int, str]) -> None:
         self.builder = Builder(name, weight_names=weight_names)
         self.resolved: dict[int, Key] = {}
-        self.n_leaves = 0
+        self.n_leaves: Counter[int] = Counter()
         self.n_groups = 0
 
     def trace(self, call: Callable[..., Any], keys: Mapping[str, Key]) -> tuple[CellProgram, Any]:
@@ -168,15 +178,18 @@ class Tracer:
         structure = collect_outputs(result, outputs)
         if not outputs:
             raise GraphError(f"cell {self.builder.name!r} returns {result!r}; a cell returns at least one value.")
-        return self.builder.finish(outputs), structure
+        program = self.builder.finish(outputs)
+        if checking():
+            check_cell(program)
+        return program, structure
 
     def argument(self, key: Key, name: str, domain: int) -> Any:
-        """A symbolic argument; its leaves are numbered in order."""
+        """A symbolic argument; its leaves are numbered in order, those of each domain apart."""
         match key.kind:
             case "value":
-                return self.builder.add(Port(name, self._leaf()), key.detail, domain)
+                return self.builder.add(Port(name, self._leaf(domain)), key.detail, domain)
             case "int" | "float":
-                return self.builder.add(Attribute(name, self._leaf(), key.kind == "float"), key.detail, NODE)
+                return self.builder.add(Attribute(name, self._leaf(domain), key.kind == "float"), key.detail, NODE)
             case "static":
                 return key.detail.value
             case "each":
@@ -189,14 +202,14 @@ class Tracer:
         ]
         return key.build(children)
 
-    def _leaf(self) -> int:
-        self.n_leaves += 1
-        return self.n_leaves - 1
+    def _leaf(self, domain: int) -> int:
+        self.n_leaves[domain] += 1
+        return first_leaf(domain) + self.n_leaves[domain] - 1
 
 
 def collect_outputs(result: Any, outputs: list[Any]) -> Any:
     """Append the values in `result` to `outputs`; return its structure, with output numbers in their place."""
-    if isinstance(result, VariadicPort):
+    if isinstance(result, _TracedList):
         result = list(result)
     if isinstance(result, (Operators, np.ndarray, np.number, int, float)) and not isinstance(result, bool):
         outputs.append(result)

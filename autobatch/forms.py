@@ -26,7 +26,7 @@ from autobatch.arguments import BY_VALUE, Key, Static
 from autobatch.decode import EACH, END, HANDLE, WORDS
 from autobatch.errors import DataError, GraphError
 from autobatch.handles import Bundle, Handles, Value
-from autobatch.program import Attribute, CellProgram, Port
+from autobatch.program import DRAW, Attribute, CellProgram, Port, first_leaf
 
 BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, all, np.ndarray)}
 
@@ -135,19 +135,20 @@ class FormReader:
             self._condition(f"__type({text}) is __list and not {text}")
             self.lists.append(text)
             return Key("each", None)
-        parts, conditions, first = list[Leaves](), list[str](), self.n_leaves
+        parts, conditions, n_leaves = list[Leaves](), list[str](), self.n_leaves
+        self.n_leaves = first = first_leaf(len(self.lists))
         key = self._element(x[0], "x", parts, conditions)
-        if key is None or any(self._element(e, "x", [], []) != key for e in x[1:]):
-            self.n_leaves = first
+        alike = key is not None and all(self._element(e, "x", [], []) == key for e in x[1:])
+        self.n_leaves = n_leaves
+        if key is None or not alike:
             return None
-        self.n_leaves = first + sum(1 for _ in key.leaves())
         test = (
             f"{{*__map(__type, {text})}} == {{{conditions[0].split()[-1]}}}"
             if len(conditions) == 1
             else f"__all([{' and '.join(conditions)} for x in {text}])"
         )
         self._condition(f"__type({text}) is __list and {text} and {test}")
-        self.leaves.append(Leaves("each", text, first, self.n_leaves - first, parts=parts))
+        self.leaves.append(Leaves("each", text, first, sum(1 for _ in key.leaves()), parts=parts))
         self.lists.append(text)
         return Key("each", None, (key,))
 
@@ -220,6 +221,9 @@ def make_form(
             body.append(LOG_DATA[leaves.kind].format(leaves.text))
             if leaves.kind.startswith("int"):
                 code += [WORDS, data[leaves.first]]
+    if program.draws:
+        body.append("__log(__draw())" if DRAW in data else "__draw()")
+        code += [WORDS, 1] if DRAW in data else []
     body.append(f"return {rebuild}(__out)" if rebuild else "return __out")
     return Form(tuple(conditions), tuple(body), (*code, END), tuple(where))
 

@@ -24,6 +24,7 @@ from autobatch.words import (
     Encoded,
     FloatArray,
     IntArray,
+    LongArray,
     crossing_node,
     merge_words,
     split_words,
@@ -101,18 +102,36 @@ class Graph(Encoded):
         floats: float64[F], the float attributes in node order, as many per node as its type has.
         types: the table that names the types.
         structures: per instance, how to rebuild what the user's function returned; opaque here.
+        keys: int64[B], what tells the instances' random numbers apart; by default their positions.
     """
 
-    __slots__ = ("floats", "structures", "types")
+    __slots__ = ("floats", "keys", "structures", "types")
 
-    def __init__(self, words: IntArray, floats: FloatArray, types: Types, structures: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        words: IntArray,
+        floats: FloatArray,
+        types: Types,
+        structures: tuple[Any, ...],
+        keys: LongArray | None = None,
+    ) -> None:
         super().__init__(words)
+        self.keys = np.arange(self.n_instances) if keys is None else keys
         self.floats = floats
         self.types = types
         self.structures = structures
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Graph, (self.words, self.floats, self.types, self.structures)
+        return Graph, (self.words, self.floats, self.types, self.structures, self.keys)
+
+    @property
+    def key(self) -> int:
+        """The key of a graph of one instance."""
+        return int(self.keys[0])
+
+    @key.setter
+    def key(self, key: int) -> None:
+        self.keys = np.array([key], np.int64)
 
     @property
     def n_types(self) -> int:
@@ -213,7 +232,8 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
             f"are int32, so {MAX_WORDS} is the most; merge fewer instances at a time."
         )
     structures = tuple(chain.from_iterable(graph.structures for graph in graphs))
-    merged = Graph(merge_words(parts), floats, types, structures)
+    keys = np.concatenate([graph.keys for graph in graphs]) if graphs else None
+    merged = Graph(merge_words(parts), floats, types, structures, keys)
     check_ranges(merged)
     if checking():
         check_graph(merged)
@@ -240,7 +260,13 @@ def split_graph(graph: Graph) -> list[Graph]:
     ends = ptr.tolist()
     cuts = float_starts[graph.instance_ptr].tolist()
     return [
-        Graph(buffer[ends[i] : ends[i + 1]], graph.floats[cuts[i] : cuts[i + 1]], graph.types, (structure,))
+        Graph(
+            buffer[ends[i] : ends[i + 1]],
+            graph.floats[cuts[i] : cuts[i + 1]],
+            graph.types,
+            (structure,),
+            graph.keys[i : i + 1],
+        )
         for i, structure in enumerate(graph.structures)
     ]
 

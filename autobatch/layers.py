@@ -1,6 +1,7 @@
 """Layers: modules that name, shape and draw their parameters as torch does, so that state dicts carry over.
 
-A layer works on the value of one node, without a batch axis, inside a cell or outside.
+A layer works on the value of one node, without a batch axis, inside a cell or outside. Outside, a step of an `LSTMCell`
+or `GRUCell` is one node, and so is any other layer.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from autobatch import ops
+from autobatch.cell import cell
 from autobatch.errors import ShapeError
-from autobatch.module import Module, Parameter
+from autobatch.module import FloatArray, Module, Parameter
 
 
 class Linear(Module):
@@ -43,12 +45,232 @@ class Linear(Module):
     """
 
     def __init__(self, n_in: int, n_out: int, rng: np.random.Generator, bias: bool = True) -> None:
-        if min(n_in, n_out) < 1:
-            raise ShapeError(f"cannot make a Linear from {n_in} to {n_out} numbers; give sizes of at least 1.")
+        _check_sizes(f"a Linear from {n_in} to {n_out} numbers", n_in, n_out)
         bound = 1.0 / math.sqrt(n_in)
         self.weight = Parameter(rng.uniform(-bound, bound, (n_out, n_in)))
         self.bias = Parameter(rng.uniform(-bound, bound, n_out)) if bias else None
 
     def __call__(self, x: Any) -> Any:
         """Apply the layer to a value of shape (n_in,), giving shape (n_out,)."""
-        return self.weight @ x if self.bias is None else ops.affine(self.weight, x, self.bias)
+        return _linear(self.weight, x, self.bias)
+
+
+class Embedding(Module):
+    """A table with a learned row of `dim` numbers for each of V = `n_rows` ids.
+
+    Args:
+        n_rows: V, ids are 0 to V - 1; at least 1.
+        dim: length of a row, at least 1.
+        rng: draws `weight` from the standard normal distribution.
+
+    Attributes:
+        weight: Parameter of shape (n_rows, dim).
+
+    Raises:
+        ShapeError: a size is below 1.
+
+    Source: torch.nn.Embedding, whose name, shape and distribution these are.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> embedding = ab.Embedding(5, 3, rng=np.random.default_rng(0))
+    >>> bool((embedding(4) == embedding.weight.data[4]).all())
+    True
+    >>> embedding(np.array([4, 0])).shape
+    (2, 3)
+    """
+
+    def __init__(self, n_rows: int, dim: int, rng: np.random.Generator) -> None:
+        _check_sizes(f"an Embedding of {n_rows} rows of {dim} numbers", n_rows, dim)
+        self.weight = Parameter(rng.standard_normal((n_rows, dim)))
+
+    def __call__(self, ids: Any) -> Any:
+        """Read the row of an id, shape (dim,), or the rows of an int array, shape (*ids.shape, dim)."""
+        return ops.lookup(self.weight, ids)
+
+
+class LayerNorm(Module):
+    """`x` with mean 0 and variance 1 along its last axis, times `weight`, plus `bias`.
+
+    Args:
+        dim: length of the last axis, at least 1.
+        eps: added to the variance, so that a constant x gives `bias`.
+
+    Attributes:
+        weight: Parameter of shape (dim,), ones at first.
+        bias: Parameter of shape (dim,), zeros at first.
+
+    Raises:
+        ShapeError: `dim` is below 1.
+
+    Source: Ba, Kiros and Hinton 2016 (arXiv:1607.06450); torch.nn.LayerNorm over one axis, whose names, shapes and
+    default `eps` these are.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> ab.LayerNorm(2, eps=0.0)(np.array([3.0, 7.0]))
+    array([-1.,  1.])
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        _check_sizes(f"a LayerNorm of {dim} numbers", dim)
+        self.weight = Parameter(np.ones(dim))
+        self.bias = Parameter(np.zeros(dim))
+        self.eps = eps
+
+    def __call__(self, x: Any) -> Any:
+        """Apply the layer to a value of shape (..., dim), giving the same shape."""
+        return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
+
+
+class Dropout(Module):
+    """Zeroes each element with probability `rate` in training, and scales the others by 1 / (1 - rate).
+
+    `eval()` of the model turns it off and `train()` on, inside cells and outside, eager and batched.
+
+    Raises:
+        DataError: at the first call, if `rate` is not in 0 <= rate < 1.
+
+    Source: torch.nn.Dropout; the masks are those of `ab.dropout`.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> drop = ab.Dropout(0.5)
+    >>> sorted(set(drop(np.ones(100)).tolist())), set(drop.eval()(np.ones(100)).tolist())
+    ([0.0, 2.0], {1.0})
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    @cell
+    def __call__(self, x: Any) -> Any:
+        """Apply dropout to a value of any shape."""
+        return ops.dropout(x, self.rate)
+
+
+class _RecurrentCell(Module):
+    """The parameters that recurrent cells share: weights and biases of all gates, for the input and for the state.
+
+    Subclasses say in `n_gates` how many gates lie one below the other in each parameter.
+    """
+
+    n_gates: int
+
+    def __init__(self, n_in: int, n_hidden: int, rng: np.random.Generator, bias: bool = True) -> None:
+        _check_sizes(f"{type(self).__name__} from {n_in} to {n_hidden} numbers", n_in, n_hidden)
+        bound, n_rows = 1.0 / math.sqrt(n_hidden), self.n_gates * n_hidden
+        self.weight_ih = Parameter(rng.uniform(-bound, bound, (n_rows, n_in)))
+        self.weight_hh = Parameter(rng.uniform(-bound, bound, (n_rows, n_hidden)))
+        self.bias_ih = Parameter(rng.uniform(-bound, bound, n_rows)) if bias else None
+        self.bias_hh = Parameter(rng.uniform(-bound, bound, n_rows)) if bias else None
+
+    def _zeros(self) -> FloatArray:
+        return np.zeros(self.weight_hh.shape[1], self.weight_hh.dtype)
+
+
+class LSTMCell(_RecurrentCell):
+    """One step of a long short-term memory, from D = `n_in` numbers and a state (h, c) to the next state.
+
+        i, f, g, o = split(weight_ih @ x + bias_ih + weight_hh @ h + bias_hh, 4)
+        c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        h' = sigmoid(o) * tanh(c')
+
+    Args:
+        n_in: D, length of the input, at least 1.
+        n_hidden: H, length of h and of c, at least 1.
+        rng: draws `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh` in this order, evenly between ±1/sqrt(H).
+        bias: whether there are biases; without, `bias_ih` and `bias_hh` are None.
+
+    Attributes:
+        weight_ih: Parameter of shape (4 H, D): the rows of gate i, then f, g and o.
+        weight_hh: Parameter of shape (4 H, H).
+        bias_ih, bias_hh: Parameters of shape (4 H,), or None.
+
+    Raises:
+        ShapeError: a size is below 1.
+
+    Source: Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000; torch.nn.LSTMCell, whose names,
+    shapes, gate order and range these are.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> lstm = ab.LSTMCell(3, 2, rng=np.random.default_rng(0))
+    >>> h, c = lstm(np.ones(3, dtype=np.float32))
+    >>> h, c = lstm(np.ones(3, dtype=np.float32), (h, c))
+    >>> h.shape, c.shape
+    ((2,), (2,))
+    """
+
+    n_gates = 4
+
+    def __call__(self, x: Any, state: Any = None) -> Any:
+        """Read x (D,) in a state, (h, c) of shape (H,) each, zeros if None; return the next state."""
+        return self.lstm_step(x, (self._zeros(),) * 2 if state is None else state)
+
+    @cell
+    def lstm_step(self, x: Any, state: Any) -> Any:
+        """Read x (D,) in a state (h, c); return the next state."""
+        h, c = state
+        gates = _linear(self.weight_ih, x, self.bias_ih) + _linear(self.weight_hh, h, self.bias_hh)
+        i, f, g, o = ops.split(gates, 4)
+        c = ops.sigmoid(f) * c + ops.sigmoid(i) * ops.tanh(g)
+        return ops.sigmoid(o) * ops.tanh(c), c
+
+
+class GRUCell(_RecurrentCell):
+    """One step of a gated recurrent unit, from D = `n_in` numbers and a state h to the next state.
+
+        r_x, z_x, n_x = split(weight_ih @ x + bias_ih, 3)
+        r_h, z_h, n_h = split(weight_hh @ h + bias_hh, 3)
+        n = tanh(n_x + sigmoid(r_x + r_h) * n_h)
+        z = sigmoid(z_x + z_h)
+        h' = (1 - z) * n + z * h
+
+    Args:
+        n_in: D, length of the input, at least 1.
+        n_hidden: H, length of h, at least 1.
+        rng: draws `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh` in this order, evenly between ±1/sqrt(H).
+        bias: whether there are biases; without, `bias_ih` and `bias_hh` are None.
+
+    Attributes:
+        weight_ih: Parameter of shape (3 H, D): the rows of gate r, then z and n.
+        weight_hh: Parameter of shape (3 H, H).
+        bias_ih, bias_hh: Parameters of shape (3 H,), or None.
+
+    Raises:
+        ShapeError: a size is below 1.
+
+    Source: Cho et al. 2014 (arXiv:1406.1078) with the reset gate applied after the matmul; torch.nn.GRUCell, whose
+    names, shapes, gate order and range these are.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> gru = ab.GRUCell(3, 2, rng=np.random.default_rng(0))
+    >>> h = gru(np.ones(3, dtype=np.float32))
+    >>> gru(np.ones(3, dtype=np.float32), h).shape
+    (2,)
+    """
+
+    n_gates = 3
+
+    def __call__(self, x: Any, state: Any = None) -> Any:
+        """Read x (D,) in a state h (H,), zeros if None; return the next state."""
+        return self.gru_step(x, self._zeros() if state is None else state)
+
+    @cell
+    def gru_step(self, x: Any, state: Any) -> Any:
+        """Read x (D,) in a state h (H,); return the next state."""
+        r_x, z_x, n_x = ops.split(_linear(self.weight_ih, x, self.bias_ih), 3)
+        r_h, z_h, n_h = ops.split(_linear(self.weight_hh, state, self.bias_hh), 3)
+        n = ops.tanh(n_x + ops.sigmoid(r_x + r_h) * n_h)
+        return n + ops.sigmoid(z_x + z_h) * (state - n)
+
+
+def _linear(weight: Parameter, x: Any, bias: Parameter | None) -> Any:
+    return weight @ x if bias is None else ops.affine(weight, x, bias)
+
+
+def _check_sizes(what: str, *sizes: int) -> None:
+    if min(sizes) < 1:
+        raise ShapeError(f"cannot make {what}; give sizes of at least 1.")

@@ -142,6 +142,18 @@ class Module:
             found[name] = parameter
         return found
 
+    training = True
+
+    def train(self, mode: bool = True) -> Self:
+        """Turn dropout on (or off, with `mode=False`) in this module and all under it, and return the module."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Turn dropout off in this module and all under it, and return the module."""
+        return self.train(False)
+
     def modules(self) -> list[Module]:
         """Find this module and every module under it, each once, in the order of definition."""
         return [found for _, found in _walk(self) if isinstance(found, Module)]

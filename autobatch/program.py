@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from autobatch.module import Parameter
 
 NODE, SHARED = -1, -2
+DRAW = -1  # the leaf of the attribute that numbers a node's draw: no argument
+LEAVES = 2**20  # more than the arguments of a cell hold
 
 
 @dataclass(frozen=True)
 class Port:
     """A value input: an edge of the graph, or any number of them where the port belongs to a variadic group.
 
-    `leaf` is its place among the leaves of the cell's arguments.
+    `leaf` is its place among the leaves of the cell's arguments, see `first_leaf`.
     """
 
     name: str
@@ -107,12 +109,14 @@ class CellProgram:
         vars: all values; an instruction reads only earlier ones.
         outputs: the values that other nodes may read, by output number.
         ties: pairs of variadic groups that must have equally many edges at a node.
+        draws: whether the body draws random numbers (even where no output needs them: it is counted all the same).
     """
 
     name: str
     vars: tuple[Var, ...]
     outputs: tuple[int, ...]
     ties: tuple[tuple[int, int], ...] = ()
+    draws: bool = False
 
     @functools.cached_property
     def ports(self) -> tuple[int, ...]:
@@ -204,6 +208,16 @@ class Traced(Symbol):
         """Append an instruction."""
         return self.builder.apply(op, args, static)
 
+    def _refuse(self, what: str) -> GraphError:
+        source = self.var.source
+        if isinstance(source, Attribute):
+            argument = source.name.split(".")[0]
+            return GraphError(
+                f"{what} needs the number {source.name!r}, which differs between the nodes of a batch; to make it part "
+                f"of the type, so that the body may depend on it, mark the cell with @ab.cell(static=({argument!r},))."
+            )
+        return super()._refuse(what)
+
     def __repr__(self) -> str:
         return f"<traced {show_var(self.builder.vars, self.index)}>"
 
@@ -216,6 +230,8 @@ class Builder:
         self.weight_names = weight_names or {}
         self.vars: list[Var] = list(start)
         self.ties: set[tuple[int, int]] = set()
+        self.n_sites = 0
+        self._draw: Traced | None = None
         self._weights = {id(v.source.parameter): i for i, v in enumerate(start) if isinstance(v.source, Weight)}
 
     def add(self, source: Source, shape: Shape, domain: int) -> Traced:
@@ -242,6 +258,8 @@ class Builder:
         if isinstance(x, Operators):
             return self._weight(x)
         data = x if isinstance(x, (int, float)) else np.asarray(x)
+        if np.asarray(data).dtype.kind not in "fiub":
+            raise GraphError(f"the body of {self.name} computes with {x!r}, which is no number or array of numbers.")
         return self.add(Constant(data), np.shape(data), SHARED)
 
     def _weight(self, parameter: Any) -> Traced:
@@ -250,12 +268,19 @@ class Builder:
             self._weights[id(parameter)] = self.add(Weight(parameter, name), parameter.shape, SHARED).index
         return self.value(self._weights[id(parameter)])
 
+    def next_draw(self) -> tuple[Traced, int]:
+        """The data that numbers a node's draw, and the number of the place in the cell that draws now."""
+        if self._draw is None:
+            self._draw = self.add(Attribute("draw", DRAW, is_float=False), (), NODE)
+        self.n_sites += 1
+        return self._draw, self.n_sites - 1
+
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
         """Append `op` of `args`; ShapeError if their shapes do not fit."""
         values = [self.wrap(a) for a in args]
+        shape = op.shape(*(v.shape for v in values), **static)
         if op.index_axis is not None:
             values[1] = self._ids(op, *values[:2])
-        shape = op.shape(*(v.shape for v in values), **static)
         return self.add(Instruction(op, tuple(v.index for v in values), static), shape, self._domain(op, values))
 
     def _ids(self, op: Op, table: Traced, ids: Traced) -> Traced:
@@ -299,7 +324,16 @@ class Builder:
             tuple(renumber(self.vars, keep, number)),
             tuple(number[r] for r in roots),
             tuple(sorted(self.ties)),
+            draws=self.n_sites > 0,
         )
+
+
+def first_leaf(domain: int) -> int:
+    """The number of the first leaf of the arguments in a domain.
+
+    Leaves are numbered per domain, because an empty list does not say how many its elements would have.
+    """
+    return (domain - NODE) * LEAVES
 
 
 def origin(vars: Sequence[Var], index: int) -> Var:

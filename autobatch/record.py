@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.calls import Calls
+from autobatch.calls import Calls, never
 from autobatch.decode import STALE, as_longs, decode_log
 from autobatch.errors import DataError, GraphError
 from autobatch.graph import Graph, check_ranges
@@ -80,7 +80,7 @@ class Recorder:
             ) from None
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
             result = np.asarray(float(result))
-        return read_result(self.calls.lift(result), self.slots, refs, slots)
+        return read_result(self.calls.lift(result, never, is_result=True), self.slots, refs, slots)
 
     def _decode(
         self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int], structures: tuple[Any, ...]
@@ -98,7 +98,7 @@ class Recorder:
         self._serial += len(log) + 1
         if fault[0]:
             raise self._fault(*fault.tolist())
-        return Graph(words, np.array(calls.floats), self.types, structures)
+        return Graph(words, np.array(calls.floats, np.float64), self.types, structures)
 
     def _fault(self, status: int, instance: int, node: int, at: int) -> GraphError | DataError:
         where = f"what instance {instance} returned"

@@ -15,7 +15,7 @@ import numpy as np
 
 from autobatch.arguments import Key, Static
 from autobatch.errors import ShapeError
-from autobatch.handles import Value
+from autobatch.handles import Bundle, Value
 from autobatch.ops.define import Shape
 
 
@@ -56,6 +56,8 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
         return slot
     if isinstance(result, list):
         return Key.of_structure(result, [read_result(r, slots, refs, numbers, f"{path}[]") for r in result])
+    if isinstance(result, Bundle):
+        result = tuple(result)
     if isinstance(result, tuple):
         parts = [read_result(r, slots, refs, numbers, f"{path}[{i}]") for i, r in enumerate(result)]
         return Key.of_structure(result, parts)

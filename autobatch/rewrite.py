@@ -49,10 +49,13 @@ class Rewrites:
     dissolved: int = 0
 
     def __str__(self) -> str:
-        return (
-            f"{self.forwarded} edges forwarded; {self.dropped} nodes without use dropped; "
-            f"{self.dissolved} sums dissolved into {self.sums}, {self.widened} made variadic"
-        )
+        done = {
+            f"{self.forwarded} edges forwarded": self.forwarded,
+            f"{self.dropped} nodes without use dropped": self.dropped,
+            f"{self.dissolved} sums dissolved into {self.sums}": self.dissolved,
+            f"{self.widened} sums made variadic": self.widened,
+        }
+        return "; ".join(text for text, count in done.items() if count) or "nothing"
 
 
 def rewrite(graph: Graph, passes: Collection[str] = PASSES) -> tuple[Graph, Rewrites]:
@@ -77,7 +80,7 @@ def rewrite(graph: Graph, passes: Collection[str] = PASSES) -> tuple[Graph, Rewr
     done = Rewrites(*counts.tolist())
     if done == Rewrites():
         return graph, done
-    result = Graph(words, floats, graph.types, graph.structures)
+    result = Graph(words, floats, graph.types, graph.structures, graph.keys)
     if checking():
         check_graph(result)
     return result, done

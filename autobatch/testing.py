@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
 from autobatch.batched import Batched
 from autobatch.errors import NumericError
-from autobatch.module import Module
+from autobatch.module import Module, Parameter
 
 
 def check_grads(
@@ -37,7 +38,9 @@ def check_grads(
     """
     parameters = {name: p for name, p in module.parameters().items() if p.trainable}
     start = {name: p.data.copy() for name, p in parameters.items()}
+    random_step = loss.step
     _, grads = loss.value_and_grad(instances)
+    loss.step = random_step  # the differences below draw the same masks
     grads = {name: np.array(g) for name, g in grads.items()}
 
     def mean_loss_at(along: dict[str, Any], distance: float) -> float:
@@ -71,6 +74,10 @@ def check_batched(
 
 
 def _check_equal(eager: list[Any], stacked: Any, tolerance: float) -> None:
+    if is_dataclass(stacked):
+        for f in fields(stacked):
+            _check_equal([getattr(e, f.name) for e in eager], getattr(stacked, f.name), tolerance)
+        return
     if isinstance(stacked, (tuple, dict)):
         for key in stacked if isinstance(stacked, dict) else range(len(stacked)):
             _check_equal([e[key] for e in eager], stacked[key], tolerance)
@@ -80,6 +87,7 @@ def _check_equal(eager: list[Any], stacked: Any, tolerance: float) -> None:
             for part, other in zip(one, row, strict=True):
                 _check_equal([part], [other], tolerance)
             continue
+        one = one.data if isinstance(one, Parameter) else one  # an argument that a cell passed through
         error = float(np.max(np.abs(np.asarray(one) - row), initial=0.0))
         if not error <= tolerance * (1 + float(np.max(np.abs(one), initial=0.0))):
             raise NumericError(f"instance {i}: batched differs from eager by {error:.3g}; eager gives {one}.")

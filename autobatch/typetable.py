@@ -11,7 +11,9 @@ import numpy as np
 
 from autobatch.arguments import Key
 from autobatch.graph import TypeArrays
-from autobatch.program import Attribute, CellProgram, Instruction, Port, Var, origin
+from autobatch.module import Module
+from autobatch.ops.operators import OPS
+from autobatch.program import Attribute, CellProgram, Instruction, Port, origin
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +26,7 @@ class NodeType:
         program: what a node computes.
         structure: of the outputs, over output numbers.
         arguments: the keys of the arguments, by name.
+        owner: the module that the cell is a method of; it says whether dropout is on.
         sum_type: id of the variadic sum that computes the same (its own, if it is one), or -1.
     """
 
@@ -33,6 +36,7 @@ class NodeType:
     structure: Any
     arguments: tuple[tuple[str, Key], ...]
     sum_type: int = -1
+    owner: Module | None = None
 
     @property
     def signature(self) -> str:
@@ -118,10 +122,12 @@ def _columns(program: CellProgram, index: int) -> np.ndarray[Any, np.dtype[np.in
 
 
 def pass_through(program: CellProgram) -> Iterator[int]:
-    """For each output the port of one edge that it is, or -1."""
+    """For each output the port that it is whenever that has one edge, or -1; the sum of one value is that value."""
     for output in program.outputs:
-        var: Var = program.vars[output]
-        yield var.source.number if isinstance(var.source, Port) and var.domain < 0 else -1
+        source = program.vars[output].source
+        if isinstance(source, Instruction) and source.op is OPS["sum_n"]:
+            source = program.vars[source.args[0]].source
+        yield source.number if isinstance(source, Port) else -1
 
 
 def _ints(values: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:

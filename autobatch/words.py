@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from autobatch._jit import compiled
 
 IntArray: TypeAlias = NDArray[np.int32]
+LongArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
 
 HEADER = 6

@@ -1,46 +1,248 @@
-"""Layers name, shape and draw their parameters as torch does, and compute the same."""
+"""Layers name, shape and draw their parameters as torch does, and compute and differentiate the same."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from autobatch.errors import ShapeError
-from autobatch.layers import Linear
+import autobatch as ab
+from autobatch.errors import DataError, ShapeError
+from autobatch.layers import Embedding, GRUCell, LayerNorm, Linear, LSTMCell
+from autobatch.module import FloatArray, Module
+
+TO_TORCH = 1e-12
+N_IN, N_HIDDEN, N_ROWS = 5, 3, 7
+LENGTHS = (1, 4, 2, 4)
+
+MAKERS: dict[str, tuple[Callable[[np.random.Generator], Module], Callable[[Any], Any]]] = {
+    "linear": (lambda rng: Linear(N_IN, N_HIDDEN, rng), lambda nn: nn.Linear(N_IN, N_HIDDEN)),
+    "linear without bias": (
+        lambda rng: Linear(N_IN, N_HIDDEN, rng, bias=False),
+        lambda nn: nn.Linear(N_IN, N_HIDDEN, bias=False),
+    ),
+    "embedding": (lambda rng: Embedding(N_ROWS, N_IN, rng), lambda nn: nn.Embedding(N_ROWS, N_IN)),
+    "layer norm": (lambda _: LayerNorm(N_IN), lambda nn: nn.LayerNorm(N_IN)),
+    "layer norm, large eps": (lambda _: LayerNorm(N_IN, eps=0.3), lambda nn: nn.LayerNorm(N_IN, eps=0.3)),
+    "lstm": (lambda rng: LSTMCell(N_IN, N_HIDDEN, rng), lambda nn: nn.LSTMCell(N_IN, N_HIDDEN)),
+    "lstm without bias": (
+        lambda rng: LSTMCell(N_IN, N_HIDDEN, rng, bias=False),
+        lambda nn: nn.LSTMCell(N_IN, N_HIDDEN, bias=False),
+    ),
+    "gru": (lambda rng: GRUCell(N_IN, N_HIDDEN, rng), lambda nn: nn.GRUCell(N_IN, N_HIDDEN)),
+    "gru without bias": (
+        lambda rng: GRUCell(N_IN, N_HIDDEN, rng, bias=False),
+        lambda nn: nn.GRUCell(N_IN, N_HIDDEN, bias=False),
+    ),
+}
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_linear_equals_torch(bias: bool) -> None:
-    torch = pytest.importorskip("torch", reason="compares with torch")
-    twin = torch.nn.Linear(5, 3, bias=bias, dtype=torch.float64)
-    layer = Linear(5, 3, rng=np.random.default_rng(0), bias=bias).astype("float64")
-    x = np.random.default_rng(1).standard_normal(5)
+class Chain(Module):
+    """A layer applied along a sequence of inputs that are parameters too; its loss weighs all outputs differently."""
 
-    assert {name: array.shape for name, array in layer.state_dict().items()} == {
-        name: tuple(tensor.shape) for name, tensor in twin.state_dict().items()
-    }
+    def __init__(self, layer: Any, inputs: list[ab.Parameter]) -> None:
+        self.layer = layer
+        self.inputs = inputs
+
+    def loss(self, ids: Any) -> Any:
+        losses = []
+        state = None
+        for place, i in enumerate(ids):
+            if isinstance(self.layer, Embedding):
+                values = (self.layer(int(i)),)
+            elif isinstance(self.layer, (LSTMCell, GRUCell)):
+                state = self.layer(self.inputs[i], state)
+                values = state if isinstance(state, tuple) else (state,)
+            else:
+                values = (self.layer(self.inputs[i]),)
+            losses += [ab.sum(weigh(place, part, value.shape) * value) for part, value in enumerate(values)]
+        return ab.sum_n(losses)
+
+
+def weigh(place: int, part: int, shape: tuple[int, ...]) -> FloatArray:
+    return np.random.default_rng((place, part)).standard_normal(shape)
+
+
+def twin_loss(torch: Any, twin: Any, inputs: list[Any], ids: Any) -> Any:
+    """`Chain.loss` in torch."""
+    total, state = 0.0, None
+    for place, i in enumerate(ids):
+        if isinstance(twin, torch.nn.Embedding):
+            values = (twin(torch.tensor(int(i))),)
+        elif isinstance(twin, (torch.nn.LSTMCell, torch.nn.GRUCell)):
+            state = twin(inputs[i], state)
+            values = state if isinstance(state, tuple) else (state,)
+        else:
+            values = (twin(inputs[i]),)
+        for part, value in enumerate(values):
+            total = total + (torch.from_numpy(weigh(place, part, tuple(value.shape))) * value).sum()
+    return total
+
+
+def make_pair(torch: Any, name: str) -> tuple[Chain, Any, list[Any]]:
+    """A layer in float64 with the parameters that its twin drew, and seven inputs of each."""
+    make, make_twin = MAKERS[name]
+    torch.manual_seed(0)
+    twin = make_twin(torch.nn).double()
+    for parameter in twin.parameters():  # those of LayerNorm are ones and zeros at first
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    layer = make(np.random.default_rng(0)).astype("float64")
     layer.load_state_dict(twin.state_dict())
-    expected = twin(torch.from_numpy(x)).detach().numpy()
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-14, atol=1e-14)
+    inputs = torch.randn(N_ROWS, N_IN, dtype=torch.float64)
+    chain = Chain(layer, [ab.Parameter(np.zeros(N_IN)).astype("float64") for _ in inputs])
+    for parameter, tensor in zip(chain.inputs, inputs, strict=True):
+        parameter.data = tensor.numpy()
+    return chain, twin, [tensor.clone().requires_grad_() for tensor in inputs]
 
 
-def test_linear_draws_evenly_between_its_bounds() -> None:
-    layer = Linear(100, 50, rng=np.random.default_rng(0))
-    assert layer.bias is not None
-    for parameter in (layer.weight, layer.bias):
-        assert np.abs(parameter.data).max() <= 0.1 * (1 + 1e-6)
-    np.testing.assert_allclose(layer.weight.data.std(), 0.1 / np.sqrt(3), rtol=0.02)
-    np.testing.assert_allclose(layer.weight.data.mean(), 0.0, atol=0.003)
+def draw_sequences() -> list[npt.NDArray[np.int64]]:
+    rng = np.random.default_rng(2)
+    return [rng.integers(0, N_ROWS, length) for length in LENGTHS]
 
 
-def test_the_same_generator_state_gives_the_same_layer() -> None:
-    first, second = (Linear(4, 3, rng=np.random.default_rng(5)).state_dict() for _ in range(2))
+@pytest.mark.parametrize("name", MAKERS)
+def test_state_dicts_carry_over_both_ways(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch")
+    make, make_twin = MAKERS[name]
+    layer, twin = make(np.random.default_rng(0)).astype("float64"), make_twin(torch.nn).double()
+    ours, theirs = layer.state_dict(), twin.state_dict()
+    assert [(key, array.shape) for key, array in ours.items()] == [(key, tuple(t.shape)) for key, t in theirs.items()]
+    drawn = {key: np.random.default_rng(1).standard_normal(array.shape) for key, array in ours.items()}
+
+    layer.load_state_dict({key: torch.from_numpy(array) for key, array in drawn.items()})
+    twin.load_state_dict({key: torch.from_numpy(array) for key, array in layer.state_dict().items()})
+    for key, array in drawn.items():
+        np.testing.assert_array_equal(twin.state_dict()[key].numpy(), array)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_eager_values_equal_those_of_torch(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch")
+    chain, twin, inputs = make_pair(torch, name)
+    for ids in draw_sequences():
+        expected = twin_loss(torch, twin, inputs, ids).item()
+        np.testing.assert_allclose(chain.loss(ids), expected, rtol=TO_TORCH, atol=TO_TORCH)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_batched_values_and_gradients_equal_those_of_torch(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch")
+    chain, twin, inputs = make_pair(torch, name)
+    sequences = draw_sequences()
+    twin_losses = torch.stack([twin_loss(torch, twin, inputs, ids) for ids in sequences])
+    twin_losses.sum().backward()
+
+    loss = ab.batched(chain.loss)
+    value, grads = loss.value_and_grad(sequences, reduce="sum")
+    np.testing.assert_allclose(loss(sequences), twin_losses.detach().numpy(), rtol=TO_TORCH, atol=TO_TORCH)
+    np.testing.assert_allclose(value, twin_losses.sum().item(), rtol=TO_TORCH, atol=TO_TORCH)
+    expected = {f"layer.{key}": parameter.grad for key, parameter in twin.named_parameters()}
+    expected |= {f"inputs.{i}": tensor.grad for i, tensor in enumerate(inputs)}
+    assert grads.keys() == expected.keys()
+    for key, grad in expected.items():
+        wanted = np.zeros(grads[key].shape) if grad is None else grad.numpy()
+        np.testing.assert_allclose(grads[key], wanted, rtol=TO_TORCH, atol=TO_TORCH, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_a_step_outside_a_cell_is_one_node(name: str) -> None:
+    layer: Any = MAKERS[name][0](np.random.default_rng(0))
+
+    def last(xs: Any) -> Any:
+        state = None
+        for x in xs:
+            state = layer(x, state)
+        return ab.sum(state[0] if isinstance(state, tuple) else state)
+
+    types = ab.batched(last, module=layer).explain([np.ones((n, N_IN)) for n in LENGTHS]).types
+    nodes = {kind.name: kind.nodes for kind in types if not kind.name.startswith("constant")}
+    assert nodes == {f"{name}_step": sum(LENGTHS), "sum": len(LENGTHS)}
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_a_step_inside_a_cell_is_part_of_it(name: str) -> None:
+    layer: Any = MAKERS[name][0](np.random.default_rng(0))
+
+    @ab.cell
+    def twice(x: Any) -> Any:
+        return layer(x, layer(x))
+
+    xs = np.random.default_rng(1).standard_normal((3, N_IN)).astype(np.float32)
+
+    def summed(x: Any) -> Any:
+        state = twice(x)
+        return ab.sum(state[0] + state[1] if isinstance(state, tuple) else state)
+
+    loss = ab.batched(summed, module=layer)
+    ab.testing.check_batched(summed, loss, list(xs), tolerance=1e-6)
+    assert f"{name}_step" not in {kind.name for kind in loss.explain(xs).types}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_float32_stays_float32(name: str) -> None:
+    chain = Chain(MAKERS[name][0](np.random.default_rng(0)), [ab.Parameter(np.ones(N_IN)) for _ in range(N_ROWS)])
+    assert chain.dtype == np.float32
+    value = chain.layer(1 if name == "embedding" else np.ones(N_IN, np.float32))
+    assert {part.dtype for part in (value if isinstance(value, tuple) else (value,))} == {np.dtype(np.float32)}
+
+
+def test_an_embedding_reads_arrays_of_ids() -> None:
+    embedding = Embedding(N_ROWS, N_IN, rng=np.random.default_rng(0))
+    ids = np.array([[1, 6], [1, 0]])
+    np.testing.assert_array_equal(embedding(ids), embedding.weight.data[ids])
+
+
+def test_an_id_beyond_the_table_is_refused() -> None:
+    with pytest.raises(DataError, match=rf"lookup of {N_ROWS}, which is not in 0\.\.{N_ROWS - 1}"):
+        Embedding(N_ROWS, N_IN, rng=np.random.default_rng(0))(N_ROWS)
+
+
+def test_an_embedding_is_drawn_from_the_standard_normal_distribution() -> None:
+    drawn = Embedding(100, 100, rng=np.random.default_rng(0)).weight.data
+    np.testing.assert_allclose((drawn.mean(), drawn.std()), (0.0, 1.0), atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("layer", "bound"),
+    [
+        (Linear(100, 50, rng=np.random.default_rng(0)), 0.1),
+        (LSTMCell(50, 100, rng=np.random.default_rng(0)), 0.1),
+        (GRUCell(50, 100, rng=np.random.default_rng(0)), 0.1),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_weights_are_drawn_evenly_between_their_bounds(layer: Module, bound: float) -> None:
+    assert layer.parameters()
+    for parameter in layer.parameters().values():
+        assert np.abs(parameter.data).max() <= bound * (1 + 1e-6)
+    drawn = np.concatenate([parameter.data.ravel() for parameter in layer.parameters().values()])
+    np.testing.assert_allclose(drawn.std(), bound / np.sqrt(3), rtol=0.02)
+    np.testing.assert_allclose(drawn.mean(), 0.0, atol=0.003)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_same_generator_state_gives_the_same_layer(name: str) -> None:
+    first, second = (MAKERS[name][0](np.random.default_rng(5)).state_dict() for _ in range(2))
     assert first.keys() == second.keys()
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name])
+    for key, array in first.items():
+        np.testing.assert_array_equal(array, second[key])
 
 
-@pytest.mark.parametrize(("n_in", "n_out"), [(0, 3), (3, 0), (-1, 3)])
-def test_linear_refuses_sizes_below_one(n_in: int, n_out: int) -> None:
-    with pytest.raises(ShapeError, match=rf"Linear from {n_in} to {n_out} numbers; give sizes of at least 1"):
-        Linear(n_in, n_out, rng=np.random.default_rng(0))
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda rng: Linear(0, 3, rng), r"a Linear from 0 to 3 numbers"),
+        (lambda rng: Linear(3, 0, rng), r"a Linear from 3 to 0 numbers"),
+        (lambda rng: Embedding(0, 3, rng), r"an Embedding of 0 rows of 3 numbers"),
+        (lambda rng: Embedding(3, -1, rng), r"an Embedding of 3 rows of -1 numbers"),
+        (lambda _: LayerNorm(0), r"a LayerNorm of 0 numbers"),
+        (lambda rng: LSTMCell(0, 3, rng), r"LSTMCell from 0 to 3 numbers"),
+        (lambda rng: GRUCell(3, 0, rng), r"GRUCell from 3 to 0 numbers"),
+    ],
+)
+def test_sizes_below_one_are_refused(make: Callable[[np.random.Generator], Module], message: str) -> None:
+    with pytest.raises(ShapeError, match=rf"^cannot make .*{message}; give sizes of at least 1\.$"):
+        make(np.random.default_rng(0))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.errors import CheckpointError, DataError, GraphError, NumericError, ShapeError
+from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.module import FloatArray, Module, Parameter
-from autobatch.optim import SGD, Adam, Optimizer, clip_by_norm
+from autobatch.optim import SGD, Adam, AdamW, Group, Optimizer
 
 SHAPES = {"matrix": (3, 4), "vector": (5,), "number": ()}
 
@@ -26,7 +26,12 @@ OPTIONS: list[tuple[type[Any], dict[str, Any]]] = [
     (Adam, {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3}),
     (Adam, {"lr": 0.02, "weight_decay": 0.1}),
     (Adam, {"lr": 0.02, "betas": (0.0, 0.0)}),
+    (AdamW, {}),
+    (AdamW, {"lr": 0.02, "weight_decay": 0.3}),
+    (AdamW, {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.0}),
 ]
+
+KINDS = [SGD, Adam, AdamW]
 
 
 class Model(Module):
@@ -83,7 +88,7 @@ def test_a_hundred_steps_equal_those_of_torch(
             )
 
 
-@pytest.mark.parametrize("kind", [SGD, Adam])
+@pytest.mark.parametrize("kind", KINDS)
 def test_frozen_parameters_stay_and_do_not_age(kind: Callable[..., Optimizer]) -> None:
     model, optimizer = make_all(kind)
     other, fresh = make_all(kind)
@@ -98,7 +103,7 @@ def test_frozen_parameters_stay_and_do_not_age(kind: Callable[..., Optimizer]) -
     assert model.matrix.data.tolist() == other.matrix.data.tolist()
 
 
-@pytest.mark.parametrize("kind", [SGD, Adam])
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_frozen_parameters_are_ignored(kind: Callable[..., Optimizer]) -> None:
     model, optimizer = make_all(kind)
     before = model.matrix.data.tolist()
@@ -171,7 +176,7 @@ def test_parameters_that_are_views_are_changed_in_place() -> None:
         ({"number": np.ones(1)}, ShapeError, r"gradient of 'number' has shape \(1,\) and the parameter \(\);"),
     ],
 )
-@pytest.mark.parametrize("kind", [SGD, Adam])
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_that_do_not_fit_change_nothing(
     kind: Callable[..., Optimizer], change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
@@ -195,6 +200,7 @@ def test_gradients_that_do_not_fit_change_nothing(
         (Adam, {"betas": (0.9, 1.0)}, r"cannot set beta_2 of Adam to 1\.0; give at least 0 and below 1\.0"),
         (Adam, {"eps": -1e-8}, r"cannot set eps of Adam"),
         (Adam, {"weight_decay": -1.0}, r"cannot set weight_decay of Adam"),
+        (AdamW, {"weight_decay": math.nan}, r"cannot set weight_decay of AdamW to nan"),
     ],
 )
 def test_options_out_of_range_are_refused(kind: type[Any], options: dict[str, Any], message: str) -> None:
@@ -246,7 +252,10 @@ def test_state_is_a_copy_with_readable_names() -> None:
     _, optimizer = make_all(Adam)
     state = optimizer.state_dict()
     assert state["kind"] == "Adam"
-    assert state["options"] == {"lr": 0.1, "beta_1": 0.9, "beta_2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+    assert state["options"] == {
+        "lr": 0.1, "beta_1": 0.9, "beta_2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "lazy": 0.0
+    }  # fmt: skip
+    assert state["overrides"] == {}
     assert state["steps"] == {"matrix": 0, "vector": 0, "number": 0}
     assert list(state["arrays"]) == [f"{slot}.{name}" for name in SHAPES for slot in ("mean", "mean_square")]
     optimizer.step(next(draw_grads(1)))
@@ -264,6 +273,12 @@ def test_state_is_a_copy_with_readable_names() -> None:
         ),
         (lambda state: state["options"].pop("momentum"), CheckpointError, r"missing: 'momentum'"),
         (lambda state: state["steps"].pop("matrix"), CheckpointError, r"missing: 'matrix'"),
+        (lambda state: state["overrides"].update(other={}), CheckpointError, r"unexpected: 'other'"),
+        (
+            lambda state: state["overrides"].update(matrix={"lr_factor": -1.0}),
+            DataError,
+            r"cannot load the group of 'matrix' with lr_factor=-1\.0",
+        ),
         (lambda state: state["arrays"].clear(), CheckpointError, r"missing: 'velocity\.matrix', 'velocity\.vector'"),
         (
             lambda state: state["arrays"].update({"velocity.vector": np.ones(2)}),
@@ -283,57 +298,84 @@ def test_foreign_state_changes_nothing(spoil: Callable[[Any], object], error: ty
     assert not any(array.any() for array in optimizer.state_dict()["arrays"].values())
 
 
-# --- clip_by_norm
+# --- groups
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_clipping_scales_to_the_norm_in_place(dtype: str) -> None:
-    grads = next(draw_grads(1, dtype))
-    arrays = dict(grads)
-    before = np.concatenate([grad.ravel() for grad in grads.values()])
-    norm = float(np.linalg.norm(before.astype(np.float64)))
-    assert clip_by_norm(grads, norm / 2) == pytest.approx(norm, rel=1e-6)
-    after = np.concatenate([grad.ravel() for grad in grads.values()])
-    np.testing.assert_allclose(after, before / 2, rtol=1e-6)
-    assert all(grads[name] is array for name, array in arrays.items())
+GROUPS = [Group("mat*", lr_factor=0.25, weight_decay=0.0), Group({"number"}, weight_decay=0.2)]
 
 
-@pytest.mark.parametrize("max_norm", [100.0, math.inf])
-def test_short_gradients_stay(max_norm: float) -> None:
-    grads = {"a": np.array([[3.0]]), "b": np.array(4.0), "c": np.zeros(0)}
-    assert clip_by_norm(grads, max_norm) == 5.0
-    assert (grads["a"].tolist(), grads["b"].tolist()) == ([[3.0]], 4.0)
+def as_torch_groups(twins: dict[str, Any], lr: float) -> list[dict[str, Any]]:
+    return [
+        {"params": [twins["matrix"]], "lr": 0.25 * lr, "weight_decay": 0.0},
+        {"params": [twins["number"]], "weight_decay": 0.2},
+        {"params": [twins["vector"]]},
+    ]
 
 
-def test_a_single_number_is_clipped_in_place() -> None:
-    grads = {"number": np.array(4.0)}
-    number = grads["number"]
-    assert clip_by_norm(grads, 1.0) == 4.0
-    assert number.tolist() == 1.0
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hundred_steps_with_groups_equal_those_of_torch(kind: type[Any]) -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch")
+    model = make_model()
+    twins = {name: torch.from_numpy(parameter.data.copy()) for name, parameter in model.parameters().items()}
+    options = {"lr": 0.02, "weight_decay": 0.05}
+    optimizer = kind(model, **options, groups=GROUPS)
+    twin = getattr(torch.optim, kind.__name__)(as_torch_groups(twins, 0.02), **options)
+    for step, grads in enumerate(draw_grads(100)):
+        for name, tensor in twins.items():
+            tensor.grad = torch.from_numpy(grads[name].copy())
+        if step == 50:
+            optimizer.lr = 0.004
+            for group, factor in zip(twin.param_groups, (0.25, 1.0, 1.0), strict=True):
+                group["lr"] = factor * 0.004
+        optimizer.step(grads)
+        twin.step()
+        for name, tensor in twins.items():
+            np.testing.assert_allclose(
+                model.parameters()[name].data, tensor.numpy(), rtol=1e-12, atol=1e-12, err_msg=f"step {step}"
+            )
 
 
-def test_nothing_has_norm_zero() -> None:
-    assert clip_by_norm({}, 1.0) == 0.0
+def test_the_first_group_that_selects_a_parameter_counts() -> None:
+    groups = [Group("vector", lr_factor=0.0), Group("*", lr_factor=0.5), Group("[", lr_factor=3.0)]
+    optimizer = Adam(make_model(), groups=groups[:2])
+    assert optimizer.state_dict()["overrides"] == {
+        "vector": {"lr_factor": 0.0}, "matrix": {"lr_factor": 0.5}, "number": {"lr_factor": 0.5}
+    }  # fmt: skip
+    with pytest.raises(DataError, match=r"cannot make Adam: '\[' in groups= is no parameter; there are matrix, vector"):
+        Adam(make_model(), groups=groups)
 
 
-def test_squares_beyond_float32_are_no_trouble() -> None:
-    grads = {"a": np.array([3e30, 4e30], np.float32)}
-    assert clip_by_norm(grads, 5.0) == pytest.approx(5e30)
-    np.testing.assert_allclose(grads["a"], [3.0, 4.0], rtol=1e-6)
+def test_a_name_is_also_taken_literally() -> None:
+    model = Module()
+    model.tables = {"[a]": Parameter(np.ones(2))}  # type: ignore[attr-defined]
+    optimizer = SGD(model, lr=1.0, groups=[Group("tables.[a]", lr_factor=0.5)])
+    assert list(optimizer.state_dict()["overrides"]) == ["tables.[a]"]
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_gradient_that_is_not_finite_is_named(wrong: float, dtype: str) -> None:
-    grads = {"good": np.full(3, 100.0, dtype), "bad": np.array([1.0, wrong], dtype)}
-    with pytest.raises(
-        NumericError, match=r"norm of the gradient of 'bad' is (nan|inf), no finite number; skip this step"
-    ):
-        clip_by_norm(grads, 1.0)
-    assert grads["good"].tolist() == [100.0] * 3
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Adam(make_model(), groups=[Group({"matrix", "bias"})]), r"cannot make Adam: 'bias' in groups= is no"),
+        (
+            lambda: SGD(make_model(), lr=1.0, groups=[Group("*"), Group("matrix")]),
+            r"cannot make SGD: the parameters of \['matrix'\] in groups= are all in earlier groups",
+        ),
+        (lambda: Group("*", lr_factor=-1.0), r"cannot make a Group of \['\*'\] with lr_factor=-1\.0; give at least 0"),
+        (lambda: Group("*", weight_decay=math.inf), r"with weight_decay=inf"),
+        (lambda: Group(set()), r"cannot make a Group without names; give names or patterns"),
+    ],
+)
+def test_groups_that_make_no_sense_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        make()
 
 
-@pytest.mark.parametrize("max_norm", [0.0, -1.0, math.nan])
-def test_a_norm_that_is_not_positive_is_refused(max_norm: float) -> None:
-    with pytest.raises(DataError, match=r"cannot clip gradients to a norm of .*; give a number above 0"):
-        clip_by_norm({"a": np.ones(2)}, max_norm)
+def test_groups_come_back_from_stored_state() -> None:
+    model, other = make_model(), make_model()
+    optimizer, resumed = AdamW(model, groups=GROUPS), AdamW(other)
+    resumed.load_state_dict(optimizer.state_dict())
+    for grads in draw_grads(3):
+        optimizer.step(grads)
+        resumed.step(grads)
+    assert values_of(other) == values_of(model)
+    assert resumed.state_dict()["overrides"] == optimizer.state_dict()["overrides"]

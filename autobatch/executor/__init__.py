@@ -9,6 +9,7 @@ import numpy as np
 
 from autobatch.errors import BackendError
 from autobatch.plan import Plan, PlannedTypes
+from autobatch.randomness import Randomness
 
 NAMES = ("reference",)
 
@@ -32,8 +33,11 @@ class Backend(Protocol):
 
     name: str
 
-    def forward(self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any]) -> list[Any]:
-        """Compute all values; return what the user asked for, per slot `[rows, *shape]`, as copies."""
+    def forward(self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], random: Randomness) -> list[Any]:
+        """Compute all values; return what the user asked for, per slot `[rows, *shape]`, as copies.
+
+        `random` has the seed and step of all draws, and whether dropout is on where a cell has no module to say so.
+        """
 
     def backward(self, seeds: Mapping[int, Any], gradients: Mapping[int, Any]) -> None:
         """Differentiate the run that `forward` just made.

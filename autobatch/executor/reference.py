@@ -20,6 +20,7 @@ from autobatch.ops.define import run_kernel
 from autobatch.ops.variadic import Segments, segment_sum
 from autobatch.plan import Place, Plan, PlannedCell, PlannedTypes
 from autobatch.program import NODE, SHARED, Attribute, Constant, Instruction, Port, Var, Weight
+from autobatch.randomness import Randomness
 
 Array = NDArray[Any]
 Env = dict[int, Any]
@@ -44,9 +45,9 @@ class Reference:
         """What was run since `forward` was last called."""
         return Counts(self._launches, self._copied, self._allocations)
 
-    def forward(self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any]) -> list[Array]:
+    def forward(self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], random: Randomness) -> list[Array]:
         """Compute all values; return what the user asked for, per slot, as copies."""
-        self.plan, self.cells, self.dtype = plan, cells, dtype
+        self.plan, self.cells, self.dtype, self.random = plan, cells, dtype, random
         self._launches = self._copied = self._allocations = 0
         self._reserve(plan.size, dtype)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -197,10 +198,20 @@ class Reference:
             if op.segments is not None:
                 domain = vars[source.args[1 if op.segments == "spread" else 0]].domain
                 static = {**static, "segments": rows.segments(domain)}
+            if op.random:
+                static = {**static, "random": self._randomness(rows)}
             run_kernel(op, np, args, out, static)
             env[index] = out
             self._launches += 1
             self._copied += out.nbytes if op.copies else 0
+
+    def _randomness(self, rows: Rows) -> Randomness:
+        """Where the nodes in these rows draw from: keyed by their instances."""
+        graph, first, owner = self.plan.graph, self.plan.type_ptr[rows.kind], self.cells.cells[rows.kind].type.owner
+        nodes = self.plan.node_at[first + rows.start : first + rows.end]
+        keys = graph.keys[np.searchsorted(graph.instance_ptr, nodes, side="right") - 1]
+        training = self.random.training if owner is None else owner.training
+        return Randomness(self.random.seed, self.random.step, keys, training)
 
     # Moving values between nodes.
 

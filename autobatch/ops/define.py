@@ -20,6 +20,7 @@ import numpy as np
 
 from autobatch.errors import DataError, ShapeError
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
+from autobatch.randomness import EAGER
 
 Shape: TypeAlias = tuple[int, ...]
 Array: TypeAlias = Any  # a NumPy or CuPy array: the kernels do not care which
@@ -39,6 +40,7 @@ class Op:
         view: the result is a view of the first argument: no memory, no launch.
         copies: the kernel only moves bytes.
         row_sum: `row_sum(xp, *arrays, out=out, **static)` adds the result's sum over all rows to out `(1, *shape)`.
+        random: the kernel draws; it receives `random=`, a `Randomness`.
         index_axis: the second argument is an int below the size of this axis of the first; it is range-checked once,
             when graphs are merged (at once in eager mode), so the kernel need not.
         sums_rows: the result has a single row, whatever the arguments have.
@@ -55,13 +57,17 @@ class Op:
     copies: bool = False
     row_sum: Callable[..., None] | None = None
     sums_rows: bool = False
+    random: bool = False
     index_axis: int | None = None
     segments: Literal["reduce", "spread", "edge"] | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the arguments, as the kernel has them; none if it takes any number."""
-        names = list(signature(self.kernel).parameters)[1:]
+        _, *parameters = signature(self.kernel).parameters.values()
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            return ()
+        names = [p.name for p in parameters]
         return tuple(names[: 1 if self.view else names.index("out")])
 
     def __call__(self, *args: Any, **static: Any) -> Any:
@@ -84,6 +90,7 @@ class Op:
         if self.view:
             return self.kernel(np, arrays[0][None], **static)[0]
         out = np.empty((1, *shape), float_dtype(args, arrays))
+        static = {**static, "random": EAGER.source} if self.random else static
         run_kernel(self, np, [a[None] for a in arrays], out, static)
         return out[0]
 

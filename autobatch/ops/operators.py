@@ -140,9 +140,9 @@ class Operators:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         name = UFUNCS.get(ufunc)
         if name is None or method != "__call__" or kwargs:
+            advice = "build it from the ops of autobatch (see ab.ops)" if name is None else f"use ab.{name}"
             raise GraphError(
-                f"np.{ufunc.__name__} was applied to a {type(self).__name__}, which it cannot record; "
-                f"use an op of autobatch (ab.{name or ufunc.__name__}, see ab.ops) instead."
+                f"np.{ufunc.__name__} was applied to a {type(self).__name__}, which it cannot record; {advice} instead."
             )
         return OPS[name](*inputs)
 
@@ -186,3 +186,8 @@ class Symbol(Operators):
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise self._refuse("a NumPy array")
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise self._refuse(f"a text in the format {spec!r}")
+        return str(self)

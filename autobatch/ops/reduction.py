@@ -19,7 +19,10 @@ def _axes(ndim: int, axis: Axis) -> tuple[int, ...]:
     axes = (axis,) if isinstance(axis, int) else axis
     if any(not -ndim <= a < ndim for a in axes):
         raise ShapeError(f"a reduction over axis {axis} of a value with {ndim} axes.")
-    return tuple(sorted(a % ndim for a in axes))
+    chosen = {a % ndim for a in axes}
+    if len(chosen) < len(axes):
+        raise ShapeError(f"a reduction over the axes {axis} of a value with {ndim} axes, one of them twice.")
+    return tuple(sorted(chosen))
 
 
 def _reduced(x: Shape, axis: Axis, keepdims: bool) -> Shape:
@@ -29,12 +32,18 @@ def _reduced(x: Shape, axis: Axis, keepdims: bool) -> Shape:
     return tuple(size for a, size in enumerate(x) if a not in axes)
 
 
-def _define_reduction(name: str, reduce: Callable[..., Any], pullback: Callable[..., Any]) -> Op:
+def _reduced_to_max(x: Shape, axis: Axis, keepdims: bool) -> Shape:
+    if 0 in (x[a] for a in _axes(len(x), axis)):
+        raise ShapeError(f"max over axis {axis} of a value of shape {x}: no elements have no largest.")
+    return _reduced(x, axis, keepdims)
+
+
+def _define_reduction(name: str, reduce: Callable[..., Any], pullback: Callable[..., Any], shape: Any = _reduced) -> Op:
     def kernel(xp: Any, x: Array, out: Array, axis: Axis, keepdims: bool) -> None:
         axes = tuple(a + 1 for a in _axes(x.ndim - 1, axis))
         reduce(xp)(x, axis=axes, out=out, keepdims=keepdims)
 
-    return define_op(name, shape=_reduced, kernel=kernel, pullback=pullback)
+    return define_op(name, shape=shape, kernel=kernel, pullback=pullback)
 
 
 def _restore(g: Any, x: Any, axis: Axis) -> Any:
@@ -50,7 +59,7 @@ def _max_pullback(g: Any, out: Any, x: Any, axis: Axis, keepdims: bool) -> tuple
 _sum_op = _define_reduction(
     "sum", lambda xp: xp.sum, lambda g, out, x, axis, keepdims: (expand(_restore(g, x, axis), x.shape),)
 )
-_max_op = _define_reduction("max", lambda xp: xp.amax, _max_pullback)
+_max_op = _define_reduction("max", lambda xp: xp.amax, _max_pullback, _reduced_to_max)
 
 
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:

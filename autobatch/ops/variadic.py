@@ -17,7 +17,7 @@ import numpy as np
 
 from autobatch.errors import ShapeError
 from autobatch.ops import reduction
-from autobatch.ops.define import Array, Op, composite, define_op, shape_of
+from autobatch.ops.define import Array, Op, Shape, composite, define_op, shape_of
 from autobatch.ops.elementwise import add, equal
 from autobatch.ops.indexing import sum_runs
 from autobatch.ops.reduction import softmax
@@ -138,7 +138,7 @@ def _zeros(shape: Any) -> Any:
     if shape is None:
         raise ShapeError("a variadic form of an empty sequence needs shape=, the shape of one element.")
     if all(isinstance(s, int) for s in shape):
-        return np.zeros(shape, np.float32)
+        return np.zeros(shape)
     return tuple(_zeros(s) for s in shape)
 
 
@@ -218,7 +218,8 @@ def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = 
         shape: the shape of one value, needed when there may be none; the result is then zero.
     """
     if isinstance(keys, VariadicPort) and isinstance(values, VariadicPort):
-        k, v = keys.values(query.shape), values.values(shape)
+        v, k = values.values(shape), keys.values(query.shape)
+        _check_query(query.shape, k.shape)
         weights = _softmax_edges(reduction.sum(_spread_edges(query, k) * k, axis=-1) * scale)
         return _sum_edges(reshape(weights, (1,) * v.ndim) * v)
     if len(keys) != len(values):
@@ -227,5 +228,11 @@ def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = 
         return _zeros(shape)
     check_equal_shapes(keys)
     check_equal_shapes(values)
+    _check_query(shape_of(query), shape_of(keys[0]))
     scores, v = _stack(list(keys)) @ query * scale, _stack(list(values))
     return reduction.sum(reshape(softmax(scores), (len(keys), *(1,) * (v.ndim - 1))) * v, axis=0)
+
+
+def _check_query(query: Shape, key: Shape) -> None:
+    if len(query) != 1 or query != key:
+        raise ShapeError(f"attend compares a query with keys of its shape (D,), not {query} with {key}.")

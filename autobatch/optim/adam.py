@@ -1,0 +1,144 @@
+"""Adam and AdamW, equal to torch.optim number by number; they differ in what weight decay means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from autobatch.module import FloatArray, Module
+from autobatch.optim.base import COMMON_LIMITS, Optimizer, Target
+from autobatch.optim.group import Group
+
+
+class _MomentOptimizer(Optimizer):
+    """The two moments of the gradient, and a step along the first divided by the root of the second."""
+
+    limits: ClassVar[Mapping[str, float]] = {**COMMON_LIMITS, "beta_1": 1.0, "beta_2": 1.0, "eps": math.inf}
+
+    def __init__(
+        self,
+        model: Module,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        groups: Sequence[Group],
+        lazy: bool,
+    ) -> None:
+        decay = {"weight_decay": weight_decay, "lazy": lazy}
+        options = {"lr": lr, "beta_1": betas[0], "beta_2": betas[1], "eps": eps, **decay}
+        super().__init__(model, ("mean", "mean_square"), options, groups)
+
+    def _descend(self, target: Target, grad: FloatArray) -> None:
+        mean, mean_square = target.state["mean"], target.state["mean_square"]
+        beta_1, beta_2 = self._options["beta_1"], self._options["beta_2"]
+        change = self._scratch(1, target.data)
+
+        np.multiply(grad, 1.0 - beta_1, out=change)
+        mean *= beta_1
+        mean += change
+
+        np.multiply(grad, grad, out=change)
+        change *= 1.0 - beta_2
+        mean_square *= beta_2
+        mean_square += change
+
+        np.sqrt(mean_square, out=change)
+        change /= math.sqrt(1.0 - beta_2**target.step)
+        change += self._options["eps"]
+        np.divide(mean, change, out=change)
+        change *= target.lr / (1.0 - beta_1**target.step)
+        np.subtract(target.data, change, out=target.data)
+
+
+class Adam(_MomentOptimizer):
+    """Steps along the mean gradient, divided by the root of the mean squared gradient.
+
+    Args:
+        model: the module to train.
+        lr: learning rate, about the largest change of a number in one step.
+        betas: how much of the mean and of the mean square is kept at each step, below 1.
+        eps: added to the root, so that a parameter without gradients stays put.
+        weight_decay: times the parameter, added to its gradient; `AdamW` decays the parameter itself.
+        groups: parameters with a learning rate or weight decay of their own.
+        lazy: a gradient given as `Rows` changes these rows alone: their two means and their values, by the rule for
+            dense gradients with beta**step counted per parameter; every other row keeps its value and its means.
+
+    Raises:
+        DataError: an option is out of range, or a group selects no parameter.
+
+    Source: Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1; torch.optim.Adam, equal step by step: both means start at
+    zero and are divided by 1 - beta**step, counted per parameter. With `lazy`, torch.optim.SparseAdam, but for eps:
+    torch adds it to the root before that is divided by sqrt(1 - beta_2**step), here as in the dense step after.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> model = ab.Linear(2, 1, rng=np.random.default_rng(0), bias=False)
+    >>> model.weight.data = [[1.0, 2.0]]
+    >>> optimizer = ab.optim.Adam(model, lr=0.25)
+    >>> optimizer.step({"weight": np.array([[3.0, -0.1]], dtype=np.float32)})
+    >>> model.weight.data
+    array([[0.75, 2.25]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        groups: Sequence[Group] = (),
+        lazy: bool = False,
+    ) -> None:
+        super().__init__(model, lr, betas, eps, weight_decay, groups, lazy)
+
+    def _update(self, target: Target, grad: FloatArray) -> None:
+        self._descend(target, self._decayed(target, grad))
+
+
+class AdamW(_MomentOptimizer):
+    """Adam with decoupled weight decay: parameters shrink by a share of their own, whatever their gradients.
+
+    Args:
+        model: the module to train.
+        lr: learning rate, about the largest change of a number in one step.
+        betas: how much of the mean and of the mean square is kept at each step, below 1.
+        eps: added to the root, so that a parameter without gradients stays put, but for its decay.
+        weight_decay: each step first multiplies the parameter by 1 - lr * weight_decay.
+        groups: parameters with a learning rate or weight decay of their own; biases often have decay 0.
+        lazy: as `Adam`'s; only the rows of the gradient decay.
+
+    Raises:
+        DataError: an option is out of range, or a group selects no parameter.
+
+    Source: Loshchilov and Hutter 2019 (arXiv:1711.05101), algorithm 2; torch.optim.AdamW, equal step by step.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> model = ab.Linear(2, 1, rng=np.random.default_rng(0), bias=False)
+    >>> model.weight.data = [[1.0, 2.0]]
+    >>> optimizer = ab.optim.AdamW(model, lr=0.25, weight_decay=1.0)
+    >>> optimizer.step({"weight": np.array([[3.0, 0.0]], dtype=np.float32)})
+    >>> model.weight.data
+    array([[0.5, 1.5]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        groups: Sequence[Group] = (),
+        lazy: bool = False,
+    ) -> None:
+        super().__init__(model, lr, betas, eps, weight_decay, groups, lazy)
+
+    def _update(self, target: Target, grad: FloatArray) -> None:
+        np.multiply(target.data, 1.0 - target.lr * target.weight_decay, out=target.data)
+        self._descend(target, grad)

@@ -1,0 +1,65 @@
+"""Clipping: gradients that are too long are shortened, all by one factor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from autobatch.errors import DataError, NumericError
+from autobatch.module import FloatArray
+from autobatch.optim.base import Gradient
+from autobatch.rows import Rows
+
+
+def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float:
+    """Scale all gradients in place by one factor, so that together they are no longer than `max_norm`.
+
+    Args:
+        grads: parameter name to gradient, an array of any shape or `Rows`.
+        max_norm: above 0, in the units of the gradients; infinity only measures.
+
+    Returns:
+        The Euclidean norm over all numbers of all gradients, as it was before.
+
+    Raises:
+        NumericError: a gradient holds NaN or infinity; the message names it and nothing has changed.
+        DataError: `max_norm` is not above 0.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> grads = {"weight": np.array([3.0, 0.0]), "bias": np.array([4.0])}
+    >>> ab.optim.clip_by_norm(grads, 1.0)
+    5.0
+    >>> print(grads["weight"], grads["bias"])
+    [0.6 0. ] [0.8]
+    """
+    if not max_norm > 0.0:
+        raise DataError(f"cannot clip gradients to a norm of {max_norm}; give a number above 0.")
+    norms = {name: _norm(grad) for name, grad in grads.items()}
+    for name, norm in norms.items():
+        if not math.isfinite(norm):
+            raise NumericError(
+                f"cannot clip gradients: the norm of the gradient of {name!r} is {norm}, no finite number; "
+                "skip this step, or lower the learning rate."
+            )
+    total = math.hypot(*norms.values())
+    if total > max_norm:
+        for grad in grads.values():
+            numbers = _numbers(grad)
+            numbers *= max_norm / total
+    return total
+
+
+def _norm(grad: Gradient) -> float:
+    numbers = _numbers(grad).reshape(-1)
+    with np.errstate(all="ignore"):
+        square = float(np.dot(numbers, numbers))
+        if not math.isfinite(square):  # in float32 the square of 1e20 is infinite
+            square = float(np.einsum("i,i->", numbers, numbers, dtype=np.float64))
+    return math.sqrt(square)
+
+
+def _numbers(grad: Gradient) -> FloatArray:
+    return grad.values if isinstance(grad, Rows) else grad

@@ -1,0 +1,87 @@
+"""Groups of parameters that an optimizer treats differently from the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from autobatch.errors import DataError
+
+Overrides = dict[str, dict[str, float]]
+"""Parameter name to what differs for it: `lr_factor`, `weight_decay`."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters, by name, with a learning rate or a weight decay of their own.
+
+    Args:
+        names: of parameters as `Module.parameters` gives them, or patterns, in which `*` stands for any characters,
+            dots too, and `?` for one: `"*bias"`, `{"embedding.weight", "output.*"}`.
+        lr_factor: the group's learning rate, as a share of `optimizer.lr`; so setting `optimizer.lr`, by hand or by a
+            schedule, moves all groups together.
+        weight_decay: the group's own; None leaves the optimizer's.
+
+    Raises:
+        DataError: a number is negative or not finite, or there are no names.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> model = ab.Linear(2, 1, rng=np.random.default_rng(0))
+    >>> groups = [ab.optim.Group("*bias", weight_decay=0.0), ab.optim.Group({"weight"}, lr_factor=0.1)]
+    >>> optimizer = ab.optim.AdamW(model, lr=1e-3, weight_decay=0.01, groups=groups)
+    """
+
+    names: str | Collection[str]
+    lr_factor: float = 1.0
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.patterns:
+            raise DataError("cannot make a Group without names; give names or patterns of parameters.")
+        check_overrides(f"make a Group of {self.patterns}", self.overrides)
+
+    @property
+    def patterns(self) -> list[str]:
+        """The names and patterns, sorted."""
+        return [self.names] if isinstance(self.names, str) else sorted(self.names)
+
+    @property
+    def overrides(self) -> dict[str, float]:
+        """What differs for a parameter of the group."""
+        decay = {} if self.weight_decay is None else {"weight_decay": float(self.weight_decay)}
+        return {"lr_factor": float(self.lr_factor), **decay}
+
+    def selects(self, name: str) -> bool:
+        """Whether a parameter of this name belongs to the group."""
+        return any(name == pattern or fnmatchcase(name, pattern) for pattern in self.patterns)
+
+
+def assign_groups(doing: str, groups: Sequence[Group], names: Collection[str]) -> Overrides:
+    """Give each parameter what the first group that selects it says.
+
+    Raises:
+        DataError: a name or pattern selects none of `names`, or a group only what earlier groups have.
+    """
+    assigned: Overrides = {}
+    for group in groups:
+        for pattern in group.patterns:
+            if not any(Group(pattern).selects(name) for name in names):
+                raise DataError(f"{doing}: {pattern!r} in groups= is no parameter; there are {', '.join(names)}.")
+        chosen = [name for name in names if name not in assigned and group.selects(name)]
+        if not chosen:
+            raise DataError(
+                f"{doing}: the parameters of {group.patterns} in groups= are all in earlier groups, which come first; "
+                "put it before them, or leave it out."
+            )
+        assigned |= dict.fromkeys(chosen, group.overrides)
+    return assigned
+
+
+def check_overrides(doing: str, overrides: dict[str, float]) -> None:
+    """Refuse numbers that are negative or not finite with a DataError."""
+    for option, value in overrides.items():
+        if not 0.0 <= value < math.inf:
+            raise DataError(f"cannot {doing} with {option}={value}; give at least 0, and no infinity.")

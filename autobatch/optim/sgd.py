@@ -1,0 +1,84 @@
+"""Stochastic gradient descent, equal to torch.optim number by number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from autobatch.errors import DataError
+from autobatch.module import FloatArray, Module
+from autobatch.optim.base import COMMON_LIMITS, Optimizer, Target
+from autobatch.optim.group import Group
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum if wanted.
+
+    Args:
+        model: the module to train.
+        lr: learning rate.
+        momentum: share of the last velocity that is kept; the velocity is not scaled by 1 - momentum.
+        nesterov: step along the gradient plus the velocity that follows from it.
+        weight_decay: times the parameter, added to its gradient.
+        groups: parameters with a learning rate or weight decay of their own.
+        lazy: a gradient given as `Rows` changes these rows alone, their velocities and their values, by the rule for
+            dense gradients; every other row keeps its value and its velocity. Without momentum and weight decay that is
+            the dense step.
+
+    Raises:
+        DataError: an option is negative or not finite, `nesterov` comes without momentum, or a group selects no
+            parameter.
+
+    Source: torch.optim.SGD, equal step by step; Nesterov's form is that of Sutskever et al. 2013.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> class Scale(ab.Module):
+    ...     def __init__(self):
+    ...         self.factor = ab.Parameter([1.0, 2.0])
+    >>> model = Scale()
+    >>> optimizer = ab.optim.SGD(model, lr=0.5)
+    >>> optimizer.step({"factor": np.array([1.0, -1.0], dtype=np.float32)})
+    >>> model.factor.data
+    array([0.5, 2.5], dtype=float32)
+    """
+
+    limits: ClassVar[Mapping[str, float]] = {**COMMON_LIMITS, "momentum": math.inf, "nesterov": math.inf}
+
+    def __init__(
+        self,
+        model: Module,
+        lr: float,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        groups: Sequence[Group] = (),
+        lazy: bool = False,
+    ) -> None:
+        if nesterov and momentum == 0.0:
+            raise DataError("cannot make SGD with nesterov=True and momentum=0; give a momentum, such as 0.9.")
+        options = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "lazy": lazy}
+        super().__init__(model, ("velocity",) if momentum else (), options, groups)
+
+    def _update(self, target: Target, grad: FloatArray) -> None:
+        momentum = self._options["momentum"]
+        direction = self._decayed(target, grad)
+        change = self._scratch(1, target.data)
+        if momentum:
+            velocity = target.state["velocity"]
+            velocity *= momentum
+            velocity += direction
+            if self._options["nesterov"]:
+                np.multiply(velocity, momentum, out=change)
+                change += direction
+                direction = change
+            else:
+                direction = velocity
+        np.multiply(direction, target.lr, out=change)
+        np.subtract(target.data, change, out=target.data)
+
+    def _keeps_untouched_rows(self, target: Target) -> bool:
+        return not self._options["momentum"] and not target.weight_decay

@@ -1,0 +1,165 @@
+"""What makes a cell's program a program, written from the definition and not from the code that builds one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from autobatch.errors import AutobatchError, GraphError
+from autobatch.ops.define import Op, Shape
+from autobatch.program import (
+    NODE,
+    SHARED,
+    Attribute,
+    CellProgram,
+    Constant,
+    Incoming,
+    Instruction,
+    Port,
+    Var,
+    Weight,
+    origin,
+    show_lines,
+    show_var,
+)  # fmt: skip
+
+Ties = Iterable[tuple[int, int]]
+
+
+def check_cell(program: CellProgram) -> None:
+    """Check that every value follows from earlier ones, and that ports, attributes and outputs are in order.
+
+    Raises:
+        GraphError: names the first line that does not hold.
+
+    Cost: one shape rule per instruction.
+    """
+    vars, name = program.vars, program.name
+    check_values(name, vars, program.ties)
+    for index, var in enumerate(vars):
+        if isinstance(var.source, Incoming):
+            raise _broken(name, vars, index, "it is a gradient, which only the backward stages have")
+    _check_ports(name, vars)
+    _check_columns(name, vars, is_float=False)
+    _check_columns(name, vars, is_float=True)
+    if not program.outputs or not all(0 <= output < len(vars) for output in program.outputs):
+        raise _refused(name, f"its outputs are {program.outputs}, but must name some of its {len(vars)} values")
+    needed = set(program.outputs)
+    for index in reversed(range(len(vars))):
+        source = vars[index].source
+        if index not in needed:
+            raise _broken(name, vars, index, "no output needs it")
+        needed.update(source.args if isinstance(source, Instruction) else ())
+
+
+def check_values(name: str, vars: Sequence[Var], ties: Ties) -> None:
+    """Check that arguments come before what reads them, and that shapes and domains follow from theirs.
+
+    Args:
+        name: of the cell.
+        vars: of a program or a derivative.
+        ties: pairs of variadic groups with equally many edges.
+
+    Raises:
+        GraphError: names the first line that does not hold.
+    """
+    for index, var in enumerate(vars):
+        if isinstance(var.source, Instruction):
+            _check_instruction(name, vars, index, ties)
+            continue
+        given = _shape_and_domain(var)
+        if given is not None and given != (var.shape, var.domain):
+            raise _broken(name, vars, index, f"its shape and domain are {(var.shape, var.domain)}, not {given}")
+
+
+def _shape_and_domain(var: Var) -> tuple[Shape, int] | None:
+    """What the source of a value that no instruction computes says of it, if it says anything."""
+    match var.source:
+        case Weight(parameter=parameter):
+            return parameter.shape, SHARED
+        case Constant(data=data):
+            return np.shape(data), SHARED
+        case Attribute():
+            return var.shape, NODE
+    return (var.shape, NODE) if var.domain < NODE else None  # a port or gradient has rows of nodes or of edges
+
+
+def _check_instruction(name: str, vars: Sequence[Var], index: int, ties: Ties) -> None:
+    var = vars[index]
+    assert isinstance(var.source, Instruction)
+    op, args, static = var.source.op, var.source.args, var.source.static
+    if not all(0 <= a < index for a in args):
+        raise _broken(name, vars, index, "it reads a value that does not come before it")
+    if op.names and len(args) != len(op.names):
+        raise _broken(name, vars, index, f"it has {len(args)} arguments, but {op.name} takes {', '.join(op.names)}")
+    try:
+        shape = op.shape(*(vars[a].shape for a in args), **static)
+    except AutobatchError as error:
+        raise _broken(name, vars, index, f"its arguments do not fit: {error}") from error
+    if shape != var.shape:
+        raise _broken(name, vars, index, f"by the rule of {op.name} its shape is {shape}")
+    domain = _domain(op, [vars[a].domain for a in args], ties)
+    if domain is None:
+        raise _broken(name, vars, index, f"the domains {[vars[a].domain for a in args]} have no rows in common")
+    if domain != var.domain:
+        raise _broken(name, vars, index, f"its domain is {var.domain}, but that of its arguments {domain}")
+    if op.index_axis is not None:
+        ids = origin(vars, args[1]).source
+        if not (isinstance(ids, Constant) or (isinstance(ids, Attribute) and not ids.is_float)):
+            raise _broken(name, vars, index, f"%{args[1]} is neither int data nor a constant, so no range check saw it")
+
+
+def _domain(op: Op, domains: list[int], ties: Ties) -> int | None:
+    """The domain of a result, or None if its arguments cannot be combined."""
+    match op.segments:
+        case "reduce":
+            return NODE if domains[0] >= 0 else None
+        case "spread":
+            return domains[1] if domains[0] < 0 <= domains[1] else None
+    if op.sums_rows:
+        return SHARED
+    rows = set(domains) - {SHARED}
+    if len(rows) > 1 and (NODE in rows or not rows <= _tied(min(rows), ties)):
+        return None
+    return min(rows, default=SHARED)
+
+
+def _tied(group: int, ties: Ties) -> set[int]:
+    """All groups that have as many edges as `group`."""
+    found, before = {group}, set[int]()
+    while found != before:
+        before = set(found)
+        for tie in ties:
+            if not found.isdisjoint(tie):
+                found.update(tie)
+    return found
+
+
+def _check_ports(name: str, vars: Sequence[Var]) -> None:
+    expected = 0
+    for index, var in enumerate(vars):
+        if isinstance(var.source, Port):
+            if var.source.number != expected:
+                raise _broken(name, vars, index, f"its port number is {var.source.number}, not {expected}")
+            expected += 1
+
+
+def _check_columns(name: str, vars: Sequence[Var], is_float: bool) -> None:
+    end = 0
+    for index, var in enumerate(vars):
+        if isinstance(var.source, Attribute) and var.source.is_float == is_float:
+            if var.source.column != end:
+                raise _broken(name, vars, index, f"its words start at {var.source.column}, not at {end}")
+            end += var.size
+
+
+def _broken(name: str, vars: Sequence[Var], index: int, claim: str) -> GraphError:
+    line = show_lines(vars, [index]) or [f"  {show_var(vars, index)}"]
+    return _refused(name, f"in the line {line[0].strip()!r} {claim}")
+
+
+def _refused(name: str, claim: str) -> GraphError:
+    return GraphError(
+        f"checking cell {name!r}: {claim}; this is a defect of autobatch, unless the program was hand-made."
+    )

@@ -1,0 +1,128 @@
+"""Random numbers as a function of where they are used, not of when.
+
+A mask depends on (seed, step, key of the instance, draw, site, element): `draw` numbers the calls of an instance's
+program that draw at all, in the order of the program, and `site` the places within one call. So a mask is the same
+in eager mode and batched, under every policy and backend, and in every composition of mini-batches.
+
+The function is SplitMix64's finaliser (Steele, Lea, Flood 2014) over a running combination of the numbers. It works on
+unsigned 64-bit integers, which NumPy and CuPy wrap around.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
+MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the multipliers of SplitMix64
+MASK = 2**64 - 1
+BITS = 32  # of a random number
+
+
+@dataclass
+class Randomness:
+    """Where random numbers come from: numbers that the caller sets, and how many draws an instance has made.
+
+    Attributes:
+        seed, step, key: any ints; the key may be an array, one for each row of a batch.
+        training: whether dropout is on.
+    """
+
+    seed: int = 0
+    step: int = 0
+    key: Any = 0
+    training: bool = True
+
+    def __post_init__(self) -> None:
+        self.draws = count()
+
+    def uniform(self, xp: Any, draw: Any, site: int, shape: tuple[int, ...]) -> Any:
+        """Draw numbers of `BITS` bits, uint64 `(rows, *shape)`, for rows whose draws are `draw` (rows,)."""
+        start = _mix_int(_mix_int(self.seed & MASK) + self.step & MASK)
+        key = xp.atleast_1d(xp.asarray(self.key)).astype(xp.int64).view(xp.uint64)
+        rows = mix(xp, key + xp.uint64(start))
+        rows = mix(xp, rows + xp.atleast_1d(xp.asarray(draw)).astype(xp.int64).view(xp.uint64))
+        elements = xp.arange(int(np.prod(shape, dtype=np.int64)), dtype=xp.uint64) + xp.uint64((site + 1 << 40) & MASK)
+        numbers = mix(xp, rows.reshape(-1, 1) + elements * xp.uint64(GOLDEN))
+        return (numbers >> xp.uint64(64 - BITS)).reshape(-1, *shape)
+
+
+def mix(xp: Any, x: Any) -> Any:
+    """Spread the bits of each element, one to one; wraps around at 64 bits."""
+    x = (x ^ (x >> xp.uint64(30))) * xp.uint64(MIX[0])
+    x = (x ^ (x >> xp.uint64(27))) * xp.uint64(MIX[1])
+    return x ^ (x >> xp.uint64(31))
+
+
+def _mix_int(x: int) -> int:
+    """`mix` of one Python int."""
+    x = (x + GOLDEN) & MASK
+    x = ((x ^ (x >> 30)) * MIX[0]) & MASK
+    x = ((x ^ (x >> 27)) * MIX[1]) & MASK
+    return x ^ (x >> 31)
+
+
+class _Eager(threading.local):
+    """What eager mode draws from in this thread, and the draw and sites of the cell call in progress."""
+
+    def __init__(self) -> None:
+        self.source = Randomness()
+        self.depth = 0
+        self.draw: int | None = None
+        self.sites = 0
+
+
+EAGER = _Eager()
+
+
+@contextmanager
+def randomness(seed: int = 0, step: int = 0, key: int = 0, training: bool = True) -> Iterator[None]:
+    """Set where eager mode's random numbers come from: those that instance `key` gets batched, in step `step`.
+
+    `training` says whether dropout is on outside cells, where eager mode has no module to ask.
+
+    >>> import autobatch as ab
+    >>> with randomness(seed=1):
+    ...     first = ab.dropout(np.ones(4), 0.5)
+    >>> with randomness(seed=1):
+    ...     again = ab.dropout(np.ones(4), 0.5)
+    >>> bool((first == again).all())
+    True
+    """
+    before, EAGER.source = EAGER.source, Randomness(seed, step, key, training)
+    try:
+        yield
+    finally:
+        EAGER.source = before
+
+
+@contextmanager
+def cell_call(training: bool | None) -> Iterator[None]:
+    """Make what follows one call: its sites share a draw. A call inside a call is part of it."""
+    if EAGER.depth:
+        yield
+        return
+    before = EAGER.source.training
+    EAGER.depth, EAGER.draw, EAGER.sites = 1, None, 0
+    EAGER.source.training = before if training is None else training
+    try:
+        yield
+    finally:
+        EAGER.depth, EAGER.draw = 0, None
+        EAGER.source.training = before
+
+
+def next_site() -> tuple[int, int]:
+    """The draw and site of the place in an eager program that asks now."""
+    if EAGER.depth == 0:
+        return next(EAGER.source.draws), 0
+    if EAGER.draw is None:
+        EAGER.draw = next(EAGER.source.draws)
+    EAGER.sites += 1
+    return EAGER.draw, EAGER.sites - 1

@@ -1,0 +1,82 @@
+"""Clipping shortens all gradients by one factor, in place, and refuses what is not finite."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from autobatch.errors import DataError, NumericError
+from autobatch.optim import clip_by_norm
+from autobatch.rows import Rows
+
+SHAPES = {"matrix": (3, 4), "vector": (5,), "number": ()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_clipping_scales_to_the_norm_in_place(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    grads = {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
+    arrays = dict(grads)
+    before = np.concatenate([grad.ravel() for grad in grads.values()])
+    norm = float(np.linalg.norm(before.astype(np.float64)))
+    assert clip_by_norm(grads, norm / 2) == pytest.approx(norm, rel=1e-6)
+    after = np.concatenate([grad.ravel() for grad in grads.values()])
+    np.testing.assert_allclose(after, before / 2, rtol=1e-6)
+    assert all(grads[name] is array for name, array in arrays.items())
+
+
+@pytest.mark.parametrize("max_norm", [100.0, math.inf])
+def test_short_gradients_stay(max_norm: float) -> None:
+    grads = {"a": np.array([[3.0]]), "b": np.array(4.0), "c": np.zeros(0)}
+    assert clip_by_norm(grads, max_norm) == 5.0
+    assert (grads["a"].tolist(), grads["b"].tolist()) == ([[3.0]], 4.0)
+
+
+def test_a_single_number_is_clipped_in_place() -> None:
+    grads = {"number": np.array(4.0)}
+    number = grads["number"]
+    assert clip_by_norm(grads, 1.0) == 4.0
+    assert number.tolist() == 1.0
+
+
+def test_rows_are_clipped_as_the_array_that_they_are() -> None:
+    rows = Rows([0, 3], np.array([[3.0, 0.0], [0.0, 4.0]]), (5, 2))
+    bias = np.array([12.0])
+    assert clip_by_norm({"table": rows, "bias": bias}, 6.5) == 13.0
+    assert rows.values.tolist() == [[1.5, 0.0], [0.0, 2.0]]
+    assert bias.tolist() == [6.0]
+
+
+def test_rows_that_are_not_finite_are_named() -> None:
+    grads = {"table": Rows([2], np.array([[math.nan]]), (5, 1))}
+    with pytest.raises(NumericError, match=r"norm of the gradient of 'table' is nan"):
+        clip_by_norm(grads, 1.0)
+
+
+def test_nothing_has_norm_zero() -> None:
+    assert clip_by_norm({}, 1.0) == 0.0
+
+
+def test_squares_beyond_float32_are_no_trouble() -> None:
+    grads = {"a": np.array([3e30, 4e30], np.float32)}
+    assert clip_by_norm(grads, 5.0) == pytest.approx(5e30)
+    np.testing.assert_allclose(grads["a"], [3.0, 4.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_gradient_that_is_not_finite_is_named(wrong: float, dtype: str) -> None:
+    grads = {"good": np.full(3, 100.0, dtype), "bad": np.array([1.0, wrong], dtype)}
+    with pytest.raises(
+        NumericError, match=r"norm of the gradient of 'bad' is (nan|inf), no finite number; skip this step"
+    ):
+        clip_by_norm(grads, 1.0)
+    assert grads["good"].tolist() == [100.0] * 3
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0, math.nan])
+def test_a_norm_that_is_not_positive_is_refused(max_norm: float) -> None:
+    with pytest.raises(DataError, match=r"cannot clip gradients to a norm of .*; give a number above 0"):
+        clip_by_norm({"a": np.ones(2)}, max_norm)

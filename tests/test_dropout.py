@@ -1,0 +1,163 @@
+"""Dropout draws the same masks eager and batched, in any composition of mini-batches, and keeps the right share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+
+POLICIES = ("unbatched", "depth", "agenda")
+
+
+class Chain(ab.Module):
+    """Reads a chain of ints; drops twice in a step, once outside cells, and in one cell never."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.embedding = ab.Parameter(rng.standard_normal((10, 6)))
+        self.gates = ab.Linear(12, 6, rng=rng)
+
+    @ab.cell
+    def read(self, word: int) -> Any:
+        return ab.dropout(ab.lookup(self.embedding, word), 0.3)
+
+    @ab.cell
+    def step(self, state: Any, read: Any) -> Any:
+        kept = ab.dropout(state, 0.5)
+        return ab.dropout(ab.tanh(self.gates(ab.concat((kept, read)))), 0.25)
+
+    @ab.cell
+    def plain(self, state: Any) -> Any:
+        return 2.0 * state
+
+    def loss(self, words: list[int]) -> Any:
+        state: Any = np.zeros(6)
+        for word in words:
+            state = self.plain(self.step(state, self.read(word)))
+        return ab.sum(ab.dropout(state, 0.2) ** 2)
+
+
+@pytest.fixture
+def model() -> Chain:
+    return Chain(np.random.default_rng(0)).astype("float64")
+
+
+def draw_chains(n: int, seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(10, size=rng.integers(1, 8)).tolist() for _ in range(n)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_eager_and_batched_draw_the_same_masks(model: Chain, policy: str) -> None:
+    chains = draw_chains(12, seed=1)
+    loss = ab.batched(model.loss, policy=policy, seed=7)
+    loss.step = 3
+    eager = []
+    for key, chain in enumerate(chains):
+        with ab.randomness(seed=7, step=3, key=key):
+            eager.append(model.loss(chain))
+    np.testing.assert_allclose(loss(chains), eager, rtol=1e-12)
+    assert not np.allclose(eager, [model.eval().loss(chain) for chain in chains])
+
+
+def test_masks_do_not_depend_on_the_composition_of_the_minibatch(model: Chain) -> None:
+    loss = ab.batched(model.loss)
+    graphs = loss.record_all(draw_chains(20, seed=2))
+    together = loss(graphs)
+    order = np.random.default_rng(0).permutation(20)
+    shuffled = np.concatenate([loss([graphs[i] for i in part]) for part in np.split(order, [3, 4, 11])])
+    np.testing.assert_allclose(shuffled, together[order], rtol=1e-12)
+
+
+def test_an_instance_keeps_its_key_and_may_be_given_another(model: Chain) -> None:
+    loss = ab.batched(model.loss)
+    first, second = loss.record_all([[1, 2, 3], [1, 2, 3]])
+    assert (first.key, second.key) == (0, 1)
+    assert loss([first]) != loss([second])
+    second.key = 0
+    assert loss([first]) == loss([second])
+
+
+def test_masks_change_with_seed_and_step_only(model: Chain) -> None:
+    chains = draw_chains(4, seed=3)
+    loss = ab.batched(model.loss, seed=1)
+    first, again = loss(chains), loss(chains)
+    np.testing.assert_array_equal(first, again)
+    loss.value_and_grad(chains)
+    assert loss.step == 1
+    assert not np.allclose(loss(chains), first)
+    assert not np.allclose(ab.batched(model.loss, seed=2)(chains), first)
+
+
+def test_gradients_pass_central_differences_under_a_fixed_mask(model: Chain) -> None:
+    ab.testing.check_grads(ab.batched(model.loss), draw_chains(5, seed=4), model, np.random.default_rng(0))
+
+
+def test_eval_is_deterministic_and_train_turns_dropout_on_again(model: Chain) -> None:
+    chains = draw_chains(6, seed=5)
+    loss = ab.batched(model.loss)
+    graphs = loss.record_all(chains)
+    dropped = loss(graphs)
+    model.eval()
+    with ab.randomness(training=False):
+        eager = [model.loss(chain) for chain in chains]
+    for loss.step in (0, 99):
+        np.testing.assert_allclose(loss(graphs), eager, rtol=1e-12)
+    loss.step = 0
+    model.train()
+    np.testing.assert_array_equal(loss(graphs), dropped)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
+def test_the_share_kept_passes_a_binomial_test(rate: float) -> None:
+    n = 200_000
+    with ab.randomness(seed=11):
+        kept = int(np.count_nonzero(ab.dropout(np.ones(n), rate)))
+    deviation = math.sqrt(n * rate * (1 - rate))
+    assert abs(kept - n * (1 - rate)) <= 4.5 * deviation
+
+
+def test_masks_of_neighbours_are_not_correlated() -> None:
+    masks = []
+    for step in range(2):
+        for key in range(40):
+            with ab.randomness(seed=5, step=step, key=key):
+                masks += [np.asarray(ab.dropout(np.ones(500), 0.5)) - 1 for _ in range(2)]
+    correlation = np.corrcoef(np.array(masks))
+    np.fill_diagonal(correlation, 0)
+    assert np.abs(correlation).max() < 6 / math.sqrt(500)
+
+
+def test_what_is_kept_is_scaled_so_that_the_mean_stays() -> None:
+    with ab.randomness():
+        assert set(np.unique(ab.dropout(np.ones(100), 0.75))) == {0.0, 4.0}
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 2])
+def test_a_rate_outside_its_range_is_refused(rate: float) -> None:
+    with pytest.raises(ab.DataError, match="at least 0 and below 1"):
+        ab.dropout(np.ones(3), rate)
+
+
+def test_the_layer_follows_eval_inside_and_outside_cells() -> None:
+    class Twice(ab.Module):
+        def __init__(self) -> None:
+            self.drop = ab.Dropout(0.5)
+
+        @ab.cell
+        def inside(self, x: Any) -> Any:
+            return self.drop(x)
+
+        def run(self, x: Any) -> Any:
+            return self.inside(x), self.drop(x)
+
+    model, x = Twice(), np.ones(50, np.float32)
+    run = ab.batched(model.run)
+    for result in (*run([x]), *model.run(x)):
+        assert set(np.unique(result)) == {0.0, 2.0}
+    model.eval()
+    for result in (*run([x]), *model.run(x)):
+        assert set(np.unique(result)) == {1.0}

@@ -1,0 +1,128 @@
+"""Rows are arrays that are zero but for some rows: they read, add and scale as the dense array does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autobatch.errors import DataError, ShapeError
+from autobatch.rows import Rows
+
+SHAPES = [(6,), (6, 3), (6, 2, 3)]
+
+ids_of_six = st.lists(st.integers(0, 5), max_size=12)
+
+
+def draw_values(ids: list[int], shape: tuple[int, ...], seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(-9, 9, (len(ids), *shape[1:])).astype(np.float64)
+
+
+def dense_sum(ids: list[int], values: Any, shape: tuple[int, ...]) -> Any:
+    """From the definition: zeros, and one addition per id."""
+    dense = np.zeros(shape)
+    for i, value in zip(ids, values, strict=True):
+        dense[i] += value
+    return dense
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(deadline=None)
+@given(ids=ids_of_six)
+def test_summed_rows_are_the_dense_sum(shape: tuple[int, ...], ids: list[int]) -> None:
+    values = draw_values(ids, shape)
+    before = values.copy()
+    rows = Rows.summed(ids, values, shape)
+    assert rows.ids.tolist() == sorted(set(ids))
+    assert (rows.shape, np.shape(rows), rows.dtype) == (shape, shape, np.dtype(np.float64))
+    np.testing.assert_array_equal(np.asarray(rows), dense_sum(ids, values, shape))
+    np.testing.assert_array_equal(values, before)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(deadline=None)
+@given(ids=ids_of_six, more=ids_of_six)
+def test_adding_rows_adds_the_arrays(shape: tuple[int, ...], ids: list[int], more: list[int]) -> None:
+    rows, other = (
+        Rows.summed(ids, draw_values(ids, shape), shape),
+        Rows.summed(more, draw_values(more, shape, 1), shape),
+    )
+    expected, addend = np.asarray(rows) + np.asarray(other), np.asarray(other)
+    same = rows
+    rows += other
+    assert rows is same
+    assert rows.ids.tolist() == sorted({*ids, *more})
+    np.testing.assert_array_equal(np.asarray(rows), expected)
+    np.testing.assert_array_equal(np.asarray(other), addend)
+
+
+def test_rows_add_to_arrays_and_arrays_to_rows() -> None:
+    rows = Rows([1, 2], np.array([1.0, 2.0]), (4,))
+    dense = np.ones(4)
+    rows.add_to(dense)
+    assert dense.tolist() == [1.0, 2.0, 3.0, 1.0]
+    dense += rows
+    assert dense.tolist() == [1.0, 3.0, 5.0, 1.0]
+    total: Any = rows
+    total += np.ones(4)
+    assert isinstance(total, np.ndarray)
+    assert total.tolist() == [1.0, 2.0, 3.0, 1.0]
+
+
+def test_scaling_is_in_place() -> None:
+    values = np.array([1.0, 2.0], np.float32)
+    rows = Rows([0, 3], values, (4,))
+    rows *= 2.0
+    assert values.tolist() == [2.0, 4.0]
+    assert np.asarray(rows).dtype == np.float32
+
+
+def test_a_copy_has_its_own_arrays() -> None:
+    rows = Rows([0, 3], np.array([1.0, 2.0]), (4,))
+    copied = rows.copy()
+    rows *= 2.0
+    assert copied.values.tolist() == [1.0, 2.0]
+
+
+def test_an_array_is_made_in_the_dtype_asked_for() -> None:
+    rows = Rows([1], np.array([0.5]), (2,))
+    assert np.asarray(rows, np.float32).dtype == np.float32
+    with pytest.raises(ValueError, match="by a copy only"):
+        np.array(rows, copy=False)
+
+
+def test_bytes_are_those_of_the_rows() -> None:
+    assert Rows(np.arange(3), np.zeros((3, 8)), (1_000_000, 8)).nbytes == 3 * 8 + 3 * 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("ids", "values", "shape", "error", "message"),
+    [
+        ([1, 1], np.ones(2), (4,), DataError, r"id 1 is followed by 1; give increasing ids, each once"),
+        ([2, 0], np.ones(2), (4,), DataError, r"id 2 is followed by 0;"),
+        ([0, 4], np.ones(2), (4,), DataError, r"with id 4; the array has rows 0 to 3"),
+        ([-1, 2], np.ones(2), (4,), DataError, r"with id -1;"),
+        ([0.0], np.ones(1), (4,), DataError, r"ids of float64 and values of float64; give ints and floats"),
+        ([0], [1], (4,), DataError, r"ids of int64 and values of int64"),
+        ([0], np.ones(2), (4,), ShapeError, r"shape \(4,\) from ids of shape \(1,\) and values of shape \(2,\)"),
+        ([0], np.ones((1, 2)), (4, 3), ShapeError, r"values of shape \(1, 2\); give n ids and n rows"),
+        ([[0]], np.ones((1, 1)), (4, 1), ShapeError, r"ids of shape \(1, 1\)"),
+        ([0], np.ones(1), (), ShapeError, r"an array of shape \(\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    ids: Any, values: Any, shape: tuple[int, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=rf"^cannot make Rows .*{message}|^cannot make Rows: {message}"):
+        Rows(ids, values, shape)
+
+
+def test_shapes_must_agree_to_add() -> None:
+    rows = Rows([0], np.ones(1), (4,))
+    with pytest.raises(ShapeError, match=r"cannot add Rows of shape \(5,\) to Rows of shape \(4,\)"):
+        rows += Rows([0], np.ones(1), (5,))
+    with pytest.raises(ShapeError, match=r"cannot add Rows of shape \(4,\) to an array of shape \(5,\)"):
+        rows.add_to(np.ones(5))
