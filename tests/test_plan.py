@@ -1,0 +1,114 @@
+"""Plans: every value where its readers look for it, and a checker that notices when it is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.autodiff import differentiate
+from autobatch.memplan.placement import WriteToReaders
+from autobatch.plan import Plan, PlannedCell, PlannedTypes, check_plan
+from autobatch.policies import get
+from autobatch.record import Recorder
+from autobatch.rewrite import rewrite
+from autobatch.schedule import make_schedule
+
+
+class Sums(ab.Module):
+    """Leaves that a variadic cell sums and a plain one joins."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.table = ab.Parameter(rng.standard_normal((9, 4)))
+        self.join_weight = ab.Linear(8, 4, rng=rng)
+
+    @ab.cell
+    def leaf(self, word: int) -> Any:
+        x = ab.lookup(self.table, word)
+        return x, 2.0 * x
+
+    @ab.cell
+    def total(self, leaves: list[Any]) -> Any:
+        return ab.sum_n(leaves, shape=((4,), (4,)))
+
+    @ab.cell
+    def join(self, left: Any, right: Any) -> Any:
+        return self.join_weight(ab.concat((left[0], right[1])))
+
+    def run(self, words: list[int]) -> Any:
+        leaves = [self.leaf(word) for word in words]
+        return ab.sum(self.join(self.total(leaves), self.total(leaves[1:])))
+
+
+INSTANCES = [[1, 2, 3], [4], [5, 6, 7, 8, 0], [], [2, 2]]
+
+
+def make_plan(policy: str = "agenda", training: bool = True) -> tuple[Plan, PlannedTypes]:
+    model = Sums()
+    recorder = Recorder(model.run, model)
+    graph, _ = rewrite(recorder.record([words or [3] for words in INSTANCES]))
+    planner = WriteToReaders()
+    cells = []
+    for node_type in recorder.types.types:
+        derivative = differentiate(node_type.program) if training else None
+        cells.append(PlannedCell(node_type, derivative, planner.layout(node_type.program, derivative)))
+    planned = PlannedTypes(cells, recorder.slots.shapes, training)
+    return planner.place(graph, make_schedule(graph, get(policy)), planned), planned
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("policy", ["unbatched", "depth", "agenda"])
+def test_plans_pass_the_checker(policy: str, training: bool) -> None:
+    check_plan(*make_plan(policy, training))
+
+
+def test_rows_are_in_schedule_order_so_a_batch_reads_contiguous_rows() -> None:
+    plan, _ = make_plan("depth")
+    for (kind, start, end), (batch_type, nodes) in zip(plan.batches, plan.schedule, strict=True):
+        assert kind == batch_type
+        np.testing.assert_array_equal(plan.row[nodes], np.arange(start, end))
+
+
+def test_every_edge_and_output_has_one_destination() -> None:
+    plan, _ = make_plan()
+    assert plan.dest.size == plan.graph.n_edges + plan.graph.n_outputs
+    assert plan.dest.dtype == np.int32
+
+
+def test_inference_has_no_gradients_and_keeps_nothing() -> None:
+    training, _ = make_plan(training=True)
+    inference, planned = make_plan(training=False)
+    assert inference.mirror == 0
+    assert inference.size < training.size / 2
+    assert not planned.saved_width.any()
+
+
+def test_a_port_that_the_body_does_not_use_has_no_place() -> None:
+    """`join` reads one value of each pair, so half of what the pairs hold is never written for it."""
+    _, planned = make_plan()
+    join = next(cell for cell in planned.cells if cell.type.name == "join")
+    assert join.layout.input_width == (8,)
+
+
+CORRUPTIONS = {
+    "a destination moved": lambda plan: {"dest": np.where(np.arange(plan.dest.size) == 5, plan.dest[0], plan.dest)},
+    "a destination outside": lambda plan: {"dest": np.where(np.arange(plan.dest.size) == 5, plan.size, plan.dest)},
+    "two destinations exchanged": lambda plan: {"dest": plan.dest[np.r_[1, 0, 2 : plan.dest.size]]},
+    "two nodes in one row": lambda plan: {"node_at": np.r_[plan.node_at[:1], plan.node_at[:1], plan.node_at[2:]]},
+    "two rows exchanged": lambda plan: {"row": plan.row[np.r_[1, 0, 2 : plan.row.size]]},
+    "an output elsewhere": lambda plan: {"slot_base": plan.slot_base + 1},
+    "a segment longer": lambda plan: {
+        "segment_ptr": {b: np.r_[ptr[:1], ptr[1:-1] + 1, ptr[-1:]] for b, ptr in plan.segment_ptr.items()}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_the_checker_refuses_a_corrupted_plan(corruption: str) -> None:
+    plan, planned = make_plan()
+    with pytest.raises(ab.PlanError, match="checking a plan"):
+        check_plan(replace(plan, **CORRUPTIONS[corruption](plan)), planned)
