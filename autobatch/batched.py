@@ -117,12 +117,13 @@ class Batched:
         Right where control flow does not depend on computed values; the parameters' numbers may change in between.
         With `progress`, how far it is shows on standard error.
         """
+        listed = list_instances(instances)
         if not progress:
-            return split_graph(self._recorder.record(instances))
+            return split_graph(self._recorder.record(listed))
         from rich.console import Console
         from rich.progress import track
 
-        return split_graph(self._recorder.record(track(list(instances), "recording", console=Console(stderr=True))))
+        return split_graph(self._recorder.record(track(listed, "recording", console=Console(stderr=True))))
 
     def explain(self, instances: Iterable[Any], training: bool = False) -> Report:
         """Run a mini-batch and say what happened: nodes, batches, bound and gap, launches, copies, rewrites.
@@ -154,7 +155,7 @@ class Batched:
         return Step(graph, rewrites, plan, cells, clock)
 
     def _graph(self, instances: Iterable[Any]) -> Graph:
-        listed = list(instances)
+        listed = list_instances(instances)
         recorded = [isinstance(x, Graph) for x in listed]
         if all(recorded):
             return merge_graphs(listed, self._recorder.types)
@@ -186,11 +187,9 @@ class Batched:
     def _backward(self, step: Step, seeds: Mapping[int, Array], out: dict[str, Array] | None) -> dict[str, Array]:
         trainable = {name: p for name, p in self._parameters().items() if p.trainable}
         if out is None:
-            out = self._gradients
-            for name, parameter in trainable.items():
-                if name not in out or out[name].dtype != parameter.dtype or out[name].shape != parameter.shape:
-                    out[name] = np.empty_like(parameter.data)
-                out[name].fill(0)
+            out = self._gradients = {
+                name: zeros_like(parameter.data, self._gradients.get(name)) for name, parameter in trainable.items()
+            }
         else:
             check_gradients(out, trainable)
         self.backend.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
@@ -276,6 +275,13 @@ def batched(
     return Batched(function, module, policy, planner or WriteToReaders(), backend, rewrites, seed)
 
 
+def list_instances(instances: Iterable[Any]) -> list[Any]:
+    """The instances of a mini-batch; DataError for a single one."""
+    if not isinstance(instances, Iterable):
+        raise DataError(f"a mini-batch is a list of instances, not {instances!r}; for one instance, give [instance].")
+    return list(instances)
+
+
 def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Array:
     """The factor of each instance's loss, float64 (B,)."""
     if n_instances == 0:
@@ -309,6 +315,14 @@ def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
             )
     first = graph.structures[0]
     return int((first.children[0] if has_aux else first).number)
+
+
+def zeros_like(array: Array, buffer: Array | None) -> Array:
+    """`buffer`, filled with zeros, if it is of the shape and dtype of `array`; else a new array."""
+    if buffer is None or (buffer.shape, buffer.dtype) != (array.shape, array.dtype):
+        return np.zeros_like(array)
+    buffer.fill(0)
+    return buffer
 
 
 def check_gradients(out: Mapping[str, Array], trainable: Mapping[str, Parameter]) -> None:

@@ -164,15 +164,25 @@ class Calls:
             name: x if entry.is_static(name, x) or not entry.lifts else self.lift(x, entry.is_static)
             for name, x in zip(entry.signature.parameters, args, strict=True)
         }
-        reader = FormReader(self.handles, self.namespace.constant, entry.is_static, entry.fixed)
-        keys = {name: reader.read(name, x, name) for name, x in lifted.items()}
+        reader, keys = self._read(entry, lifted)
         if tuple(reader.conditions) not in entry.by_form:
             try:
                 self._add_form(entry, reader, self._type_of(entry, keys))
             except NeedsLength as needs:
-                entry.fixed.add(reader.lists[needs.group])
+                entry.fixed[tuple(keys.items())] = reader.lists[needs.group]
                 return self._slow(entry, tuple(lifted.values()))
         return invoke(entry.by_form[tuple(reader.conditions)], entry.signature, lifted)
+
+    def _read(self, entry: Entry, arguments: Mapping[str, Any]) -> tuple[FormReader, dict[str, Key]]:
+        """Read arguments, again for each list that turns out to need its length in a call like this."""
+        fixed = set[str]()
+        while True:
+            reader = FormReader(self.handles, self.namespace.constant, entry.is_static, fixed)
+            keys = {name: reader.read(name, x, name) for name, x in arguments.items()}
+            needed = entry.fixed.get(tuple(keys.items()))
+            if needed is None:
+                return reader, keys
+            fixed.add(needed)
 
     def _add_form(self, entry: Entry, reader: FormReader, node_type: NodeType) -> None:
         kind, put_together = self.handles.of_type(node_type)
@@ -191,7 +201,10 @@ class Calls:
 
         In a result NumPy's floats become values too, for so they come back from a call in eager mode.
         """
-        if isinstance(x, (Value, Bundle)) or type(x) in (int, float, str, bool, type(None)) or is_static("", x):
+        if isinstance(x, (Value, Bundle)):
+            self.handles.kind_of(x)  # or the value is another recording's, and its id means nothing here
+            return x
+        if type(x) in (int, float, str, bool, type(None)) or is_static("", x):
             return x
         if isinstance(x, Parameter) or (isinstance(x, np.ndarray) and x.dtype.kind == "f"):
             return self._source(x)

@@ -58,6 +58,11 @@ class BoundCell:
     def __init__(self, cell: Cell, owner: object) -> None:
         self.cell, self.owner = cell, owner
 
+    @property
+    def __self__(self) -> object:
+        """The owner, under the name that bound methods give it."""
+        return self.owner
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _call(self.cell, self.owner, args, kwargs)
 
@@ -149,8 +154,8 @@ class _TracedList(VariadicPort):
 
 
 def _key_of_shape(shape: Any) -> Key:
-    if all(isinstance(s, (int, np.integer)) for s in shape):
-        return Key("value", tuple(int(s) for s in shape))
+    if all(isinstance(s, int) for s in shape):
+        return Key("value", shape)
     return Key("tuple", None, tuple(_key_of_shape(s) for s in shape))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from autobatch.arguments import Static
+from autobatch.arguments import Key, Static
 from autobatch.cell import Cell
 from autobatch.forms import Form, write_function
 from autobatch.module import Module
@@ -28,7 +28,7 @@ class Entry:
         function: the generated function; replaced when a form is added.
         forms: those that the function knows.
         by_form: for each form met, a function that knows it alone.
-        fixed: the list arguments whose length the body needs.
+        fixed: for arguments of these keys, a list (by expression) whose length the body needs.
         place: the namespace in which the function stands, and its name there.
         lifts: whether arrays among the arguments become sources; else they are data.
     """
@@ -41,7 +41,7 @@ class Entry:
     function: Any = None
     forms: list[Form] = field(default_factory=list)
     by_form: dict[tuple[str, ...], Any] = field(default_factory=dict)
-    fixed: set[str] = field(default_factory=set)
+    fixed: dict[tuple[tuple[str, Key], ...], str] = field(default_factory=dict)
     place: tuple[dict[str, Any], str] | None = None
     lifts: bool = True
 

@@ -57,7 +57,7 @@ class TypeArrays(NamedTuple):
     int_width: IntArray  # [T] int attributes per node
     float_width: IntArray  # [T] float attributes per node
     out_ptr: IntArray  # [T+1] outputs of type t: out_ptr[t]:out_ptr[t+1]
-    pass_port: IntArray  # [outputs] the port that the output passes through unchanged, or -1
+    pass_port: IntArray  # [outputs] the port that the output is whenever that has one edge, or -1
     sum_type: IntArray  # [T] the variadic sum that computes the same (for such a sum its own id), or -1
     range_ptr: IntArray  # [T+1] ranges of type t: range_ptr[t]:range_ptr[t+1]
     range_column: IntArray  # [ranges] the int attribute that is limited ...

@@ -73,7 +73,7 @@ class Ours:
 
     def accuracy(self, trees: Sequence[Tree[int]]) -> Accuracy:
         """Share of right answers at the roots and at all nodes."""
-        root_logits, node_logits = self.scores(trees)
+        _, node_logits = self.scores(trees)
         return share_right(trees, [np.argmax(logits, axis=-1) for logits in node_logits])
 
 

@@ -8,7 +8,11 @@ from typing import Any
 from autobatch.errors import DataError
 from autobatch.models.spec import ModelSpec
 
-MODELS = {"tree-lstm": "autobatch.models.tree_lstm:SPEC"}
+MODELS = {
+    "tree-lstm": "autobatch.models.tree_lstm:SPEC",
+    "bilstm-tagger": "autobatch.models.bilstm_tagger:SPEC",
+    "lattice-lstm": "autobatch.models.lattice_lstm:SPEC",
+}
 
 
 def find_model(name: str) -> ModelSpec:
@@ -52,6 +56,7 @@ def _spec(name: str, place: str) -> ModelSpec:
         default_data=SPEC.default_data,
         load=SPEC.load,
         count_correct=SPEC.count_correct if hasattr(found, "scores") else None,
+        predict=SPEC.predict if hasattr(found, "scores") else None,
     )
 
 

@@ -11,19 +11,24 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.errors import DataError
-from autobatch.models.data.dataset import Dataset
+from autobatch.models.data.dataset import Dataset, Load
+from autobatch.models.data.vocabulary import Vocabulary
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 Counts = Mapping[str, tuple[int, int]]
+Measure = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], Counts]
+Predict = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """A model that the command line can run.
 
-    `model` has a method `loss(instance)`. With `count_correct` it also has `scores(instance)`, and accuracies are
-    reported: `count_correct(outputs of batched scores, instances)` gives right answers and all answers, per metric.
+    `model` has a method `loss(instance)`. With `count_correct` it also has `scores(instance)`, and metrics are
+    reported: `count_correct(outputs of batched scores, instances, vocabularies)` gives for each, under a name such as
+    "tag_accuracy", two counts that add up over mini-batches; the metric is the first's share in the second.
+    `predict`, of the same arguments, gives for each instance what a JSON line says of it.
     """
 
     name: str
@@ -34,8 +39,9 @@ class ModelSpec:
     reads: str
     """The format of files that it takes."""
     default_data: str
-    load: Callable[[str, np.random.Generator], Dataset]
-    count_correct: Callable[[Any, Sequence[Any]], Counts] | None = None
+    load: Load
+    count_correct: Measure | None = None
+    predict: Predict | None = None
 
     def build(self, dataset: Dataset, dim: int, rng: np.random.Generator) -> ab.Module:
         """Construct the model with those of `dim`, `rng` and the data's sizes that its constructor names.

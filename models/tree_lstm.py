@@ -6,14 +6,16 @@ networks (arXiv:1503.00075), section 3.2 with N = 2. Leaves have no children and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import autobatch as ab
-from autobatch.models.data.dataset import GENERATORS, TREE_FILES, load_trees
+from autobatch.models.data.dataset import TREES, load_trees
 from autobatch.models.data.tree import Tree
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.metric import predict_labels
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -86,12 +88,13 @@ class TreeLSTM(ab.Module):
         return scores[-1], scores
 
 
-def count_correct(outputs: Any, trees: Sequence[Tree[int]]) -> Counts:
+def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
     """Count right and all classifications, at roots and at all nodes.
 
     Args:
         outputs: what batched `TreeLSTM.scores` gave: root logits (B, C), and per tree the logits of its nodes.
         trees: the B trees.
+        vocabularies: not used; labels are numbers.
     """
     root_logits, node_logits = outputs
     roots = np.argmax(root_logits, axis=1) == [tree.label for tree in trees]
@@ -100,8 +103,8 @@ def count_correct(outputs: Any, trees: Sequence[Tree[int]]) -> Counts:
         for logits, tree in zip(node_logits, trees, strict=True)
     ]
     return {
-        "root": (int(roots.sum()), len(trees)),
-        "nodes": (sum(int(right.sum()) for right in nodes), sum(len(right) for right in nodes)),
+        "root_accuracy": (int(roots.sum()), len(trees)),
+        "nodes_accuracy": (sum(int(right.sum()) for right in nodes), sum(len(right) for right in nodes)),
     }
 
 
@@ -109,9 +112,10 @@ SPEC = ModelSpec(
     name="tree-lstm",
     summary="binary Tree-LSTM with a classification loss at every node (Tai, Socher and Manning 2015)",
     model=TreeLSTM,
-    generators=tuple(GENERATORS),
-    reads=TREE_FILES,
+    generators=tuple(TREES.generators),
+    reads=TREES.reads,
     default_data="listops",
     load=load_trees,
     count_correct=count_correct,
+    predict=predict_labels,
 )

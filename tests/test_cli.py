@@ -23,6 +23,8 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
+SENTENCES = "Paris|I-LOC is|O old|O\nLe|I-PER Corbusier|I-PER built|O\n" * 16
+LATTICES = "32\n" + "3\n0 1 2\n0\n1 0 5\n2 1 6 0 9\n\n2\n0 3\n0\n1 0 7\n\n" * 16
 SMALL = ("--dim", "4", "--batch-size", "8")
 FIELDS = {
     "model", "data", "dim", "batch_size", "policy", "backend", "mode", "threads", "instances_per_s", "ms",
@@ -124,7 +126,9 @@ def test_train_reports_every_epoch(command: Command, trees: Path, tmp_path: Path
     assert len(epochs) == 2
     for number, line in enumerate(epochs, start=1):
         assert re.fullmatch(
-            rf"epoch {number}:  loss \d+\.\d+  dev root [\d.]+%  dev nodes [\d.]+%  [\d,]+ instances/s", line
+            rf"epoch {number}:  loss \d+\.\d+  dev root accuracy [\d.]+%  dev nodes accuracy [\d.]+%  "
+            r"[\d,]+ instances/s",
+            line,
         )
     written = read_json(results)
     assert [result["epoch"] for result in written] == [1, 2]
@@ -132,6 +136,40 @@ def test_train_reports_every_epoch(command: Command, trees: Path, tmp_path: Path
         assert FIELDS | {"train_loss", "dev_root_accuracy", "dev_nodes_accuracy", "seed", "lr"} == result.keys() - {
             "epoch"
         }
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "metrics"),
+    [
+        ("bilstm-tagger", SENTENCES, ["tag_accuracy", "entity_f1"]),
+        ("lattice-lstm", LATTICES, ["tag_accuracy"]),
+    ],
+)
+def test_the_other_models_train_bench_and_explain(
+    command: Command, tmp_path: Path, model: str, text: str, metrics: list[str]
+) -> None:
+    data, results = tmp_path / "data.txt", tmp_path / "results.jsonl"
+    data.write_text(text)
+    training = ("--epochs", 3, "--lr", 0.1, "--json", results)
+    status, out, err = command("train", model, "--data", data, *SMALL, *training)
+    assert (status, err) == (0, "")
+    assert "29 instances to train on, 3 to measure on" in out
+    written = read_json(results)
+    assert written[-1]["train_loss"] < written[0]["train_loss"]
+    assert [key for key in written[-1] if key.startswith("dev_")] == [f"dev_{metric}" for metric in metrics]
+    assert {written[-1][f"dev_{metric}"] for metric in metrics} == {1.0}
+    for name in ("bench", "explain"):
+        status, out, err = command(name, model, "--data", data, *SMALL, "--policy", "depth,agenda")
+        assert (status, err) == (0, "")
+        assert "agenda" in out
+
+
+def test_f1_is_0_where_there_is_no_entity(command: Command, tmp_path: Path) -> None:
+    data = tmp_path / "data.txt"
+    data.write_text("is|O old|O\n" * 32)
+    status, out, err = command("train", "bilstm-tagger", "--data", data, *SMALL, "--epochs", 8, "--lr", 0.1)
+    assert (status, err) == (0, "")
+    assert "dev tag accuracy 100.0%  dev entity f1 0.0%" in out
 
 
 def test_training_lowers_the_loss_and_repeats_with_its_seed(command: Command, trees: Path, tmp_path: Path) -> None:
@@ -175,11 +213,12 @@ def test_explain_reports_each_policy(command: Command, trees: Path) -> None:
 def test_models_and_data_are_listed(command: Command) -> None:
     status, out, _ = command("models")
     assert status == 0
-    assert out.startswith("tree-lstm\n")
+    assert re.findall(r"^\S+$", out, re.MULTILINE) == ["tree-lstm", "bilstm-tagger", "lattice-lstm"]
     assert "package.module:Class" in out
     status, out, _ = command("data")
     assert status == 0
-    assert "listops" in out
+    for name in ("listops", "python-ast", "tagging", "lattices", "random-dag", "files"):
+        assert re.search(rf"^{name}$", out, re.MULTILINE), name
     assert "train.txt and dev.txt" in out
 
 
@@ -218,7 +257,7 @@ ERRORS = [
     (["train", "tree-lstm", "--epochs", "many"], "Invalid value for '--epochs': 'many' is not a valid integer"),
     (["bench", "tree-lstm", "--policy", "depth,depth"], "'depth,depth' should be different names separated by commas"),
     (["bench", "tree-lstm", "--mode", "fly"], "Invalid value for '--mode': 'fly' is not one of 'infer', 'train'"),
-    (["train", "tree-lsd"], "cannot find model 'tree-lsd': it is none of tree-lstm; give"),
+    (["train", "tree-lsd"], "cannot find model 'tree-lsd': it is none of tree-lstm, bilstm-tagger, lattice-lstm;"),
     (["train", "not_there:Class"], "importing 'not_there' failed (ModuleNotFoundError"),
     (["train", "my_broken:Class"], "importing 'my_broken' failed (ModuleNotFoundError: No module named 'not_there')"),
     (["train", "my_models:Nobody"], "module 'my_models' has no 'Nobody'"),
@@ -229,6 +268,9 @@ ERRORS = [
     (["train", "tree-lstm", "--data", "no/such/file"], "cannot load data 'no/such/file': there is no such file"),
     (["train", "tree-lstm", "--data", "."], "train.txt: no such file or directory"),
     (["explain", "tree-lstm", "--data", "bad.txt"], "bad.txt, line 2, column 14: expected a label from 0 to 4, found"),
+    (["train", "bilstm-tagger", "--data", "bad.txt"], "bad.txt, line 1, column 1: expected a word, '|' and a tag"),
+    (["bench", "lattice-lstm", "--data", "bad.txt"], "bad.txt, line 1, column 4: expected the number of lattices"),
+    (["explain", "lattice-lstm", "--data", "listops"], "no generator of that name; give a path, or one of: lattices"),
     (["train", "tree-lstm", "--json", "no/such/folder/x.jsonl"], "x.jsonl: no such file or directory; give a file in"),
     (["train", "tree-lstm", "--json", "."], "File '.' is a directory"),
     (["train", "tree-lstm", "--policy", "luck"], "luck"),

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import autobatch as ab
 from autobatch import ops
+from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
+from autobatch.executor import reference
+from autobatch.ops.define import Op, run_kernel
+from autobatch.ops.variadic import Segments
+from cupy_surface import CUPY
 from op_cases import CASES, OPERATORS, Case, CaseModel
 
 ALL = (*CASES, *OPERATORS)
@@ -19,7 +27,7 @@ TO_EAGER = 1e-10
 SIZES = (2, 0, 1, 5)  # calls per instance
 
 
-def roles_of(cases: tuple[Case, ...]) -> list[Any]:
+def all_roles(cases: tuple[Case, ...]) -> list[Any]:
     """Every case, with every way in which its float arguments are parameters or values of other nodes."""
     return [
         pytest.param(case, roles, id=f"{case}-{'-'.join(roles)}")
@@ -28,10 +36,32 @@ def roles_of(cases: tuple[Case, ...]) -> list[Any]:
     ]
 
 
-def parameter(data: Any, dtype: str) -> ab.Parameter:
-    made = ab.Parameter(np.zeros(np.shape(data))).astype(dtype)
-    made.data = data
-    return made
+def make_parameter(data: Any, dtype: str) -> ab.Parameter:
+    parameter = ab.Parameter(np.zeros(np.shape(data))).astype(dtype)
+    parameter.data = data
+    return parameter
+
+
+class Inputs(ab.Module):
+    """Arrays as parameters."""
+
+    def __init__(self, dtype: str, *arrays: Any) -> None:
+        self.all = [make_parameter(x, dtype) for x in arrays]
+
+    def gradients(self, loss: Callable[..., Any]) -> list[Any]:
+        """The gradient of `loss(*arrays)` for each of them."""
+        return list(ab.batched(lambda _: loss(*self.all), module=self).value_and_grad([None])[1].values())
+
+
+def torch_gradients(loss: Callable[..., Any], *arrays: Any) -> list[Any]:
+    tensors = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in arrays]
+    return [g.numpy() for g in torch.autograd.grad(loss(*tensors), tensors)]
+
+
+def draw_model(case: Case, roles: tuple[str, ...], in_cell: bool = True) -> tuple[CaseModel, list[Any]]:
+    """Draw the parameters of a case, and instances of different numbers of calls."""
+    rng = np.random.default_rng(0)
+    return CaseModel(case, roles, rng, in_cell), [[case.arguments(rng) for _ in range(size)] for size in SIZES]
 
 
 def assert_close(found: Any, expected: Any, tolerance: float) -> None:
@@ -43,7 +73,7 @@ def assert_close(found: Any, expected: Any, tolerance: float) -> None:
 def test_eager_is_torchs(case: Case, dtype: str) -> None:
     floats, ints = case.arguments(np.random.default_rng(0))
     expected = case.expect(*map(torch.as_tensor, floats), *map(torch.as_tensor, ints))
-    for arguments in ([np.asarray(x, dtype) for x in floats], [parameter(x, dtype) for x in floats]):
+    for arguments in ([np.asarray(x, dtype) for x in floats], [make_parameter(x, dtype) for x in floats]):
         found = case.compute(*arguments, *ints)
         found = found.data if isinstance(found, ab.Parameter) else found  # 0 + x is x
         assert_close(found, expected, TOLERANCE[dtype])
@@ -54,15 +84,13 @@ def test_eager_is_torchs(case: Case, dtype: str) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_eager_keeps_the_dtype(case: Case, dtype: str) -> None:
     floats, ints = case.arguments(np.random.default_rng(0))
-    assert case.compute(*(parameter(x, dtype) for x in floats), *ints).dtype == dtype
+    assert case.compute(*(make_parameter(x, dtype) for x in floats), *ints).dtype == dtype
 
 
 @pytest.mark.parametrize("in_cell", [True, False], ids=["cell", "outside"])
-@pytest.mark.parametrize(("case", "roles"), roles_of(ALL))
+@pytest.mark.parametrize(("case", "roles"), all_roles(ALL))
 def test_batched_is_eager_and_torchs(case: Case, roles: tuple[str, ...], in_cell: bool) -> None:
-    rng = np.random.default_rng(0)
-    model = CaseModel(case, roles, rng, in_cell)
-    instances = [[case.arguments(rng) for _ in range(size)] for size in SIZES]
+    model, instances = draw_model(case, roles, in_cell)
     loss = ab.batched(model.loss)
     ab.testing.check_batched(model.loss, loss, instances, TO_EAGER)
     value, grads = loss.value_and_grad(instances)
@@ -70,12 +98,261 @@ def test_batched_is_eager_and_torchs(case: Case, roles: tuple[str, ...], in_cell
     assert_close(value, expected_value, TO_EAGER)
     for found, expected in zip(grads.values(), expected_grads, strict=True):
         assert_close(found, expected, TO_EAGER)
-    if case.smooth:
-        ab.testing.check_grads(loss, instances, model, rng)
+    if case.smooth and in_cell and len(set(roles)) == 1:
+        ab.testing.check_grads(loss, instances, model, np.random.default_rng(1))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_need_only_what_cupy_has(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(op: Op, xp: Any, arrays: list[Any], out: Any, static: dict[str, Any]) -> None:
+        run_kernel(op, CUPY, arrays, out, static)
+
+    monkeypatch.setattr(reference, "run_kernel", run)
+    monkeypatch.setattr(reference, "Segments", lambda xp, ptr: Segments(CUPY, ptr))
+    model, instances = draw_model(case, ("value",) * len(case.shapes))
+    value, grads = ab.batched(model.loss).value_and_grad(instances)
+    expected_value, expected_grads = model.torch_loss(instances)
+    assert_close(value, expected_value, TO_EAGER)
+    for found, expected in zip(grads.values(), expected_grads, strict=True):
+        assert_close(found, expected, TO_EAGER)
 
 
 def test_every_op_has_a_case() -> None:
     tested = {case.compute for case in CASES}
     named = {case.name.split()[0] for case in CASES}
-    variadic = {"attend", "max_n", "mean_n", "sum_n"}
-    assert {n for n in ops.__all__ if getattr(ops, n) not in tested} - named - variadic == {"Op", "define_op", "slice_"}
+    elsewhere = {"attend", "max_n", "mean_n", "sum_n", "dropout", "slice_", "Op", "define_op"}
+    assert {name for name in ops.__all__ if getattr(ops, name) not in tested} - named <= elsewhere
+
+
+# Extreme inputs.
+
+FAR = [-np.inf, -1e4, -745.0, -104.0, -88.0, -40.0, -12.0, -0.0, 0.0, 15.0, 40.0, 88.0, 104.0, 1e4, np.inf, np.nan]
+ROWS = [[1e4, 0.0, -1e4], [-1e4, 0.0, 1e4], [0.0, -np.inf, 1.0], [np.nan, 0.0, 1.0], [1e38, -1e38, 0.0], [7.0] * 3]
+TAILS: tuple[tuple[str, Callable[..., Any], Callable[..., Any], list[Any]], ...] = (
+    ("sigmoid", ops.sigmoid, torch.sigmoid, FAR),
+    ("softplus", ops.softplus, F.softplus, FAR),
+    ("tanh", ops.tanh, torch.tanh, FAR),
+    ("relu", ops.relu, torch.relu, FAR),
+    ("exp", ops.exp, torch.exp, FAR),
+    ("log", ops.log, torch.log, FAR),
+    ("sqrt", ops.sqrt, torch.sqrt, FAR),
+    ("gelu", ops.gelu, lambda x: F.gelu(x, approximate="tanh"), FAR[1:-2]),
+    ("1 / x", lambda x: 1.0 / x, lambda x: 1.0 / x, FAR),
+    ("softmax", ops.softmax, lambda x: x.softmax(-1), ROWS),
+    ("log_softmax", ops.log_softmax, lambda x: x.log_softmax(-1), ROWS),
+    *(
+        (f"cross_entropy {k}", lambda x, k=k: ops.cross_entropy(x, k), lambda x, k=k: -x.log_softmax(-1)[k], ROWS)
+        for k in range(3)
+    ),
+    ("max", ops.max, torch.amax, ROWS),
+    ("layer_norm", lambda x: ops.layer_norm(x, x, x), lambda x: F.layer_norm(x, (3,), x, x), [ROWS[0], ROWS[5]]),
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("name", "compute", "expect", "inputs"), TAILS, ids=[name for name, *_ in TAILS])
+def test_far_from_zero(name: str, compute: Any, expect: Any, inputs: list[Any], dtype: str) -> None:
+    """Infinite where torch is, NaN where torch is, exact in the tails; and no warning, which would be an error here."""
+    instances = [np.asarray(x, dtype) for x in inputs]
+    found = ab.batched(ab.cell(lambda x: compute(x)), module=Inputs(dtype, 1.0))(instances)
+    expected = [expect(torch.as_tensor(x)).numpy() for x in instances]
+    tiny = 1e-44 if dtype == "float32" else 5e-324
+    np.testing.assert_allclose(found, expected, rtol=1e-5 if dtype == "float32" else 1e-13, atol=tiny)
+
+
+@pytest.mark.parametrize(
+    ("name", "compute", "expect", "inputs"),
+    [case for case in TAILS if case[0] in ("sigmoid", "softplus", "tanh", "relu", "softmax", "log_softmax")]
+    + [case for case in TAILS if case[0].startswith("cross_entropy")],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_gradients_far_from_zero(name: str, compute: Any, expect: Any, inputs: list[Any]) -> None:
+    for x in (x for x in inputs if np.isfinite(x).all() and np.max(np.abs(x)) <= 1e4):
+        (found,) = Inputs("float64", x).gradients(lambda x: ops.sum(compute(x)))
+        (expected,) = torch_gradients(lambda x: expect(x).sum(), x)
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-16)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.smooth], ids=str)
+def test_nan_passes_through(case: Case) -> None:
+    floats, ints = case.arguments(np.random.default_rng(0))
+    run = ab.batched(ab.cell(lambda arguments: case.compute(*arguments[0], *arguments[1])))
+    for place in range(len(floats)):
+        spoilt = [x.copy() if np.ndim(x) else np.asarray(x) for x in floats]
+        spoilt[place].flat[0] = np.nan
+        expected = case.expect(*map(torch.as_tensor, spoilt), *map(torch.as_tensor, ints))
+        np.testing.assert_array_equal(np.isnan(run([(spoilt, ints)])[0]), torch.isnan(expected))
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0, 3.0])
+def test_powers_of_zero_have_torchs_gradient(exponent: float) -> None:
+    arrays = ([0.0, 2.0, 0.5], exponent)
+    found = Inputs("float64", *arrays).gradients(lambda x, y: ops.sum(x**y))
+    for gradient, expected in zip(found, torch_gradients(lambda x, y: (x**y).sum(), *arrays), strict=True):
+        assert_close(gradient, expected, 1e-12)
+
+
+# Data in arithmetic, ids and labels.
+
+
+def batched_call(compute: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> Any:
+    """Call a cell once per instance, with these arguments."""
+    call = ab.cell(compute)
+    return ab.batched(lambda instance: call(*instance))(arguments)
+
+
+@pytest.mark.parametrize(
+    ("compute", "data"),
+    [
+        (lambda x, i, j: x * (i * j), (100_000, 100_000)),
+        (lambda x, i, j: x + (i - j), (2_000_000_000, -2_000_000_000)),
+        (lambda x, i, j: x * i**j, (2, -2)),
+        (lambda x, i, j: x * (i / j), (1, 3)),
+        (lambda x, i, j: ops.where(i == j, x, -x), (16_777_217, 16_777_216)),
+        (lambda x, i, j: x * ops.squared_error(i, j), (5, -5)),
+        (lambda x, mask, i: ops.where(mask, x, float(7)) * i, (np.array([1, 0, 1]), 3)),
+        (lambda x, mask, i: ops.where(mask, x, 0.0) + i, (np.array([True, False, True]), 3)),
+        (lambda x, ids, i: x * ops.sum(ids * ids) / i, (np.array([60_000, 50_000]), 4)),
+        (lambda x, a, b: ops.sigmoid(x * a) + ops.softplus(b), (2, 3)),
+        (lambda x, a, b: ops.tanh(a) * x + ops.gelu(b) + ops.relu(a), (0.5, -0.25)),
+        (lambda x, table, i: x * ops.lookup(table, i), (np.array([3, 5, 7]), 2)),
+        (lambda x, matrix, i: matrix @ x + i, (np.array([[1, 2, 3], [4, 5, 6]]), 1)),
+        (lambda x, a, b: ops.concat((x, a)) * b, (np.array([1, 2]), 3)),
+    ],
+)
+@pytest.mark.parametrize("n_instances", [1, 3])
+def test_ints_and_floats_of_a_node_are_numbers_like_any(compute: Any, data: tuple[Any, ...], n_instances: int) -> None:
+    x = np.array([1.0, 2.0, 3.0], np.float32)
+    found = batched_call(compute, [(x, *data)] * n_instances)
+    assert_close(found, [compute(x, *data)] * n_instances, 1e-6)
+    assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("compute", "argument"),
+    [
+        (lambda x, ids: ops.lookup(x, ids), np.array([0, 3])),
+        (lambda x, ids: ops.lookup(x, ids), -1),
+        (lambda x, ids: ops.lookup(x, ids[1:]), np.array([0, 3])),
+        (lambda x, ids: ops.lookup(x, ids[1]), np.array([0, 3])),
+        (lambda x, ids: ops.lookup(x, ops.transpose(ids)[1]), np.array([[0, 1], [2, 3]])),
+        (lambda x, ids: ops.cross_entropy(x, ids), 3),
+        (lambda x, ids: ops.cross_entropy(x, ops.reshape(ids, ())), np.array([3])),
+    ],
+)
+def test_ids_out_of_range_are_refused(compute: Any, argument: Any) -> None:
+    with pytest.raises(DataError, match=r"which is not in 0\.\.2\."):
+        compute(np.zeros(3), argument)
+    with pytest.raises(DataError, match=r"argument 'ids'.*(0\.\.2|3)"):
+        batched_call(compute, [(np.zeros(3), argument)])
+
+
+def test_ids_beside_the_one_that_is_read_may_be_anything() -> None:
+    compute = lambda x, ids: ops.lookup(x, ids[0])  # noqa: E731
+    assert batched_call(compute, [(np.arange(3.0), np.array([2, 99]))]).tolist() == [2.0]
+
+
+@pytest.mark.parametrize("label", [3, -1, np.array(3)])
+def test_constant_ids_are_checked_too(label: Any) -> None:
+    with pytest.raises(DataError, match=r"cross_entropy of -?\d, which is not in 0\.\.2\."):
+        batched_call(lambda x: ops.cross_entropy(x, label), [(np.zeros(3),)])
+
+
+@pytest.mark.parametrize(
+    ("compute", "arguments"),
+    [
+        (lambda x, i: ops.lookup(x, i + 1), (1,)),
+        (lambda x, i: ops.lookup(x, i), (1.0,)),
+        (lambda x, i: ops.lookup(x, i), (np.array([1.0, 2.0]),)),
+        (lambda x, i: ops.cross_entropy(x, ops.max(x) * 0.0), (1,)),
+    ],
+)
+def test_ids_are_ints_that_the_call_passes(compute: Any, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(AutobatchError, match="takes ids that are int arguments of the cell, or constants"):
+        batched_call(compute, [(np.zeros(3), *arguments)])
+
+
+def test_arguments_may_be_named() -> None:
+    x, weight, bias = np.arange(3.0), np.ones((2, 3)), np.array([1.0, -1.0])
+    calls: tuple[Callable[..., Any], ...] = (
+        lambda x: ops.affine(weight, bias=bias, x=x),
+        lambda x: ops.where(condition=x > 1.0, x=x, y=-x),
+        lambda x: ops.cross_entropy(logits=x, label=2),
+        lambda x: ops.lookup(table=x, ids=np.array([2, 0])),
+        lambda x: ops.softmax(x=x, axis=0),
+    )
+    for compute in calls:
+        assert_close(batched_call(compute, [(x,)] * 2), [compute(x)] * 2, 1e-6)
+
+
+def test_eager_arguments_may_be_lists_and_numpys_ints() -> None:
+    zero, two = np.array([0, 2])
+    assert ops.mean([1.0, 2.0]) == 1.5
+    assert ops.sum([[1.0, 2.0], [3.0, 4.0]], axis=zero).tolist() == [4.0, 6.0]
+    assert [part.tolist() for part in ops.split([1.0, 2.0], two)] == [[1.0], [2.0]]
+    assert ops.softmax([0.0, 0.0]).tolist() == [0.5, 0.5]
+
+
+# What ops refuse.
+
+REFUSED: tuple[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...], type[Exception], str], ...] = (
+    ("add", operator.add, ((3,), (4,)), ShapeError, r"add .*\(3,\) and \(4,\), which do not broadcast"),
+    ("where", ops.where, ((2,), (3,), ()), ShapeError, r"where .*do not broadcast"),
+    ("matmul", ops.matmul, ((2, 3), (2,)), ShapeError, "the inner sizes 3 and 2 differ"),
+    ("matmul 3-D", ops.matmul, ((2, 3, 4), (4,)), ShapeError, "matmul takes vectors and matrices"),
+    ("matmul scalar", ops.matmul, ((), (4,)), ShapeError, "matmul takes vectors and matrices"),
+    ("dot", ops.dot, ((3,), (4,)), ShapeError, "dot takes two vectors of one length"),
+    ("outer", ops.outer, ((3, 1), (4,)), ShapeError, "outer takes two vectors"),
+    ("affine weight", ops.affine, ((2, 3), (2,), (2,)), ShapeError, "affine takes a weight"),
+    ("affine bias", ops.affine, ((2, 3), (3,), (3,)), ShapeError, r"takes a bias of shape \(2,\), not \(3,\)"),
+    ("layer_norm", ops.layer_norm, ((4,), (3,), (4,)), ShapeError, r"takes gain and bias of shape \(4,\)"),
+    ("layer_norm scalar", ops.layer_norm, ((), (), ()), ShapeError, "layer_norm of a value of shape"),
+    ("label shape", lambda x: ops.cross_entropy(x, np.array([0, 1])), ((3,),), ShapeError, "takes labels of shape"),
+    ("lookup scalar", lambda x: ops.lookup(x, 0), ((),), ShapeError, "lookup takes a table with rows"),
+    ("concat", lambda x, y: ops.concat((x, y)), ((2, 3), (3, 3)), ShapeError, "concat along axis 1 of values of"),
+    ("concat axis", lambda x: ops.concat((x, x), axis=1), ((2,),), ShapeError, "concat along axis 1"),
+    ("concat nothing", lambda x: ops.concat(()), ((2,),), ShapeError, "concat of no values"),
+    ("split", lambda x: ops.split(x, 2), ((3,),), ShapeError, "3 is not a multiple of 2"),
+    ("split into none", lambda x: ops.split(x, 0), ((3,),), ShapeError, "into 0 parts"),
+    ("reshape", lambda x: ops.reshape(x, (2, 2)), ((3,),), ShapeError, "3 and 4 elements"),
+    ("reshape -1", lambda x: ops.reshape(x, (2, -1)), ((3,),), ShapeError, "elements"),
+    ("transpose", lambda x: ops.transpose(x, (0, 0)), ((3, 2),), ShapeError, "2 axes cannot order them"),
+    ("index", lambda x: x + ops.slice_(x, index=5), ((3,),), ShapeError, "slice of a value of shape"),
+    ("index by list", lambda x: ops.slice_(x, index=[0]), ((3,),), ShapeError, "use ab.lookup"),
+    ("index by bool", lambda x: ops.slice_(x, index=True), ((3,),), ShapeError, "use ab.lookup"),
+    ("sum axis", lambda x: ops.sum(x, 1), ((3,),), ShapeError, "axis 1 of a value with 1 axes"),
+    ("sum twice", lambda x: ops.sum(x, (0, -2)), ((3, 2),), ShapeError, "one of them twice"),
+    ("max of nothing", lambda x: ops.max(x[1:1]), ((3,),), ShapeError, "max"),
+    ("softmax axis", lambda x: ops.softmax(x, 2), ((3,),), ShapeError, "axis 2"),
+)
+
+
+@pytest.mark.parametrize(("name", "compute", "shapes", "kind", "text"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_refused(name: str, compute: Any, shapes: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        compute(*(ab.Parameter(np.zeros(shape)) for shape in shapes))
+    with pytest.raises(kind, match=f"in cell '.*{text}"):
+        batched_call(lambda *arrays: compute(*arrays), [tuple(np.zeros(shape) for shape in shapes)])
+
+
+@pytest.mark.parametrize(
+    "use", [np.sin, np.add.reduce, lambda x: np.exp(x, out=np.zeros(3)), lambda x: np.add(x, x, where=False)]
+)
+def test_numpy_functions_that_are_no_ops_are_refused(use: Any) -> None:
+    with pytest.raises(GraphError, match="which it cannot record"):
+        use(ab.Parameter(np.zeros(3)))
+    with pytest.raises(GraphError, match=r"in cell .*which it cannot record"):
+        batched_call(lambda x: use(x), [(np.zeros(3),)])
+
+
+@pytest.mark.parametrize("constant", [None, "text", object(), np.array(["text"])])
+def test_constants_are_numbers(constant: Any) -> None:
+    with pytest.raises(GraphError, match="number"):
+        batched_call(lambda x: x * 2.0 == constant, [(np.zeros(3),)])
+
+
+def test_adding_zero_is_nothing() -> None:
+    parameter = ab.Parameter([1.0])
+    assert (0 + parameter) is parameter
+    assert (parameter + 0.0) is parameter
+    assert (parameter + False) is not parameter

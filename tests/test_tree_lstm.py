@@ -12,7 +12,7 @@ import autobatch as ab
 from autobatch.models.data.listops import N_CLASSES, draw_trees
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.tree_lstm import TreeLSTM, count_correct
+from autobatch.models.tree_lstm import SPEC, TreeLSTM, count_correct
 from twins.tree_lstm import TreeLSTMTwin
 
 POLICIES = ("unbatched", "depth", "agenda")
@@ -81,7 +81,12 @@ def test_counting_right_answers() -> None:
     sure = np.eye(3)
     right, wrong = sure[[0, 1, 2]], sure[[0, 1, 1]]
     outputs = np.stack([right[-1], wrong[-1]]), [list(right), list(wrong)]
-    assert count_correct(outputs, [tree, tree]) == {"root": (1, 2), "nodes": (5, 6)}
+    assert count_correct(outputs, [tree, tree], {}) == {"root_accuracy": (1, 2), "nodes_accuracy": (5, 6)}
+    assert SPEC.predict is not None
+    assert SPEC.predict(outputs, [tree, tree], {}) == [
+        {"label": 2, "labels": [0, 1, 2]},
+        {"label": 1, "labels": [0, 1, 1]},
+    ]
 
 
 def test_a_few_steps_lower_the_loss() -> None:

@@ -62,7 +62,7 @@ def train(workload: Workload) -> None:
 
 def answer(workload: Workload) -> str:
     """Lay out some development expressions with their values and what the model says."""
-    vocabulary, trees = workload.dataset.vocabulary, workload.dataset.dev
+    vocabulary, trees = workload.dataset.vocabularies["words"], workload.dataset.dev
     expressions = [to_brackets(vocabulary.decode(tree)) for tree in trees]
     shown = [number for number, text in enumerate(expressions) if len(text) <= LONGEST_ANSWER][:N_ANSWERS]
     root_logits, _ = workload.batched("scores", "auto", "auto")([trees[number] for number in shown])

@@ -24,7 +24,7 @@ class Epoch:
     number: int
     loss: float
     """Mean over the training instances, each measured in the mini-batch that learned from it."""
-    accuracy: dict[str, float]
+    metrics: dict[str, float]
     """On the development data after the epoch, 0 to 1 per metric; empty if the model or the data has none."""
     seconds: float
     """Spent training; measuring is not counted."""
@@ -36,8 +36,8 @@ class Epoch:
 
     def line(self) -> str:
         """Say it in one line."""
-        accuracies = "".join(f"  dev {metric} {share:.1%}" for metric, share in self.accuracy.items())
-        return f"epoch {self.number}:  loss {self.loss:.4f}{accuracies}  {self.instances_per_s:,.0f} instances/s"
+        metrics = "".join(f"  dev {_in_words(metric)} {share:.1%}" for metric, share in self.metrics.items())
+        return f"epoch {self.number}:  loss {self.loss:.4f}{metrics}  {self.instances_per_s:,.0f} instances/s"
 
 
 class Fitting:
@@ -83,16 +83,16 @@ class Fitting:
         Raises:
             NumericError: the loss of a mini-batch is not finite.
         """
-        accuracy: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for number in range(1, n_epochs + 1):
             with np.errstate(all="ignore"):  # a loss that is not finite is reported with its mini-batch
-                epoch = self._train(f"epoch {number}/{n_epochs}", number, accuracy, progress)
+                epoch = self._train(f"epoch {number}/{n_epochs}", number, metrics, progress)
             yield epoch
-            accuracy = epoch.accuracy
+            metrics = epoch.metrics
 
-    def _train(self, what: str, number: int, accuracy: dict[str, float], progress: Progress) -> Epoch:
+    def _train(self, what: str, number: int, metrics: dict[str, float], progress: Progress) -> Epoch:
         tally, total_loss, n_seen = Tally(), 0.0, 0
-        shown = "".join(f"  {metric} {share:.0%}" for metric, share in accuracy.items())
+        shown = "".join(f"  {_in_words(metric)} {share:.0%}" for metric, share in metrics.items())
         start = time.perf_counter()
         for step, batch in enumerate(ab.minibatches(self._graphs, self._batch_size, rng=self._workload.rng), start=1):
             try:
@@ -110,7 +110,7 @@ class Fitting:
         return Epoch(
             number=number,
             loss=total_loss / n_seen,
-            accuracy=self._measure(),
+            metrics=self._measure(),
             seconds=seconds,
             instances_per_s=n_seen / seconds,
             ms=1e3 * seconds / self.steps_per_epoch,
@@ -118,14 +118,18 @@ class Fitting:
         )
 
     def _measure(self) -> dict[str, float]:
-        """Share of right answers on the development data, per metric."""
-        count_correct = self._workload.spec.count_correct
+        """Compute the metrics on the development data; what nothing counts towards is 0."""
+        count_correct, dataset = self._workload.spec.count_correct, self._workload.dataset
         totals: dict[str, tuple[int, int]] = {}
         for start in range(0, len(self._dev_graphs), self._batch_size):
             part = slice(start, start + self._batch_size)
             assert count_correct is not None
-            counts = count_correct(self._scores(self._dev_graphs[part]), self._workload.dataset.dev[part])
+            counts = count_correct(self._scores(self._dev_graphs[part]), dataset.dev[part], dataset.vocabularies)
             for metric, (n_right, n_all) in counts.items():
                 right_before, all_before = totals.get(metric, (0, 0))
                 totals[metric] = right_before + n_right, all_before + n_all
-        return {metric: n_right / n_all for metric, (n_right, n_all) in totals.items()}
+        return {metric: n_right / max(n_all, 1) for metric, (n_right, n_all) in totals.items()}
+
+
+def _in_words(metric: str) -> str:
+    return metric.replace("_", " ")

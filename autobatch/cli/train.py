@@ -47,7 +47,7 @@ def train(
     """Train MODEL, and measure it after every epoch.
 
     MODEL is a name that `autobatch models` lists, or package.module:Class. Every instance is recorded once; an epoch
-    runs over them in a random order. Reported: the mean training loss of an instance, the accuracy on the development
+    runs over them in a random order. Reported: the mean training loss of an instance, the metrics on the development
     data, and the instances trained in a second, measuring not counted.
 
     \b
@@ -81,7 +81,7 @@ def _figures(epoch: Epoch) -> dict[str, Any]:
     return {
         "epoch": epoch.number,
         "train_loss": epoch.loss,
-        **{f"dev_{metric}_accuracy": share for metric, share in epoch.accuracy.items()},
+        **{f"dev_{metric}": share for metric, share in epoch.metrics.items()},
         "instances_per_s": epoch.instances_per_s,
         "ms": epoch.ms,
         **epoch.counts,

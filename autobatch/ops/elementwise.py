@@ -10,6 +10,12 @@ from typing import Any
 
 from autobatch.ops.define import Array, Op, define_elementwise, define_op
 
+
+def negate(xp: Any, x: Array, out: Array) -> Array:
+    """-x, by a product: np.negative of NumPy 2.4 skips elements where x has a stride of 64 bytes (float64) or 16."""
+    return xp.multiply(x, -1, out=out, dtype=out.dtype)
+
+
 add = define_elementwise(
     "add",
     "x + y",
@@ -41,9 +47,7 @@ pow = define_elementwise(
         g * out * where(equal(x, 0.0), 0.0, log(x)),
     ),
 )  # fmt: skip
-neg = define_elementwise(
-    "neg", "-x", kernel=lambda xp, x, out: xp.negative(x, out=out), pullback=lambda g, out, x: (-g,)
-)
+neg = define_elementwise("neg", "-x", kernel=negate, pullback=lambda g, out, x: (-g,))
 exp = define_elementwise(
     "exp", "exp(x)", kernel=lambda xp, x, out: xp.exp(x, out=out), pullback=lambda g, out, x: (g * out,)
 )
@@ -79,7 +83,7 @@ squared_error = define_elementwise(
 
 def _sigmoid(xp: Any, x: Array, out: Array) -> None:
     """1 / (1 + exp(-x)), as exp(min(x, 0)) / (1 + exp(-|x|)): no overflow, exact tails, NaN passes."""
-    xp.exp(xp.negative(xp.abs(x, out=out), out=out), out=out)
+    xp.exp(negate(xp, xp.abs(x, out=out), out), out=out)
     numerator = xp.where(x < 0, out, 1)
     xp.true_divide(numerator, xp.add(out, 1, out=out), out=out)
 

@@ -45,6 +45,7 @@ UFUNCS = {
     np.less: "less", np.less_equal: "less_equal", np.greater: "greater", np.greater_equal: "greater_equal",
     np.equal: "equal", np.not_equal: "not_equal",
 }  # fmt: skip
+REDUCTIONS = {np.add: "sum", np.maximum: "max"}
 
 
 def is_zero(x: object) -> bool:
@@ -138,12 +139,11 @@ class Operators:
         return len(self.shape)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        name = UFUNCS.get(ufunc)
+        name = {"__call__": UFUNCS, "reduce": REDUCTIONS}.get(method, {}).get(ufunc)
         if name is None or method != "__call__" or kwargs:
+            called = f"np.{ufunc.__name__}" if method == "__call__" else f"np.{ufunc.__name__}.{method}"
             advice = "build it from the ops of autobatch (see ab.ops)" if name is None else f"use ab.{name}"
-            raise GraphError(
-                f"np.{ufunc.__name__} was applied to a {type(self).__name__}, which it cannot record; {advice} instead."
-            )
+            raise GraphError(f"{called} was applied to a {type(self).__name__}, which it cannot record; {advice} instead.")
         return OPS[name](*inputs)
 
 
@@ -171,6 +171,17 @@ class Symbol(Operators):
         )
 
     _stage = "recorded"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a {self._stage} value has no attribute {name!r}; it has a shape and Python's operators, and the rest are "
+            f"ops, such as ab.sum(x) (see ab.ops)."
+        )
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise GraphError(
+            f"a {self._stage} value cannot be changed in place; make a new one, with ab.concat or ab.where for example."
+        )
 
     def __bool__(self) -> bool:
         raise self._refuse("a condition (if, while, and, or, not, in, ==)")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autobatch.errors import ShapeError
-from autobatch.ops.define import Array, Op, Shape, composite, define_op
+from autobatch.ops.define import Array, Op, Shape, composite, define_op, shape_of
 from autobatch.ops.elementwise import equal, exp
 from autobatch.ops.shaping import expand, reshape
 
@@ -16,7 +16,7 @@ Axis = int | tuple[int, ...] | None
 def _axes(ndim: int, axis: Axis) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
-    axes = (axis,) if isinstance(axis, int) else axis
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     if any(not -ndim <= a < ndim for a in axes):
         raise ShapeError(f"a reduction over axis {axis} of a value with {ndim} axes.")
     chosen = {a % ndim for a in axes}
@@ -72,8 +72,8 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The mean over `axis` (all axes by default)."""
     total = sum(x, axis, keepdims)
     size = 1
-    for a in _axes(len(x.shape), axis):
-        size *= x.shape[a]
+    for a in _axes(len(shape_of(x)), axis):
+        size *= shape_of(x)[a]
     return total / float(size)
 
 

@@ -174,8 +174,8 @@ def split(x: Any, n: int) -> tuple[Any, ...]:
     >>> split(np.arange(6.0), 3)
     (array([0., 1.]), array([2., 3.]), array([4., 5.]))
     """
-    size = x.shape[-1] if x.shape else 0
-    if size % n:
-        raise ShapeError(f"split of a value of shape {x.shape} into {n} parts: {size} is not a multiple of {n}.")
+    size = shape_of(x)[-1] if shape_of(x) else 0
+    if n < 1 or size % n:
+        raise ShapeError(f"split of a value of shape {shape_of(x)} into {n} parts: {size} is not a multiple of {n}.")
     width = size // n
     return tuple(slice_(x, index=(..., slice(k * width, (k + 1) * width))) for k in range(n))

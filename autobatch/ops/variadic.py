@@ -17,7 +17,7 @@ import numpy as np
 
 from autobatch.errors import ShapeError
 from autobatch.ops import reduction
-from autobatch.ops.define import Array, Op, Shape, composite, define_op, shape_of
+from autobatch.ops.define import Array, Op, composite, define_op, shape_of
 from autobatch.ops.elementwise import add, equal
 from autobatch.ops.indexing import sum_runs
 from autobatch.ops.reduction import softmax
@@ -129,16 +129,27 @@ def _over(values: Any, variadic: Any, stacked: Any) -> Any:
 def _reduce(values: Any, shape: Any, variadic: Any, over: Any) -> Any:
     """The public form of a reduction: `over` a sequence, zero of the given shape where it is empty."""
     if isinstance(values, VariadicPort):
-        return _map(variadic, values.values(shape))
+        return _map(variadic, values.values(element_shape(shape)))
     values = list(values)
-    return over(values) if values else _zeros(shape)
+    return over(values) if values else _zeros(element_shape(shape))
+
+
+def element_shape(shape: Any) -> Any:
+    """`shape=` as a shape, or as a tuple of the shapes of a tuple's parts; None stays."""
+    if shape is None:
+        return None
+    if isinstance(shape, (int, np.integer)):
+        return (int(shape),)
+    if all(isinstance(s, (int, np.integer)) for s in shape):
+        return tuple(int(s) for s in shape)
+    return tuple(element_shape(s) for s in shape)
 
 
 def _zeros(shape: Any) -> Any:
     if shape is None:
         raise ShapeError("a variadic form of an empty sequence needs shape=, the shape of one element.")
     if all(isinstance(s, int) for s in shape):
-        return np.zeros(shape)
+        return np.zeros(shape, np.float32)  # exact in any dtype, and raises none
     return tuple(_zeros(s) for s in shape)
 
 
@@ -148,7 +159,7 @@ def _map(function: Any, tree: Any) -> Any:
 
 def check_equal_shapes(values: Sequence[Any]) -> None:
     """Refuse values of different shapes in one variadic form."""
-    shapes = {shape_of(v) for v in values}
+    shapes = {shape_of(v) for v in values if not isinstance(v, tuple)}
     if len(shapes) > 1:
         raise ShapeError(f"a variadic form takes values of one shape, not {' and '.join(map(str, sorted(shapes)))}.")
 
@@ -218,21 +229,25 @@ def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = 
         shape: the shape of one value, needed when there may be none; the result is then zero.
     """
     if isinstance(keys, VariadicPort) and isinstance(values, VariadicPort):
-        v, k = values.values(shape), keys.values(query.shape)
-        _check_query(query.shape, k.shape)
+        v, k = values.values(element_shape(shape)), keys.values(query.shape)
+        _check_attention(query, k, v)
         weights = _softmax_edges(reduction.sum(_spread_edges(query, k) * k, axis=-1) * scale)
         return _sum_edges(reshape(weights, (1,) * v.ndim) * v)
     if len(keys) != len(values):
         raise ShapeError(f"attend takes as many keys as values, not {len(keys)} and {len(values)}.")
     if not len(keys):
-        return _zeros(shape)
+        return _zeros(element_shape(shape))
     check_equal_shapes(keys)
     check_equal_shapes(values)
-    _check_query(shape_of(query), shape_of(keys[0]))
+    _check_attention(query, keys[0], values[0])
     scores, v = _stack(list(keys)) @ query * scale, _stack(list(values))
     return reduction.sum(reshape(softmax(scores), (len(keys), *(1,) * (v.ndim - 1))) * v, axis=0)
 
 
-def _check_query(query: Shape, key: Shape) -> None:
-    if len(query) != 1 or query != key:
-        raise ShapeError(f"attend compares a query with keys of its shape (D,), not {query} with {key}.")
+def _check_attention(query: Any, key: Any, value: Any) -> None:
+    if isinstance(key, tuple) or isinstance(value, tuple):
+        raise ShapeError("attend takes lists of single values, not of tuples; join what belongs together by ab.concat.")
+    if len(shape_of(query)) != 1 or shape_of(query) != shape_of(key):
+        raise ShapeError(
+            f"attend compares a query with keys of its shape (D,), not {shape_of(query)} with {shape_of(key)}."
+        )

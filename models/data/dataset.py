@@ -1,22 +1,24 @@
-"""Find the data that a user names: a built-in generator, a file, or a folder of files."""
+"""Find the data that a user names, a built-in generator, a file or a folder of files, and encode it for a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from autobatch.errors import DataError
-from autobatch.models.data import listops, sst
-from autobatch.models.data.tree import Tree
+from autobatch.models.data import dag, listops, python_ast, sst, tagging
+from autobatch.models.data.lattice import Lattice, read_lattices
+from autobatch.models.data.sentence import Sentence, read_sentences
 from autobatch.models.data.vocabulary import Vocabulary
 
-N_DRAWN = 4000, 500  # training and development trees of a generator
-HELD_OUT = 10  # of a single file, the last tenth is development data
+N_DRAWN = 4500  # training and development instances of a generator
+HELD_OUT = 9, 10  # one in so many drawn instances, or of a single file, the last ones, is development data
+MIN_COUNT = 2  # words that training data holds less often are unknown words, and so train the unknown word
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,10 @@ class Dataset:
     name: str
     train: Sequence[Any]
     dev: Sequence[Any]
-    vocabulary: Vocabulary
+    vocabularies: Mapping[str, Vocabulary]
+    """What encoded them: of "words", "characters", "tags", as far as the data has them."""
     sizes: Mapping[str, int]
-    """What a model of the data must know, under the names of constructor arguments: `n_words`, `n_classes`."""
+    """What a model of the data must know, under names of constructor arguments: `n_words`, `n_tags`, `n_classes`."""
 
     @property
     def items(self) -> list[Any]:
@@ -36,60 +39,156 @@ class Dataset:
         return [*self.train, *self.dev]
 
 
+class Load(Protocol):
+    """Loads the data of that name, encoded by the given vocabularies, or else by those of its training instances."""
+
+    def __call__(
+        self, data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /
+    ) -> Dataset:
+        """Load it; `rng` draws a generator's instances."""
+
+
 @dataclass(frozen=True)
-class TreeGenerator:
-    """Draws labelled trees: `draw(n_trees, rng)`."""
+class Generator:
+    """Draws instances: `draw(n_instances, rng)`, fewer only if it has no more; `sizes` are those of a `Dataset`."""
 
     summary: str
-    n_classes: int
-    draw: Callable[[int, np.random.Generator], list[Tree[str]]]
+    draw: Callable[[int, np.random.Generator], list[Any]]
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-GENERATORS = {
-    "listops": TreeGenerator(
-        "nested list operations such as [MAX 2 9 [MIN 4 7] 0], labelled with their values 0 to 9",
-        listops.N_CLASSES,
-        listops.draw_trees,
-    )
-}
-TREE_FILES = "labelled binary trees, one a line: (3 (2 good) (2 film)); a file, or a folder with train.txt and dev.txt"
+@dataclass(frozen=True)
+class Format:
+    """Instances of one kind: how files hold them, and what draws them."""
+
+    reads: str
+    read: Callable[[Path], list[Any]]
+    generators: Mapping[str, Generator]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Of the data in files."""
+
+    def find(self, data: str, rng: np.random.Generator) -> tuple[list[Any], list[Any], Mapping[str, int]]:
+        """Draw or read training and development instances; also give their sizes.
+
+        Raises:
+            DataError: there is no such data, or it is malformed.
+        """
+        if generator := self.generators.get(data):
+            return *_hold_out(generator.draw(N_DRAWN, rng), HELD_OUT[0]), generator.sizes
+        path = Path(data)
+        if path.is_dir():
+            return self.read(path / "train.txt"), self.read(path / "dev.txt"), self.sizes
+        if not path.exists():
+            raise DataError(
+                f"cannot load data {data!r}: there is no such file or folder, and no generator of that name; "
+                f"give a path, or one of: {', '.join(self.generators)}."
+            )
+        return *_hold_out(self.read(path), HELD_OUT[1]), self.sizes
 
 
-def load_trees(data: str, rng: np.random.Generator, min_count: int = 2) -> Dataset:
-    """Load labelled binary trees, words encoded by a vocabulary counted on the training trees.
+TREES = Format(
+    reads="labelled binary trees, one a line: (3 (2 good) (2 film)); a file, or a folder with train.txt and dev.txt",
+    read=sst.read_trees,
+    generators={
+        "listops": Generator(
+            "nested list operations such as [MAX 2 9 [MIN 4 7] 0], labelled with their values 0 to 9",
+            listops.draw_trees,
+            {"n_classes": listops.N_CLASSES},
+        ),
+        "python-ast": Generator(
+            "functions of this Python's standard library as trees, labelled with what their names begin with",
+            python_ast.draw_trees,
+            {"n_classes": python_ast.N_CLASSES},
+        ),
+    },
+    sizes={"n_classes": sst.N_CLASSES},
+)
+SENTENCES = Format(
+    reads="tagged sentences, one a line: Paris|I-LOC is|O; a file, or a folder with train.txt and dev.txt",
+    read=read_sentences,
+    generators={
+        "tagging": Generator("sentences of a made-up language with people, places and groups", tagging.draw_sentences)
+    },
+)
+LATTICES = Format(
+    reads="lattices of characters and words as numbers; a file, or a folder with train.txt and dev.txt",
+    read=read_lattices,
+    generators={
+        "lattices": Generator("characters with the words that they may be read as, tagged by words", dag.draw_lattices),
+        "random-dag": Generator("random graphs, each node tagged with its longest way from the start", dag.draw_dags),
+    },
+)
+GENERATORS: Mapping[str, Generator] = {**TREES.generators, **SENTENCES.generators, **LATTICES.generators}
 
-    Args:
-        data: name of a generator, or path of a file or of a folder with train.txt and dev.txt.
-        rng: draws a generator's trees; not used for files.
-        min_count: words that occur less often in the training trees are unknown words.
+
+def load_trees(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
+    """Load labelled binary trees, their words encoded; arguments are those of `Load`.
 
     Raises:
         DataError: there is no such data, or it is malformed.
     """
-    if generator := GENERATORS.get(data):
-        n_train, n_dev = N_DRAWN
-        trees, n_classes = generator.draw(n_train + n_dev, rng), generator.n_classes
-        train, dev = trees[:n_train], trees[n_train:]
-    else:
-        (train, dev), n_classes = _read_files(Path(data)), sst.N_CLASSES
-    vocabulary = Vocabulary.count(chain.from_iterable(tree.words() for tree in train), min_count)
-    return Dataset(
-        name=data,
-        train=[vocabulary.encode(tree) for tree in train],
-        dev=[vocabulary.encode(tree) for tree in dev],
-        vocabulary=vocabulary,
-        sizes={"n_words": len(vocabulary), "n_classes": n_classes},
-    )
+    train, dev, sizes = TREES.find(data, rng)
+    known = vocabularies or {"words": _count(tree.words() for tree in train)}
+    encode = known["words"].encode
+    sizes = {"n_words": len(known["words"]), **sizes}
+    return Dataset(data, [encode(tree) for tree in train], [encode(tree) for tree in dev], known, sizes)
 
 
-def _read_files(path: Path) -> tuple[list[Tree[str]], list[Tree[str]]]:
-    if path.is_dir():
-        return sst.read_trees(path / "train.txt"), sst.read_trees(path / "dev.txt")
-    if not path.exists():
-        raise DataError(
-            f"cannot load data {str(path)!r}: there is no such file or folder, and no generator of that name; "
-            f"give a path, or one of: {', '.join(GENERATORS)}."
+def load_sentences(
+    data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None
+) -> Dataset:
+    """Load tagged sentences, words and tags encoded; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = SENTENCES.find(data, rng)
+    known = vocabularies or {
+        "words": _count(sentence.words for sentence in train),
+        "tags": _count((sentence.tags for sentence in train), min_count=1),
+    }
+    word, tag = known["words"].id, known["tags"].id
+
+    def encode(sentence: Sentence[str]) -> Sentence[int]:
+        return Sentence([word(w) for w in sentence.words], [tag(t) for t in sentence.tags])
+
+    return Dataset(data, [encode(s) for s in train], [encode(s) for s in dev], known, {**_lengths(known), **sizes})
+
+
+def load_lattices(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
+    """Load lattices, characters, words and tags encoded; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = LATTICES.find(data, rng)
+    known = vocabularies or {
+        "characters": _count(lattice.characters() for lattice in train),
+        "words": _count(lattice.words() for lattice in train),
+        "tags": _count((lattice.tags[1:] for lattice in train), min_count=1),
+    }
+    character, word, tag = known["characters"].id, known["words"].id, known["tags"].id
+
+    def encode(lattice: Lattice[str]) -> Lattice[int]:
+        return Lattice(
+            [tag(t) for t in lattice.tags],
+            [
+                [(start, character(w) if start == end - 1 else word(w)) for start, w in arcs]
+                for end, arcs in enumerate(lattice.arcs)
+            ],
         )
-    trees = sst.read_trees(path)
-    n_train = len(trees) - len(trees) // HELD_OUT
-    return trees[:n_train], trees[n_train:]
+
+    return Dataset(data, [encode(x) for x in train], [encode(x) for x in dev], known, {**_lengths(known), **sizes})
+
+
+def _hold_out(instances: list[Any], one_in: int) -> tuple[list[Any], list[Any]]:
+    n_train = len(instances) - len(instances) // one_in
+    return instances[:n_train], instances[n_train:]
+
+
+def _count(words: Iterable[Iterable[str]], min_count: int = MIN_COUNT) -> Vocabulary:
+    return Vocabulary.count(chain.from_iterable(words), min_count)
+
+
+def _lengths(vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
+    return {f"n_{name}": len(vocabulary) for name, vocabulary in vocabularies.items()}

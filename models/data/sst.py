@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 
 from autobatch.errors import DataError
+from autobatch.models.data.lines import fault, read_lines
 from autobatch.models.data.tree import Tree, unescape
 
 N_CLASSES = 5  # very negative, negative, neutral, positive, very positive
@@ -23,7 +24,6 @@ N_CLASSES = 5  # very negative, negative, neutral, positive, very positive
 _SPACES = re.compile(" *+")
 _LEAF = re.compile(r"\( *+([^ ()]++) ++([^ ()]++) *+\)")
 _OPEN = re.compile(r"\( *+([^ ()]++)")
-_WORD = re.compile(r"[^ ()]{1,20}|.", re.DOTALL)  # what a message shows of the text
 _EXAMPLE = "such as (3 (2 good) (2 film))"
 
 
@@ -38,10 +38,9 @@ def read_trees(path: Path, n_classes: int = N_CLASSES) -> list[Tree[str]]:
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and column.
     """
     trees = []
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):
-        text = line.removesuffix("\r")
-        if text.strip(" "):
-            trees.append(parse_tree(text, n_classes, f"{path}, line {number}"))
+    for line in read_lines(path, "trees"):
+        if line.text.strip(" "):
+            trees.append(parse_tree(line.text, n_classes, line.place))
     if not trees:
         raise DataError(f"cannot read trees from {path}: the file holds none; expected one tree a line, {_EXAMPLE}.")
     return trees
@@ -119,23 +118,4 @@ def _missing_subtree(
 
 
 def _fault(text: str, position: int, place: str, expected: str) -> DataError:
-    word = _WORD.match(text, position)
-    found = repr(word[0]) if word else "the end of the line"
-    return DataError(f"cannot read a tree from {place}, column {position + 1}: expected {expected}, found {found}.")
-
-
-def _read_text(path: Path) -> str:
-    try:
-        content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DataError(f"cannot read trees from {path}: {reason}; give a readable text file.") from error
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        column = error.start - content.rfind(b"\n", 0, error.start)
-        raise DataError(
-            f"cannot read trees from {path}, line {line}, column {column}: byte 0x{content[error.start]:02x} "
-            f"is not UTF-8; convert the file to UTF-8."
-        ) from error
+    return fault("a tree", place, text, position, expected)

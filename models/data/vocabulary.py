@@ -40,6 +40,11 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self._words)
 
+    @property
+    def words(self) -> list[str]:
+        """List the words with ids 1, 2, 3, …: `Vocabulary(words)` is the same vocabulary."""
+        return self._words[1:]
+
     def id(self, word: str) -> int:
         """Look up a word; `UNKNOWN` if it is none of the vocabulary's."""
         return self._ids.get(word, UNKNOWN)

@@ -1,0 +1,117 @@
+"""Bidirectional LSTM that tags every word of a sentence, one instance at a time.
+
+Source: Huang, Xu and Yu 2015, Bidirectional LSTM-CRF models for sequence tagging (arXiv:1508.01991), section 2.2:
+their BI-LSTM network, without the CRF.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.models.data.dataset import SENTENCES, load_sentences
+from autobatch.models.data.sentence import Sentence
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.metric import count_entities, count_tags, name_tags, pick_best, predict_tags
+from autobatch.models.spec import Counts, ModelSpec
+
+
+class BiLSTMTagger(ab.Module):
+    """Word embeddings, layers of two LSTMs that read in opposite directions, one output layer.
+
+    Args:
+        n_words: V, word ids are 0 to V - 1.
+        n_tags: C, tags are 0 to C - 1.
+        dim: H, width of embeddings and of the states of each direction.
+        rng: draws the initial parameters.
+        n_layers: layers in each direction; those above the first read the states of both directions.
+    """
+
+    def __init__(self, n_words: int, n_tags: int, dim: int, rng: np.random.Generator, n_layers: int = 1) -> None:
+        widths = [dim, *[2 * dim] * (n_layers - 1)]
+        self.embedding = ab.Parameter(0.1 * rng.standard_normal((n_words, dim)))
+        self.rightward = [ab.LSTMCell(width, dim, rng=rng) for width in widths]
+        self.leftward = [ab.LSTMCell(width, dim, rng=rng) for width in widths]
+        self.output = ab.Linear(2 * dim, n_tags, rng=rng)
+        self.zeros = np.zeros(dim)
+
+    @ab.cell
+    def read_word(self, lstm: ab.LSTMCell, word: int, state: Any) -> Any:
+        """Read a word in a state, h (H,) and c (H,): the next state."""
+        return lstm(ab.lookup(self.embedding, word), state)
+
+    @ab.cell
+    def read_states(self, lstm: ab.LSTMCell, right: Any, left: Any, state: Any) -> Any:
+        """Read what the layer below computed for a word, rightward and leftward: the next state."""
+        return lstm(ab.concat((right[0], left[0])), state)
+
+    @ab.cell
+    def tag_loss(self, right: Any, left: Any, tag: int) -> Any:
+        """Compare a word with its tag: a scalar."""
+        return ab.cross_entropy(self.output(ab.concat((right[0], left[0]))), tag)
+
+    @ab.cell
+    def tag_scores(self, right: Any, left: Any) -> Any:
+        """Score the tags of a word: logits (C,)."""
+        return self.output(ab.concat((right[0], left[0])))
+
+    def states(self, words: Sequence[int]) -> list[Any]:
+        """Compute the states of the last layer at each word: pairs of a rightward and a leftward state."""
+        inputs: list[Any] = list(words)
+        for rightward, leftward in zip(self.rightward, self.leftward, strict=True):
+            right = self.chain(rightward, inputs)
+            left = self.chain(leftward, inputs[::-1])[::-1]
+            inputs = list(zip(right, left, strict=True))
+        return inputs
+
+    def chain(self, lstm: ab.LSTMCell, inputs: Sequence[Any]) -> list[Any]:
+        """Read words, or the states of the layer below, one after the other: the state after each."""
+        states, state = [], (self.zeros, self.zeros)
+        for read in inputs:
+            state = (
+                self.read_states(lstm, *read, state) if isinstance(read, tuple) else self.read_word(lstm, read, state)
+            )
+            states.append(state)
+        return states
+
+    def loss(self, sentence: Sentence[int]) -> Any:
+        """Sum the cross-entropies of all words: a scalar."""
+        states = self.states(sentence.words)
+        losses = [self.tag_loss(right, left, tag) for (right, left), tag in zip(states, sentence.tags, strict=True)]
+        return ab.sum_n(losses, shape=())
+
+    def scores(self, sentence: Sentence[int]) -> Any:
+        """Score the tags of every word: a list of (C,)."""
+        return [self.tag_scores(right, left) for right, left in self.states(sentence.words)]
+
+
+def count_correct(outputs: Any, sentences: Sequence[Sentence[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
+    """Count right and all tags, and twice the right entities and all entities, meant and found, whose share is F1.
+
+    Args:
+        outputs: what batched `BiLSTMTagger.scores` gave: per sentence the logits of its words.
+        sentences: as many sentences.
+        vocabularies: the names of the tags, such as I-LOC.
+    """
+    found, meant = pick_best(outputs), [sentence.tags for sentence in sentences]
+    names = vocabularies["tags"]
+    return {
+        "tag_accuracy": count_tags(found, meant),
+        "entity_f1": count_entities(name_tags(found, names), name_tags(meant, names)),
+    }
+
+
+SPEC = ModelSpec(
+    name="bilstm-tagger",
+    summary="bidirectional LSTM that tags the words of a sentence (Huang, Xu and Yu 2015, without the CRF)",
+    model=BiLSTMTagger,
+    generators=tuple(SENTENCES.generators),
+    reads=SENTENCES.reads,
+    default_data="tagging",
+    load=load_sentences,
+    count_correct=count_correct,
+    predict=predict_tags,
+)

@@ -1,0 +1,100 @@
+"""Draw lattices: characters with the words that they may be read as, and random directed acyclic graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autobatch.models.data.lattice import Lattice
+
+LETTERS = "abcdefgh"
+N_DEPTHS = 6
+_LEXICON_SEED = 0  # the language is the same in every data set; `rng` draws what is said in it
+_WORDS_PER_LENGTH = 24
+
+
+def draw_lattices(n_lattices: int, rng: np.random.Generator, *, max_words: int = 5) -> list[Lattice[str]]:
+    """Draw texts of a made-up language, written without spaces, with every word that may be read in them as an arc.
+
+    A text is 1 to `max_words` words, each drawn from 72 words of 2 to 4 letters, or a letter of its own. A position
+    is tagged B, M or E where a word of the text begins, goes on or ends, and S if it is a word of its own. Words also
+    show where none was meant, so that arcs alone do not tell the tags.
+
+    Returns:
+        Lattices of about 9 positions and 12 arcs in the mean, by default; words on arcs are spelled out.
+
+    >>> print(draw_lattices(1, np.random.default_rng(0), max_words=2)[0])
+    5
+    0 B M E S
+    0
+    1 0 g
+    2 1 f 0 gf
+    2 2 b 0 gfb
+    1 3 a
+    """
+    lexicon = _make_lexicon()
+    return [_draw_lattice(rng, lexicon, max_words) for _ in range(n_lattices)]
+
+
+def draw_dags(n_dags: int, rng: np.random.Generator, *, max_nodes: int = 16, max_arcs: int = 3) -> list[Lattice[str]]:
+    """Draw directed acyclic graphs, as lattices whose arcs come from anywhere before.
+
+    A graph has 2 to `max_nodes` nodes; one after the first has 1 to `max_arcs` arcs from different earlier nodes, each
+    with a random letter. The tag of a node is the number of arcs on its longest way from the first, modulo 6.
+
+    >>> print(draw_dags(1, np.random.default_rng(1), max_nodes=4)[0])
+    3
+    0 1 2
+    0
+    1 0 e
+    2 1 b 0 g
+    """
+    return [_draw_dag(rng, max_nodes, max_arcs) for _ in range(n_dags)]
+
+
+def _make_lexicon() -> list[str]:
+    """Draw 24 different words of each length from 2 to 4."""
+    rng = np.random.default_rng(_LEXICON_SEED)
+    words: dict[str, None] = {}
+    for length in (2, 3, 4):
+        while len(words) < (length - 1) * _WORDS_PER_LENGTH:
+            words["".join(rng.choice(list(LETTERS), length))] = None
+    return list(words)
+
+
+def _draw_lattice(rng: np.random.Generator, lexicon: list[str], max_words: int) -> Lattice[str]:
+    text, tags = "", ["0"]
+    for _ in range(rng.integers(1, max_words, endpoint=True)):
+        if rng.random() < 0.25:
+            text += LETTERS[rng.integers(len(LETTERS))]
+            tags.append("S")
+        else:
+            word = lexicon[rng.integers(len(lexicon))]
+            text += word
+            tags += ["B", *"M" * (len(word) - 2), "E"]
+    return Lattice(tags, read_words(text, set(lexicon)))
+
+
+def read_words(text: str, lexicon: set[str]) -> list[list[tuple[int, str]]]:
+    """Make the arcs of a text: from each place to the next with its letter, and across every word of the lexicon.
+
+    >>> read_words("abc", {"ab", "abc", "ca"})
+    [[], [(0, 'a')], [(1, 'b'), (0, 'ab')], [(2, 'c'), (0, 'abc')]]
+    """
+    longest = max(map(len, lexicon))
+    arcs: list[list[tuple[int, str]]] = [[]]
+    for end in range(1, len(text) + 1):
+        starts = range(max(end - longest, 0), end - 1)
+        words = [(start, text[start:end]) for start in starts if text[start:end] in lexicon]
+        arcs.append([(end - 1, text[end - 1]), *words])
+    return arcs
+
+
+def _draw_dag(rng: np.random.Generator, max_nodes: int, max_arcs: int) -> Lattice[str]:
+    depths: list[int] = [0]
+    arcs: list[list[tuple[int, str]]] = [[]]
+    for node in range(1, rng.integers(2, max_nodes, endpoint=True)):
+        n_arcs = rng.integers(1, min(node, max_arcs), endpoint=True)
+        starts = sorted(rng.choice(node, n_arcs, replace=False).tolist(), reverse=True)
+        arcs.append([(start, LETTERS[rng.integers(len(LETTERS))]) for start in starts])
+        depths.append(1 + max(depths[start] for start in starts))
+    return Lattice(["0", *(str(depth % N_DEPTHS) for depth in depths[1:])], arcs)

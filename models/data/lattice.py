@@ -1,0 +1,147 @@
+"""Lattices of characters and words with a tag at every position, and their text form.
+
+A file begins with the number of lattices; then, for each: the number of positions L; L tags; and L lines, the arcs
+that end at a position, as `n_arcs (start id)*`. All are plain decimal numbers apart by spaces. Blank lines may stand
+before a lattice and at the end.
+
+    2
+    3
+    0 4 5
+    0
+    1 0 17
+    2 1 18 0 93
+
+An arc from the position just before carries a character, any other a word; their ids are numbered apart. The first
+position has no arc, and tag 0: it is where the lattice begins and no part of what is tagged. Tag numbers have no names
+in the file. Source of the form: lattices after Zhang and Yang 2018, Chinese NER using lattice LSTM (arXiv:1805.02023).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from autobatch.errors import DataError
+from autobatch.models.data.lines import Line, read_lines
+
+W = TypeVar("W")
+
+_TOKEN = re.compile("[^ ]+")
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # below 10**9, so that ids fit 32 bits
+_WHAT = "a lattice"
+
+
+@dataclass(frozen=True)
+class Lattice(Generic[W]):
+    """Positions 0 to L - 1, a tag each, and the arcs that end there.
+
+    Attributes:
+        tags: of the L positions; the first has no meaning.
+        arcs: for each position its arcs (start, word), start < position; none at position 0, one or more elsewhere.
+            An arc from the position before carries a character, any other a word.
+    """
+
+    tags: list[W]
+    arcs: list[list[tuple[int, W]]]
+
+    def characters(self) -> Iterator[W]:
+        """List what the arcs from one position to the next carry."""
+        return (word for end, arcs in enumerate(self.arcs) for start, word in arcs if start == end - 1)
+
+    def words(self) -> Iterator[W]:
+        """List what all other arcs carry."""
+        return (word for end, arcs in enumerate(self.arcs) for start, word in arcs if start != end - 1)
+
+    def __str__(self) -> str:
+        rows = [" ".join([str(len(arcs)), *(f"{start} {word}" for start, word in arcs)]) for arcs in self.arcs]
+        return "\n".join([str(len(self.tags)), " ".join(map(str, self.tags)), *rows])
+
+
+def read_lattices(path: Path) -> list[Lattice[str]]:
+    """Read every lattice of a file; tags and ids are decimal numbers, as strings.
+
+    Raises:
+        DataError: the file cannot be read, holds no lattice, or a line is malformed; names file, line and column.
+    """
+    lines = _Lines(path)
+    count = lines.next_row("the number of lattices in the file, as the only number of its line", 1)
+    n_lattices = count.number(0, "the number of lattices, at least 1", smallest=1)
+    lattices = [_read_lattice(lines) for _ in range(n_lattices)]
+    for line in lines.rest:
+        if line.text.strip(" "):
+            raise line.fault(_WHAT, 0, f"the end of the file after the {n_lattices} lattices that it promises")
+    return lattices
+
+
+class _Row:
+    """The numbers of one line, each checked when asked for."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.tokens = list(_TOKEN.finditer(line.text))
+
+    def number(self, place: int, expected: str, smallest: int = 0, end: int = 10**9) -> int:
+        """Read the number at a place, from `smallest` to `end` - 1."""
+        token = self.tokens[place]
+        if not _NUMBER.fullmatch(token[0]) or not smallest <= int(token[0]) < end:
+            raise self.line.fault(_WHAT, token.start(), expected)
+        return int(token[0])
+
+    def check_length(self, length: int, expected: str) -> None:
+        """Refuse another count of numbers; the fault stands at the first that is too many, or at the end."""
+        if len(self.tokens) != length:
+            position = self.tokens[length].start() if length < len(self.tokens) else len(self.line.text)
+            raise self.line.fault(_WHAT, position, expected)
+
+
+class _Lines:
+    """The lines of a file, one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.rest = read_lines(path, "lattices")
+        self._last = Line(path, 1, "")
+
+    def next(self, expected: str, skip_blank: bool) -> _Row:
+        """Give the next line; the file may not end here."""
+        for line in self.rest:
+            self._last = line
+            if not skip_blank or line.text.strip(" "):
+                return _Row(line)
+        raise DataError(
+            f"cannot read {_WHAT} from {self._last.place}, column {len(self._last.text) + 1}: expected {expected}, "
+            f"found the end of the file."
+        )
+
+    def next_row(self, expected: str, length: int, skip_blank: bool = True) -> _Row:
+        """Give the next line, which holds that many numbers."""
+        row = self.next(expected, skip_blank)
+        row.check_length(length, expected)
+        return row
+
+
+def _read_lattice(lines: _Lines) -> Lattice[str]:
+    size = lines.next_row("the number of positions of a lattice, as the only number of its line", 1)
+    n_positions = size.number(0, "the number of positions, at least 1", smallest=1)
+    row = lines.next_row(f"{n_positions} tags, one for each position", n_positions, skip_blank=False)
+    row.number(0, "tag 0 for the first position, where the lattice begins", end=1)
+    tags = [str(row.number(position, "a tag, a number from 0")) for position in range(n_positions)]
+    return Lattice(tags, [_read_arcs(lines, position) for position in range(n_positions)])
+
+
+def _read_arcs(lines: _Lines, position: int) -> list[tuple[int, str]]:
+    """Read the arcs that end at a position."""
+    row = lines.next(f"the number of arcs that end at position {position}", skip_blank=False)
+    if not row.tokens:
+        row.check_length(1, f"the number of arcs that end at position {position}")
+    if position == 0:
+        row.number(0, "0, for no arc ends at the first position", end=1)
+    n_arcs = row.number(0, f"the number of arcs that end at position {position}, at least 1", smallest=min(position, 1))
+    row.check_length(1 + 2 * n_arcs, f"{n_arcs} arcs, each a start and an id")
+    starts = f"the start of an arc that ends at position {position}, a number from 0 to {position - 1}"
+    return [
+        (row.number(place, starts, end=position), str(row.number(place + 1, "the id of a character or word")))
+        for place in range(1, 1 + 2 * n_arcs, 2)
+    ]

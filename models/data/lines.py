@@ -1,0 +1,67 @@
+"""Read text files line by line, with the place of whatever is wrong in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from autobatch.errors import DataError
+
+_WORD = re.compile(r"[^ ()]{1,20}|.", re.DOTALL)  # what a message shows of the text; brackets stand alone
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Line(NamedTuple):
+    """One line of a file; `number` counts from 1, `text` is without the end of the line."""
+
+    path: Path
+    number: int
+    text: str
+
+    @property
+    def place(self) -> str:
+        """Say where the line stands, for messages."""
+        return f"{self.path}, line {self.number}"
+
+    def fault(self, what: str, position: int, expected: str) -> DataError:
+        """Say that `expected` should stand at `position` (from 0) of the line, while `what` was read."""
+        return fault(what, self.place, self.text, position, expected)
+
+
+def read_lines(path: Path, what: str) -> Iterator[Line]:
+    """Read a UTF-8 text file, a line at a time; a mark of the byte order and carriage returns are left out.
+
+    Args:
+        path: the file.
+        what: is read from it, for messages: "trees".
+
+    Raises:
+        DataError: the file cannot be read, or is not UTF-8; names file, line and column.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, content in enumerate(file, start=1):
+                content = content.removeprefix(_BYTE_ORDER_MARK) if number == 1 else content
+                yield Line(path, number, _decode(content, path, number, what))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise DataError(f"cannot read {what} from {path}: {reason}; give a readable text file.") from error
+
+
+def fault(what: str, place: str, text: str, position: int, expected: str) -> DataError:
+    """Say what should stand at a position (from 0) of a text, and what stands there."""
+    word = _WORD.match(text, position)
+    found = repr(word[0]) if word else "the end of the line"
+    return DataError(f"cannot read {what} from {place}, column {position + 1}: expected {expected}, found {found}.")
+
+
+def _decode(content: bytes, path: Path, number: int, what: str) -> str:
+    try:
+        return content.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"cannot read {what} from {path}, line {number}, column {error.start + 1}: byte "
+            f"0x{content[error.start]:02x} is not UTF-8; convert the file to UTF-8."
+        ) from error

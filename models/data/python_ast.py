@@ -1,0 +1,154 @@
+"""Read the functions of the running Python's standard library as binary trees that a tree model reads.
+
+The leaves are names and constants in the order of the source: `self`, `path`, `None`; strings, floats and such only as
+their types, `<str>`. Keywords, operators and brackets are left out, so that what a piece of code is must be told from
+what it holds. A construct of several parts takes them in one after the other, `f(a, b)` is `((f a) b)`; its label, at
+each of these nodes, is its kind, one of `KINDS`. A construct of one part, such as `return x`, is that part, its label
+replaced. The label of the root is the first word of the function's name, one of `VERBS`, which is no part of the tree:
+to predict it is to say what the function does.
+
+Source of the task: Allamanis, Peng and Sutton 2016, A convolutional attention network for extreme summarization of
+source code (arXiv:1602.03001), who predict names of functions from their bodies.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+
+from autobatch.errors import DataError
+from autobatch.models.data.tree import Tree
+
+KINDS: dict[str, tuple[type[ast.AST], ...]] = {
+    "other": (),
+    "name": (ast.Name, ast.arg, ast.alias),
+    "constant": (ast.Constant, ast.JoinedStr),
+    "attribute": (ast.Attribute,),
+    "call": (ast.Call,),
+    "subscript": (ast.Subscript, ast.Slice),
+    "operation": (ast.BinOp, ast.UnaryOp, ast.BoolOp),
+    "comparison": (ast.Compare,),
+    "collection": (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+    "assignment": (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.Delete),
+    "return": (ast.Return, ast.Yield, ast.YieldFrom),
+    "branch": (ast.If, ast.IfExp, ast.Match, ast.match_case),
+    "loop": (ast.For, ast.AsyncFor, ast.While, ast.comprehension),
+    "exception": (ast.Try, ast.TryStar, ast.ExceptHandler, ast.Raise, ast.Assert, ast.With, ast.AsyncWith),
+    "definition": (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.arguments),
+}
+VERBS = (
+    "init", "get", "set", "repr", "is", "add", "read", "write", "close", "open", "parse", "format", "create", "make",
+    "check", "find",
+)  # fmt: skip
+N_CLASSES = len(KINDS) + len(VERBS)
+
+_LABELS = {cls: label for label, classes in enumerate(KINDS.values()) for cls in classes}
+_LEFT_OUT = {"test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "encodings", "site-packages"}
+_FIRST_WORD = re.compile("_*([a-z]+)")
+_NO_PARTS = ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop
+
+
+def draw_trees(n_trees: int, rng: np.random.Generator, *, min_leaves: int = 4, max_leaves: int = 40) -> list[Tree[str]]:
+    """Read up to `n_trees` functions, file by file in a random order.
+
+    Args:
+        n_trees: how many at most; CPython 3.11 holds 2,953 of this size.
+        rng: draws the order of the files.
+        min_leaves, max_leaves: functions of fewer or more leaves are left out.
+
+    Returns:
+        Different trees, the same for the same seed and the same version of Python.
+
+    Raises:
+        DataError: this Python has no source of its library at hand.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [path for path in sorted(root.rglob("*.py")) if _LEFT_OUT.isdisjoint(path.relative_to(root).parts)]
+    trees: dict[str, Tree[str]] = {}
+    for place in rng.permutation(len(files)):
+        for tree in _read_functions(files[place], max_leaves):
+            if min_leaves <= sum(node.is_leaf for node in tree.postorder()) <= max_leaves:
+                trees.setdefault(repr(tree), tree)
+        if len(trees) >= n_trees:
+            break
+    if not trees:
+        raise DataError(
+            f"cannot read functions of the standard library: {root} holds no source of any; "
+            f"use a Python that comes with it, or other data."
+        )
+    return list(trees.values())[:n_trees]
+
+
+def to_tree(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Tree[str] | None:
+    """Turn a function into a tree; None if its name begins with none of `VERBS`, or nothing is in it.
+
+    >>> to_tree(ast.parse("def get_size(self): return len(self.items)").body[0])
+    (16 (14 self) (10 (1 len) (3 (1 self) (3 items))))
+    """
+    verb = _FIRST_WORD.match(function.name)
+    if verb is None or verb[1] not in VERBS:
+        return None
+    body = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
+    parts = [tree for node in (function.args, *body) if (tree := _to_part(node)) is not None]
+    return _join(len(KINDS) + VERBS.index(verb[1]), parts) if parts else None
+
+
+def _read_functions(path: Path, max_leaves: int) -> Iterator[Tree[str]]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old escapes in strings
+            module = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # some files are wrong on purpose, for tools that fix them
+        return
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_small(node, max_leaves):
+            tree = to_tree(node)
+            if tree is not None:
+                yield tree
+
+
+def _is_small(function: ast.AST, max_leaves: int) -> bool:
+    """Say whether a function may have few enough leaves, so that only small ones are turned into trees."""
+    return sum(isinstance(node, ast.Name | ast.Constant | ast.arg) for node in ast.walk(function)) <= max_leaves + 1
+
+
+def _to_part(node: ast.AST) -> Tree[str] | None:
+    """Turn a construct into a tree; None if nothing is in it. Recurses as deep as the code is nested."""
+    label = _LABELS.get(type(node), 0)
+    if isinstance(node, ast.Constant):
+        return Tree.leaf(label, _name_constant(node.value))
+    parts = []
+    for _, value in ast.iter_fields(node):
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str):
+                parts.append(Tree.leaf(label, item))
+            elif isinstance(item, ast.AST) and not isinstance(item, _NO_PARTS):
+                tree = _to_part(item)
+                if tree is not None:
+                    parts.append(tree)
+    if not parts and isinstance(node, ast.stmt):
+        return Tree.leaf(label, type(node).__name__.lower())  # pass, return
+    return _join(label, parts) if parts else None
+
+
+def _join(label: int, parts: list[Tree[str]]) -> Tree[str]:
+    """Take in one part after the other; a single part gets the label, unless that is "other"."""
+    if len(parts) > 1:
+        return reduce(lambda tree, part: Tree.inner(label, tree, part), parts)
+    (tree,) = parts
+    if not label:
+        return tree
+    return Tree.leaf(label, tree.word) if tree.is_leaf else Tree.inner(label, tree.left, tree.right)
+
+
+def _name_constant(value: object) -> str:
+    if value is None or isinstance(value, bool) or (isinstance(value, int) and 0 <= value < 10):
+        return str(value)
+    return f"<{type(value).__name__}>"

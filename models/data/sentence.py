@@ -1,0 +1,68 @@
+"""Sentences with a tag at every word, one a line as in WikiNER: `Mad|I-ORG Capsule|I-ORG Markets|I-ORG .|O`.
+
+A word may hold any character but the plain space, `|` too: the tag is after the last one. Blank lines are skipped.
+
+Source of the format: Nothman et al. 2013, Learning multilingual named entity recognition from Wikipedia.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from autobatch.errors import DataError
+from autobatch.models.data.lines import Line, read_lines
+
+W = TypeVar("W")
+
+_TOKEN = re.compile("[^ ]+")
+_EXAMPLE = "such as Paris|I-LOC is|O"
+
+
+@dataclass(frozen=True)
+class Sentence(Generic[W]):
+    """Words with their tags, as many as words; strings as read, ints once vocabularies have encoded them."""
+
+    words: list[W]
+    tags: list[W]
+
+    def __str__(self) -> str:
+        return " ".join(f"{word}|{tag}" for word, tag in zip(self.words, self.tags, strict=True))
+
+
+def read_sentences(path: Path) -> list[Sentence[str]]:
+    """Read every sentence of a file.
+
+    Args:
+        path: a UTF-8 text file, one sentence a line.
+
+    Raises:
+        DataError: the file cannot be read, holds no sentence, or a line is malformed; names file, line and column.
+    """
+    sentences = [parse_sentence(line) for line in read_lines(path, "sentences") if line.text.strip(" ")]
+    if not sentences:
+        raise DataError(
+            f"cannot read sentences from {path}: the file holds none; expected one sentence a line, {_EXAMPLE}."
+        )
+    return sentences
+
+
+def parse_sentence(line: Line) -> Sentence[str]:
+    """Read one sentence.
+
+    Raises:
+        DataError: a token is not a word, `|` and a tag; names the place and the column of the token.
+
+    >>> print(parse_sentence(Line(Path("x.txt"), 1, "Paris|I-LOC ||O")).words)
+    ['Paris', '|']
+    """
+    words, tags = [], []
+    for token in _TOKEN.finditer(line.text):
+        word, _, tag = token[0].rpartition("|")
+        if not (word and tag):
+            raise line.fault("a sentence", token.start(), f"a word, '|' and a tag, {_EXAMPLE}")
+        words.append(word)
+        tags.append(tag)
+    return Sentence(words, tags)

@@ -1,0 +1,98 @@
+"""Measure tags: the share that is right, and F1 of the entities that they tell, by the definition of CoNLL.
+
+An entity is a run of words tagged with one type. B-type begins one, I-type goes on with one of the same type or else
+begins one (IOB1, where B- only parts neighbours of one type, and IOB2 both read like this); E-type ends one, S-type is
+one of its own. A tag of another form, such as O, is outside of all. An entity counts as found if its type, its first
+and its last word are right. Source: Tjong Kim Sang and Buchholz 2000, Introduction to the CoNLL-2000 shared task, and
+the rules of its script conlleval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
+
+PREFIXES = ("B", "I", "E", "S")
+
+
+class Entity(NamedTuple):
+    """Words `first` to `last`, of a type such as LOC."""
+
+    kind: str
+    first: int
+    last: int
+
+
+def find_entities(tags: Sequence[str]) -> list[Entity]:
+    """List the entities of a sentence, from the first to the last.
+
+    >>> find_entities(["I-PER", "I-PER", "O", "I-LOC", "B-LOC"])
+    [Entity(kind='PER', first=0, last=1), Entity(kind='LOC', first=3, last=3), Entity(kind='LOC', first=4, last=4)]
+    """
+    entities: list[Entity] = []
+    before, kind_before = "O", ""
+    for place, tag in enumerate(tags):
+        prefix, _, kind = tag.partition("-")
+        if prefix not in PREFIXES or not kind:
+            prefix, kind = "O", ""
+        elif prefix in "BS" or before in "OES" or kind != kind_before:
+            entities.append(Entity(kind, place, place))
+        else:
+            entities[-1] = entities[-1]._replace(last=place)
+        before, kind_before = prefix, kind
+    return entities
+
+
+def count_entities(found: Sequence[Sequence[str]], meant: Sequence[Sequence[str]]) -> tuple[int, int]:
+    """Count entities so that the share of the two counts is F1, also when counts of many sentences are summed.
+
+    Args:
+        found: the tags that were predicted, per sentence.
+        meant: the right ones.
+
+    Returns:
+        Twice the number of entities that are right, and the number of entities in both.
+    """
+    right = both = 0
+    for tags, right_tags in zip(found, meant, strict=True):
+        entities, right_entities = find_entities(tags), find_entities(right_tags)
+        right += len(set(entities) & set(right_entities))
+        both += len(entities) + len(right_entities)
+    return 2 * right, both
+
+
+def count_tags(found: Sequence[Sequence[int]], meant: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Count right tags and all tags; one that the vocabulary does not know is never right."""
+    pairs = [pair for tags, right in zip(found, meant, strict=True) for pair in zip(tags, right, strict=True)]
+    return sum(tag == right != UNKNOWN for tag, right in pairs), len(pairs)
+
+
+def pick_best(outputs: Sequence[Sequence[Any]]) -> list[list[int]]:
+    """Pick the class of the highest score, per instance and place in it, from lists of logits (C,)."""
+    return [np.argmax(scores, axis=1).tolist() if len(scores) else [] for scores in outputs]
+
+
+def name_tags(tags: Sequence[Sequence[int]], names: Vocabulary) -> list[list[str]]:
+    """Replace numbers by names."""
+    return [[names.word(tag) for tag in sentence] for sentence in tags]
+
+
+def predict_tags(
+    outputs: Sequence[Sequence[Any]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Name the best tag at every place of every instance, {"tags": [...]} each; a `ModelSpec.predict`."""
+    return [{"tags": tags} for tags in name_tags(pick_best(outputs), vocabularies["tags"])]
+
+
+def predict_labels(outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str, Vocabulary]) -> list[dict[str, Any]]:
+    """Give the best label of each tree, and of all its nodes in postorder; a `ModelSpec.predict`.
+
+    Args:
+        outputs: logits of the roots (B, C), and per tree the logits of its nodes, the root's last.
+    """
+    _, nodes = outputs
+    return [{"label": labels[-1], "labels": labels} for labels in pick_best(nodes)]

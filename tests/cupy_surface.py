@@ -1,0 +1,60 @@
+"""NumPy under CuPy's name, with no more than CuPy has: what kernels use beyond that fails here, without a GPU.
+
+Source: CuPy's reference (docs.cupy.dev, "Comparison Table") and its `_kernel.pyx`, version 13.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import numpy as np
+
+UFUNCS = (
+    "abs", "add", "equal", "exp", "greater", "greater_equal", "less", "less_equal", "log", "logaddexp", "maximum",
+    "multiply", "negative", "not_equal", "power", "sqrt", "square", "subtract", "tanh", "true_divide",
+)  # fmt: skip
+FUNCTIONS = (
+    "amax", "argsort", "arange", "bincount", "broadcast_to", "concatenate", "cumsum", "empty", "flatnonzero", "outer",
+    "ones", "sum", "take_along_axis", "tensordot", "where", "zeros",
+)  # fmt: skip
+CONSTANTS = ("inf", "int64")
+
+
+class Ufunc:
+    """A ufunc with CuPy's methods: `at`, and for `add` alone `reduceat`; only `out` and `dtype` by name."""
+
+    def __init__(self, ufunc: np.ufunc) -> None:
+        self.ufunc, self.at = ufunc, ufunc.at
+
+    def __call__(self, *args: Any, out: Any = None, dtype: Any = None) -> Any:
+        return self.ufunc(*args, out=out, dtype=dtype)
+
+    def reduceat(self, array: Any, indices: Any, axis: int = 0) -> Any:
+        if self.ufunc is not np.add:
+            raise NotImplementedError(f"`{self.ufunc.__name__}.reduceat` is not supported yet")
+        return np.add.reduceat(array, indices, axis)
+
+
+def take(array: Any, indices: Any, axis: int, out: Any) -> Any:
+    """Without a mode."""
+    return np.take(array, indices, axis, out, mode="clip")
+
+
+def matmul(x: Any, y: Any, out: Any = None) -> Any:
+    """Without other arguments."""
+    return np.matmul(x, y, out=out)
+
+
+def repeat(*args: Any) -> NoReturn:
+    raise ValueError("repeats must be an int or a list: counts on the device are not supported")
+
+
+CUPY = SimpleNamespace(
+    __name__="cupy",
+    take=take,
+    matmul=matmul,
+    repeat=repeat,
+    **{name: Ufunc(getattr(np, name)) for name in UFUNCS},
+    **{name: getattr(np, name) for name in (*FUNCTIONS, *CONSTANTS)},
+)

@@ -1,0 +1,266 @@
+"""The readers of sentences and lattices, and all readers on broken files: read, or refused with the place."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autobatch.errors import DataError
+from autobatch.models.data.lattice import Lattice, read_lattices
+from autobatch.models.data.lines import read_lines
+from autobatch.models.data.sentence import Sentence, read_sentences
+from autobatch.models.data.sst import read_trees
+from counting import count_lines
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
+
+SENTENCES = """010|I-MISC is|O a|b|O ||O 8\u00a0m|O
+ Founding|O  Kojima|I-PER
+"""
+LATTICES = """2
+3
+0 4 5
+0 \n1 0 17
+2 1 18 0 93
+
+1
+0
+0
+
+"""
+TREES = "(3 (2 good) (2 film))\n(1 (2 bad) (1 (2 long) (2 film)))\n"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader, a file that it reads, and how what it read is written again."""
+
+    read: Callable[[Path], list[Any]]
+    valid: str
+    write: Callable[[list[Any]], str]
+
+
+READERS = {
+    "trees": Reader(read_trees, TREES, lambda trees: "\n".join(map(repr, trees))),
+    "sentences": Reader(read_sentences, SENTENCES, lambda sentences: "\n".join(map(str, sentences))),
+    "lattices": Reader(read_lattices, LATTICES, lambda read: "\n\n".join([str(len(read)), *map(str, read)])),
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file for many examples."""
+    return tmp_path_factory.mktemp("data") / "data.txt"
+
+
+def read_or_refuse(reader: Reader, path: Path, content: bytes) -> list[Any] | None:
+    """Read a file; None where a `DataError` names a place in it."""
+    path.write_bytes(content)
+    try:
+        return reader.read(path)
+    except DataError as error:
+        message = str(error)
+    assert str(path) in message
+    if "the file holds none" not in message:
+        place = re.search(r"line (\d+), column (\d+): ", message)
+        assert place is not None, message
+        lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        assert 1 <= int(place[1]) <= len(lines)
+        assert 1 <= int(place[2]) <= len(lines[int(place[1]) - 1]) + 1
+    return None
+
+
+def check_reading(name: str, path: Path, content: bytes) -> None:
+    """What is read reads the same after it was written again, between the mark and ends of lines that are left out."""
+    reader = READERS[name]
+    read = read_or_refuse(reader, path, content)
+    if read is not None:
+        written = "\ufeff" + reader.write(read).replace("\n", "\r\n") + "\r\n"
+        assert read_or_refuse(reader, path, written.encode()) == read
+
+
+# --- every reader, on any file ---
+
+
+@pytest.mark.parametrize("name", READERS)
+@settings(deadline=None)  # a file is written for every example
+@given(content=st.binary(max_size=60) | st.text("0123 9|ab()-\n\r\t\u00a0", max_size=60).map(str.encode))
+def test_any_bytes_read_or_are_refused(name: str, path: Path, content: bytes) -> None:
+    check_reading(name, path, content)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_that_ends_early_reads_or_is_refused(name: str, path: Path) -> None:
+    content = READERS[name].valid.encode()
+    for length in range(len(content)):
+        check_reading(name, path, content[:length])
+
+
+@pytest.mark.parametrize("name", READERS)
+@settings(deadline=None)  # a file is written for every example
+@given(data=st.data())
+def test_a_changed_file_reads_or_is_refused(name: str, path: Path, data: st.DataObject) -> None:
+    content = READERS[name].valid.encode()
+    for _ in range(data.draw(st.integers(1, 3))):
+        first = data.draw(st.integers(0, len(content)))
+        last = data.draw(st.integers(first, min(first + 3, len(content))))
+        new = data.draw(st.binary(max_size=2) | st.text("0123459|() \n-", max_size=3).map(str.encode))
+        content = content[:first] + new + content[last:]
+    check_reading(name, path, content)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_marks_and_ends_of_lines_of_other_systems_are_read_over(name: str, path: Path) -> None:
+    reader = READERS[name]
+    path.write_text(reader.valid, encoding="utf-8", newline="\n")
+    expected = reader.read(path)
+    path.write_bytes(b"\xef\xbb\xbf" + reader.valid.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+    assert reader.read(path) == expected
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_text_file_is_refused(name: str, tmp_path: Path) -> None:
+    reader = READERS[name]
+    for missing, reason in ((tmp_path, "is a directory"), (tmp_path / "none.txt", "no such file or directory")):
+        with pytest.raises(DataError, match=f"cannot read {name} from .*: {reason}; give a readable text file"):
+            reader.read(missing)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_cost_per_line_does_not_grow(name: str, path: Path) -> None:
+    part = READERS[name].valid.partition("\n")[2] if name == "lattices" else READERS[name].valid
+    costs = []
+    for n_parts in (20, 200):
+        path.write_text(f"{2 * n_parts}\n" * (name == "lattices") + part * n_parts, encoding="utf-8")
+        costs.append(count_lines(READERS[name].read, path))
+    assert costs[1] < 10.5 * costs[0]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_cost_per_byte_of_a_long_line_does_not_grow(name: str, path: Path) -> None:
+    costs = []
+    for n in (100, 1000):
+        long = {
+            "trees": "(2 (1 a) " * n + "(0 b)" + ")" * n,
+            "sentences": "a|O " * n,
+            "lattices": f"1\n{n}\n{'0 ' * n}\n0\n" + "".join(f"1 {k} 7\n" for k in range(n - 1)),
+        }
+        path.write_text(long[name])
+        costs.append(count_lines(READERS[name].read, path))
+    assert costs[1] < 10.5 * costs[0]
+
+
+def test_lines_are_read_one_at_a_time(path: Path) -> None:
+    path.write_bytes(b"first\nsecond \xff\n")
+    lines = read_lines(path, "words")
+    assert next(lines).text == "first"
+    with pytest.raises(DataError, match=r"line 2, column 8: byte 0xff is not UTF-8; convert"):
+        next(lines)
+
+
+# --- sentences ---
+
+
+def test_a_word_may_hold_the_bar(path: Path) -> None:
+    path.write_text(SENTENCES, encoding="utf-8")
+    assert read_sentences(path) == [
+        Sentence(["010", "is", "a|b", "|", "8\u00a0m"], ["I-MISC", "O", "O", "O", "O"]),
+        Sentence(["Founding", "Kojima"], ["O", "I-PER"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "found"),
+    [
+        ("a|O b", 1, 5, "'b'"),
+        ("a|O\n\n |O", 3, 2, "'|O'"),
+        ("a|O b| c|O", 1, 5, "'b|'"),
+        ("|", 1, 1, "'|'"),
+    ],
+)
+def test_a_malformed_sentence_is_named(path: Path, text: str, line: int, column: int, found: str) -> None:
+    path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        read_sentences(path)
+    assert str(caught.value) == (
+        f"cannot read a sentence from {path}, line {line}, column {column}: expected a word, '|' and a tag, such as "
+        f"Paris|I-LOC is|O, found {found}."
+    )
+
+
+@needs_data
+def test_wikiner_reads_and_prints_back() -> None:
+    sentences = read_sentences(DATA / "wikiner" / "train.txt")
+    text = (DATA / "wikiner" / "train.txt").read_text(encoding="utf-8")
+    assert [str(sentence) for sentence in sentences] == [line.strip(" ") for line in text.split("\n") if line]
+    assert (len(sentences), len(read_sentences(DATA / "wikiner" / "dev.txt"))) == (1400, 150)
+    assert {tag for sentence in sentences for tag in sentence.tags} == {"O", "I-LOC", "I-MISC", "I-ORG", "I-PER"}
+
+
+# --- lattices ---
+
+
+def test_a_lattice_is_its_arcs_and_tags(path: Path) -> None:
+    path.write_text(LATTICES)
+    first, second = read_lattices(path)
+    assert first == Lattice(["0", "4", "5"], [[], [(0, "17")], [(1, "18"), (0, "93")]])
+    assert (list(first.characters()), list(first.words())) == (["17", "18"], ["93"])
+    assert second == Lattice(["0"], [[]])
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "expected", "found"),
+    [
+        ("", 1, 1, "the number of lattices", "the end of the file"),
+        ("0", 1, 1, "the number of lattices, at least 1", "'0'"),
+        ("x", 1, 1, "the number of lattices, at least 1", "'x'"),
+        ("1 1", 1, 3, "the number of lattices in the file, as the only number", "'1'"),
+        ("9999999999", 1, 1, "the number of lattices", "'9999999999'"),
+        ("2\n1\n0\n0\n", 4, 2, "the number of positions of a lattice", "the end of the file"),
+        ("1\n1\n0\n0\n\n7", 6, 1, "the end of the file after the 1 lattices", "'7'"),
+        ("1\n\n0", 3, 1, "the number of positions, at least 1", "'0'"),
+        ("1\n2\n0", 3, 2, "2 tags, one for each position", "the end of the line"),
+        ("1\n2\n0 1 1", 3, 5, "2 tags, one for each position", "'1'"),
+        ("1\n2\n1 1\n", 3, 1, "tag 0 for the first position", "'1'"),
+        ("1\n2\n0 -1\n", 3, 3, "a tag, a number from 0", "'-1'"),
+        ("1\n2\n0 1\n1 0 5\n", 4, 1, "0, for no arc ends at the first position", "'1'"),
+        ("1\n2\n0 1\n0\n", 4, 2, "the number of arcs that end at position 1", "the end of the file"),
+        ("1\n2\n0 1\n0\n\n", 5, 1, "the number of arcs that end at position 1", "the end of the line"),
+        ("1\n2\n0 1\n0\n0\n", 5, 1, "the number of arcs that end at position 1, at least 1", "'0'"),
+        ("1\n2\n0 1\n0\n1 0\n", 5, 4, "1 arcs, each a start and an id", "the end of the line"),
+        ("1\n2\n0 1\n0\n1 0 5 6\n", 5, 7, "1 arcs, each a start and an id", "'6'"),
+        ("1\n2\n0 1\n0\n1 1 5\n", 5, 3, "the start of an arc that ends at position 1, a number from 0 to 0", "'1'"),
+        ("1\n2\n0 1\n0\n1 0 +5\n", 5, 5, "the id of a character or word", "'+5'"),
+        ("1\n2\n0 1\n0\n1 0 05\n", 5, 5, "the id of a character or word", "'05'"),
+        ("1\n2\n0 1\n0\n1 0 ٣\n", 5, 5, "the id of a character or word", "'٣'"),
+    ],
+)
+def test_a_malformed_lattice_is_named(path: Path, text: str, line: int, column: int, expected: str, found: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_lattices(path)
+    message = str(caught.value)
+    assert message.startswith(f"cannot read a lattice from {path}, line {line}, column {column}: expected {expected}")
+    assert message.endswith(f", found {found}.")
+
+
+@needs_data
+def test_the_lattices_of_news_read_and_print_back() -> None:
+    lattices = read_lattices(DATA / "lattice" / "train.txt")
+    text = (DATA / "lattice" / "train.txt").read_text()
+    assert "\n\n".join([str(len(lattices)), *map(str, lattices)]).split() == text.split()
+    assert (len(lattices), len(read_lattices(DATA / "lattice" / "dev.txt"))) == (1147, 113)
+    n_characters = sum(len(list(lattice.characters())) for lattice in lattices)
+    n_arcs = sum(len(arcs) for lattice in lattices for arcs in lattice.arcs)
+    assert round(statistics.fmean(len(lattice.tags) for lattice in lattices)) == 44
+    assert round(n_arcs / len(lattices)) == 66
+    assert round(n_characters / n_arcs, 2) == 0.65

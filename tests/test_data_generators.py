@@ -1,0 +1,246 @@
+"""Sentences, lattices, graphs and functions that are drawn, and data sets of all kinds with their vocabularies."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autobatch.errors import DataError
+from autobatch.models.data import python_ast
+from autobatch.models.data.dag import draw_dags, draw_lattices
+from autobatch.models.data.dataset import (
+    GENERATORS,
+    LATTICES,
+    SENTENCES,
+    TREES,
+    Dataset,
+    load_lattices,
+    load_sentences,
+    load_trees,
+)
+from autobatch.models.data.lattice import Lattice
+from autobatch.models.data.listops import draw_trees as draw_listops
+from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_tree
+from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_sentences
+from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
+from autobatch.models.metric import find_entities
+
+DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
+    "listops": draw_listops,
+    "python-ast": python_ast.draw_trees,
+    "tagging": draw_sentences,
+    "lattices": draw_lattices,
+    "random-dag": draw_dags,
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_the_same_seed_draws_the_same(name: str) -> None:
+    draw = DRAWERS[name]
+    assert draw(20, np.random.default_rng(3)) == draw(20, np.random.default_rng(3))
+    assert draw(20, np.random.default_rng(3)) != draw(20, np.random.default_rng(4))
+    assert len(draw(7, np.random.default_rng(3))) == 7
+
+
+# --- the made-up language ---
+
+
+def test_what_stands_beside_a_name_tells_its_type() -> None:
+    for sentence in draw_sentences(300, np.random.default_rng(0)):
+        padded = ["", *sentence.words, ""]
+        for kind, first, last in find_entities(sentence.tags):
+            before, after = padded[first], padded[last + 2]
+            assert {"PER": before in TITLES, "LOC": before in PREPOSITIONS, "ORG": after in GROUP_VERBS}[kind]
+            assert sentence.tags[first] == f"B-{kind}"
+            assert last - first < 3
+
+
+def test_names_alone_tell_nothing() -> None:
+    sentences = draw_sentences(2000, np.random.default_rng(0))
+    named: dict[str, set[str]] = {}
+    for sentence in sentences:
+        for kind, first, last in find_entities(sentence.tags):
+            named.setdefault(kind, set()).update(sentence.words[first : last + 1])
+    assert named["PER"] == named["LOC"] == named["ORG"]
+    assert 8 < statistics.fmean(len(sentence.words) for sentence in sentences) < 9
+
+
+# --- lattices and graphs ---
+
+
+def check_lattice(lattice: Lattice[str]) -> None:
+    """The definition: no arc at position 0, one or more elsewhere, all from earlier positions."""
+    assert len(lattice.tags) == len(lattice.arcs)
+    assert (lattice.tags[0], lattice.arcs[0]) == ("0", [])
+    for end, arcs in enumerate(lattice.arcs[1:], start=1):
+        starts = [start for start, _ in arcs]
+        assert starts
+        assert all(0 <= start < end for start in starts)
+        assert len(set(starts)) == len(starts)
+
+
+def test_arcs_spell_the_text_and_every_word_that_is_meant() -> None:
+    for lattice in draw_lattices(200, np.random.default_rng(0)):
+        check_lattice(lattice)
+        text = "".join(lattice.characters())
+        assert len(text) == len(lattice.tags) - 1
+        for end, arcs in enumerate(lattice.arcs):
+            assert all(word == text[start:end] for start, word in arcs)
+        begin = 0
+        for end, tag in enumerate(lattice.tags[1:], start=1):
+            begin = end - 1 if tag in "BS" else begin
+            assert tag not in "ES" or (begin, text[begin:end]) in lattice.arcs[end]
+        assert set(lattice.tags[1:]) <= set("BMES")
+
+
+def test_the_tag_of_a_node_is_its_longest_way() -> None:
+    """Counted by following every way, in graphs of up to 9 nodes."""
+    for dag in draw_dags(200, np.random.default_rng(0), max_nodes=9):
+        check_lattice(dag)
+
+        def longest(node: int, arcs: list[list[tuple[int, str]]] = dag.arcs) -> int:
+            return max((1 + longest(start) for start, _ in arcs[node]), default=0)
+
+        assert dag.tags == [str(longest(node) % 6) for node in range(len(dag.tags))]
+
+
+# --- functions ---
+
+
+def tree_of(source: str) -> str:
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+    return repr(to_tree(function))
+
+
+def kind(name: str) -> int:
+    return list(KINDS).index(name)
+
+
+@pytest.mark.parametrize(
+    ("source", "tree"),
+    [
+        ("def size(self): return 1", "None"),
+        ("def get(): 'Only words.'", "None"),
+        ("def get(): pass", "({get} pass)"),
+        ("def _get_it(): return None", "({get} None)"),
+        ("def get(): 'Words.'; return -2.5", "({get} <float>)"),
+        ("async def is_it(x): await x", "({is} ({definition} x) ({name} x))"),
+        (
+            "def set(x): x.y = 10",
+            "({set} ({definition} x) ({assignment} ({attribute} ({name} x) ({attribute} y)) ({constant} <int>)))",
+        ),
+        (
+            "def read(f, n): return g(f, n)",
+            "({read} ({definition} ({name} f) ({name} n)) ({return} ({call} ({name} g) ({name} f)) ({name} n)))",
+        ),
+        (
+            "def add(a): b = a + 1; c(b)",
+            "({add} ({add} ({definition} a) ({assignment} ({name} b) ({operation} ({name} a) ({constant} 1)))) "
+            "({call} ({name} c) ({name} b)))",
+        ),
+    ],
+)
+def test_functions_become_trees(source: str, tree: str) -> None:
+    labels = {verb: len(KINDS) + number for number, verb in enumerate(VERBS)} | {name: kind(name) for name in KINDS}
+    assert tree_of(source) == tree.format(**labels)
+
+
+def test_functions_of_the_library_are_small_and_different() -> None:
+    trees = python_ast.draw_trees(60, np.random.default_rng(0), min_leaves=5, max_leaves=20)
+    assert len({repr(tree) for tree in trees}) == 60
+    for tree in trees:
+        assert 5 <= len(tree.words()) <= 20
+        labels = [node.label for node in tree.postorder()]
+        assert len(KINDS) <= labels[-1] < N_CLASSES
+        assert all(0 <= label < N_CLASSES for label in labels)
+
+
+def test_a_python_without_its_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrong.py").write_text("def get(: pass")
+    (tmp_path / "null.py").write_bytes(b"\0")
+    (tmp_path / "other.py").write_text("def other(): pass")
+    monkeypatch.setattr("autobatch.models.data.python_ast.sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(DataError, match="holds no source of any; use a Python that comes with it"):
+        python_ast.draw_trees(1, np.random.default_rng(0))
+
+
+# --- data sets ---
+
+LOADERS = {"listops": load_trees, "tagging": load_sentences, "lattices": load_lattices, "random-dag": load_lattices}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("tagging", {"n_words": 49, "n_tags": 8}),
+        ("lattices", {"n_characters": 9, "n_words": 73, "n_tags": 5}),
+        ("random-dag", {"n_characters": 9, "n_words": 9, "n_tags": 7}),
+    ],
+)
+def test_a_generator_is_data(name: str, sizes: dict[str, int]) -> None:
+    data = LOADERS[name](name, np.random.default_rng(0))
+    assert (len(data.train), len(data.dev), dict(data.sizes)) == (4000, 500, sizes)
+
+
+@pytest.mark.slow
+def test_the_standard_library_is_data() -> None:
+    data = load_trees("python-ast", np.random.default_rng(0))
+    assert len(data.train) > 1000
+    assert len(data.dev) == len(data.items) // 9
+    assert data.sizes["n_classes"] == N_CLASSES
+    assert {tree.label for tree in data.dev} <= {tree.label for tree in data.train}
+
+
+def write_folder(folder: Path, train: str, dev: str) -> str:
+    (folder / "train.txt").write_text(train)
+    (folder / "dev.txt").write_text(dev)
+    return str(folder)
+
+
+def test_words_and_tags_that_training_never_used_are_unknown(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, "Paris|I-LOC Paris|O once|O\n", "once|O never|I-PER Paris|O\n")
+    data = load_sentences(folder, np.random.default_rng(0))
+    assert (data.train[0].words, data.train[0].tags) == ([1, 1, UNKNOWN], [2, 1, 1])
+    assert (data.dev[0].words, data.dev[0].tags) == ([UNKNOWN, UNKNOWN, 1], [1, UNKNOWN, 1])
+    assert dict(data.sizes) == {"n_words": 2, "n_tags": 3}
+
+
+def test_ids_that_training_never_used_are_unknown(tmp_path: Path) -> None:
+    """Characters and words are numbered apart: word 7 is another than character 7."""
+    train = "2\n\n3\n0 4 4\n0\n1 0 7\n2 1 7 0 7\n\n3\n0 4 4\n0\n1 0 7\n2 1 7 0 7\n"
+    dev = "1\n3\n0 4 5\n0\n1 0 8\n2 1 7 0 9\n"
+    data = load_lattices(write_folder(tmp_path, train, dev), np.random.default_rng(0))
+    assert data.train[0] == Lattice([UNKNOWN, 1, 1], [[], [(0, 1)], [(1, 1), (0, 1)]])
+    assert data.dev[0] == Lattice([UNKNOWN, 1, UNKNOWN], [[], [(0, UNKNOWN)], [(1, 1), (0, UNKNOWN)]])
+    assert dict(data.sizes) == {"n_characters": 2, "n_words": 2, "n_tags": 2}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_known_vocabularies_encode_other_data(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As kept with a trained model: from their words they are built again."""
+    monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
+    load = LOADERS[name]
+    data = load(name, np.random.default_rng(0))
+    kept = {what: Vocabulary(vocabulary.words) for what, vocabulary in data.vocabularies.items()}
+    again: Dataset = load(name, np.random.default_rng(0), kept)
+    assert (again.items[:50], again.sizes) == (data.items[:50], data.sizes)
+    few = {what: Vocabulary([]) for what in kept}
+    assert {size for what, size in load(name, np.random.default_rng(0), few).sizes.items() if what != "n_classes"} == {
+        1
+    }
+
+
+@pytest.mark.parametrize("form", [TREES, SENTENCES, LATTICES], ids=["trees", "sentences", "lattices"])
+def test_data_of_another_kind_is_not_found(form: Any) -> None:
+    other = next(name for name in GENERATORS if name not in form.generators)
+    with pytest.raises(
+        DataError, match=f"'{other}': there is no such file or folder, .* one of: {next(iter(form.generators))}"
+    ):
+        form.find(other, np.random.default_rng(0))

@@ -1,0 +1,1 @@
+"""The models again in PyTorch, written independently, to compare with."""
