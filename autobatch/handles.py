@@ -119,20 +119,18 @@ class Kind:
         frees the programs of the last instances, and what is held after it is really held.
         """
         if self.used >= RECYCLE:
-            if not self._all_idle():
-                gc.collect(1)
+            gc.collect(1)
             for place in self._held():
                 self._put(place, self._make())
             self._restart(0)
 
-    def _all_idle(self) -> bool:
-        """Whether nobody holds any handle or part: a sum tells, for no count can be below that of an idle one."""
-        own, inner = (sum(map(sys.getrefcount, objects)) for objects in (self.pool, self.parts))
-        return own == self.idle[0] * len(self.pool) and inner == self.idle[1] * len(self.parts)
-
     def _held(self) -> set[int]:
-        """The places of the handles that somebody holds, as a whole or in part."""
-        if self._all_idle():
+        """The places of the handles that somebody holds, as a whole or in part.
+
+        Mostly none, and then two sums tell: no count can be below that of an idle handle or part.
+        """
+        own, inner = (sum(map(sys.getrefcount, objects)) for objects in (self.pool, self.parts))
+        if own == self.idle[0] * len(self.pool) and inner == self.idle[1] * len(self.parts):
             return set()
         held = {place for place, handle in enumerate(map(sys.getrefcount, self.pool)) if handle > self.idle[0]}
         width = len(self.parts) // len(self.pool)

@@ -226,7 +226,8 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
     """Check a plan from the definition, by reading every place again.
 
     Every input of every node, and every output asked for, must be the destination of exactly the value that the
-    graph says; no two values may share an element; everything lies in the buffer; no row is used twice.
+    graph says; no two values may share an element; everything lies in the buffer; no row is used twice, and each has
+    the data of its node.
 
     Raises:
         PlanError: names the first node for which that does not hold.
@@ -239,7 +240,7 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
     writer: dict[int, tuple[int, int]] = {}
     for node in range(graph.n_nodes):
         kind, row = int(graph.type_id[node]), int(plan.row[node])
-        if plan.node_at[plan.type_ptr[kind] + row] != node:
+        if not 0 <= row < plan.type_ptr[kind + 1] - plan.type_ptr[kind] or plan.node_at[plan.type_ptr[kind] + row] != node:
             raise PlanError(f"checking a plan: node {node} is not where row {row} of type {kind} says.")
         for number, output in enumerate(cells.cells[kind].type.program.outputs):
             width = cells.cells[kind].type.program.vars[output].size
@@ -259,6 +260,9 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
         used[slot] += 1
         if cells.slot_widths[slot] and writer.get(place) != (node, port):
             raise PlanError(f"checking a plan: what was asked of node {node}, output {port}, is not at {place}.")
+    _check_data(plan)
+    if cells.training:
+        _check_saved(plan, cells)
 
 
 def _check_inputs(plan: Plan, cells: PlannedTypes, node: int, writer: dict[int, tuple[int, int]]) -> None:
@@ -285,3 +289,27 @@ def _check_inputs(plan: Plan, cells: PlannedTypes, node: int, writer: dict[int, 
             raise PlanError(
                 f"checking a plan: port {port} of node {node} has {seen.get(port, 0)} edges and {wanted} rows."
             )
+
+
+def _check_data(plan: Plan) -> None:
+    """Every row must have the attributes of its node."""
+    graph, arrays = plan.graph, plan.graph.types.arrays()
+    for data, width, rows in (
+        (graph.attr, arrays.int_width, plan.int_data),
+        (graph.floats, arrays.float_width, plan.float_data),
+    ):
+        ends = np.cumsum(width[graph.type_id])
+        for node, kind in enumerate(graph.type_id.tolist()):
+            own = data[ends[node] - width[kind] : ends[node]]
+            if own.size and not np.array_equal(rows[kind][plan.row[node]], own, equal_nan=True):
+                raise PlanError(f"checking a plan: row {plan.row[node]} of node {node} has other data than {own}.")
+
+
+def _check_saved(plan: Plan, cells: PlannedTypes) -> None:
+    """Blocks of saved values follow the gradients, and do not overlap."""
+    end = 2 * plan.mirror
+    for block in np.argsort(plan.saved_base, kind="stable"):
+        size = int(plan.block_rows[block] * cells.saved_width[block])
+        if size and not end <= plan.saved_base[block] <= plan.size - size:
+            raise PlanError(f"checking a plan: saved values at {plan.saved_base[block]} overlap others or leave the buffer.")
+        end = int(plan.saved_base[block]) + size if size else end

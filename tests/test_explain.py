@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import autobatch as ab
+from autobatch.rewrite import rewrite
+from autobatch.schedule import make_schedule
+from random_programs import draw_instances, draw_model
 
 
 class Mixed(ab.Module):
@@ -106,3 +110,64 @@ def test_the_last_call_has_the_counts_of_the_report() -> None:
     assert (last.nodes, last.batches, last.lower_bound) == (report.nodes, report.batches, report.lower_bound)
     assert (last.launches, last.copied_bytes) == (report.launches, report.copied_bytes)
     assert min(last.record_ms, last.schedule_ms, last.place_ms, last.execute_ms) > 0
+
+
+@ab.cell
+def plain(x: Any, **more: Any) -> Any:
+    """Takes anything, and returns its first argument."""
+    return 2.0 * x
+
+
+@ab.cell
+def first(values: list[Any]) -> Any:
+    return values[0] * len(values)
+
+
+ONE, TWO = np.zeros(1), np.zeros(2)
+DIFFERENCES: dict[str, tuple[Any, Any, str]] = {
+    "shape": (lambda: plain(ONE), lambda: plain(TWO), "argument 'x': value[1] against value[2]"),
+    "static": (lambda: plain(ONE, by="a"), lambda: plain(ONE, by="b"), "dict(by: 'a') against dict(by: 'b')"),
+    "int or float": (lambda: plain(ONE, n=1), lambda: plain(ONE, n=1.0), "dict(n: int) against dict(n: float)"),
+    "data": (lambda: plain(ONE, n=np.arange(2)), lambda: plain(ONE, n=np.arange(3)), "dict(n: int[2]) against dict(n: int[3])"),
+    "structure": (lambda: plain(ONE, n=(ONE,)), lambda: plain(ONE, n=ONE), "dict(n: tuple(value[1])) against dict(n: value[1])"),
+    "length": (
+        lambda: first([ONE]), lambda: first([ONE, ONE]), "'values': list(value[1]) against list(value[1], value[1])",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_what_makes_two_types_of_one_cell_is_said(difference: str) -> None:
+    *calls, text = DIFFERENCES[difference]
+    report = ab.batched(lambda n: ab.sum(calls[n]())).explain([0, 1])
+    lines = [line for line in str(report).splitlines() if "ran one node at a time" in line]
+    (one,) = (line for line in lines if line.startswith(("  plain#1", "  first#1")))
+    assert f"its only node differs from {one[2:7]}#2 in " in one
+    assert text in one
+
+
+@pytest.mark.parametrize("policy", ["unbatched", "depth", "agenda"])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_type_that_ran_alone_is_named(seed: int, policy: str) -> None:
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=True)
+    instances = draw_instances(rng, model, n=4)
+    loss = ab.batched(model.loss, policy=policy)
+    report = loss.explain(instances)
+    graph, _ = rewrite(loss._recorder.record(instances))
+    batches = [(graph.types.names[kind], nodes.size) for kind, nodes in make_schedule(graph, loss.policy)]
+    assert {t.name: (t.nodes, t.batches, t.alone) for t in report.types} == {
+        name: (
+            sum(size for kind, size in batches if kind == name),
+            sum(kind == name for kind, _ in batches),
+            sum(batch == (name, 1) for batch in batches),
+        )
+        for name, _ in batches
+    }
+    alone = {name for name, _ in batches} - {name for name, size in batches if size > 1}
+    assert {t.name for t in report.types if t.why} == alone
+    text = str(report)
+    for name in alone:
+        assert f"  {name} ran one node at a time: " in text
+    assert (report.batches, report.nodes) == (len(batches), graph.n_nodes)
+    assert report.lower_bound <= report.batches

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +13,13 @@ import pytest
 import autobatch as ab
 from autobatch.autodiff import differentiate
 from autobatch.memplan.placement import WriteToReaders
+from autobatch.ops.shaping import expand
 from autobatch.plan import Plan, PlannedCell, PlannedTypes, check_plan
 from autobatch.policies import get
 from autobatch.record import Recorder
 from autobatch.rewrite import rewrite
 from autobatch.schedule import make_schedule
+from random_programs import draw_instances, draw_model
 
 
 class Sums(ab.Module):
@@ -94,7 +98,14 @@ def test_a_port_that_the_body_does_not_use_has_no_place() -> None:
     assert join.layout.input_width == (8,)
 
 
-CORRUPTIONS = {
+def other(values: Any, at: int, value: Any) -> Any:
+    """A copy with another number in one place."""
+    changed = values.copy()
+    changed[at] = value
+    return changed
+
+
+CORRUPTIONS: dict[str, Callable[[Plan], dict[str, Any]]] = {
     "a destination moved": lambda plan: {"dest": np.where(np.arange(plan.dest.size) == 5, plan.dest[0], plan.dest)},
     "a destination outside": lambda plan: {"dest": np.where(np.arange(plan.dest.size) == 5, plan.size, plan.dest)},
     "two destinations exchanged": lambda plan: {"dest": plan.dest[np.r_[1, 0, 2 : plan.dest.size]]},
@@ -104,6 +115,11 @@ CORRUPTIONS = {
     "a segment longer": lambda plan: {
         "segment_ptr": {b: np.r_[ptr[:1], ptr[1:-1] + 1, ptr[-1:]] for b, ptr in plan.segment_ptr.items()}
     },
+    "a block elsewhere": lambda plan: {"input_base": plan.input_base + np.sign(plan.block_rows * plan.tables.block_width)},
+    "saved values over gradients": lambda plan: {"saved_base": plan.saved_base - plan.mirror},
+    "saved values over others": lambda plan: {"saved_base": np.full_like(plan.saved_base, plan.saved_base[0])},
+    "saved values outside": lambda plan: {"saved_base": plan.saved_base + plan.size},
+    "data of another node": lambda plan: {"int_data": [data[::-1] for data in plan.int_data]},
 }  # fmt: skip
 
 
@@ -112,3 +128,45 @@ def test_the_checker_refuses_a_corrupted_plan(corruption: str) -> None:
     plan, planned = make_plan()
     with pytest.raises(ab.PlanError, match="checking a plan"):
         check_plan(replace(plan, **CORRUPTIONS[corruption](plan)), planned)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_checker_refuses_any_wrong_number(seed: int) -> None:
+    """One place, row or pointer of a random plan changed to something else."""
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=True)
+    loss = ab.batched(model.loss)
+    graph = loss._recorder.record(draw_instances(rng, model, n=4))
+    cells = loss._planned_types(training=True)
+    plan = loss.planner.place(graph, make_schedule(graph, loss.policy), cells)
+    check_plan(plan, cells)
+    name = ("dest", "row", "node_at")[seed % 3]
+    values = getattr(plan, name)
+    at, value = int(rng.integers(values.size)), int(rng.integers(values.max() + 2))
+    with pytest.raises(ab.PlanError, match="checking a plan") if value != values[at] else nullcontext():
+        check_plan(replace(plan, **{name: other(values, at, value)}), cells)
+
+
+def test_a_buffer_of_more_than_two_thousand_million_elements_has_long_destinations() -> None:
+    """Only planned: 40 sums of a value of 2**26 elements."""
+
+    @ab.cell
+    def large(x: Any) -> Any:
+        return expand(x, (2**13, 2**13))
+
+    @ab.cell
+    def total(x: Any) -> Any:
+        return ab.sum(x)
+
+    def run(_: None) -> Any:
+        x = large(np.zeros(2**13))
+        return [total(x) for _ in range(40)]
+
+    loss = ab.batched(run)
+    graph = loss._recorder.record([None])
+    plan = loss.planner.place(graph, make_schedule(graph, loss.policy), loss._planned_types(training=False))
+    assert plan.size > 2**31
+    assert plan.dest.dtype == np.int64
+    places = plan.destinations(1)
+    np.testing.assert_array_equal(np.diff(places), np.full(39, 2**26))
+    assert 0 <= places[0] < places[-1] <= plan.size - 2**26

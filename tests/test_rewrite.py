@@ -3,10 +3,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain as join
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 
+import autobatch as ab
 from autobatch.errors import GraphError
 from autobatch.graph import Graph, check_graph, make_graph, merge_graphs
 from autobatch.rewrite import PASSES, Rewrites, rewrite
@@ -222,6 +224,29 @@ def test_a_sum_of_one_value_is_that_value() -> None:
     assert result.inputs_of(1) == [0]
 
 
+def test_a_sum_of_one_pair_is_that_pair() -> None:
+    """Two cells give pairs; a third reads the sum of the first pair alone, a fourth that of both."""
+
+    @ab.cell
+    def pair(x: int) -> tuple[Any, Any]:
+        return ab.lookup(np.arange(4.0), x), ab.lookup(np.ones(4), x)
+
+    @ab.cell
+    def product(both: Any) -> Any:
+        return both[0] * both[1]
+
+    @ab.batched
+    def loss(_: None) -> Any:
+        first, second = pair(2), pair(3)
+        return product(ab.sum_n([first])) + product(ab.sum_n([first, second]))
+
+    assert loss([None]).tolist() == [2.0 * 1.0 + (2.0 + 3.0) * (1.0 + 1.0)]
+    assert loss.last is not None
+    graph = loss.last.graph
+    assert [graph.types.names[kind] for kind in graph.type_id].count("sum_n#1") == 1
+    assert loss.last.nodes == 6
+
+
 def test_dead_nodes_take_their_attributes_along() -> None:
     one = make_graph(
         TOYS, [WORD, WORD, CELL, CELL], [(0, 2), (1, 3)], [3], attr=[1, 2, 30, 3, 40, 4], floats=[0.3, 0.4]
@@ -261,7 +286,7 @@ def test_an_unknown_pass_is_refused() -> None:
 
 def test_the_report_reads_as_a_sentence() -> None:
     assert str(Rewrites(forwarded=3, dropped=7, widened=1, sums=2, dissolved=5)) == (
-        "3 edges forwarded; 7 nodes without use dropped; 5 sums dissolved into 2, 1 made variadic"
+        "3 edges forwarded; 7 nodes without use dropped; 5 sums dissolved into 2; 1 sums made variadic"
     )
 
 
