@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from autobatch.arguments import Key, Static
+from autobatch.arguments import Key, Static, is_structure
 from autobatch.cell import Cell, NeedsLength, Tracer
 from autobatch.decode import form_tables
 from autobatch.entries import Entry, Namespace, Stand, invoke
@@ -214,12 +214,10 @@ class Calls:
             return x.item()
         if isinstance(x, (tuple, list)):
             parts = [self.lift(part, is_static, is_result) for part in x]
-            if len({type(part) for part in parts}) > 1:
-                parts = [tuple(part) if isinstance(part, Bundle) else part for part in parts]
-            return Key.of_structure(x, ()).build(parts)
+            return Key.of_structure(x, ()).build(_made_alike(parts) if isinstance(x, list) else parts)
         if isinstance(x, dict):
             return {name: self.lift(part, is_static, is_result) for name, part in x.items()}
-        if is_dataclass(x) and not isinstance(x, type):
+        if is_structure(x):
             parts = [self.lift(getattr(x, f.name), is_static, is_result) for f in fields(x)]
             return Key.of_structure(x, ()).build(parts)
         return x
@@ -277,6 +275,22 @@ SOURCE = "source"
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
 ANY_NUMBER = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
+
+
+def _made_alike(parts: list[Any]) -> list[Any]:
+    """The parts of a list, with tuples in the place of nodes' whole outputs if that makes them all alike."""
+    if len(set(map(_makeup, parts))) <= 1:
+        return parts
+    unpacked = [_unpacked(part) for part in parts]
+    return unpacked if len(set(map(_makeup, unpacked))) == 1 else parts
+
+
+def _makeup(x: Any) -> Any:
+    return tuple(map(_makeup, x)) if type(x) is tuple else type(x)
+
+
+def _unpacked(x: Any) -> Any:
+    return tuple(map(_unpacked, x)) if type(x) is tuple or isinstance(x, Bundle) else x
 
 
 def _listed(values: Sequence[Any]) -> list[Any]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import update_wrapper
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
-from autobatch.arguments import Key, Static
+from autobatch.arguments import Key, Static, is_structure
 from autobatch.errors import AutobatchError, GraphError, ShapeError
 from autobatch.graph_check import checking
 from autobatch.module import Module
@@ -70,6 +70,10 @@ class BoundCell:
         return f"<cell {self.cell.name} of {type(self.owner).__name__}>"
 
 
+@overload
+def cell(function: Callable[..., Any]) -> Any: ...
+@overload
+def cell(*, static: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Any]: ...
 def cell(function: Any = None, *, static: tuple[str, ...] = ()) -> Any:
     """Mark a function or method as a cell: a unit that is traced once, and batched over many calls.
 
@@ -222,7 +226,7 @@ def collect_outputs(result: Any, outputs: list[Any]) -> Any:
     if isinstance(result, (tuple, list)):
         parts = [collect_outputs(part, outputs) for part in result]
         return tuple(parts) if type(result) is tuple else Key.of_structure(result, parts)
-    if isinstance(result, dict) or (is_dataclass(result) and not isinstance(result, type)):
+    if is_structure(result):
         values = result.values() if isinstance(result, dict) else (getattr(result, f.name) for f in fields(result))
         return Key.of_structure(result, [collect_outputs(part, outputs) for part in values])
     return Static(result)

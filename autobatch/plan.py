@@ -240,7 +240,10 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
     writer: dict[int, tuple[int, int]] = {}
     for node in range(graph.n_nodes):
         kind, row = int(graph.type_id[node]), int(plan.row[node])
-        if not 0 <= row < plan.type_ptr[kind + 1] - plan.type_ptr[kind] or plan.node_at[plan.type_ptr[kind] + row] != node:
+        if (
+            not 0 <= row < plan.type_ptr[kind + 1] - plan.type_ptr[kind]
+            or plan.node_at[plan.type_ptr[kind] + row] != node
+        ):
             raise PlanError(f"checking a plan: node {node} is not where row {row} of type {kind} says.")
         for number, output in enumerate(cells.cells[kind].type.program.outputs):
             width = cells.cells[kind].type.program.vars[output].size
@@ -311,5 +314,7 @@ def _check_saved(plan: Plan, cells: PlannedTypes) -> None:
     for block in np.argsort(plan.saved_base, kind="stable"):
         size = int(plan.block_rows[block] * cells.saved_width[block])
         if size and not end <= plan.saved_base[block] <= plan.size - size:
-            raise PlanError(f"checking a plan: saved values at {plan.saved_base[block]} overlap others or leave the buffer.")
+            raise PlanError(
+                f"checking a plan: saved values at {plan.saved_base[block]} overlap others or leave the buffer."
+            )
         end = int(plan.saved_base[block]) + size if size else end

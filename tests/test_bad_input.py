@@ -1,4 +1,4 @@
-"""Mini-batches, results and options that do not fit: the right error, a text that says what to do, a model that works."""
+"""Mini-batches, results and options that do not fit: the right error, and a text that says what to do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def test_results_that_do_not_stack(model: Model) -> None:
     with refused(ab.ShapeError, "in shape (2,) for one instance and (3,) for another", "return it in a list"):
         ragged([2, 3])
     sometimes = ab.batched(lambda n: model.loss(n) if n else None, module=model)
-    with refused(ab.ShapeError, "a constant for instance 0 and a computed value for instance 1", "lists for what varies"):
+    with refused(
+        ab.ShapeError, "a constant for instance 0 and a computed value for instance 1", "lists for what varies"
+    ):
         sometimes([0, 1])
     with refused(ab.ShapeError, "a computed value for instance 0 and a constant for instance 1"):
         sometimes([1, 0])
@@ -56,9 +58,9 @@ def test_losses_that_are_none(model: Model) -> None:
         ab.batched(model.loss).value_and_grad([])
     with refused(ab.GraphError, "needs a scalar loss", "instance 0", "a value of shape (3,)", "Sum what"):
         ab.batched(model.leaf).value_and_grad([1])
-    for result in (lambda x: [x], lambda x: (x, x), lambda x: {"loss": x}, lambda x: None):
+    for structure in (list, tuple, lambda xs: {"loss": xs[0]}, lambda xs: None):
         with refused(ab.GraphError, "needs a scalar loss", "instance 0 the function returned no single value"):
-            ab.batched(lambda w, result=result: result(model.loss(w)), module=model).value_and_grad([1])
+            ab.batched(lambda w: structure([model.loss(w)]), module=model).value_and_grad([1])  # noqa: B023
     with refused(ab.GraphError, "with has_aux=True the function returns (loss, aux); for instance 0 it did not"):
         ab.batched(model.loss).value_and_grad([1], has_aux=True)
 
@@ -84,7 +86,7 @@ def test_wrong_gradients_to_add_to(model: Model) -> None:
     loss = ab.batched(model.loss)
     _, grads = loss.value_and_grad([1])
     given = {name: gradient.copy() for name, gradient in grads.items()}
-    wrong = (
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({}, "out= has nothing for parameter 'table'"),
         ({**given, "weight": np.zeros(3, np.float32)}, "float32 of shape (3,) for parameter 'weight'"),
         ({**given, "weight": np.zeros((N_CLASSES, DIM))}, "float64 of shape (2, 3) for parameter 'weight'"),
@@ -99,7 +101,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
     "policy": ({"policy": "best"}, ab.PolicyError, ("'best' is not known; the policies are unbatched, depth, agenda",)),
     "policy object": ({"policy": 3}, ab.PolicyError, ("policy=3 is neither a name nor a Policy",)),
     "policy class": ({"policy": Agenda}, ab.PolicyError, ("Agenda'> is neither a name nor a Policy",)),
-    "backend": ({"backend": "tpu"}, ab.BackendError, ("there is no backend 'tpu' in this version; there are reference",)),
+    "backend": (
+        {"backend": "tpu"},
+        ab.BackendError,
+        ("there is no backend 'tpu' in this version; there are reference",),
+    ),
     "backend object": ({"backend": 3}, ab.BackendError, ("backend=3 is neither a name nor a Backend",)),
     "rewrite": ({"rewrites": ("sum",)}, ab.GraphError, ("['sum'] are no passes; the passes are", "'sums'")),
     "module": ({"module": 3}, ab.GraphError, ("takes a function over one instance and a Module", "and 3")),

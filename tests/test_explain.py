@@ -128,8 +128,14 @@ DIFFERENCES: dict[str, tuple[Any, Any, str]] = {
     "shape": (lambda: plain(ONE), lambda: plain(TWO), "argument 'x': value[1] against value[2]"),
     "static": (lambda: plain(ONE, by="a"), lambda: plain(ONE, by="b"), "dict(by: 'a') against dict(by: 'b')"),
     "int or float": (lambda: plain(ONE, n=1), lambda: plain(ONE, n=1.0), "dict(n: int) against dict(n: float)"),
-    "data": (lambda: plain(ONE, n=np.arange(2)), lambda: plain(ONE, n=np.arange(3)), "dict(n: int[2]) against dict(n: int[3])"),
-    "structure": (lambda: plain(ONE, n=(ONE,)), lambda: plain(ONE, n=ONE), "dict(n: tuple(value[1])) against dict(n: value[1])"),
+    "data": (
+        lambda: plain(ONE, n=np.arange(2)),
+        lambda: plain(ONE, n=np.arange(3)),
+        "dict(n: int[2]) against dict(n: int[3])",
+    ),
+    "structure": (
+        lambda: plain(ONE, n=(ONE,)), lambda: plain(ONE, n=ONE), "dict(n: tuple(value[1])) against dict(n: value[1])",
+    ),
     "length": (
         lambda: first([ONE]), lambda: first([ONE, ONE]), "'values': list(value[1]) against list(value[1], value[1])",
     ),

@@ -115,7 +115,7 @@ CORRUPTIONS: dict[str, Callable[[Plan], dict[str, Any]]] = {
     "a segment longer": lambda plan: {
         "segment_ptr": {b: np.r_[ptr[:1], ptr[1:-1] + 1, ptr[-1:]] for b, ptr in plan.segment_ptr.items()}
     },
-    "a block elsewhere": lambda plan: {"input_base": plan.input_base + np.sign(plan.block_rows * plan.tables.block_width)},
+    "blocks elsewhere": lambda plan: {"input_base": plan.input_base + (plan.block_rows * plan.tables.block_width > 0)},
     "saved values over gradients": lambda plan: {"saved_base": plan.saved_base - plan.mirror},
     "saved values over others": lambda plan: {"saved_base": np.full_like(plan.saved_base, plan.saved_base[0])},
     "saved values outside": lambda plan: {"saved_base": plan.saved_base + plan.size},

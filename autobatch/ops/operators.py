@@ -139,11 +139,14 @@ class Operators:
         return len(self.shape)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        name = {"__call__": UFUNCS, "reduce": REDUCTIONS}.get(method, {}).get(ufunc)
+        known: dict[str, dict[Any, str]] = {"__call__": UFUNCS, "reduce": REDUCTIONS}
+        name = known.get(method, {}).get(ufunc)
         if name is None or method != "__call__" or kwargs:
             called = f"np.{ufunc.__name__}" if method == "__call__" else f"np.{ufunc.__name__}.{method}"
             advice = "build it from the ops of autobatch (see ab.ops)" if name is None else f"use ab.{name}"
-            raise GraphError(f"{called} was applied to a {type(self).__name__}, which it cannot record; {advice} instead.")
+            raise GraphError(
+                f"{called} was applied to a {type(self).__name__}, which it cannot record; {advice} instead."
+            )
         return OPS[name](*inputs)
 
 

@@ -149,7 +149,7 @@ def _zeros(shape: Any) -> Any:
     if shape is None:
         raise ShapeError("a variadic form of an empty sequence needs shape=, the shape of one element.")
     if all(isinstance(s, int) for s in shape):
-        return np.zeros(shape, np.float32)  # exact in any dtype, and raises none
+        return np.zeros(shape)  # in float32, what is made of zeros alone would be rounded in a float64 model
     return tuple(_zeros(s) for s in shape)
 
 

@@ -1,0 +1,31 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from refusals import N_WORDS, Model
+
+
+@pytest.fixture
+def _checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells, graphs, schedules and plans are checked from their definitions as they are made."""
+    monkeypatch.setenv("AUTOBATCH_CHECK", "1")
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    """A model, whose cells and whose batched loss work as before when the test is over."""
+    model = Model()
+    attributes = set(vars(model))
+    expected = [model.loss(word) for word in range(N_WORDS)]
+    loss = ab.batched(model.loss)
+    yield model
+    assert set(vars(model)) == attributes
+    model.kept.clear()
+    np.testing.assert_allclose([model.loss(word) for word in range(N_WORDS)], expected)
+    np.testing.assert_allclose(loss(range(N_WORDS)), expected, rtol=1e-6)

@@ -1,0 +1,321 @@
+"""Programs that cannot be recorded: the right error, a text that says what to do, and a model that still works."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from refusals import DIM, Model, refused
+
+Function = Callable[[Model, Any], Any]
+EAGER = "call the function directly on one instance (eager mode)"
+READING: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "float": (float, "float(...) needs the number that a recorded value will have"),
+    "int": (int, "int(...) needs the number"),
+    "math": (math.exp, "float(...) needs the number"),
+    "if": (lambda v: 1 if v > 0 else 2, "a condition (if, while, and, or, not, in, ==) needs the number"),
+    "in": (lambda v: v in [1.0, 2.0], "a condition (if, while, and, or, not, in, ==) needs the number"),
+    "max": (lambda v: max(v, 0.0), "a condition (if, while, and, or, not, in, ==) needs the number"),
+    "array": (np.asarray, "a NumPy array needs the number"),
+    "array of": (lambda v: np.array([v, v]), "a NumPy array needs the number"),
+    "np.mean": (np.mean, "a NumPy array needs the number"),
+    "index": (lambda v: [1, 2][v], "an index needs the number"),
+    "range": (lambda v: list(range(v)), "an index needs the number"),
+    "format": (lambda v: f"{v:.2f}", "a text in the format '.2f' needs the number"),
+}
+
+
+@pytest.mark.parametrize("name", READING)
+def test_reading_a_value_while_recording(model: Model, name: str) -> None:
+    read, text = READING[name]
+    with refused(ab.GraphError, text, EAGER, "for a choice between values use ab.where"):
+        ab.batched(lambda word: read(model.total(model.leaf(word))), module=model)([1])
+
+
+@pytest.mark.parametrize("name", READING)
+def test_reading_a_value_in_the_body_of_a_cell(model: Model, name: str) -> None:
+    read, text = READING[name]
+    with refused(ab.GraphError, "in cell 'body': ", text.replace("recorded", "traced"), EAGER):
+        ab.batched(lambda word: model.body(model.total(model.leaf(word)), lambda x: read(x)), module=model)([1])
+
+
+def test_reading_a_number_that_differs_between_nodes(model: Model) -> None:
+    @ab.cell
+    def repeated(x: Any, times: int) -> Any:
+        return [x for _ in range(times)]
+
+    with refused(ab.GraphError, "an index needs the number 'times'", "mark the cell with @ab.cell(static=('times',))"):
+        ab.batched(lambda word: repeated(model.leaf(word), 3)[0], module=model)([1])
+
+
+MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
+    "matmul": (
+        lambda m, w: m.weight @ m.choose(m.leaf(w), 0),
+        ab.ShapeError,
+        ("matmul takes vectors and matrices, not shapes (2, 3) and ()",),
+    ),
+    "inner sizes": (
+        lambda m, w: m.leaf(w) @ m.weight,
+        ab.ShapeError,
+        ("matmul of shapes (3,) and (2, 3): the inner sizes 3 and 2 differ",),
+    ),
+    "broadcast": (
+        lambda m, w: m.leaf(w) + np.ones(2),
+        ab.ShapeError,
+        ("add combines values of shapes (3,) and (2,)", "shapes are per node, without a batch axis"),
+    ),
+    "in a cell": (
+        lambda m, w: m.choose(np.ones(4), 0),
+        ab.ShapeError,
+        ("in cell 'choose': matmul of shapes (2, 3) and (4,)", "the inner sizes 3 and 4 differ"),
+    ),
+    "sum_n": (
+        lambda m, w: ab.sum_n([m.leaf(w), m.total(m.leaf(w))]),
+        ab.ShapeError,
+        ("a variadic form takes values of one shape, not () and (3,)",),
+    ),
+    "empty": (lambda m, w: ab.sum_n([]), ab.ShapeError, ("an empty sequence needs shape=",)),
+    "attend": (
+        lambda m, w: m.attend(m.leaf(w), [m.leaf(0)], [m.leaf(1), m.leaf(2)]),
+        ab.GraphError,
+        ("cell 'attend' was called with lists of different lengths (keys, values)", "must be equally many"),
+    ),
+    "attend outside": (
+        lambda m, w: ab.attend(m.leaf(w), [m.leaf(0)], [m.leaf(1), m.leaf(2)]),
+        ab.GraphError,
+        ("cell 'attend' was called with lists of different lengths (keys, values)", "must be equally many"),
+    ),
+    "nothing": (
+        lambda m, w: m.nothing(m.leaf(w)),
+        ab.GraphError,
+        ("cell 'nothing' returns None; a cell returns at least one value",),
+    ),
+    "np.sin": (
+        lambda m, w: np.sin(m.leaf(w)),
+        ab.GraphError,
+        ("np.sin was applied to a Value, which it cannot record", "build it from the ops of autobatch"),
+    ),
+    "np.sum": (
+        lambda m, w: np.sum(m.leaf(w)),
+        ab.GraphError,
+        ("np.add.reduce was applied to a Value, which it cannot record; use ab.sum instead",),
+    ),
+    "np.sin in a cell": (
+        lambda m, w: m.body(m.leaf(w), np.sin),
+        ab.GraphError,
+        ("in cell 'body': np.sin was applied to a Traced",),
+    ),
+    "np.add(out=)": (
+        lambda m, w: np.add(m.leaf(w), 1.0, out=np.zeros(DIM)),
+        ab.GraphError,
+        ("np.add was applied to a Value", "use ab.add instead"),
+    ),
+    "method": (
+        lambda m, w: m.leaf(w).sum(),
+        AttributeError,
+        ("a recorded value has no attribute 'sum'", "the rest are ops, such as ab.sum(x)"),
+    ),
+    "in place": (
+        lambda m, w: m.leaf(w).__setitem__(0, 1.0),
+        ab.GraphError,
+        ("a recorded value cannot be changed in place", "make a new one"),
+    ),
+    "in place in a cell": (
+        lambda m, w: m.body(m.leaf(w), lambda x: x.__setitem__(0, 1.0)),
+        ab.GraphError,
+        ("in cell 'body': a traced value cannot be changed in place",),
+    ),
+    "a set": (
+        lambda m, w: m.label(m.leaf(w), {"a"}),
+        ab.GraphError,
+        ("argument 'name' of a cell is {'a'} (set), which is no value, data or static argument", "pass what the body reads"),
+    ),
+    "an object": (
+        lambda m, w: m.label(m.leaf(w), Fraction(1, 2)),
+        ab.GraphError,
+        ("argument 'name' of a cell is Fraction(1, 2) (Fraction)", "or name the argument in @ab.cell(static=...)"),
+    ),
+    "a static list": (
+        lambda m, w: m.tagged(m.leaf(w), ["a"]),
+        ab.GraphError,
+        ("argument 'tag' of a cell is ['a'] (list), and static arguments are hashable", "give a tuple or a frozenset"),
+    ),
+    "a static array": (
+        lambda m, w: m.tagged(m.leaf(w), np.zeros(2)),
+        ab.GraphError,
+        ("(ndarray), and static arguments are hashable",),
+    ),
+    "array of texts": (
+        lambda m, w: m.label(m.leaf(w), np.array(["a"])),
+        ab.DataError,
+        ("argument 'name' of a cell is an array of dtype <U1; cells take arrays of floats, ints or bools",),
+    ),
+    "33 bits": (
+        lambda m, w: m.leaf(2**33),
+        ab.DataError,
+        (
+            "instance 0, call 0 (cell 'leaf') was given an int that does not fit 32 bits",
+            "give larger numbers as floats",
+        ),
+    ),
+    "33 bits in an array": (
+        lambda m, w: m.leaves(np.array([0, -(2**33)])),
+        ab.DataError,
+        ("instance 0, call 0 (cell 'leaves') was given an int that does not fit 32 bits",),
+    ),
+    "65 bits": (lambda m, w: m.leaf(2**65), ab.DataError, ("an int that does not fit 32 bits",)),
+    "300 values": (
+        lambda m, w: m.body(m.leaf(w), lambda x: (x,) * 300),
+        ab.GraphError,
+        ("cell 'body' returns 300 values, but a node has 256 at most",),
+    ),
+    "computed id": (
+        lambda m, w: m.body(w, lambda word: ab.lookup(m.table, word + 1)),
+        ab.GraphError,
+        ("in cell 'body': lookup takes ids that are int arguments of the cell, or constants",),
+    ),
+    "value as id": (
+        lambda m, w: ab.lookup(m.table, m.total(m.leaf(w))),
+        ab.GraphError,
+        ("lookup takes ids that are int arguments of the cell", "pass it to the cell"),
+    ),
+    "float as id": (lambda m, w: m.leaf(1.0), ab.GraphError, ("lookup takes ids that are int arguments of the cell",)),
+    "constant id": (
+        lambda m, w: m.body(m.leaf(w), lambda x: x + ab.lookup(m.table, 9)),
+        ab.DataError,
+        ("in cell 'body': lookup of 9, which is not in 0..4",),
+    ),
+    "another model": (
+        lambda m, w: m.total(Model().leaf(w)),
+        ab.GraphError,
+        ("cell 'leaf' reads a Parameter(shape=(5, 3)", "not, or no longer, a parameter of Model", "pass module="),
+    ),
+    "too deep": (
+        lambda m, w: _deep(m.leaf(w)),
+        ab.GraphError,
+        ("deeper than Python's recursion limit", "sys.setrecursionlimit"),
+    ),
+    "batched in batched": (
+        lambda m, w: ab.batched(m.loss)([w]),
+        ab.GraphError,
+        ("a batched function was called inside a function that is recorded or traced; call its cells instead",),
+    ),
+    "batched in a cell": (
+        lambda m, w: m.body(m.leaf(w), lambda x: ab.batched(m.loss)([w])),
+        ab.GraphError,
+        ("a batched function was called inside a function that is recorded or traced; call its cells instead",),
+    ),
+    "closure": (
+        lambda m, w: (lambda v: m.body(m.leaf(w), lambda x: x + v))(m.leaf(w)),
+        ab.GraphError,
+        ("uses a value that another node computed; pass it as an argument",),
+    ),
+}
+
+
+def _deep(x: Any) -> Any:
+    return _deep(x)
+
+
+@pytest.mark.parametrize("name", MISUSED)
+def test_misuse_while_recording(model: Model, name: str) -> None:
+    function, error, texts = MISUSED[name]
+    loss = ab.batched(lambda word: function(model, word), module=model)
+    for _ in range(2):
+        with refused(error, *texts):
+            loss([1])
+
+
+def test_a_value_from_another_instance(model: Model) -> None:
+    def keeping(word: int) -> Any:
+        model.kept.append(model.leaf(word))
+        return model.total(model.kept[0])
+
+    with refused(
+        ab.GraphError,
+        "instance 1, call 1 (cell 'total') uses a value from another recording",
+        "Compute it again there, or pass it as an array or Parameter",
+    ):
+        ab.batched(keeping, module=model)([0, 1])
+
+
+def test_a_value_from_an_earlier_call(model: Model) -> None:
+    def keeping(word: int) -> Any:
+        model.kept.append(model.leaf(word))
+        return model.kept[0] if word == 1 else model.kept[0] + model.leaf(word)
+
+    loss = ab.batched(keeping, module=model)
+    loss([0])
+    with refused(ab.GraphError, "what instance 0 returned uses a value from another recording"):
+        loss([1])
+    with refused(ab.GraphError, "instance 0, call 2 (cell 'add') uses a value from another recording"):
+        loss([2])
+
+
+def test_a_value_from_another_function(model: Model) -> None:
+    def keeping(word: int) -> Any:
+        model.kept.append(model.leaf(word))
+        return model.leaf(word)
+
+    ab.batched(keeping, module=model)([0])
+    (kept,) = model.kept
+    uses: tuple[Callable[[Any], Any], ...] = (
+        model.total, lambda v: v, lambda v: (v, v), lambda v: ab.sum_n([model.leaf(0), v]),
+    )  # fmt: skip
+    for use in uses:
+        with refused(ab.GraphError, "a value from another recording is used here"):
+            ab.batched(lambda _: use(kept), module=model)([1])  # noqa: B023
+    with refused(ab.GraphError, "<recorded value of shape (3,)> is used outside the recording that made it"):
+        ab.batched(lambda word: kept + 1.0, module=model)([1])
+    with refused(ab.GraphError, "is used outside the recording that made it", "Return it from the function"):
+        kept * 2.0
+
+
+def test_a_static_argument_that_there_is_not() -> None:
+    with refused(ab.GraphError, "cell 'square' has no argument 'n' to make static"):
+
+        @ab.cell(static=("n",))
+        def square(x: Any) -> Any:
+            return x * x
+
+
+class Mine(Exception):
+    """An error of the user's own."""
+
+
+@pytest.mark.parametrize("place", ["function", "cell", "cell in a cell"])
+def test_the_users_own_errors_pass_unchanged(model: Model, place: str) -> None:
+    mine = Mine("my text", 3)
+
+    def fail(x: Any) -> Any:
+        raise mine
+
+    places: dict[str, Callable[[Any], Any]] = {
+        "function": fail,
+        "cell": lambda x: model.body(x, fail),
+        "cell in a cell": lambda x: model.body(x, lambda y: model.body(y, fail)),
+    }
+
+    def run(word: int) -> Any:
+        x = model.leaf(word)
+        return places[place](x) if word == 2 else model.total(x)
+
+    loss = ab.batched(run, module=model)
+    for _ in range(2):
+        with pytest.raises(Mine) as caught:
+            loss([1, 2, 3])
+        assert caught.value is mine
+        np.testing.assert_allclose(loss([1, 3]), [model.loss(1), model.loss(3)], rtol=1e-6)
+
+
+def test_wrong_arguments_are_pythons_own_errors(model: Model) -> None:
+    with refused(TypeError, "leaf() got an unexpected keyword argument 'text'"):
+        ab.batched(lambda word: model.leaf(text=word), module=model)([1])
+    with refused(TypeError, "choose() missing 1 required positional argument: 'label'"):
+        ab.batched(lambda word: model.choose(model.leaf(word)), module=model)([1])

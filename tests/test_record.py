@@ -1,0 +1,371 @@
+"""Recording: which calls share a type, how cells are called, and that known calls are logged as unknown ones are."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction as F
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.calls import Calls
+from autobatch.entries import Entry
+from autobatch.graph import Graph
+from autobatch.record import Recorder
+
+pytestmark = pytest.mark.usefixtures("_checked")
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass
+class State:
+    h: Any
+    c: Any
+
+
+class Pair(NamedTuple):
+    h: Any
+    c: Any
+
+
+class Scale(ab.Module):
+    """A module with a cell of its own."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = ab.Parameter(factor)
+
+    @ab.cell
+    def scale(self, x: Any) -> Any:
+        return self.factor * x
+
+
+@dataclass
+class Sizes(ab.Module):
+    """A module, although it is a dataclass."""
+
+    n: int
+
+
+class Model(ab.Module):
+    """Cells that take anything."""
+
+    def __init__(self) -> None:
+        self.weight = ab.Parameter(np.eye(3))
+        self.start = ab.Parameter(np.ones(3))
+        self.scales = [Scale(2.0), Scale(3.0)]
+        self.by_name = {"half": Scale(0.5)}
+        self.sizes = Sizes(2)
+
+    def helper(self) -> None:
+        """A method that is passed as an argument."""
+
+    @ab.cell
+    def pair(self, x: Any) -> Any:
+        return x, 2.0 * x
+
+    @ab.cell
+    def read(self, x: Any) -> Any:
+        """Reads the values in its argument, whatever it is."""
+        return ab.sum_n(values_in(x), shape=())
+
+    @ab.cell
+    def total(self, xs: Any) -> Any:
+        return ab.sum_n(xs, shape=(3,))
+
+    @ab.cell
+    def totals(self, xs: Any) -> Any:
+        return ab.sum_n(xs, shape=((3,), (3,)))
+
+    @ab.cell(static=("n", "weight"))
+    def power(self, x: Any, n: int = 2, weight: Any = None) -> Any:
+        x = x * float(weight) if isinstance(weight, F) else x if weight is None else weight @ x
+        return ab.concat([x] * n)
+
+    @ab.cell
+    def flexible(self, x: Any, /, y: Any, scale: float = 2.0, *rest: Any, shift: float = 0.0, **more: Any) -> Any:
+        return x + scale * y + sum(rest) + shift + more.get("extra", 0.0)
+
+    @ab.cell
+    def shadowing(self, type: Any, len: float, out: Any, log: Any, list: Any, x: Any = None) -> Any:
+        return type * len + out + ab.sum_n(log, shape=(3,)) + (list[0] if x is None else x)
+
+    @ab.cell
+    def outer_cell(self, x: Any) -> Any:
+        return self.scales[0].scale(free(x)) + self.power(x, 1)
+
+
+@ab.cell
+def free(x: Any) -> Any:
+    return ab.tanh(x)
+
+
+@ab.cell
+def pairs(xs: Any) -> Any:
+    (a, b), (c, d) = ab.sum_n(xs, shape=(((3,), (3,)), ((3,), (3,))))
+    return a + 2 * b - c * d
+
+
+def values_in(x: Any) -> list[Any]:
+    """The sums of all values in a structure."""
+    if isinstance(x, (tuple, list)):
+        return [v for part in x for v in values_in(part)]
+    if isinstance(x, dict):
+        return values_in(list(x.values()))
+    if isinstance(x, State):
+        return values_in((x.h, x.c))
+    if isinstance(x, (str, bool, frozenset, enum.Enum, ab.Module, type(None))) or callable(x):
+        return []
+    return [ab.sum(x * 1.0)]
+
+
+def record(run: Callable[[Any], Any], *instances: Any, model: ab.Module | None = None) -> Graph:
+    return Recorder(run, model).record(instances or [None])
+
+
+def types_of(cell: str, *calls: Callable[[Model], Any]) -> list[int]:
+    """The type ids of the nodes of a cell when the calls are made in one program."""
+    model = Model()
+    graph = record(lambda _: [call(model) for call in calls], model=model)
+    types: Any = graph.types
+    return [kind for kind in graph.type_id.tolist() if types[kind].name == cell]
+
+
+V: Callable[[Model], Any] = lambda m: free(m.start)  # noqa: E731
+
+SAME: dict[str, tuple[str, Callable[[Model], Any], Callable[[Model], Any]]] = {
+    "an int and NumPy's": ("read", lambda m: m.read(3), lambda m: m.read(np.int64(4))),
+    "a float and NumPy's": ("read", lambda m: m.read(3.0), lambda m: m.read(np.float32(4))),
+    "numbers": ("read", lambda m: m.read((1, 2.0)), lambda m: m.read((3, 4.0))),
+    "int arrays": ("read", lambda m: m.read(np.arange(3)), lambda m: m.read(np.zeros(3, np.int8))),
+    "a mask": ("read", lambda m: m.read(np.arange(3)), lambda m: m.read(np.zeros(3, bool))),
+    "an array and a value": ("read", lambda m: m.read(np.zeros(3)), lambda m: m.read(V(m))),
+    "a parameter and a value": ("read", lambda m: m.read(m.start), lambda m: m.read(V(m))),
+    "single and double": ("read", lambda m: m.read(np.zeros(3)), lambda m: m.read(np.zeros(3, np.float32))),
+    "an output and a tuple": ("read", lambda m: m.read(m.pair(V(m))), lambda m: m.read((V(m), np.zeros(3)))),
+    "list lengths": ("total", lambda m: m.total([V(m)]), lambda m: m.total([V(m), np.zeros(3), m.start])),
+    "no list elements": ("total", lambda m: m.total([]), lambda m: m.total([V(m)] * 20)),
+    "no pairs": ("totals", lambda m: m.totals([]), lambda m: m.totals([m.pair(V(m)), (V(m), V(m))])),
+    "sum_n of few and many": ("sum_n", lambda m: ab.sum_n([V(m)] * 2), lambda m: ab.sum_n([V(m)] * 9)),
+    "sum_n of list and tuple": ("sum_n", lambda m: ab.sum_n([V(m)]), lambda m: ab.sum_n((V(m), V(m)))),
+    "sum_n with a number": ("sum_n", lambda m: ab.sum_n([ab.sum(V(m)), 1]), lambda m: ab.sum_n([ab.sum(V(m)), 0.5])),
+    "by position and name": ("power", lambda m: m.power(V(m), 2), lambda m: m.power(n=2, x=V(m))),
+    "default and given": ("power", lambda m: m.power(V(m)), lambda m: m.power(V(m), 2, weight=None)),
+    "an equal static tuple": ("power", lambda m: m.power(V(m), n=1), lambda m: m.power(V(m), n=1)),
+    "an equal text": ("read", lambda m: m.read((V(m), "ab")), lambda m: m.read((V(m), "".join(["a", "b"])))),
+    "an enum": ("read", lambda m: m.read((V(m), Colour.RED)), lambda m: m.read((V(m), Colour(1)))),
+    "equal static things": ("power", lambda m: m.power(V(m), 1, F(1, 2)), lambda m: m.power(V(m), 1, F(2, 4))),
+    "a frozenset": ("read", lambda m: m.read((V(m), frozenset("ab"))), lambda m: m.read((V(m), frozenset("ba")))),
+    "a method": ("read", lambda m: m.read((V(m), m.helper)), lambda m: m.read((V(m), m.helper))),
+    "a module that is a dataclass": ("read", lambda m: m.read((V(m), m.sizes)), lambda m: m.read((V(m), m.sizes))),
+    "an op's numbers": ("mul", lambda m: V(m) * 2.0, lambda m: V(m) * 3.5),
+    "an op's slice": ("slice", lambda m: V(m)[1:2], lambda m: V(m)[1:2]),
+    "equal arrays": ("constant", lambda m: free(np.zeros(3)), lambda m: free(np.ones(3))),
+}
+
+DIFFERENT: dict[str, tuple[str, Callable[[Model], Any], Callable[[Model], Any]]] = {
+    "shapes": ("read", lambda m: m.read(np.zeros(2)), lambda m: m.read(np.zeros(3))),
+    "lengths of int arrays": ("read", lambda m: m.read(np.arange(2)), lambda m: m.read(np.arange(3))),
+    "an int and a float": ("read", lambda m: m.read(1), lambda m: m.read(1.0)),
+    "a bool and an int": ("read", lambda m: m.read((V(m), True)), lambda m: m.read((V(m), 1))),
+    "bools": ("read", lambda m: m.read((V(m), True)), lambda m: m.read((V(m), False))),
+    "None and a value": ("read", lambda m: m.read((V(m), None)), lambda m: m.read((V(m), V(m)))),
+    "texts": ("read", lambda m: m.read((V(m), "a")), lambda m: m.read((V(m), "b"))),
+    "enums": ("read", lambda m: m.read((V(m), Colour.RED)), lambda m: m.read((V(m), Colour.BLUE))),
+    "modules as arguments": (
+        "read", lambda m: m.read((V(m), m.scales[0])), lambda m: m.read((V(m), m.scales[1])),
+    ),
+    "static ints": ("power", lambda m: m.power(V(m), 2), lambda m: m.power(V(m), 3)),
+    "a static parameter": ("power", lambda m: m.power(V(m)), lambda m: m.power(V(m), weight=m.weight)),
+    "lengths that the body needs": ("read", lambda m: m.read([V(m)]), lambda m: m.read([V(m), V(m)])),
+    "tuple and list": ("read", lambda m: m.read((V(m), 1)), lambda m: m.read([V(m), 1])),
+    "tuple and named tuple": ("read", lambda m: m.read((V(m), V(m))), lambda m: m.read(Pair(V(m), V(m)))),
+    "named tuple and dataclass": ("read", lambda m: m.read(Pair(V(m), V(m))), lambda m: m.read(State(V(m), V(m)))),
+    "keys": ("read", lambda m: m.read({"a": V(m)}), lambda m: m.read({"b": V(m)})),
+    "an op's slices": ("slice", lambda m: V(m)[1:2], lambda m: V(m)[1:3]),
+    "an op's parameters": ("mul", lambda m: V(m) * m.start, lambda m: V(m) * m.scales[0].factor),
+    "modules": ("scale", lambda m: m.scales[0].scale(V(m)), lambda m: m.scales[1].scale(V(m))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_calls_of_one_type(name: str) -> None:
+    cell, *calls = SAME[name]
+    first, second = types_of(cell, *calls)
+    assert first == second
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_calls_of_two_types(name: str) -> None:
+    cell, *calls = DIFFERENT[name]
+    first, second = types_of(cell, *calls)
+    assert first != second
+
+
+CALLS: dict[str, Callable[[Model, Any], Any]] = {
+    name: (lambda m, _, calls=calls: [call(m) for call in calls]) for name, (_, *calls) in {**SAME, **DIFFERENT}.items()
+} | {
+    "every kind of argument": lambda m, x: m.flexible(x, x, 3.0, x, x, shift=1.0, extra=x),
+    "few arguments": lambda m, x: m.flexible(x, y=x),
+    "two names": lambda m, x: (m.flexible(x, x, shift=2.0), m.flexible(x, x, 1.5, x)),
+    "pairs of every make": lambda m, x: m.totals([m.pair(x), (x, m.start), m.pair(m.start)]),
+    "pairs of pairs": lambda m, x: pairs([(m.pair(x), m.pair(x)), ((x, x), m.pair(x)), (m.pair(x), (x, m.start))]),
+    "a list of different things": lambda m, x: m.read([m.pair(x), "a", (x, 1), [x, 2.0]]),
+    "names of builtins": lambda m, x: m.shadowing(x, 2.0, x, [x, m.start], (x,)),
+    "a default that is given": lambda m, x: m.shadowing(x, 2.0, out=x, log=[], list=(x,), x=x),
+    "a cell in a cell": lambda m, x: m.outer_cell(x),
+    "a function": lambda m, x: free(x),
+    "a module in a dict": lambda m, x: m.by_name["half"].scale(x),
+    "a structure of structures": lambda m, x: m.read({"a": (x, [1, 2.0]), 2: State(Pair(x, x), np.arange(2))}),
+    "enums as keys": lambda m, x: m.read({Colour.RED: x, Colour.BLUE: 2.0 * x}),
+    "ops": lambda m, x: -x + 2 - (1 / (x + 3.0)) ** 2 @ m.weight + ab.where(x > 0, x, np.zeros(3)),
+    "functions of ops": lambda m, x: (ab.split(ab.concat((x, x)), 2)[1] + ab.mean(x), ab.attend(x, [x], [x, ][:1])),
+    "arrays on the left": lambda m, x: np.ones(3) * x + np.float32(2) * x + np.arange(3) * x,
+    "only parameters": lambda m, x: ab.sum(m.weight @ m.start) + m.start[0] + ab.sum_n([m.start, m.start]),
+}  # fmt: skip
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, method: str) -> list[str]:
+    """The names of the cells for which a method of `Calls` is called from now on."""
+    names, known = list[str](), getattr(Calls, method)
+
+    def noting(self: Calls, entry: Entry, *rest: Any) -> Any:
+        names.append(entry.name)
+        return known(self, entry, *rest)
+
+    monkeypatch.setattr(Calls, method, noting)
+    return names
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_known_call_is_recorded_as_an_unknown_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Model().astype("float64"), np.array([0.5, -1.0, 2.0])
+    run = lambda _: CALLS[name](model, free(x))  # noqa: E731
+    recorder = Recorder(run, model)
+    first = recorder.record([None, None])
+    n_types, n_forms = len(recorder.types), len(recorder.calls.forms)
+    new = watch(monkeypatch, "_add_form")
+    second = recorder.record([None, None])
+    assert not new
+    assert (len(recorder.types), len(recorder.calls.forms)) == (n_types, n_forms)
+    assert first.words.tobytes() == second.words.tobytes()
+    assert first.floats.tobytes() == second.floats.tobytes()
+    assert first.structures == second.structures
+    ab.testing.check_batched(run, ab.batched(run, module=model), [None, None])
+
+
+def test_known_calls_of_values_do_not_take_the_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except where arrays or parameters are passed, which become sources."""
+    model = Model()
+
+    def run(n: int) -> Any:
+        state = model.pair(free(model.start))
+        for k in range(n):
+            state = model.pair(model.totals([state, model.pair(state[0])])[1] * 0.5)
+            model.total([state[k % 2]] * k)
+            model.read({"n": k, "state": State(*state)})
+            model.flexible(state[0], state[1], shift=0.1 * k)
+        return model.read((state, "end"))
+
+    recorder = Recorder(run, model)
+    expected = recorder.record([3, 5])
+    slow = watch(monkeypatch, "_slow")
+    assert recorder.record([3, 5]).words.tobytes() == expected.words.tobytes()
+    assert slow == ["free", "free"]
+    assert expected.n_nodes == 2 * 4 + 8 * 7
+
+
+def test_a_cell_called_from_a_cell_is_part_of_it() -> None:
+    model = Model()
+    graph = record(lambda _: model.outer_cell(model.start), model=model)
+    assert [graph.type_of(node) for node in range(graph.n_nodes)] == ["parameter", "outer_cell"]
+
+
+def test_equal_arrays_of_an_instance_are_one_source() -> None:
+    graph = record(lambda n: [free(np.zeros(n)) for _ in range(4)] + [free(np.ones(n))], 2, 2)
+    names = [graph.type_of(node) for node in range(graph.n_nodes)]
+    assert names.count("constant") == 2 * 2
+    assert graph.floats.tolist() == [0.0, 0.0, 1.0, 1.0] * 2
+
+
+def test_cells_of_subclasses_and_of_modules_elsewhere() -> None:
+    elsewhere = Scale(5.0)
+
+    class Twice(Scale):
+        @ab.cell
+        def scale(self, x: Any) -> Any:
+            return 2.0 * super().scale(x)
+
+    class Holder(ab.Module):
+        def __init__(self) -> None:
+            self.inner = Twice(3.0)
+            self.parameter_of_elsewhere = elsewhere.factor
+
+        def run(self, x: float) -> Any:
+            return self.inner.scale(elsewhere.scale(np.array([x])))
+
+    model = Holder()
+    np.testing.assert_allclose(ab.batched(model.run)([1.0, 2.0]), [[30.0], [60.0]])
+    assert "scale" not in vars(model.inner)
+
+
+def test_an_attribute_in_the_place_of_a_cell_is_left_alone() -> None:
+    model = Scale(2.0)
+    model.scale = lambda x: free(x)
+    mine = model.scale
+    np.testing.assert_allclose(ab.batched(lambda x: model.scale(np.array(x)), module=model)([0.5]), [np.tanh(0.5)])
+    assert model.scale is mine
+
+
+def test_recording_in_threads() -> None:
+    """Each thread records its own function; one waits for the other."""
+
+    def batched(model: Scale) -> ab.Batched:
+        return ab.batched(lambda n: ab.sum_n([model.scale(np.array(float(k))) for k in range(n)]), module=model)
+
+    losses = [batched(Scale(2.0)), batched(Scale(3.0))]
+    found: dict[int, list[Any]] = {0: [], 1: []}
+
+    def work(i: int) -> None:
+        for n in range(1, 30):
+            found[i].append(losses[i]([n, n + 1]))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, factor in ((0, 2.0), (1, 3.0)):
+        expected = [[factor * n * (n - 1) / 2, factor * n * (n + 1) / 2] for n in range(1, 30)]
+        np.testing.assert_allclose(found[i], expected)
+
+
+def test_a_loop_of_sums_becomes_one_node() -> None:
+    def loop(n: int) -> Any:
+        total: Any = 0
+        for k in range(n):
+            total = total + free(np.array([float(k)]))
+        return total
+
+    sums: dict[str, Callable[[int], Any]] = {
+        "loop": loop,
+        "sum": lambda n: sum(free(np.array([float(k)])) for k in range(n)),
+        "sum_n": lambda n: ab.sum_n([free(np.array([float(k)])) for k in range(n)]),
+    }
+    found = {}
+    for name, run in sums.items():
+        loss = ab.batched(run)
+        np.testing.assert_allclose(loss([1, 2, 7]), [run(1), run(2), run(7)], rtol=1e-6)
+        assert loss.last is not None
+        graph = loss.last.graph
+        kinds = [graph.type_of(node) for node in range(graph.n_nodes)]
+        found[name] = (kinds.count("sum_n"), kinds.count("add"), kinds.count("free"), loss.last.batches)
+    assert found == dict.fromkeys(sums, (2, 0, 10, 3))

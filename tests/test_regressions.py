@@ -1,0 +1,330 @@
+"""What went wrong elsewhere, or once here, and stays right: DyNet's bugs with batching, and silent wrong answers."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.executor.reference import Reference
+from autobatch.handles import RECYCLE
+from autobatch.ops.define import Op, run_kernel
+from autobatch.ops.operators import OPS
+from autobatch.rewrite import PASSES
+
+POLICIES = ("unbatched", "depth", "agenda")
+DIM = 3
+
+
+class Trees(ab.Module):
+    """Leaves by word, inner nodes of two, in float64; a program is a number (a leaf) or a pair of programs."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.table = ab.Parameter(rng.standard_normal((5, DIM)))
+        self.weight = ab.Parameter(rng.standard_normal((DIM, DIM)))
+        self.kept: Any = None
+        self.astype("float64")
+
+    @ab.cell
+    def leaf(self, word: int) -> Any:
+        return ab.lookup(self.table, word)
+
+    @ab.cell
+    def inner(self, left: Any, right: Any) -> Any:
+        return ab.tanh(self.weight @ left + right)
+
+    @ab.cell
+    def product(self, left: Any, right: Any) -> Any:
+        return ab.sum(left * right)
+
+    @ab.cell
+    def logarithm(self, x: Any) -> Any:
+        return ab.log(ab.sum(x))
+
+    @ab.cell
+    def nested(self, x: Any) -> Any:
+        return x, (2.0 * x, -x)
+
+    def root(self, tree: Any) -> Any:
+        def visit(tree: Any) -> Any:
+            return self.leaf(tree) if isinstance(tree, int) else self.inner(visit(tree[0]), visit(tree[1]))
+
+        return visit(tree)
+
+    def loss(self, tree: Any) -> Any:
+        return self.product(self.root(tree), self.table[0])
+
+
+def draw_tree(rng: np.random.Generator, n_leaves: int) -> Any:
+    if n_leaves == 1:
+        return int(rng.integers(5))
+    left = int(rng.integers(1, n_leaves))
+    return draw_tree(rng, left), draw_tree(rng, n_leaves - left)
+
+
+def draw_batch(rng: np.random.Generator, size: int, n_leaves: int = 6) -> list[Any]:
+    return [draw_tree(rng, int(rng.integers(1, n_leaves + 1))) for _ in range(size)]
+
+
+def batch(model: ab.Module, function: Callable[[Any], Any], **options: Any) -> ab.Batched:
+    """Batched on a buffer that is full of NaN wherever nothing was written."""
+    return ab.batched(function, module=model, backend=Reference(poison=True), **options)
+
+
+@pytest.mark.usefixtures("_checked")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_shared_value_that_is_not_the_first_of_its_batch(policy: str) -> None:
+    r"""
+    leaf 1  leaf 2  leaf 3      one batch; 3 is read twice, 2 once more from below
+        \    /   \  /  \
+        product  product product(3, 3)
+    """
+    model = Trees()
+
+    def loss_of(_: None) -> Any:
+        one, two, three = (model.leaf(word) for word in (1, 2, 3))
+        return model.product(one, two) + model.product(two, three) + model.product(three, three)
+
+    loss = batch(model, loss_of, policy=policy)
+    value, grads = loss.value_and_grad([None, None], reduce="sum")
+    one, two, three = model.table.data[1:4]
+    np.testing.assert_allclose(value, 2 * (one @ two + two @ three + three @ three), rtol=1e-14)
+    expected = np.zeros((5, DIM))
+    expected[1:4] = 2 * two, 2 * (one + three), 2 * (two + 2 * three)
+    np.testing.assert_allclose(grads["table"], expected, rtol=1e-14)
+    assert not grads["weight"].any()
+    assert loss.last is not None
+    assert loss.last.batches == {"unbatched": 14, "depth": 3, "agenda": 3}[policy]
+
+
+@pytest.mark.usefixtures("_checked")
+def test_values_right_after_the_buffer_grew() -> None:
+    """Small, large, larger, small again: each equal to eager; and what earlier calls returned stays as it was."""
+    model, rng = Trees(), np.random.default_rng(1)
+    loss = batch(model, model.loss)
+    handed_out, copies, grown = [], [], []
+    for size in (1, 40, 2, 90, 1, 90):
+        trees = draw_batch(rng, size)
+        losses = loss(trees)
+        np.testing.assert_allclose(losses, [model.loss(tree) for tree in trees], rtol=1e-12)
+        assert loss.last is not None
+        grown.append(loss.last.allocations)
+        value, _ = loss.value_and_grad(trees)
+        np.testing.assert_allclose(value, losses.mean(), rtol=1e-12)
+        grown.append(loss.last.allocations)
+        handed_out.append(losses)
+        copies.append(losses.copy())
+    for returned, copy in zip(handed_out, copies, strict=True):
+        np.testing.assert_array_equal(returned, copy)
+    assert grown[:4] == [1, 1, 1, 1]
+    assert grown[8:10] == [0, 0]
+
+
+@pytest.mark.parametrize("n_batches", [500, pytest.param(5000, marks=pytest.mark.slow)])
+def test_thousands_of_mini_batches_without_growth(n_batches: int) -> None:
+    """Recorded afresh each time, by a function with a recursive closure, which only the garbage collector frees."""
+    model, rng = Trees(), np.random.default_rng(2)
+    loss = ab.batched(model.loss)
+    batches = [draw_batch(rng, 32) for _ in range(10)]
+    for trees in batches * 20:
+        loss.value_and_grad(trees)
+    calls, ids, n_grown = loss._recorder.calls, [], 0
+    sizes = len(calls.forms), len(calls.types)
+    tracemalloc.start()
+    try:
+        start, _ = tracemalloc.get_traced_memory()
+        for k in range(n_batches):
+            loss.value_and_grad(batches[k % 10])
+            assert loss.last is not None
+            n_grown += loss.last.allocations
+            ids.append(calls.handles.n_ids)
+        end, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert n_grown == 0
+    assert ids[-1] < 4 * RECYCLE
+    assert (len(calls.forms), len(calls.types)) == sizes
+    assert end - start < 2**20
+
+
+@pytest.mark.usefixtures("_checked")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("rewrites", [(), PASSES], ids=["none", "all"])
+def test_no_nan_that_the_loss_does_not_depend_on(policy: str, rewrites: tuple[str, ...]) -> None:
+    """Nodes of one type, some with a finite result that the loss reads, some with NaN or infinity that it does not."""
+    model = Trees()
+    model.table.data = np.array([[1.0] * DIM, [-1.0] * DIM, [0.0] * DIM, [2.0] * DIM, [3.0] * DIM])
+
+    def loss_and_logarithms(word: int) -> Any:
+        logs = [model.logarithm(model.leaf(w)) for w in (word, 1, 2)]
+        return logs[0] + model.product(model.leaf(1), model.leaf(2)), logs
+
+    loss = batch(model, loss_and_logarithms, policy=policy, rewrites=rewrites)
+    (value, aux), grads = loss.value_and_grad([0, 3, 4], reduce="sum", has_aux=True)
+    np.testing.assert_allclose(value, np.log([3.0, 6.0, 9.0]).sum(), rtol=1e-14)
+    assert np.isnan(aux[0][1])
+    assert aux[0][2] == -np.inf
+    expected = np.zeros((5, DIM))
+    expected[[0, 3, 4]] = np.array([[1 / 3], [1 / 6], [1 / 9]])
+    expected[2] = -3.0  # from the product with word 1
+    np.testing.assert_allclose(grads["table"], expected, rtol=1e-14)
+    _, alone = loss.value_and_grad([3], has_aux=True)
+    assert np.isfinite(alone["table"]).all()
+
+
+# Silent wrong answers that the random programs found here, and relatives of theirs.
+
+
+@ab.cell
+def weighed(first: Any, values: Any, pair: Any) -> Any:
+    """Sums of two lists, either of which may be empty, and a pair after them."""
+    return ab.sum_n(first, shape=(2,)) + ab.mean_n(values, shape=(2,)) * pair[0] - pair[1]
+
+
+@pytest.mark.usefixtures("_checked")
+@pytest.mark.parametrize("lengths", [(0, 2), (2, 0), (0, 0), (1, 20)])
+def test_an_empty_list_does_not_shift_the_arguments_after_it(lengths: tuple[int, int]) -> None:
+    rng = np.random.default_rng(3)
+    instances = [[rng.standard_normal((n, 2)) for n in (*lengths, 1, 1)] for _ in range(3)]
+
+    def run(arrays: Any) -> Any:
+        first, values, left, right = arrays
+        return weighed(list(first), list(values), (left[0], right[0]))
+
+    np.testing.assert_allclose(ab.batched(run)(instances), [run(i) for i in instances], rtol=1e-5)
+
+
+@pytest.mark.usefixtures("_checked")
+def test_a_sum_with_a_number_is_no_sum_of_one_value() -> None:
+    """The forward rewrite passes a sum of one value; a sum of a value and a number is none."""
+    model = Trees()
+
+    def run(word: int) -> Any:
+        x = model.product(model.leaf(word), model.leaf(0))
+        return ab.sum_n([x, np.float64(0.5)]) * ab.sum_n([2, x, 0.25])
+
+    loss = batch(model, run)
+    ab.testing.check_batched(run, loss, [1, 2])
+    assert len(loss._recorder.types) == 5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("op", [op for op in OPS.values() if op.scalar is not None], ids=lambda op: op.name)
+def test_kernels_on_columns_of_wide_rows(op: Op, dtype: str) -> None:
+    """np.negative of NumPy 2.4.6 skips elements at some strides; saved values lie at any."""
+    for width in range(1, 20):
+        columns = [np.full((5, width), np.nan, dtype)[:, width // 2] for _ in op.names]
+        for k, column in enumerate(columns):
+            column[:] = np.linspace(0.2 + k, 0.9, 5)
+        out, expected = np.full((5, 3), np.nan, dtype)[:, 1], np.empty(5, dtype)
+        run_kernel(op, np, [column.copy() for column in columns], expected, {})
+        run_kernel(op, np, columns, out, {})
+        np.testing.assert_allclose(out, expected, rtol=1e-6 if dtype == "float32" else 1e-14)
+
+
+@pytest.mark.usefixtures("_checked")
+def test_an_array_that_is_changed_between_calls() -> None:
+    model = Trees()
+
+    def run(word: int) -> Any:
+        buffer, total = np.zeros(DIM), np.zeros(())
+        for k in range(DIM):
+            buffer[:] = 0
+            buffer[k] = word
+            total = total + model.product(buffer, model.table[k])
+        return total
+
+    np.testing.assert_allclose(batch(model, run)([1, 2]), [run(1), run(2)], rtol=1e-14)
+
+
+@pytest.mark.usefixtures("_checked")
+def test_ids_written_into_a_cell() -> None:
+    model = Trees()
+
+    @ab.cell
+    def constant_ids(table: Any, words: Any) -> Any:
+        fixed = ab.lookup(model.table, np.array([1, 1])) * ab.lookup(table, 0)
+        return ab.sum(fixed) + ab.cross_entropy(ab.lookup(model.table, words[1]), 2)
+
+    def run(word: int) -> Any:
+        return constant_ids(ab.outer(model.leaf(word), model.leaf(3)), np.array([0, word]))
+
+    loss = batch(model, run)
+    ab.testing.check_batched(run, loss, [0, 1, 4])
+    ab.testing.check_grads(loss, [0, 1, 4], model, np.random.default_rng(0))
+
+
+@pytest.mark.usefixtures("_checked")
+def test_sums_of_nothing_are_not_rounded_to_single_precision() -> None:
+    model = Trees()
+
+    @ab.cell
+    def mean(values: Any) -> Any:
+        return ab.sum(ab.softplus(ab.mean_n(values, shape=(DIM,))))
+
+    def run(n: int) -> Any:
+        return mean([model.leaf(word) for word in range(n)])
+
+    np.testing.assert_allclose(run(0), DIM * np.log(2.0), rtol=1e-15)
+    ab.testing.check_batched(run, batch(model, run), [0, 1, 2], 1e-15)
+
+
+@pytest.mark.usefixtures("_checked")
+def test_training_more_or_fewer_parameters_than_before() -> None:
+    model, tree = Trees(), ((1, 2), 3)
+    loss = batch(model, model.loss)
+    _, grads = loss.value_and_grad([tree])
+    both = {name: gradient.copy() for name, gradient in grads.items()}
+    model.table.trainable = False
+    _, grads = loss.value_and_grad([tree])
+    assert grads.keys() >= {"weight"}
+    np.testing.assert_array_equal(grads["weight"], both["weight"])
+    model.table.trainable, model.weight.trainable = True, False
+    np.testing.assert_array_equal(loss.value_and_grad([tree])[1]["table"], both["table"])
+
+
+@pytest.mark.parametrize("part", ["handle", "inner tuple", "value"])
+def test_a_part_of_a_value_that_is_kept_is_never_taken_for_another(part: str) -> None:
+    """Handles are used again when nobody holds them; parts of them count."""
+    model = Trees()
+
+    def run(n: int) -> Any:
+        if n == 0:
+            kept = model.nested(model.leaf(0))
+            model.kept = {"handle": kept, "inner tuple": kept[1], "value": kept[1][1]}[part]
+            return model.product(kept[0], kept[0])
+        for _ in range(n):
+            last = model.nested(model.leaf(1))
+        if part == "value":
+            return model.product(last[0], model.kept)
+        inner = model.kept[1] if part == "handle" else model.kept
+        return model.product(last[0], inner[1])
+
+    loss = batch(model, run)
+    loss([0])
+    for _ in range(4):
+        with pytest.raises(ab.GraphError, match="uses a value from another recording"):
+            loss([RECYCLE // 2])
+
+
+def test_an_instance_keeps_its_result_when_the_next_takes_its_handles() -> None:
+    """More nodes than the pool of handles holds, in one recording of many instances."""
+    model = Trees()
+    comb = 0
+    for _ in range(400):
+        comb = (comb, 1)  # type: ignore[assignment]
+    trees = [comb, *[(k % 5, 1) for k in range(60)]] * 2
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    try:
+        loss = batch(model, model.loss)
+        for _ in range(8):
+            np.testing.assert_allclose(loss(trees)[1:10], [model.loss(tree) for tree in trees[1:10]], rtol=1e-12)
+    finally:
+        sys.setrecursionlimit(before)
