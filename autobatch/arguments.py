@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from autobatch.module import Module
+from autobatch.ops.operators import Operators
 
-BY_VALUE = (bool, str, int, float, bytes, type(None), enum.Enum, tuple, frozenset, type, np.dtype)
+PLAIN = (bool, str, int, float, bytes, type(None), enum.Enum, tuple, frozenset, type, np.dtype)
+BY_IDENTITY = (Module, Operators, np.ndarray)
 
 
 class Static:
-    """A thing that is part of the type: compared by value if it is plain, by identity otherwise."""
+    """A thing that is part of the type: compared by ==, or by identity where == means something else."""
 
     __slots__ = ("value",)
 
@@ -29,15 +31,31 @@ class Static:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Static) or type(self.value) is not type(other.value):
             return False
-        if isinstance(self.value, BY_VALUE):
-            return bool(self.value == other.value)
-        return self.value is other.value
+        if isinstance(self.value, BY_IDENTITY):
+            return self.value is other.value
+        return bool(self.value == other.value)
 
     def __hash__(self) -> int:
-        return hash(self.value) if isinstance(self.value, BY_VALUE) else id(self.value)
+        if isinstance(self.value, BY_IDENTITY) or not is_hashable(self.value):
+            return id(self.value)
+        return hash(self.value)
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+
+def is_hashable(x: Any) -> bool:
+    """Whether `x` has a hash: its class may have one, while a part of it has none."""
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
+
+
+def is_structure(x: Any) -> bool:
+    """Whether `x` is a container of arguments or results."""
+    return isinstance(x, (tuple, list, dict)) or (is_dataclass(x) and not isinstance(x, (type, Module)))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.arguments import BY_VALUE, Key, Static
+from autobatch.arguments import BY_IDENTITY, PLAIN, Key, Static, is_hashable, is_structure
 from autobatch.decode import EACH, END, HANDLE, WORDS
 from autobatch.errors import DataError, GraphError
 from autobatch.handles import Bundle, Handles, Value
@@ -95,8 +95,14 @@ class FormReader:
             return self._data("float" if kinds == "f" else "int", x.shape, text)
         if type(x) is list and text not in self.fixed and (key := self._each(x, text)) is not None:
             return key
-        if isinstance(x, (tuple, list, dict)) or (is_dataclass(x) and not isinstance(x, type)):
+        if is_structure(x):
             return self._container(name, x, text)
+        if not isinstance(x, (*PLAIN, *BY_IDENTITY)) and not callable(x):
+            raise GraphError(
+                f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), which is no value, data or static "
+                f"argument; pass what the body reads of it, or make it part of the type by naming the argument in "
+                f"@ab.cell(static=...)."
+            )
         return self._static(name, x, text)
 
     def _condition(self, text: str) -> None:
@@ -117,16 +123,14 @@ class FormReader:
         return Key(kind, shape)
 
     def _static(self, name: str, x: Any, text: str) -> Key:
-        try:
-            hash(x)
-        except TypeError:
+        if isinstance(x, np.ndarray) or not (isinstance(x, BY_IDENTITY) or is_hashable(x)):
             raise GraphError(
-                f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), which is no value or data, and static "
-                f"arguments are hashable; give a tuple, a frozenset or a Module instead."
-            ) from None
+                f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), and static arguments are hashable; give a "
+                f"tuple or a frozenset instead."
+            )
         name = self.constant(x)
-        by_value = isinstance(x, BY_VALUE) and x is not None and not isinstance(x, bool)
-        self._condition(f"__type({text}) is __type({name}) and {text} == {name}" if by_value else f"{text} is {name}")
+        is_itself = isinstance(x, (*BY_IDENTITY, bool, type(None)))
+        self._condition(f"{text} is {name}" if is_itself else f"__type({text}) is __type({name}) and {text} == {name}")
         return Key("static", Static(x))
 
     def _each(self, x: list[Any], text: str) -> Key | None:

@@ -12,15 +12,14 @@ the same folder and a rename. Either happens entirely or not at all.
 
 from __future__ import annotations
 
-import errno
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from autobatch.checkpoint import read_safetensors, write_whole
 from autobatch.errors import AutobatchError, CheckpointError, DataError, GraphError, ShapeError
 from autobatch.ops.operators import Operators
 
@@ -212,7 +211,7 @@ class Module:
         import safetensors.numpy
 
         try:
-            _write_whole(path, safetensors.numpy.save(self.state_dict()))
+            write_whole(path, safetensors.numpy.save(self.state_dict()))
         except OSError as error:
             raise CheckpointError(
                 f"cannot save the parameters of {type(self).__name__} to {os.fspath(path)!r}: {error.strerror}; "
@@ -226,7 +225,8 @@ class Module:
             CheckpointError: the file is missing, unreadable, cut short or of another format, or does not fit the
                 module; no parameter has changed.
         """
-        _load(self, _read(path), repr(os.fspath(path)))
+        arrays, _ = read_safetensors(path, "Module.save")
+        _load(self, arrays, repr(os.fspath(path)))
 
 
 def check_entries(doing: str, given: Mapping[str, Shape], expected: Mapping[str, Shape]) -> None:
@@ -343,39 +343,3 @@ def _float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     if dtype is None or parsed not in (FLOAT32, FLOAT64):  # np.dtype(None) is float64
         raise DataError(f"cannot convert parameters to {dtype!r}; give 'float32' or 'float64'.")
     return parsed
-
-
-def _write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file so that a reader, or a crash, finds the old content or the new, never a part."""
-    target = os.path.realpath(path)
-    if os.path.exists(target) and not os.path.isfile(target):
-        raise OSError(errno.EINVAL, "it is there and is no regular file")
-    unfinished = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.tmp")
-    try:
-        with open(unfinished, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, target)
-    finally:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
-
-
-def _read(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:
-    import safetensors.numpy
-
-    doing = f"cannot load {os.fspath(path)!r}"
-    try:
-        with open(path, "rb") as file:
-            return safetensors.numpy.load(file.read())
-    except OSError as error:
-        raise CheckpointError(f"{doing}: {error.strerror}; give a file that Module.save wrote.") from error
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(
-            f"{doing}: it is cut short or no safetensors file ({error}); give a file that Module.save wrote."
-        ) from error
-    except KeyError as error:
-        raise CheckpointError(
-            f"{doing}: it holds numbers of type {error}, which NumPy lacks; store it as float32 or float64."
-        ) from error

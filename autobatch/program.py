@@ -258,6 +258,8 @@ class Builder:
         if isinstance(x, Operators):
             return self._weight(x)
         data = x if isinstance(x, (int, float)) else np.asarray(x)
+        if not isinstance(data, (int, float)) and data.dtype.kind not in "fiub":
+            raise GraphError(f"{self.name} computes with {x!r} ({type(x).__name__}), which is no number; leave it out.")
         if np.asarray(data).dtype.kind not in "fiub":
             raise GraphError(f"the body of {self.name} computes with {x!r}, which is no number or array of numbers.")
         return self.add(Constant(data), np.shape(data), SHARED)

@@ -8,12 +8,12 @@ share slots by shape and come back per instance.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from autobatch.arguments import Key, Static
+from autobatch.arguments import Key, Static, is_structure
 from autobatch.errors import ShapeError
 from autobatch.handles import Bundle, Value
 from autobatch.ops.define import Shape
@@ -65,7 +65,7 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
         return Key.of_structure(
             result, [read_result(r, slots, refs, numbers, f"{path} {k!r}") for k, r in result.items()]
         )
-    if is_dataclass(result) and not isinstance(result, type):
+    if is_structure(result):
         return Key.of_structure(
             result,
             [read_result(getattr(result, f.name), slots, refs, numbers, f"{path}.{f.name}") for f in fields(result)],

@@ -134,12 +134,30 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "a set": (
         lambda m, w: m.label(m.leaf(w), {"a"}),
         ab.GraphError,
-        ("argument 'name' of a cell is {'a'} (set), which is no value, data or static argument", "pass what the body reads"),
+        (
+            "argument 'name' of a cell is {'a'} (set), which is no value, data or static argument",
+            "pass what the body reads",
+        ),
+    ),
+    "None": (
+        lambda m, w: m.leaf(w) == None,  # noqa: E711
+        ab.GraphError,
+        ("in cell 'equal': equal computes with None (NoneType), which is no number",),
+    ),
+    "a text": (
+        lambda m, w: m.body(m.leaf(w), lambda x: x + "a"),
+        ab.GraphError,
+        ("in cell 'body': body computes with 'a' (str), which is no number",),
+    ),
+    "a value as index": (
+        lambda m, w: m.leaf(w)[m.total(m.leaf(w))],
+        ab.ShapeError,
+        ("an index takes ints, slices, None and ..., not <recorded value of shape ()>", "use ab.lookup"),
     ),
     "an object": (
         lambda m, w: m.label(m.leaf(w), Fraction(1, 2)),
         ab.GraphError,
-        ("argument 'name' of a cell is Fraction(1, 2) (Fraction)", "or name the argument in @ab.cell(static=...)"),
+        ("argument 'name' of a cell is Fraction(1, 2) (Fraction)", "by naming the argument in @ab.cell(static=...)"),
     ),
     "a static list": (
         lambda m, w: m.tagged(m.leaf(w), ["a"]),

@@ -101,11 +101,11 @@ def read_json(path: Path) -> list[dict[str, Any]]:
 def test_help_lists_the_commands(command: Command, arguments: list[str]) -> None:
     status, out, err = command(*arguments)
     assert (status, err) == (0, "")
-    for name in ("train", "bench", "explain", "models", "data", "doctor"):
+    for name in ("train", "eval", "predict", "bench", "explain", "models", "data", "doctor"):
         assert re.search(rf"^  {name} +\w", out, re.MULTILINE), name
 
 
-@pytest.mark.parametrize("name", ["train", "bench", "explain", "models", "data", "doctor"])
+@pytest.mark.parametrize("name", ["train", "eval", "predict", "bench", "explain", "models", "data", "doctor"])
 def test_every_command_explains_its_options(command: Command, name: str) -> None:
     status, out, _ = command(name, "--help")
     assert status == 0

@@ -100,8 +100,24 @@ def test_gradients_are_slopes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(step=4))
+def test_single_precision_is_double_precision_rounded(seed: int) -> None:
+    work = draw_workload(seed)
+    loss = ab.batched(work.model.loss, backend=Reference(poison=True))
+    work.model.astype("float32")  # exact, for parameters are drawn in it
+    value, grads = loss.value_and_grad(work.instances, reduce=work.weights)
+    work.model.astype("float64")
+    expected = work.weights @ [float(eager[0]) for eager in work.eager]
+    np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+    assert value.dtype == np.float32
+    for name, gradient in grads.items():
+        assert gradient.dtype == np.float32
+        scale = np.max(np.abs(work.grads[name]), initial=1e-2)
+        np.testing.assert_allclose(gradient, work.grads[name], atol=1e-3 * scale, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("seed", seeds(step=4))
 def test_recorded_graphs_are_the_instances(seed: int) -> None:
-    """Recorded at once or one by one, merged in any order, and after the parameters have changed."""
+    """Recorded at once or one by one, merged in any order, some twice, and after the parameters have changed."""
     work = draw_workload(seed)
     loss = ab.batched(work.model.everything, backend=Reference(poison=True))
     graphs = loss.record_all(work.instances)
@@ -110,7 +126,7 @@ def test_recorded_graphs_are_the_instances(seed: int) -> None:
     assert merged.floats.tobytes() == direct.floats.tobytes()
     assert merged.structures == direct.structures
     start = work.model.state_dict()
-    for order in np.random.default_rng(seed).permuted(np.tile(np.arange(len(graphs)), (3, 1)), axis=1).tolist():
+    for order in np.random.default_rng(seed).integers(len(graphs), size=(3, 8)).tolist():
         for parameter in work.model.parameters().values():
             parameter.data = 0.9 * parameter.data
         expected = [float(work.model.loss(work.instances[i])) for i in order]

@@ -228,6 +228,7 @@ CALLS: dict[str, Callable[[Model, Any], Any]] = {
     "enums as keys": lambda m, x: m.read({Colour.RED: x, Colour.BLUE: 2.0 * x}),
     "ops": lambda m, x: -x + 2 - (1 / (x + 3.0)) ** 2 @ m.weight + ab.where(x > 0, x, np.zeros(3)),
     "functions of ops": lambda m, x: (ab.split(ab.concat((x, x)), 2)[1] + ab.mean(x), ab.attend(x, [x], [x, ][:1])),
+    "a transposed array": lambda m, x: m.read((np.arange(6.0).reshape(2, 3).T, np.arange(6).reshape(3, 2).T[1])),
     "arrays on the left": lambda m, x: np.ones(3) * x + np.float32(2) * x + np.arange(3) * x,
     "only parameters": lambda m, x: ab.sum(m.weight @ m.start) + m.start[0] + ab.sum_n([m.start, m.start]),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tracemalloc
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -261,6 +262,24 @@ def test_ids_written_into_a_cell() -> None:
 
 
 @pytest.mark.usefixtures("_checked")
+def test_values_without_elements() -> None:
+    model = Trees()
+
+    @ab.cell
+    def join(x: Any, y: Any, words: Any) -> Any:
+        return ab.concat((x, y)), ab.lookup(model.table, words)
+
+    def run(n: int) -> Any:
+        joined, rows = join(model.leaf(1)[:0] * 2.0, model.leaf(2)[:n], np.arange(0))
+        return ab.sum(joined) + ab.sum(rows), [joined, rows]
+
+    loss = batch(model, run)
+    ab.testing.check_batched(run, loss, [0, 0, 2])
+    _, grads = loss.value_and_grad([0, 2], reduce="sum", has_aux=True)
+    np.testing.assert_array_equal(grads["table"], np.eye(5)[2][:, None] * [1.0, 1.0, 0.0])
+
+
+@pytest.mark.usefixtures("_checked")
 def test_sums_of_nothing_are_not_rounded_to_single_precision() -> None:
     model = Trees()
 
@@ -289,7 +308,7 @@ def test_training_more_or_fewer_parameters_than_before() -> None:
     np.testing.assert_array_equal(loss.value_and_grad([tree])[1]["table"], both["table"])
 
 
-@pytest.mark.parametrize("part", ["handle", "inner tuple", "value"])
+@pytest.mark.parametrize("part", ["handle", "inner tuple", "value", "copy"])
 def test_a_part_of_a_value_that_is_kept_is_never_taken_for_another(part: str) -> None:
     """Handles are used again when nobody holds them; parts of them count."""
     model = Trees()
@@ -297,11 +316,13 @@ def test_a_part_of_a_value_that_is_kept_is_never_taken_for_another(part: str) ->
     def run(n: int) -> Any:
         if n == 0:
             kept = model.nested(model.leaf(0))
-            model.kept = {"handle": kept, "inner tuple": kept[1], "value": kept[1][1]}[part]
+            model.kept = {"handle": kept, "inner tuple": kept[1], "value": kept[1][1], "copy": deepcopy(kept[1][1])}[
+                part
+            ]
             return model.product(kept[0], kept[0])
         for _ in range(n):
             last = model.nested(model.leaf(1))
-        if part == "value":
+        if part in ("value", "copy"):
             return model.product(last[0], model.kept)
         inner = model.kept[1] if part == "handle" else model.kept
         return model.product(last[0], inner[1])

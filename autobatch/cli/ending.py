@@ -2,7 +2,8 @@
 
 Ctrl-C ends the process at once, from the signal's handler. Python's own way, an exception between any two
 instructions, now and then lands in a destructor or inside the compiler, where it is swallowed or does damage: of 50
-commands interrupted in their first second, 3 hung or crashed.
+commands interrupted in their first second, 3 hung or crashed. Training that keeps checkpoints handles the signal by
+itself, in `keeping`.
 """
 
 from __future__ import annotations

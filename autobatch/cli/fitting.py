@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.cli.progress import Progress
 from autobatch.cli.results import Tally
+from autobatch.cli.scoring import Scorer
 from autobatch.cli.workload import Workload, record
 from autobatch.errors import DataError, NumericError
 
@@ -36,12 +38,37 @@ class Epoch:
 
     def line(self) -> str:
         """Say it in one line."""
-        metrics = "".join(f"  dev {_in_words(metric)} {share:.1%}" for metric, share in self.metrics.items())
+        metrics = "".join(f"  dev {in_words(metric)} {share:.1%}" for metric, share in self.metrics.items())
         return f"epoch {self.number}:  loss {self.loss:.4f}{metrics}  {self.instances_per_s:,.0f} instances/s"
 
 
+@dataclass
+class Position:
+    """How far training is."""
+
+    epochs: int = 0
+    """Finished and measured."""
+    steps: int = 0
+    """Mini-batches of the next epoch that the model has learned from; all of them before it is measured."""
+    order: Any = None
+    """State of the generator that draws the order of the data, before it draws that of the next epoch."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the last finished epoch."""
+    total_loss: float = 0.0
+    """Of the next epoch's steps, as all below."""
+    n_seen: int = 0
+    seconds: float = 0.0
+    tally: Tally = field(default_factory=Tally)
+
+
 class Fitting:
-    """Training in progress: the model, its recorded instances and its optimizer."""
+    """Training in progress: the model, its recorded instances, its optimizer, and how far it is.
+
+    Attributes:
+        loss: the model's batched loss.
+        optimizer: changes the model.
+        position: how far training is; set it to go on from there.
+    """
 
     def __init__(self, workload: Workload, policy: str, backend: str, batch_size: int, lr: float) -> None:
         """Record training and development data.
@@ -52,84 +79,84 @@ class Fitting:
         """
         if not workload.dataset.train:
             raise DataError(f"cannot train on {workload.dataset.name}: it holds no training instance; add some.")
-        self._workload = workload
+        self.loss = workload.batched("loss", policy, backend)
+        self.optimizer = ab.optim.Adam(workload.model, lr=lr)
+        self.position = Position(order=workload.rng.bit_generator.state)
+        self._rng = workload.rng
         self._batch_size = batch_size
-        self._loss = workload.batched("loss", policy, backend)
-        self._optimizer = ab.optim.Adam(workload.model, lr=lr)
-        self._graphs = record(self._loss, workload.dataset.train)
-        self._dev_graphs: list[Any] = []
-        if workload.spec.count_correct and workload.dataset.dev:
-            self._scores = workload.batched("scores", policy, backend)
-            self._dev_graphs = record(self._scores, workload.dataset.dev)
+        self._graphs = record(self.loss, workload.dataset.train)
+        self._dev = Scorer(workload, workload.dataset.dev, policy, backend, batch_size)
 
     @property
     def policy(self) -> str:
         """Name the policy in use, which may have been asked for as "auto"."""
-        return str(self._loss.policy.name)
+        return str(self.loss.policy.name)
 
     @property
     def backend(self) -> str:
         """Name the backend in use."""
-        return str(self._loss.backend.name)
+        return str(self.loss.backend.name)
 
     @property
     def steps_per_epoch(self) -> int:
         """Count the mini-batches of an epoch."""
         return math.ceil(len(self._graphs) / self._batch_size)
 
-    def epochs(self, n_epochs: int, progress: Progress) -> Iterator[Epoch]:
-        """Train; give each epoch's results as soon as they are there.
+    def epochs(
+        self, n_epochs: int, progress: Progress, after_step: Callable[[], None] = lambda: None
+    ) -> Iterator[Epoch]:
+        """Train until `n_epochs` are finished; give each epoch's results as soon as they are there.
+
+        Args:
+            n_epochs: how many, those before `position` included.
+            progress: is told of every mini-batch.
+            after_step: called after every mini-batch, when `position` counts it; what it raises passes.
 
         Raises:
             NumericError: the loss of a mini-batch is not finite.
         """
-        metrics: dict[str, float] = {}
-        for number in range(1, n_epochs + 1):
+        while self.position.epochs < n_epochs:
             with np.errstate(all="ignore"):  # a loss that is not finite is reported with its mini-batch
-                epoch = self._train(f"epoch {number}/{n_epochs}", number, metrics, progress)
-            yield epoch
-            metrics = epoch.metrics
+                self._train(f"epoch {self.position.epochs + 1}/{n_epochs}", progress, after_step)
+            yield self._finish(self._dev.measure())
 
-    def _train(self, what: str, number: int, metrics: dict[str, float], progress: Progress) -> Epoch:
-        tally, total_loss, n_seen = Tally(), 0.0, 0
-        shown = "".join(f"  {_in_words(metric)} {share:.0%}" for metric, share in metrics.items())
-        start = time.perf_counter()
-        for step, batch in enumerate(ab.minibatches(self._graphs, self._batch_size, rng=self._workload.rng), start=1):
+    def _train(self, what: str, progress: Progress, after_step: Callable[[], None]) -> None:
+        """Take the steps that are left of an epoch."""
+        position = self.position
+        self._rng.bit_generator.state = position.order
+        shown = "".join(f"  {in_words(metric)} {share:.0%}" for metric, share in position.metrics.items())
+        batches = ab.minibatches(self._graphs, self._batch_size, rng=self._rng)
+        start = time.perf_counter() - position.seconds
+        for batch in islice(batches, position.steps, None):
             try:
-                value, grads = self._loss.value_and_grad(batch)
+                value, grads = self.loss.value_and_grad(batch)
             except NumericError as error:
-                raise NumericError(f"training stopped in {what}, mini-batch {step}: {error}") from error
-            self._optimizer.step(grads)
-            tally.add(self._loss.last)
-            total_loss += float(value) * len(batch)
-            n_seen += len(batch)
-            rate = n_seen / (time.perf_counter() - start)
-            figures = f"loss {value:.4g}{shown}  {rate:,.0f}/s  {self._loss.last.batches} batches"
-            progress.advance(what, figures)
-        seconds = time.perf_counter() - start
+                raise NumericError(f"training stopped in {what}, mini-batch {position.steps + 1}: {error}") from error
+            self.optimizer.step(grads)
+            position.steps += 1
+            position.tally.add(self.loss.last)
+            position.total_loss += float(value) * len(batch)
+            position.n_seen += len(batch)
+            position.seconds = time.perf_counter() - start
+            rate = position.n_seen / position.seconds
+            progress.advance(what, f"loss {value:.4g}{shown}  {rate:,.0f}/s  {self.loss.last.batches} batches")
+            after_step()
+
+    def _finish(self, metrics: dict[str, float]) -> Epoch:
+        """Go on to the next epoch; say what this one gave."""
+        done = self.position
+        self.position = Position(epochs=done.epochs + 1, order=self._rng.bit_generator.state, metrics=metrics)
         return Epoch(
-            number=number,
-            loss=total_loss / n_seen,
-            metrics=self._measure(),
-            seconds=seconds,
-            instances_per_s=n_seen / seconds,
-            ms=1e3 * seconds / self.steps_per_epoch,
-            counts=tally.means(),
+            number=self.position.epochs,
+            loss=done.total_loss / done.n_seen,
+            metrics=metrics,
+            seconds=done.seconds,
+            instances_per_s=done.n_seen / done.seconds,
+            ms=1e3 * done.seconds / self.steps_per_epoch,
+            counts=done.tally.means(),
         )
 
-    def _measure(self) -> dict[str, float]:
-        """Compute the metrics on the development data; what nothing counts towards is 0."""
-        count_correct, dataset = self._workload.spec.count_correct, self._workload.dataset
-        totals: dict[str, tuple[int, int]] = {}
-        for start in range(0, len(self._dev_graphs), self._batch_size):
-            part = slice(start, start + self._batch_size)
-            assert count_correct is not None
-            counts = count_correct(self._scores(self._dev_graphs[part]), dataset.dev[part], dataset.vocabularies)
-            for metric, (n_right, n_all) in counts.items():
-                right_before, all_before = totals.get(metric, (0, 0))
-                totals[metric] = right_before + n_right, all_before + n_all
-        return {metric: n_right / max(n_all, 1) for metric, (n_right, n_all) in totals.items()}
 
-
-def _in_words(metric: str) -> str:
+def in_words(metric: str) -> str:
+    """Spell the name of a metric for people."""
     return metric.replace("_", " ")

@@ -12,6 +12,7 @@ import autobatch as ab
 from autobatch.cli.bench import bench
 from autobatch.cli.doctor import doctor
 from autobatch.cli.ending import run_process
+from autobatch.cli.evaluate import evaluate, predict
 from autobatch.cli.explain import explain
 from autobatch.cli.listing import data, models
 from autobatch.cli.train import train
@@ -38,7 +39,7 @@ def commands() -> None:
     """
 
 
-for command in (train, bench, explain, models, data, doctor):
+for command in (train, evaluate, predict, bench, explain, models, data, doctor):
     commands.add_command(command)
 
 

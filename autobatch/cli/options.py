@@ -56,6 +56,11 @@ json_option = click.option(
 )
 
 
+def checkpoint_option(text: str, required: bool = False) -> Decorator:
+    """Make the option that names a folder of checkpoints."""
+    return click.option("--checkpoint", metavar="DIR", type=click.Path(path_type=Path), required=required, help=text)
+
+
 def policies_option(default: str) -> Decorator:
     """Make the option that names several policies."""
     return click.option(

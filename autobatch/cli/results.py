@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,22 +17,22 @@ from autobatch.errors import DataError
 COUNTS = ("nodes", "batches", "lower_bound", "launches", "copied_bytes")
 
 
+@dataclass
 class Tally:
     """The counts of many mini-batches, for their means."""
 
-    def __init__(self) -> None:
-        self._totals = dict.fromkeys(COUNTS, 0)
-        self._n_minibatches = 0
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    n_minibatches: int = 0
 
     def add(self, last: Any) -> None:
         """Add what `loss.last` says of a mini-batch."""
-        self._n_minibatches += 1
+        self.n_minibatches += 1
         for name in COUNTS:
-            self._totals[name] += getattr(last, name)
+            self.totals[name] += getattr(last, name)
 
     def means(self) -> dict[str, float]:
         """Average per mini-batch; whole numbers stay whole."""
-        counts = {name: round(total / max(self._n_minibatches, 1), 1) for name, total in self._totals.items()}
+        counts = {name: round(total / max(self.n_minibatches, 1), 1) for name, total in self.totals.items()}
         return {name: int(count) if count == int(count) else count for name, count in counts.items()}
 
 
@@ -49,8 +50,8 @@ class JsonLines:
 
 
 @contextmanager
-def open_json(path: Path | None) -> Iterator[JsonLines]:
-    """Open the file for results before the work begins.
+def open_json(path: Path | None, append: bool = False) -> Iterator[JsonLines]:
+    """Open the file for results before the work begins; with `append`, after those that are there.
 
     Raises:
         DataError: it cannot be written.
@@ -59,7 +60,7 @@ def open_json(path: Path | None) -> Iterator[JsonLines]:
         yield JsonLines(None)
         return
     try:
-        file = path.open("w", encoding="utf-8")
+        file = path.open("a" if append else "w", encoding="utf-8")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DataError(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from autobatch.cli import options
 from autobatch.cli.fitting import Epoch, Fitting
+from autobatch.cli.keeping import Keeper, Stopped, open_folder
 from autobatch.cli.progress import show_progress
-from autobatch.cli.results import describe_run, open_json
+from autobatch.cli.results import JsonLines, describe_run, open_json
+from autobatch.cli.stored import Settings, StoredRun
 from autobatch.cli.threads import use_threads
 from autobatch.cli.workload import Workload, load_workload
 
@@ -30,41 +34,97 @@ from autobatch.cli.workload import Workload, load_workload
 @options.backend_option
 @options.threads_option
 @options.seed_option
+@options.checkpoint_option("Keep the last and the best checkpoint in this folder.")
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder, if there is one.")
+@click.option(
+    "--checkpoint-steps",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Mini-batches between checkpoints; there is also one after each epoch.",
+)
 @options.json_option
+@click.pass_context
 def train(
-    model: str,
-    data: str | None,
-    dim: int,
-    batch_size: int,
-    epochs: int,
-    lr: float,
-    policy: str,
-    backend: str,
+    ctx: click.Context,
+    /,
     threads: int,
-    seed: int,
+    checkpoint: Path | None,
+    resume: bool,
+    checkpoint_steps: int,
     json_path: Path | None,
-) -> None:
+    **settings: Any,
+) -> int:
     """Train MODEL, and measure it after every epoch.
 
     MODEL is a name that `autobatch models` lists, or package.module:Class. Every instance is recorded once; an epoch
     runs over them in a random order. Reported: the mean training loss of an instance, the metrics on the development
     data, and the instances trained in a second, measuring not counted.
 
+    With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch, and --resume goes on from there, to the
+    same parameters as without the stop, bit for bit on the same machine with as many threads. Options that are left
+    out are then what they were; only --epochs may change.
+
     \b
     Examples:
       autobatch train tree-lstm
       autobatch train tree-lstm --data path/to/sst --dim 128 --epochs 5
+      autobatch train tree-lstm --checkpoint runs/trees --resume
     """
     use_threads(threads)
-    workload = load_workload(model, data, dim, seed)
-    with open_json(json_path) as results:
-        click.echo(summarise(workload))
-        fitting = Fitting(workload, policy, backend, batch_size, lr)
-        described = describe_run(workload, batch_size, fitting.policy, fitting.backend, mode="train")
-        with show_progress(epochs * fitting.steps_per_epoch) as progress:
-            for epoch in fitting.epochs(epochs, progress):
-                progress.say(epoch.line())
-                results.write({**described, "seed": seed, "lr": lr, **_figures(epoch)})
+    if checkpoint is None and resume:
+        raise click.UsageError("--resume needs --checkpoint DIR, the folder to go on from", ctx)
+    stored = open_folder(checkpoint, resume) if checkpoint is not None else None
+    if stored is None:
+        workload = load_workload(settings["model"], settings["data"], settings["dim"], settings["seed"])
+        chosen = Settings(**{**settings, "data": settings["data"] or workload.spec.default_data})
+    else:
+        given = {name for name in settings if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
+        chosen = stored.settle({name: settings[name] for name in given})
+        workload = stored.load_workload()
+    with open_json(json_path, append=stored is not None) as results:
+        return _run(chosen, workload, stored, checkpoint, checkpoint_steps, results)
+
+
+def _run(
+    settings: Settings,
+    workload: Workload,
+    stored: StoredRun | None,
+    checkpoint: Path | None,
+    checkpoint_steps: int,
+    results: JsonLines,
+) -> int:
+    """Train; give the exit status."""
+    click.echo(summarise(workload))
+    fitting = Fitting(workload, settings.policy, settings.backend, settings.batch_size, settings.lr)
+    settings = replace(settings, policy=fitting.policy, backend=fitting.backend)
+    if stored is not None:
+        stored.restore(fitting, len(workload.dataset.train))
+        at = fitting.position
+        click.echo(f"going on from {stored.path}: epochs done {at.epochs}, mini-batches of the next {at.steps}")
+    if checkpoint is None:
+        _fit(settings, workload, fitting, None, results)
+        return 0
+    keeper = Keeper(checkpoint, settings, workload, fitting, checkpoint_steps, stored.best if stored else None)
+    try:
+        with keeper.catch_signals():
+            _fit(settings, workload, fitting, keeper, results)
+    except Stopped as stopped:
+        click.echo(f"autobatch: interrupted; the checkpoint is in {checkpoint}, go on with --resume.", err=True)
+        return stopped.status
+    return 0
+
+
+def _fit(settings: Settings, workload: Workload, fitting: Fitting, keeper: Keeper | None, results: JsonLines) -> None:
+    described = describe_run(workload, settings.batch_size, settings.policy, settings.backend, mode="train")
+    n_epochs, at = settings.epochs, fitting.position
+    n_steps = (n_epochs - at.epochs) * fitting.steps_per_epoch - at.steps
+    with show_progress(n_steps) as progress:
+        for epoch in fitting.epochs(n_epochs, progress, keeper.after_step if keeper else lambda: None):
+            progress.say(epoch.line())
+            results.write({**described, "seed": settings.seed, "lr": settings.lr, **_figures(epoch)})
+            if keeper is not None:
+                keeper.after_epoch(epoch)
 
 
 def summarise(workload: Workload) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import autobatch as ab
 from autobatch.errors import DataError
 from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset
+from autobatch.models.data.vocabulary import Vocabulary
 
 RECURSION_LIMIT = 10_000  # calls; Python's own 1,000 is too few for a sentence parsed into a chain
 
@@ -47,8 +48,18 @@ class Workload:
         return items[:n_instances]
 
 
-def load_workload(model: str, data: str | None, dim: int, seed: int) -> Workload:
+@dataclass(frozen=True)
+class Encoding:
+    """How a stored model reads its data, whatever the data."""
+
+    vocabularies: Mapping[str, Vocabulary]
+    sizes: Mapping[str, int]
+
+
+def load_workload(model: str, data: str | None, dim: int, seed: int, encoding: Encoding | None = None) -> Workload:
     """Find the model, load its data and build it; the same seed gives the same workload.
+
+    Without `encoding`, vocabularies and sizes are those of the data.
 
     Raises:
         DataError: there is no such model or data, or it is malformed.
@@ -57,7 +68,10 @@ def load_workload(model: str, data: str | None, dim: int, seed: int) -> Workload
         sys.path.insert(0, "")  # a user's own package.module:Class is looked for where the command is given
     spec = find_model(model)
     data_rng, model_rng, order_rng = np.random.default_rng(seed).spawn(3)
-    dataset = spec.load(data or spec.default_data, data_rng)
+    known = () if encoding is None else (encoding.vocabularies,)
+    dataset = spec.load(data or spec.default_data, data_rng, *known)
+    if encoding is not None:
+        dataset = replace(dataset, sizes=encoding.sizes)
     return Workload(spec, dataset, spec.build(dataset, dim, model_rng), dim, order_rng)
 
 

@@ -1,0 +1,174 @@
+"""Files that hold a whole state, or are not there: arrays and what JSON can say, in one safetensors file.
+
+A file is written under another name in the same folder, synced and renamed, and the folder is synced; whoever reads,
+and whatever crashes, finds the old content or the new, never a part. Nothing in a file is code: it can be read without
+trusting it. The JSON stands in the header of the safetensors file, whose other readers pass over it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from autobatch.errors import CheckpointError
+
+FORMAT = "autobatch checkpoint"
+VERSION = 1
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_HEADER_LENGTH_BYTES = 8  # a safetensors file: the header's length, the header in JSON, the numbers
+
+
+class Checkpoint(NamedTuple):
+    """What `save_checkpoint` was given."""
+
+    arrays: dict[str, npt.NDArray[Any]]
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any]], state: Mapping[str, Any]
+) -> None:
+    """Write arrays and state to one file, replacing one that is there only once all is written.
+
+    What an earlier process left unfinished in the folder, killed while it wrote, is removed: a folder of checkpoints
+    has one writer at a time.
+
+    Args:
+        path: where; the folder is there.
+        arrays: by name.
+        state: anything that JSON holds.
+
+    Raises:
+        CheckpointError: the state is not JSON, or the file cannot be written; what was at `path` is still there.
+    """
+    import safetensors.numpy
+
+    try:
+        described = json.dumps(state, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot save {os.fspath(path)!r}: its state is not JSON ({error}); give arrays among the arrays."
+        ) from error
+    metadata = {"format": FORMAT, "version": str(VERSION), "state": described}
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    try:
+        _remove_unfinished(path)
+        write_whole(path, safetensors.numpy.save(contiguous, metadata))
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot save {os.fspath(path)!r}: {error.strerror}; "
+            "give a file in a folder that exists, can be written and has room."
+        ) from error
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read what `save_checkpoint` wrote.
+
+    Raises:
+        CheckpointError: the file is missing, unreadable, cut short, of another format or of a later version.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_checkpoint(f"{folder}/last", {"weight": np.ones(2)}, {"epoch": 3})
+    ...     load_checkpoint(f"{folder}/last")
+    Checkpoint(arrays={'weight': array([1., 1.])}, state={'epoch': 3})
+    """
+    arrays, metadata = read_safetensors(path, "save_checkpoint")
+    doing = f"cannot load {os.fspath(path)!r}"
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(f"{doing}: it holds arrays but is no checkpoint; give a file that save_checkpoint wrote.")
+    version = metadata.get("version", "")
+    if version != str(VERSION):
+        raise CheckpointError(
+            f"{doing}: its format has version {version!r} and this autobatch reads {VERSION}; "
+            "use the autobatch that wrote it, or a newer one."
+        )
+    try:
+        state = json.loads(metadata["state"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{doing}: its state is missing or is not JSON; give a file that save_checkpoint wrote."
+        ) from error
+    return Checkpoint(arrays, state)
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file so that a reader, or a crash, finds the old content or the new, never a part.
+
+    Raises:
+        OSError: it cannot be written, or something that is no regular file is there.
+    """
+    target = os.path.realpath(path)
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise OSError(errno.EINVAL, "it is there and is no regular file")
+    folder, name = os.path.split(target)
+    unfinished = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(unfinished, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, target)
+    finally:
+        if os.path.exists(unfinished):
+            os.remove(unfinished)
+    _sync_folder(folder)
+
+
+def read_safetensors(
+    path: str | os.PathLike[str], writer: str
+) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, str]]:
+    """Read the arrays of a safetensors file, and its metadata; `writer` names what writes such files, for messages.
+
+    Raises:
+        CheckpointError: the file is missing, unreadable, cut short, of another format, or holds other numbers than
+            NumPy's.
+    """
+    import safetensors.numpy
+
+    doing = f"cannot load {os.fspath(path)!r}"
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+        arrays = safetensors.numpy.load(content)
+    except OSError as error:
+        raise CheckpointError(f"{doing}: {error.strerror}; give a file that {writer} wrote.") from error
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(
+            f"{doing}: it is cut short or no safetensors file ({error}); give a file that {writer} wrote."
+        ) from error
+    except KeyError as error:
+        raise CheckpointError(
+            f"{doing}: it holds numbers of type {error}, which NumPy lacks; store it as float32 or float64."
+        ) from error
+    header_end = _HEADER_LENGTH_BYTES + int.from_bytes(content[:_HEADER_LENGTH_BYTES], "little")
+    header = json.loads(content[_HEADER_LENGTH_BYTES:header_end])
+    return arrays, header.get("__metadata__") or {}
+
+
+def _sync_folder(folder: str) -> None:
+    """Make a rename in a folder last; only POSIX systems open folders."""
+    if os.name != "posix":
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _remove_unfinished(path: str | os.PathLike[str]) -> None:
+    folder = os.path.dirname(os.path.realpath(path))
+    for name in os.listdir(folder):
+        if _UNFINISHED.fullmatch(name):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(os.path.join(folder, name))

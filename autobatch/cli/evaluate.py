@@ -1,0 +1,112 @@
+"""`autobatch eval` and `autobatch predict`: what a trained model is worth, and what it says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autobatch.cli import options
+from autobatch.cli.fitting import in_words
+from autobatch.cli.results import JsonLines, describe_run, open_json
+from autobatch.cli.scoring import Scorer
+from autobatch.cli.stored import StoredRun, read_trained
+from autobatch.cli.threads import use_threads
+from autobatch.cli.workload import Workload
+from autobatch.errors import DataError
+
+checkpoint_option = options.checkpoint_option(
+    "What autobatch train --checkpoint wrote: the best in the folder, or a file in it.", required=True
+)
+data_option = click.option(
+    "--data",
+    metavar="NAME_OR_PATH",
+    help="A file, all of it; or the development data of a folder or a generator.  "
+    "[default: the development data of training]",
+)
+
+
+@click.command(name="eval")
+@options.model_argument
+@checkpoint_option
+@data_option
+@options.threads_option
+@options.json_option
+def evaluate(model: str, checkpoint: Path, data: str | None, threads: int, json_path: Path | None) -> None:
+    """Measure MODEL as a checkpoint holds it.
+
+    Without --data, the metrics are those that training printed for that epoch.
+
+    \b
+    Examples:
+      autobatch eval tree-lstm --checkpoint runs/trees
+      autobatch eval tree-lstm --checkpoint runs/trees --data path/to/test.txt
+    """
+    use_threads(threads)
+    stored = read_trained(checkpoint, model)
+    workload = stored.load_workload(data)
+    if workload.spec.count_correct is None:
+        raise DataError(f"cannot measure {model}: it has no metrics; give the model a method scores(instance).")
+    instances = select_instances(workload, data)
+    with open_json(json_path) as results:
+        metrics = make_scorer(workload, instances, stored).measure()
+        words = "  ".join(f"{in_words(metric)} {share:.1%}" for metric, share in metrics.items())
+        click.echo(f"{workload.dataset.name}, {len(instances):,} instances:  {words}")
+        settings = stored.settings
+        described = describe_run(workload, settings.batch_size, settings.policy, settings.backend, mode="eval")
+        results.write({**described, "instances": len(instances), **metrics})
+
+
+@click.command()
+@options.model_argument
+@checkpoint_option
+@data_option
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to.  [default: standard output]",
+)
+@options.threads_option
+def predict(model: str, checkpoint: Path, data: str | None, out: Path | None, threads: int) -> None:
+    """Write what MODEL says of each instance, one JSON object a line.
+
+    The instances are those that `autobatch eval` measures with the same options, in the same order.
+
+    \b
+    Examples:
+      autobatch predict bilstm-tagger --checkpoint runs/tags --data path/to/test.txt --out tags.jsonl
+    """
+    use_threads(threads)
+    stored = read_trained(checkpoint, model)
+    workload = stored.load_workload(data)
+    if workload.spec.predict is None:
+        raise DataError(f"cannot predict with {model}: it has no scores; give the model a method scores(instance).")
+    scorer = make_scorer(workload, select_instances(workload, data), stored)
+    with open_json(out) as results:
+        lines = results if out is not None else JsonLines(sys.stdout)
+        for prediction in scorer.predict():
+            lines.write(prediction)
+
+
+def make_scorer(workload: Workload, instances: Sequence[Any], stored: StoredRun) -> Scorer:
+    """Record instances, to be run as training ran them."""
+    settings = stored.settings
+    return Scorer(workload, instances, settings.policy, settings.backend, settings.batch_size)
+
+
+def select_instances(workload: Workload, data: str | None) -> Sequence[Any]:
+    """Take all of a file that was asked for, else the development data.
+
+    Raises:
+        DataError: there are none.
+    """
+    dataset = workload.dataset
+    is_file = data is not None and data not in workload.spec.generators and Path(data).is_file()
+    instances = dataset.items if is_file else dataset.dev
+    if not instances:
+        raise DataError(f"cannot measure on {dataset.name}: it holds no development instances; give a file by --data.")
+    return instances

@@ -1,0 +1,107 @@
+"""Keep the checkpoints of a run: when they are written, and what Ctrl-C does to a run that has some."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from autobatch.cli.fitting import Epoch, Fitting
+from autobatch.cli.stored import BEST, LAST, Settings, StoredRun, read_run, store_run
+from autobatch.cli.workload import Workload
+from autobatch.errors import CheckpointError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STATUS_OF_A_SIGNAL = 128  # and its number: what a shell reports
+
+
+class Stopped(Exception):
+    """A signal has ended training; the last step is in the checkpoint."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__()
+        self.status = STATUS_OF_A_SIGNAL + signal_number
+
+
+class Keeper:
+    """Writes the checkpoints of a run: the last, and that of the epoch with the best first metric."""
+
+    def __init__(
+        self, folder: Path, settings: Settings, workload: Workload, fitting: Fitting, n_steps: int, best: float | None
+    ) -> None:
+        """Keep one every `n_steps` steps; `best` is the best metric so far."""
+        self._folder = folder
+        self._run = settings, workload, fitting
+        self._n_steps = n_steps
+        self._best = best
+        self._signal = 0
+
+    def after_step(self) -> None:
+        """Write the last checkpoint if it is time to.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            Stopped: there was a signal; the checkpoint is written.
+        """
+        _, _, fitting = self._run
+        if self._signal or fitting.position.steps % self._n_steps == 0:
+            self._write(LAST)
+        self._stop_if_asked()
+
+    def after_epoch(self, epoch: Epoch) -> None:
+        """Write the best checkpoint, if this epoch is, and the last; raises what `after_step` does."""
+        metric = next(iter(epoch.metrics.values()), None)
+        if metric is not None and (self._best is None or metric > self._best):
+            self._best = metric
+            self._write(BEST)
+        self._write(LAST)
+        self._stop_if_asked()
+
+    @contextmanager
+    def catch_signals(self) -> Iterator[None]:
+        """Let Ctrl-C and SIGTERM end training after a step; a second one acts as it does elsewhere."""
+        self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            self._release_signals()
+
+    def _note(self, signal_number: int, frame: FrameType | None) -> None:
+        self._signal = signal_number
+        self._release_signals()
+
+    def _release_signals(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _stop_if_asked(self) -> None:
+        if self._signal:
+            raise Stopped(self._signal)
+
+    def _write(self, name: str) -> None:
+        store_run(self._folder / name, *self._run, self._best)
+
+
+def open_folder(folder: Path, resume: bool) -> StoredRun | None:
+    """Make the folder, or read the last checkpoint that is in it.
+
+    Raises:
+        CheckpointError: there is one and `resume` is not asked for, or it cannot be read; or the folder cannot be made.
+    """
+    last = folder / LAST
+    if not last.exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot keep checkpoints in {str(folder)!r}: {error.strerror}; name a folder that can be written."
+            ) from error
+        return None
+    if not resume:
+        raise CheckpointError(
+            f"cannot begin in {str(folder)!r}: it holds the checkpoint of a run; add --resume to go on with that run, "
+            f"or name another folder."
+        )
+    return read_run(last)

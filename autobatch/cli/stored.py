@@ -1,0 +1,169 @@
+"""A run of `autobatch train` in a checkpoint: its settings, its numbers, and how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autobatch.checkpoint import load_checkpoint, save_checkpoint
+from autobatch.cli.fitting import Fitting, Position
+from autobatch.cli.results import Tally
+from autobatch.cli.workload import Encoding, Workload, load_workload
+from autobatch.errors import CheckpointError
+from autobatch.models.data.vocabulary import Vocabulary
+
+LAST, BEST = "last.safetensors", "best.safetensors"
+PARAMETER, OPTIMIZER = "parameter.", "optimizer."  # begin the names of arrays
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments that decide what a run computes."""
+
+    model: str
+    data: str
+    dim: int
+    batch_size: int
+    epochs: int
+    lr: float
+    policy: str
+    backend: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What a checkpoint of a run holds."""
+
+    path: Path
+    settings: Settings
+    encoding: Encoding
+    n_train: int
+    """Training instances."""
+    position: Position
+    best: float | None
+    """The best that the first metric was after an epoch; None if there is none."""
+    draws: dict[str, int]
+    """Seed and step that random numbers of the loss depend on."""
+    parameters: dict[str, Any]
+    optimizer: dict[str, Any]
+
+    def refuse_model(self, model: str) -> None:
+        """Refuse a model other than the one stored; CheckpointError."""
+        self.settle({"model": model})
+
+    def settle(self, given: dict[str, Any]) -> Settings:
+        """Take the stored settings, but as many epochs as given.
+
+        Args:
+            given: the settings that the user chose.
+
+        Raises:
+            CheckpointError: one of them differs from what was stored.
+        """
+        stored = asdict(self.settings)
+        for name, value in given.items():
+            if name != "epochs" and value not in (stored[name], "auto"):
+                raise CheckpointError(
+                    f"cannot go on from {str(self.path)!r}: it was trained with {name.replace('_', ' ')} "
+                    f"{stored[name]} and {value} was asked for; leave that out, or name another folder."
+                )
+        return replace(self.settings, epochs=given.get("epochs", self.settings.epochs))
+
+    def load_workload(self, data: str | None = None) -> Workload:
+        """Load the stored model, with the data that it was trained on or with other data.
+
+        Raises:
+            DataError: there is no such data, or it is malformed.
+            CheckpointError: the model is not what it was.
+        """
+        settings = self.settings
+        workload = load_workload(settings.model, data or settings.data, settings.dim, settings.seed, self.encoding)
+        workload.model.load_state_dict(self.parameters)
+        return workload
+
+    def restore(self, fitting: Fitting, n_train: int) -> None:
+        """Put training where it was; `n_train` instances are there now.
+
+        Raises:
+            CheckpointError: the data or the optimizer is not what it was.
+        """
+        if n_train != self.n_train:
+            raise CheckpointError(
+                f"cannot go on from {str(self.path)!r}: {self.settings.data} held {self.n_train} training instances "
+                f"and now holds {n_train}; give the data as it was."
+            )
+        fitting.optimizer.load_state_dict(self.optimizer)  # type: ignore[arg-type]
+        fitting.loss.seed, fitting.loss.step = self.draws["seed"], self.draws["step"]
+        fitting.position = self.position
+
+
+def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitting, best: float | None) -> None:
+    """Write a checkpoint of a run.
+
+    Raises:
+        CheckpointError: it cannot be written; what was there still is.
+    """
+    optimizer: dict[str, Any] = dict(fitting.optimizer.state_dict())
+    arrays = {PARAMETER + name: parameter.data for name, parameter in workload.model.parameters().items()}
+    arrays |= {OPTIMIZER + name: array for name, array in optimizer.pop("arrays").items()}
+    dataset = workload.dataset
+    state = {
+        "settings": asdict(settings),
+        "sizes": dict(dataset.sizes),
+        "vocabularies": {name: vocabulary.words for name, vocabulary in dataset.vocabularies.items()},
+        "n_train": len(dataset.train),
+        "position": asdict(fitting.position),
+        "best": best,
+        "draws": {"seed": fitting.loss.seed, "step": fitting.loss.step},
+        "optimizer": optimizer,
+    }
+    save_checkpoint(path, arrays, state)
+
+
+def read_run(path: Path) -> StoredRun:
+    """Read a checkpoint of a run.
+
+    Raises:
+        CheckpointError: there is none, it is cut short, or it was written by something else.
+    """
+    arrays, state = load_checkpoint(path)
+    try:
+        position = {**state["position"], "tally": Tally(**state["position"]["tally"])}
+        return StoredRun(
+            path=path,
+            settings=Settings(**state["settings"]),
+            encoding=Encoding(
+                {name: Vocabulary(words) for name, words in state["vocabularies"].items()}, dict(state["sizes"])
+            ),
+            n_train=state["n_train"],
+            position=Position(**position),
+            best=state["best"],
+            draws=state["draws"],
+            parameters=_named(arrays, PARAMETER),
+            optimizer={**state["optimizer"], "arrays": _named(arrays, OPTIMIZER)},
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"cannot load {str(path)!r}: it is a checkpoint, but not of autobatch train; give a folder that "
+            f"autobatch train --checkpoint wrote."
+        ) from error
+
+
+def read_trained(checkpoint: Path, model: str) -> StoredRun:
+    """Read the best checkpoint of a folder, or its last if no epoch was measured; or the one that is named.
+
+    Raises:
+        CheckpointError: there is none, it cannot be read, or it is of another model.
+    """
+    path = checkpoint
+    if checkpoint.is_dir():
+        path = checkpoint / (BEST if (checkpoint / BEST).exists() else LAST)
+    stored = read_run(path)
+    stored.refuse_model(model)
+    return stored
+
+
+def _named(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

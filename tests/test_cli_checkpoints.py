@@ -1,0 +1,187 @@
+"""Commands that write and read checkpoints: how training is stopped and resumed, measured and used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autobatch.checkpoint import load_checkpoint, save_checkpoint
+from autobatch.cli.ending import run_to_the_end
+from autobatch.cli.main import dispatch
+from autobatch.cli.stored import BEST, LAST
+from autobatch.models.data.sst import read_trees
+
+TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
+TAGGED = ["Paris|I-LOC is|O old|O", "Le|I-PER Corbusier|I-PER built|O", "Nice|I-LOC", "Rome|O sleeps|O"]
+LATTICES = "32\n" + "3\n0 1 2\n0\n1 0 5\n2 1 6 0 9\n\n2\n0 3\n0\n1 0 7\n\n" * 16
+RUN = ("--dim", 4, "--batch-size", 8, "--epochs", 4, "--lr", 0.03)
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command in this process, in a folder with data; give its exit status and what it printed."""
+    (tmp_path / "trees.txt").write_text("\n".join(TREES * 30) + "\n")
+    (tmp_path / "tags.txt").write_text("\n".join(TAGGED * 30) + "\n")
+    (tmp_path / "lattices.txt").write_text(LATTICES)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = run_to_the_end(lambda: dispatch([str(argument) for argument in arguments]))
+        return (status, *capfd.readouterr())
+
+    return call
+
+
+def read_json(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def metrics_of(result: dict[str, Any]) -> dict[str, float]:
+    return {key.removeprefix("dev_"): result[key] for key in result if re.search("accuracy|f1", key)}
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [("tree-lstm", "trees.txt"), ("bilstm-tagger", "tags.txt"), ("lattice-lstm", "lattices.txt")],
+)
+def test_eval_prints_what_training_printed(command: Command, model: str, data: str) -> None:
+    status, out, err = command("train", model, "--data", data, *RUN, "--checkpoint", "run", "--json", "train.jsonl")
+    assert (status, err) == (0, "")
+    epochs = read_json("train.jsonl")
+    first_metric = next(iter(metrics_of(epochs[0])))
+    best = max(epochs, key=lambda epoch: epoch[f"dev_{first_metric}"])
+    for place, epoch in (("run", best), (f"run/{BEST}", best), (f"run/{LAST}", epochs[-1])):
+        assert command("eval", model, "--checkpoint", place, "--json", "eval.jsonl")[0] == 0
+        (result,) = read_json("eval.jsonl")
+        assert metrics_of(result) == metrics_of(epoch)
+    status, printed, _ = command("eval", model, "--checkpoint", f"run/{LAST}")
+    assert status == 0
+    assert re.findall(r"[\d.]+%", printed) == re.findall(r"[\d.]+%", out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("data", [(), ("--data", "trees.txt")], ids=["development data", "a whole file"])
+def test_what_predict_writes_scores_what_eval_printed(command: Command, data: tuple[str, ...]) -> None:
+    assert command("train", "tree-lstm", "--data", "trees.txt", *RUN, "--checkpoint", "run")[0] == 0
+    assert command("eval", "tree-lstm", "--checkpoint", "run", *data, "--json", "eval.jsonl")[0] == 0
+    assert command("predict", "tree-lstm", "--checkpoint", "run", *data, "--out", "out.jsonl") == (0, "", "")
+    trees = read_trees(Path("trees.txt"))
+    measured = trees if data else trees[-12:]
+    predicted = read_json("out.jsonl")
+    assert len(predicted) == len(measured)
+    roots = [said["label"] == tree.label for said, tree in zip(predicted, measured, strict=True)]
+    nodes = [
+        label == node.label
+        for said, tree in zip(predicted, measured, strict=True)
+        for label, node in zip(said["labels"], tree.postorder(), strict=True)
+    ]
+    (result,) = read_json("eval.jsonl")
+    assert result["instances"] == len(measured)
+    assert metrics_of(result) == {
+        "root_accuracy": sum(roots) / len(roots),
+        "nodes_accuracy": sum(nodes) / len(nodes),
+    }
+    status, out, _ = command("predict", "tree-lstm", "--checkpoint", "run", *data)
+    assert (status, out) == (0, Path("out.jsonl").read_text())
+
+
+def test_tags_are_predicted_by_name(command: Command) -> None:
+    assert command("train", "bilstm-tagger", "--data", "tags.txt", *RUN, "--checkpoint", "run")[0] == 0
+    (Path("other.txt")).write_text("Unseen|O words|O\n")
+    status, out, _ = command("predict", "bilstm-tagger", "--checkpoint", "run", "--data", "other.txt")
+    assert status == 0
+    (line,) = out.splitlines()
+    tags = json.loads(line)["tags"]
+    assert len(tags) == 2
+    assert set(tags) <= {"O", "I-LOC", "I-PER"}
+
+
+def test_resumed_training_needs_no_argument_again_and_appends_its_results(command: Command) -> None:
+    again = ("train", "tree-lstm", "--checkpoint", "run", "--resume", "--json", "train.jsonl")
+    assert command(*again, "--data", "trees.txt", *RUN, "--seed", 3)[0] == 0
+    status, out, err = command(*again, "--epochs", 5, "--policy", "auto", "--dim", 4)
+    assert (status, err) == (0, "")
+    assert "going on from run/last.safetensors: epochs done 4, mini-batches of the next 0" in out
+    results = read_json("train.jsonl")
+    assert [result["epoch"] for result in results] == [1, 2, 3, 4, 5]
+    assert {(result["data"], result["seed"], result["lr"]) for result in results} == {("trees.txt", 3, 0.03)}
+    status, out, _ = command(*again)
+    assert (status, "epoch" in out.splitlines()[-1]) == (0, True)
+    assert len(read_json("train.jsonl")) == 5
+
+
+DISAGREEMENTS = [
+    (["train", "bilstm-tagger", "--resume"], "trained with model tree-lstm and bilstm-tagger was asked for"),
+    (["train", "tree-lstm", "--resume", "--dim", "5"], "trained with dim 4 and 5 was asked for; leave that out"),
+    (["train", "tree-lstm", "--resume", "--batch-size", "9"], "trained with batch size 8 and 9 was asked for"),
+    (["train", "tree-lstm", "--resume", "--policy", "depth"], "trained with policy agenda and depth was asked for"),
+    (["train", "tree-lstm", "--resume", "--seed", "1"], "trained with seed 0 and 1 was asked for"),
+    (["train", "tree-lstm", "--resume", "--data", "listops"], "trained with data trees.txt and listops was asked for"),
+    (["train", "tree-lstm"], "cannot begin in 'run': it holds the checkpoint of a run; add --resume"),
+    (["eval", "lattice-lstm"], "trained with model tree-lstm and lattice-lstm was asked for"),
+    (["predict", "lattice-lstm"], "trained with model tree-lstm and lattice-lstm was asked for"),
+    (["eval", "tree-lstm", "--data", "no/file"], "cannot load data 'no/file': there is no such file"),
+]
+
+
+def test_arguments_that_disagree_with_the_checkpoint_are_refused(command: Command) -> None:
+    assert command("train", "tree-lstm", "--data", "trees.txt", *RUN, "--checkpoint", "run")[0] == 0
+    before = {name: Path("run", name).read_bytes() for name in os.listdir("run")}
+    for arguments, sentence in DISAGREEMENTS:
+        status, out, err = command(*arguments, "--checkpoint", "run")
+        assert (status, out, err.count("\n")) == (2, "", 1), arguments
+        assert sentence in err
+    assert {name: Path("run", name).read_bytes() for name in os.listdir("run")} == before
+    with Path("trees.txt").open("a") as file:
+        file.write("\n".join(TREES * 30) + "\n")
+    status, _, err = command("train", "tree-lstm", "--checkpoint", "run", "--resume")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "trees.txt held 108 training instances and now holds 216; give the data as it was." in err
+
+
+def test_a_checkpoint_that_cannot_be_read_ends_in_one_sentence(command: Command) -> None:
+    for name in ("cut", "foreign"):
+        Path(name).mkdir()
+    Path("cut", LAST).write_bytes(b"\x10\0\0")
+    save_checkpoint(Path("foreign", LAST), {}, {"epoch": 1})
+    for name, sentence in (
+        ("cut", "it is cut short or no safetensors file"),
+        ("foreign", "it is a checkpoint, but not of autobatch train"),
+        ("missing", "No such file or directory"),
+    ):
+        for arguments in (["eval"], ["predict"], *([["train", "--resume"]] if name != "missing" else [])):
+            status, out, err = command(*arguments, "tree-lstm", "--checkpoint", name)
+            assert (status, out, err.count("\n")) == (2, "", 1)
+            assert sentence in err
+    assert Path("cut", LAST).read_bytes() == b"\x10\0\0"
+    assert "--resume needs --checkpoint DIR" in command("train", "tree-lstm", "--resume")[2]
+    assert "cannot keep checkpoints in 'trees.txt/run'" in command(
+        "train", "tree-lstm", "--checkpoint", "trees.txt/run"
+    )[2]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_training_after_a_step_with_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "trees.txt").write_text("\n".join(TREES * 30) + "\n")
+    arguments = [sys.executable, "-u", "-m", "autobatch.cli.main", "train", "tree-lstm", "--data", "trees.txt"]
+    arguments += ["--dim", "4", "--batch-size", "8", "--epochs", "1000000", "--checkpoint", "run"]
+    with subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert child.stdout.readline().startswith("epoch 1:")
+        child.send_signal(number)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 128 + number
+    assert err == "autobatch: interrupted; the checkpoint is in run, go on with --resume.\n"
+    assert load_checkpoint(tmp_path / "run" / LAST).state["position"]["epochs"] >= 1
