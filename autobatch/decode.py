@@ -96,11 +96,10 @@ def decode_log(
             at += 2
             while code[c] != END:
                 if code[c] == WORDS:
-                    end_of_words = at + code[c + 1]
-                    if not _copy_words(log[at:end_of_words], attr[a : a + code[c + 1]]):
+                    if not _copy_words(log, at, attr, a, code[c + 1]):
                         fault[0], fault[1], fault[2] = TOO_LARGE, i, n - first
                         return words, fault
-                    a, at, c = a + code[c + 1], end_of_words, c + 2
+                    a, at, c = a + code[c + 1], at + code[c + 1], c + 2
                     continue
                 length, n_parts = 1, 1
                 if code[c] == EACH:
@@ -136,12 +135,12 @@ def decode_log(
 
 
 @compiled
-def _copy_words(logged: LongArray, attr: IntArray) -> bool:
-    """Copy a node's int attributes; False if one does not fit 32 bits."""
-    for k in range(logged.size):
-        if not -INT32_MAX <= logged[k] <= INT32_MAX:
+def _copy_words(log: LongArray, at: int, attr: IntArray, a: int, n_words: int) -> bool:
+    """Copy a node's int attributes from log[at:] to attr[a:]; False if one does not fit 32 bits."""
+    for k in range(n_words):
+        if not -INT32_MAX <= log[at + k] <= INT32_MAX:
             return False
-        attr[k] = logged[k]
+        attr[a + k] = log[at + k]
     return True
 
 

@@ -31,20 +31,21 @@ class SlotTable:
     """The slots that one function has returned so far."""
 
     shapes: list[Shape] = field(default_factory=list)
-    _numbers: dict[tuple[str, Shape | None], int] = field(default_factory=dict)
+    _slots: dict[tuple[str, Shape | None], Slot] = field(default_factory=dict)
 
     def slot(self, path: str, shape: Shape, in_list: bool) -> Slot:
         """The slot at this place; ShapeError if it has had values of another shape (lists may mix shapes)."""
         key = (path, shape if in_list else None)
-        number = self._numbers.setdefault(key, len(self.shapes))
-        if number == len(self.shapes):
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = Slot(len(self.shapes))
             self.shapes.append(shape)
-        elif self.shapes[number] != shape:
+        elif self.shapes[slot.number] != shape:
             raise ShapeError(
-                f"the function returned its {path} in shape {self.shapes[number]} for one instance and {shape} for "
-                f"another; return it in a list to get it per instance."
+                f"the function returned its {path} in shape {self.shapes[slot.number]} for one instance and "
+                f"{shape} for another; return it in a list to get it per instance."
             )
-        return Slot(number)
+        return slot
 
 
 def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[int], path: str = "result") -> Any:
