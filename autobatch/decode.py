@@ -19,7 +19,7 @@ from autobatch.words import IntArray, words_size, write_header
 LongArray: TypeAlias = NDArray[np.int64]
 
 HANDLE, WORDS, EACH, END = 0, 1, 2, 3  # the codes of what a form logged
-OK, STALE, TOO_LARGE = 0, 1, 2  # how decoding ended
+STALE, TOO_LARGE = 1, 2  # how decoding failed; 0 if it did not
 INT32_MAX = 2**31 - 1
 
 

@@ -187,14 +187,12 @@ class Form:
     Attributes:
         conditions: what tells the form, as Python.
         body: what logs the call, as Python.
-        code: for the decoder: the type, then the items logged (see `form_code`).
-        where: the argument that each handle item came from, for messages.
+        code: for the decoder: the type, then the items logged (see `decode`).
     """
 
     conditions: tuple[str, ...]
     body: tuple[str, ...]
     code: tuple[int, ...]
-    where: tuple[str, ...]
 
 
 def make_form(
@@ -205,7 +203,7 @@ def make_form(
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
     body = [f"try: __out = take_{kind}()", f"except StopIteration: __out = grow_{kind}()"]
     body += [f"__log({number})", "__log(__out.ref)"]
-    code, where = [type_id], list[str]()
+    code = [type_id]
     conditions = list(reader.conditions)
     conditions += [f"__len({reader.lists[a]}) == __len({reader.lists[b]})" for a, b in program.ties]
     for leaves in reader.leaves:
@@ -213,7 +211,6 @@ def make_form(
             items = _handle_items(leaves.parts or [leaves], ports)
             if not items:
                 continue
-            where.append(leaves.text)
             if leaves.kind == "handle":
                 body.append(f"__log({leaves.text}.ref)")
                 code += [HANDLE, *items[0][1]]
@@ -229,7 +226,7 @@ def make_form(
         body.append("__log(__draw())" if DRAW in data else "__draw()")
         code += [WORDS, 1] if DRAW in data else []
     body.append(f"return {rebuild}(__out)" if rebuild else "return __out")
-    return Form(tuple(conditions), tuple(body), (*code, END), tuple(where))
+    return Form(tuple(conditions), tuple(body), (*code, END))
 
 
 LOG_DATA = {

@@ -74,7 +74,6 @@ class TypeTables(NamedTuple):
     """The layouts of T types as int32 arrays for compiled placement; a block is one domain of one type."""
 
     out_ptr: IntArray  # [T+1] outputs of each type
-    out_width: IntArray  # [outputs]
     block_ptr: IntArray  # [T+1] blocks of each type: node rows, then variadic groups
     block_width: IntArray  # [blocks] columns of the inputs
     port_ptr: IntArray  # [T+1] ports of each type
@@ -194,10 +193,8 @@ class PlannedTypes:
     def tables(self) -> TypeTables:
         """The layouts as arrays."""
         ports = [(cell, place) for cell in self.cells for place in cell.layout.inputs]
-        outputs = [cell.type.program.vars[o].size for cell in self.cells for o in cell.type.program.outputs]
         return TypeTables(
             out_ptr=_ptr([len(c.type.program.outputs) for c in self.cells]),
-            out_width=np.array(outputs, np.int32),
             block_ptr=_ptr([len(c.layout.input_width) for c in self.cells]),
             block_width=np.array([w for c in self.cells for w in c.layout.input_width], np.int32),
             port_ptr=_ptr([len(c.layout.inputs) for c in self.cells]),

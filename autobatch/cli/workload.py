@@ -27,11 +27,13 @@ class Workload:
     model: Any
     dim: int
     rng: np.random.Generator
-    """Draws what is left to draw: the order of the training data."""
+    """Draws the order of the training data."""
+    seed: int
+    """Of dropout."""
 
     def batched(self, method: str, policy: str, backend: str) -> Any:
         """Wrap the model's `loss` or `scores` to run batched."""
-        return ab.batched(getattr(self.model, method), policy=policy, backend=backend)
+        return ab.batched(getattr(self.model, method), policy=policy, backend=backend, seed=self.seed)
 
     def first(self, n_instances: int) -> list[Any]:
         """Take the first instances in the order of the data's files.
@@ -72,7 +74,7 @@ def load_workload(model: str, data: str | None, dim: int, seed: int, encoding: E
     dataset = spec.load(data or spec.default_data, data_rng, *known)
     if encoding is not None:
         dataset = replace(dataset, sizes=encoding.sizes)
-    return Workload(spec, dataset, spec.build(dataset, dim, model_rng), dim, order_rng)
+    return Workload(spec, dataset, spec.build(dataset, dim, model_rng), dim, order_rng, seed)
 
 
 def record(batched: Any, instances: Sequence[Any]) -> list[Any]:

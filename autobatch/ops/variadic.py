@@ -9,6 +9,7 @@ from them. Over a plain sequence the same functions work on its stacked values.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property, reduce
 from typing import Any
@@ -103,15 +104,15 @@ _softmax_edges = define_op(
 )  # fmt: skip
 
 
-class VariadicPort:
+class VariadicPort(ABC):
     """What a traced cell sees of a variadic list argument: `values`, symbolic, one row per edge.
 
     Subclassed by the tracer, which learns from `__iter__`, `len` and indexing that the body needs a fixed length.
     """
 
+    @abstractmethod
     def values(self, shape: Any) -> Any:
         """The element (a value or a tuple of values); `shape` says what it is when no element was ever seen."""
-        raise NotImplementedError
 
 
 def _over(values: Any, variadic: Any, stacked: Any) -> Any:
