@@ -1,0 +1,367 @@
+"""PQ-trees: all orders of some items in which given subsets are consecutive, in a tree of linear size.
+
+The children of a P-node may be permuted in any way, those of a Q-node only be reversed; the orders that this allows
+are exactly those in which every subset that was reduced is consecutive. A reduction finds the part of the tree that
+concerns it from the leaves upwards (`pqtree_bubble`), then rewrites that part by templates (`pqtree_templates`).
+Source: Booth and Lueker, Testing for the consecutive ones property, interval graphs, and graph planarity using PQ-tree
+algorithms, J. Comput. Syst. Sci. 13 (1976).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from pathlib import Path
+
+from autobatch.errors import PlanError
+from autobatch.memplan import pqtree_order, pqtree_print
+from autobatch.memplan.pqtree_bubble import bubble, pertinent_branches
+from autobatch.memplan.pqtree_check import check_nodes
+from autobatch.memplan.pqtree_node import UNMARKED, Leaf, Node, PNode, leaves_below, rebuild
+from autobatch.memplan.pqtree_templates import apply_all, match_all
+
+
+class PQTree:
+    """All orders of `items` that keep the reduced subsets together; at first, all orders.
+
+    Args:
+        items: any hashable values, each once. The frontier begins in their order.
+
+    Raises:
+        PlanError: an item is there twice.
+
+    Cost: O(items).
+    Source: Booth and Lueker 1976.
+
+    >>> tree = PQTree("abcde")
+    >>> tree.reduce("bc"), tree.reduce("cd"), tree.reduce("bd")
+    (True, True, False)
+    >>> print(tree)
+    (a e [b c d])
+    >>> tree.n_orders()
+    12
+    """
+
+    __slots__ = ("_leaf", "_root")
+    __hash__ = None  # type: ignore[assignment]  # reductions change what it equals
+
+    def __init__(self, items: Iterable[Hashable]) -> None:
+        ordered = list(items)
+        self._leaf = {item: Leaf(item) for item in ordered}
+        if len(self._leaf) < len(ordered):
+            raise PlanError(
+                f"making a PQ-tree of {len(ordered)} items: {_first_repeated(ordered)!r} is among them more than once; "
+                "give each item once."
+            )
+        leaves: list[Node] = list(self._leaf.values())
+        self._root: Node = leaves[0] if len(leaves) == 1 else PNode(leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaf)
+
+    def reduce(self, subset: Iterable[Hashable]) -> bool:
+        """Keep only those orders in which the items of `subset` are consecutive.
+
+        Which of the permitted orders is the frontier may depend on the order in which `subset` lists its items.
+
+        Returns:
+            Whether there are such orders. If not, the tree stays as it was.
+
+        Raises:
+            PlanError: the tree has no such item, or `subset` has one twice.
+
+        Cost: O(subset + pertinent subtree), whatever the size of the tree; a refusal may go on up to the root. Over all
+            reductions that succeed: O(items + the sizes of the subsets).
+
+        >>> tree = PQTree("abcd")
+        >>> tree.reduce("ab"), tree.reduce("cd"), tree.reduce("bd"), tree.reduce("ad")
+        (True, True, True, False)
+        >>> print(tree)
+        [c d b a]
+        """
+        leaves = self._leaves_of(subset)
+        if len(leaves) < 2 or len(leaves) == len(self._leaf):
+            return True
+        visited: list[Node] = [*leaves]
+        top = bubble(visited)
+        matched = match_all(pertinent_branches(top)) if top is not None else None
+        if matched is not None:
+            root = apply_all(matched, visited)
+            if matched[-1].node is self._root:
+                self._root = root
+        for node in visited:
+            node.mark = UNMARKED
+        return matched is not None
+
+    def reduce_all(self, subsets: Iterable[Iterable[Hashable]]) -> bool:
+        """Reduce every subset, or none.
+
+        Returns:
+            Whether all of them can be consecutive at once. If not, the tree stays as it was; `conflict` says why.
+
+        Raises:
+            PlanError: as for `reduce`; the tree stays as it was.
+
+        Cost: O(nodes + items + the sizes of the subsets).
+
+        >>> tree = PQTree("abcd")
+        >>> tree.reduce_all(["ab", "bc", "bd"]), tree.reduce_all(["ab", "bc"])
+        (False, True)
+        >>> print(tree)
+        (d [a b c])
+        """
+        trial = self.copy()
+        fits = all(trial.reduce(subset) for subset in subsets)
+        if fits:
+            self._root, self._leaf = trial._root, trial._leaf
+        return fits
+
+    def conflict(self, subsets: Iterable[Iterable[Hashable]]) -> list[int]:
+        """Name a minimal set of subsets that cannot be consecutive together in an order that the tree permits.
+
+        The subsets are reduced until one is refused: that one is in the set, and those after it are not needed. The
+        next pass begins with what is in the set already, and so on until that is refused by itself. A member is refused
+        when those before it in the list and those found before it are reduced, while without it they are not; so
+        dropping any one resolves the conflict.
+
+        Returns:
+            Ascending positions in `subsets`; none if all fit. If a single one is named, the tree itself forbids it.
+
+        Raises:
+            PlanError: as for `reduce`.
+
+        Cost: one more pass over the subsets than the set has members, each as for `reduce_all`; the tree stays.
+
+        >>> PQTree("abcd").conflict(["cd", "ab", "bc", "abc", "bd"])
+        [0, 2, 4]
+        """
+        candidates = [list(subset) for subset in subsets]
+        found: list[int] = []
+        core = self.copy()
+        while True:
+            trial = core.copy()
+            refused = next((at for at, subset in enumerate(candidates) if not trial.reduce(subset)), None)
+            if refused is None:
+                return found
+            found.insert(0, refused)
+            if not core.reduce(candidates[refused]):
+                return found
+            del candidates[refused:]
+
+    def frontier(self) -> list[Hashable]:
+        """One order that keeps all reduced subsets together. Cost: O(nodes).
+
+        >>> tree = PQTree([3, 1, 2])
+        >>> tree.frontier(), tree.reduce([3, 2]), tree.frontier()
+        ([3, 1, 2], True, [1, 3, 2])
+        """
+        return [leaf.item for leaf in leaves_below(self._root)]
+
+    def n_orders(self) -> int:
+        """Count the permitted orders, exactly: k! for a P-node with k children, times 2 for a Q-node. Cost: O(nodes).
+
+        >>> from math import factorial
+        >>> tree = PQTree(range(30))
+        >>> tree.reduce(range(25)), tree.n_orders() == factorial(25) * factorial(6)
+        (True, True)
+        """
+        return pqtree_order.n_orders(self._root)
+
+    def orders(self) -> Iterator[list[Hashable]]:
+        """All permitted orders, each once and none before it is asked for; the first is the frontier.
+
+        A reduction does not change an iteration that has begun. Cost: O(nodes) per order.
+
+        >>> tree = PQTree("abcd")
+        >>> tree.reduce("abc"), tree.reduce("cb")
+        (True, True)
+        >>> [*map("".join, tree.orders())]
+        ['dacb', 'acbd', 'dcba', 'cbad', 'dabc', 'abcd', 'dbca', 'bcad']
+        """
+        return pqtree_order.orders(self._root)
+
+    def implied(self) -> Iterator[list[Hashable]]:
+        """Every set of two or more items that is consecutive in all permitted orders, as a list in frontier order.
+
+        These are the items below a node, and those below two or more consecutive children of a Q-node.
+
+        Cost: O(items) per set. A Q-node with k children has k * (k - 1) / 2 of them.
+
+        >>> tree = PQTree("abcde")
+        >>> tree.reduce_all(["ab", "bc"])
+        True
+        >>> [*map("".join, tree.implied())]
+        ['deabc', 'ab', 'abc', 'bc']
+        """
+        return pqtree_order.implied(self._root)
+
+    def constraints(self) -> list[list[Hashable]]:
+        """Subsets that rebuild this tree from its items alone.
+
+        One for each P-node below a P-node, and one for each two neighbours in a Q-node: those overlap, so they keep the
+        Q-node and each of its children together as well.
+
+        Cost: O(nodes + their sizes).
+
+        >>> tree = PQTree("abcdef")
+        >>> tree.reduce_all(["abcd", "bcd", "cd", "de"])
+        True
+        >>> print(tree)
+        (f [a b c d e])
+        >>> [*map("".join, tree.constraints())]
+        ['ab', 'bc', 'cd', 'de']
+        """
+        return pqtree_order.constraints(self._root)
+
+    def restricted(self, items: Iterable[Hashable]) -> PQTree:
+        """The tree of some of the items: its orders are the permitted ones with all other items left out.
+
+        With `constraints`, this carries what is known of one list of items over to another.
+
+        Raises:
+            PlanError: as for `reduce`.
+
+        Cost: O(nodes).
+
+        >>> tree = PQTree("abcdef")
+        >>> tree.reduce_all(["abc", "cd", "de"])
+        True
+        >>> print(tree, tree.restricted("abde"), tree.restricted("cdf"))
+        (f [(a b) c d e]) [(a b) d e] (f (c d))
+        """
+        return self._rebuilt({leaf.item for leaf in self._leaves_of(items)})
+
+    def copy(self) -> PQTree:
+        """An equal tree that shares nothing with this one. Cost: O(nodes)."""
+        return self._rebuilt(None)
+
+    __copy__ = copy
+
+    def arrange(self, order: Iterable[Hashable]) -> bool:
+        """Choose as frontier an order in which these items, some or all, come one after the other as given.
+
+        Children of P-nodes are permuted and Q-nodes reversed; which orders are permitted stays the same.
+
+        Returns:
+            Whether a permitted order has them so. If not, the frontier stays as it was.
+
+        Raises:
+            PlanError: as for `reduce`.
+
+        Cost: O(nodes * log(nodes)).
+
+        >>> tree = PQTree("abcde")
+        >>> tree.reduce_all(["ab", "bc"]), tree.arrange("ceb"), tree.arrange("edca"), tree.frontier()
+        (True, False, True, ['e', 'd', 'c', 'b', 'a'])
+        """
+        return pqtree_order.arrange(self._root, [leaf.item for leaf in self._leaves_of(order)])
+
+    def reverse(self, items: Iterable[Hashable]) -> None:
+        """Reverse the children, not what is below them, of the deepest node that has all these items below it.
+
+        The frontier changes; which orders are permitted does not. Fewer than two items leave it as it is.
+
+        Raises:
+            PlanError: as for `reduce`.
+
+        Cost: O(nodes).
+
+        >>> tree = PQTree("abcde")
+        >>> tree.reduce_all(["abc", "cd"])
+        True
+        >>> tree.reverse("ad")
+        >>> print(tree)
+        (e [d c (a b)])
+        """
+        pqtree_order.reverse(self._root, {leaf.item for leaf in self._leaves_of(items)})
+
+    def __eq__(self, other: object) -> bool:
+        """Whether two trees have the same items and permit the same orders. Cost: O(nodes * log(nodes))."""
+        if not isinstance(other, PQTree):
+            return NotImplemented
+        if self._leaf.keys() != other._leaf.keys():
+            return False
+        number = {item: at for at, item in enumerate(self._leaf)}
+        return pqtree_order.normal_form(self._root, number) == pqtree_order.normal_form(other._root, number)
+
+    def __str__(self) -> str:
+        return pqtree_print.to_text(self._root)
+
+    def __repr__(self) -> str:
+        return f"<PQTree {self}>"
+
+    def picture(self) -> str:
+        """The tree with a line for each node, its children indented below it.
+
+        >>> tree = PQTree("abcd")
+        >>> tree.reduce_all(["abc", "cd"])
+        True
+        >>> print(tree.picture())
+        Q
+        ├─ P
+        │  ├─ a
+        │  └─ b
+        ├─ c
+        └─ d
+        """
+        return pqtree_print.to_picture(self._root)
+
+    def to_dot(self) -> str:
+        """The tree in Graphviz's language: P-nodes are circles, Q-nodes boxes.
+
+        >>> tree = PQTree("ab")
+        >>> print(tree.to_dot())
+        digraph {
+          graph [ordering=out];
+          edge [dir=none];
+          n0 [shape=circle, label="P"];
+          n1 [shape=plaintext, label="a"];
+          n2 [shape=plaintext, label="b"];
+          n0 -> n1;
+          n0 -> n2;
+        }
+        """
+        return pqtree_print.to_dot(self._root)
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the tree into an image file, of the kind that its suffix names (.png, .svg, .pdf).
+
+        Raises:
+            PlanError: matplotlib is not installed.
+        """
+        pqtree_print.plot(self._root, Path(path))
+
+    def check(self) -> None:
+        """Check from the definition that this is a PQ-tree of its items. Cost: O(nodes).
+
+        Raises:
+            PlanError: it is not; the message says where. That is a defect of this module.
+        """
+        check_nodes(self._root, self._leaf)
+
+    def _leaves_of(self, subset: Iterable[Hashable]) -> list[Leaf]:
+        items = list(subset)
+        try:
+            leaves = [self._leaf[item] for item in items]
+        except KeyError as error:
+            raise PlanError(
+                f"looking up {len(items)} items in a PQ-tree of {len(self)}: {error.args[0]!r} is not among them; "
+                "a tree keeps the items it was made with."
+            ) from None
+        if len(set(items)) < len(items):
+            raise PlanError(
+                f"looking up {len(items)} items in a PQ-tree: {_first_repeated(items)!r} is named more than once; "
+                "name each item once."
+            )
+        return leaves
+
+    def _rebuilt(self, only: set[Hashable] | None) -> PQTree:
+        tree = PQTree([])
+        tree._root = rebuild(self._root, only) or tree._root
+        tree._leaf = {leaf.item: leaf for leaf in leaves_below(tree._root)}
+        return tree
+
+
+def _first_repeated(items: list[Hashable]) -> Hashable:
+    times = Counter(items)
+    return next(item for item in items if times[item] > 1)

@@ -1,0 +1,192 @@
+"""The nodes of a PQ-tree, how they hang together, and how they are walked.
+
+A P-node holds its children in a dictionary: they have no order, and one is taken out in constant time. A Q-node
+knows its two endmost children only; every child of a Q-node knows its siblings but not which of them comes first,
+so a Q-node is reversed by exchanging its ends, and the children of one are sewn into another in constant time.
+`parent` holds for the root, for children of P-nodes and for endmost children of Q-nodes. Inside a Q-node it is what
+the last reduction left there; the next one finds it anew when it needs it (Booth and Lueker 1976, section 3).
+No walk recurses: a tree may be as deep as it has items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+UNMARKED, QUEUED, BLOCKED, UNBLOCKED = range(4)  # how far the bubbling up of one reduction got with a node
+PARTIAL, FULL = 1, 2  # what one reduction finds below a pertinent node; without a mark it is empty
+
+
+class Node:
+    """A leaf, a P-node or a Q-node.
+
+    A child of a Q-node has two siblings, in no order, or one if it is endmost; other nodes have none.
+    """
+
+    __slots__ = ("label", "mark", "parent", "sib_a", "sib_b")
+
+    def __init__(self) -> None:
+        self.parent: Branch | None = None
+        self.sib_a: Node | None = None
+        self.sib_b: Node | None = None
+        self.mark = UNMARKED
+        self.label = FULL
+
+    def other_sibling(self, sibling: Node | None) -> Node | None:
+        """The sibling on the side that `sibling` is not on."""
+        return self.sib_b if self.sib_a is sibling else self.sib_a
+
+    def put_sibling(self, old: Node | None, new: Node | None) -> None:
+        """Have `new` on the side on which `old` was; None stands for no sibling."""
+        if self.sib_a is old:
+            self.sib_a = new
+        else:
+            self.sib_b = new
+
+
+class Leaf(Node):
+    """One item."""
+
+    __slots__ = ("item",)
+
+    def __init__(self, item: Hashable) -> None:
+        super().__init__()
+        self.item = item
+
+
+class Branch(Node):
+    """A P-node or a Q-node, with what one reduction notes about its children."""
+
+    __slots__ = ("partial", "pertinent")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pertinent: list[Node] = []
+        self.partial: list[QNode] = []
+
+    def children(self) -> list[Node]:
+        """The children in the order of the frontier. Cost: O(children)."""
+        raise NotImplementedError
+
+    def reverse(self) -> None:
+        """Turn the order of the children round."""
+        raise NotImplementedError
+
+
+class PNode(Branch):
+    """Children that may be permuted in any way: two or more (none in a tree without items)."""
+
+    __slots__ = ("members",)
+
+    def __init__(self, members: list[Node]) -> None:
+        super().__init__()
+        self.members = dict.fromkeys(members)
+        for child in members:
+            child.parent, child.sib_a, child.sib_b = self, None, None
+
+    def children(self) -> list[Node]:
+        return list(self.members)
+
+    def reverse(self) -> None:
+        self.members = dict.fromkeys(reversed(self.members))
+
+
+class QNode(Branch):
+    """Children whose order may be reversed and is fixed otherwise: three or more, fewer only within a reduction."""
+
+    __slots__ = ("first", "last")
+
+    def __init__(self, children: list[Node]) -> None:
+        super().__init__()
+        self.first = self.last = children[0]
+        self.first.parent, self.first.sib_a, self.first.sib_b = self, None, None
+        for child in children[1:]:
+            self.append(child)
+
+    def children(self) -> list[Node]:
+        found: list[Node] = []
+        before, node = None, self.first
+        while True:
+            found.append(node)
+            after = node.other_sibling(before)
+            if after is None:
+                return found
+            before, node = node, after
+
+    def append(self, child: Node) -> None:
+        """Add a child after the last. Cost: O(1)."""
+        child.parent, child.sib_a, child.sib_b = self, self.last, None
+        self.last.put_sibling(None, child)
+        self.last = child
+
+    def prepend(self, child: Node) -> None:
+        """Add a child before the first. Cost: O(1)."""
+        self.reverse()
+        self.append(child)
+        self.reverse()
+
+    def reverse(self) -> None:
+        """Exchange the ends. Cost: O(1)."""
+        self.first, self.last = self.last, self.first
+
+
+def replace(old: Node, new: Node) -> None:
+    """Put `new` where `old` hangs: below the same parent, between the same siblings, with the same mark. Cost: O(1)."""
+    new.parent, new.sib_a, new.sib_b, new.mark = old.parent, old.sib_a, old.sib_b, old.mark
+    for sibling in (old.sib_a, old.sib_b):
+        if sibling is not None:
+            sibling.put_sibling(old, new)
+    if old.sib_a is not None and old.sib_b is not None:
+        return  # inside a Q-node, where `parent` may be out of date
+    match old.parent:
+        case PNode() as parent:
+            del parent.members[old]
+            parent.members[new] = None
+        case QNode() as parent if parent.first is old:
+            parent.first = new
+        case QNode() as parent:
+            parent.last = new
+
+
+def walk(root: Node) -> Iterator[tuple[Node, list[Node]]]:
+    """Every node with its children in order: a node before its children, and left before right. Cost: O(nodes)."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        children = node.children() if isinstance(node, Branch) else []
+        stack.extend(reversed(children))
+        yield node, children
+
+
+def leaves_below(root: Node) -> list[Leaf]:
+    """The leaves from left to right. Cost: O(nodes)."""
+    return [node for node, _ in walk(root) if isinstance(node, Leaf)]
+
+
+def branches_below(root: Node) -> list[tuple[Branch, list[Node]]]:
+    """Every P- and Q-node with its children in order: a node after its descendants. Cost: O(nodes)."""
+    return [(node, children) for node, children in walk(root) if isinstance(node, Branch)][::-1]
+
+
+def rebuild(root: Node, only: set[Hashable] | None = None) -> Node | None:
+    """A new tree like the one below `root`, of all its items or of those in `only`.
+
+    Leaving out items never forbids what is left to be in an order it could be in: a node that keeps one child is that
+    child, and a Q-node that keeps two is a P-node.
+
+    Returns:
+        The new root; None if no item is left.
+
+    Cost: O(nodes).
+    """
+    made: dict[Node, Node] = {}
+    for node, children in reversed(list(walk(root))):
+        if isinstance(node, Leaf):
+            if only is None or node.item in only:
+                made[node] = Leaf(node.item)
+            continue
+        kept = [made[child] for child in children if child in made]
+        if len(kept) == 1:
+            made[node] = kept[0]
+        elif kept:
+            made[node] = QNode(kept) if isinstance(node, QNode) and len(kept) > 2 else PNode(kept)
+    return made.get(root)

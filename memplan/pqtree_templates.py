@@ -1,0 +1,266 @@
+"""The templates of Booth and Lueker (1976), section 3: patterns that say what a node may become, and replacements.
+
+A reduction makes the leaves of a set S consecutive. A node is *full* when all leaves below it are in S, *empty* when
+none is, else *partial*; it is *pertinent* when it is not empty. The *root* is the deepest node that has all of S below
+it. Templates are applied from the leaves up to the root; below the root, a partial node becomes a Q-node with its empty
+children at one end and its full ones at the other, which its parent then takes in.
+Whether a template fits depends on the labels of the children only. So all nodes are matched first, and replaced
+afterwards: a set that is refused leaves nothing to be undone. (The paper does both at each node.)
+In the pictures below, e is an empty child, f a full one; P-nodes are (round), Q-nodes [square].
+L1, the template for leaves, says that a leaf in S is full: that is the label that leaves are made with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from autobatch.memplan.pqtree_node import FULL, PARTIAL, UNMARKED, Branch, Node, PNode, QNode, replace
+
+Template = Callable[[Any], Node]  # replaces a P- or a Q-node, and returns what then hangs in its place
+
+
+class Match(NamedTuple):
+    """A pertinent node, and the template that fits it."""
+
+    node: Branch
+    template: Template
+
+
+def match_all(branches: list[Branch]) -> list[Match] | None:
+    """Match pertinent nodes, each after those below it, the root last.
+
+    Returns:
+        A match for each; None if one fits no template, so that S cannot be consecutive.
+
+    Cost: O(nodes + their pertinent children).
+    """
+    matches: list[Match] = []
+    for node in branches:
+        template = match(node, is_root=node is branches[-1])
+        if template is None:
+            return None
+        matches.append(Match(node, template))
+    return matches
+
+
+def apply_all(matches: list[Match], visited: list[Node]) -> Node:
+    """Replace all matched nodes; those that come in are added to `visited`, for they take over marks.
+
+    Returns:
+        What hangs in the place of the root.
+
+    Cost: O(nodes + their pertinent children).
+    """
+    for node, template in matches:
+        parent = node.parent
+        replaced = template(node)
+        visited.append(replaced)
+        if node.label == PARTIAL and node is not matches[-1].node:
+            assert parent is not None
+            assert isinstance(replaced, QNode)
+            parent.partial.append(replaced)
+    return replaced
+
+
+def match(node: Branch, *, is_root: bool) -> Template | None:
+    """Choose the template that fits a node whose pertinent children are labelled, and label the node.
+
+    Returns:
+        The template; None if S cannot be consecutive.
+
+    Cost: O(pertinent children).
+    """
+    node.partial = []
+    partial = [child for child in node.pertinent if child.label == PARTIAL]
+    if isinstance(node, PNode):
+        template = _match_p(node, len(partial), is_root)
+    else:
+        assert isinstance(node, QNode)
+        template = _match_q(node, partial, is_root)
+    node.label = FULL if template in (template_p1, template_q1) else PARTIAL
+    return template
+
+
+def _match_p(node: PNode, n_partial: int, is_root: bool) -> Template | None:
+    if len(node.pertinent) == len(node.members) and n_partial == 0:
+        return template_p1
+    if n_partial > (2 if is_root else 1):
+        return None
+    return ((template_p2, template_p4, template_p6) if is_root else (template_p3, template_p5))[n_partial]
+
+
+def _match_q(node: QNode, partial: list[Node], is_root: bool) -> Template | None:
+    ends = _ends_of_run(node.pertinent)
+    if ends is None or any(child not in ends for child in partial):
+        return None
+    endmost = [end for end in ends if end is node.first or end is node.last]
+    if not partial and len(endmost) == 2 and endmost[0] is not endmost[1]:
+        return template_q1
+    outer = [end for end in endmost if end not in partial or len(node.pertinent) == 1]
+    if len(partial) < 2 and outer:
+        return template_q2
+    return template_q3 if is_root else None
+
+
+def _ends_of_run(pertinent: list[Node]) -> tuple[Node, Node] | None:
+    """The two ends of a run of siblings that consists of the given ones; None if they are not one run."""
+    n_found = 1
+    ends: list[Node] = []
+    for sibling in (pertinent[0].sib_a, pertinent[0].sib_b):
+        end = pertinent[0]
+        while sibling is not None and sibling.mark != UNMARKED:
+            end, sibling = sibling, sibling.other_sibling(end)
+            n_found += 1
+        ends.append(end)
+    return (ends[0], ends[1]) if n_found == len(pertinent) else None
+
+
+def template_p1(node: PNode) -> Node:
+    """A P-node with full children only is full: `(f f f)` stays."""
+    return node
+
+
+def template_p2(node: PNode) -> Node:
+    """The root, a P-node without partial children: its full children get a P-node of their own.
+
+    `(e e f f)` becomes `(e e (f f))`.
+    """
+    full = _take_full(node)
+    assert full is not None
+    node.members[full] = None
+    full.parent = node
+    return node
+
+
+def template_p3(node: PNode) -> Node:
+    """A P-node below the root, without partial children, becomes a Q-node of its empty and its full children.
+
+    `(e e f f)` becomes `[(e e) (f f)]`.
+    """
+    full = _take_full(node)
+    assert full is not None
+    partial = QNode([full])
+    replace(node, partial)
+    partial.prepend(_shrunk(node))
+    return partial
+
+
+def template_p4(node: PNode) -> Node:
+    """The root, a P-node with one partial child: the full children go to the full end of that child.
+
+    `(e e [e f] f f)` becomes `(e e [e f (f f)])`.
+    """
+    (partial,) = node.partial
+    full = _take_full(node)
+    if full is not None:
+        partial.append(full)
+    return _without_single_child(node)
+
+
+def template_p5(node: PNode) -> Node:
+    """A P-node below the root with one partial child becomes that child, empty and full ones added at its ends.
+
+    `(e e [e f] f f)` becomes `[(e e) e f (f f)]`.
+    """
+    (partial,) = node.partial
+    full = _take_full(node)
+    if full is not None:
+        partial.append(full)
+    del node.members[partial]
+    replace(node, partial)
+    if node.members:
+        partial.prepend(_shrunk(node))
+    return partial
+
+
+def template_p6(node: PNode) -> Node:
+    """The root, a P-node with two partial children: they become one, with the full children in the middle.
+
+    `(e e [e f] f f [e f])` becomes `(e e [e f (f f) f e])`.
+    """
+    partial, second = node.partial
+    full = _take_full(node)
+    if full is not None:
+        partial.append(full)
+    del node.members[second]
+    partial.last.put_sibling(None, second.last)
+    second.last.put_sibling(None, partial.last)
+    partial.last = second.first
+    partial.last.parent = partial
+    return _without_single_child(node)
+
+
+def template_q1(node: QNode) -> Node:
+    """A Q-node with full children only is full: `[f f f]` stays."""
+    return node
+
+
+def template_q2(node: QNode) -> Node:
+    """A Q-node whose full children are at one end takes in the partial child next to them, if there is one.
+
+    `[e e [e f] f f]` becomes `[e e e f f f]`, its first child empty and its last one full.
+    """
+    first_is_full = node.first.mark != UNMARKED and node.first not in node.partial
+    last_is_empty = node.last.mark == UNMARKED
+    if first_is_full or last_is_empty:
+        node.reverse()
+    return template_q3(node)
+
+
+def template_q3(node: QNode) -> Node:
+    """The root, a Q-node whose full children are consecutive, takes in the partial children around them.
+
+    `[e [e f] f f [e f] e]` becomes `[e e f f f f e e]`. The node may be a pseudonode: a run of children from the middle
+    of a Q-node that was not looked for.
+    """
+    empty_sides = [_empty_side(child) for child in node.partial]
+    for child, empty_side in zip(node.partial, empty_sides, strict=True):
+        full_side = child.other_sibling(empty_side)
+        _sew(node, child, child.first, empty_side)
+        _sew(node, child, child.last, full_side)
+    return node
+
+
+def _empty_side(child: Node) -> Node | None:
+    """The sibling of a partial child that its empty end belongs next to; None: it belongs at the end of the parent."""
+    if child.sib_a is not None and child.sib_a.mark != UNMARKED:
+        return child.sib_b
+    if child.sib_b is not None and child.sib_b.mark != UNMARKED:
+        return child.sib_a
+    return child.sib_a if child.sib_b is None else child.sib_b
+
+
+def _sew(node: QNode, child: Node, end: Node, sibling: Node | None) -> None:
+    """Put `end`, an endmost child of `child`, where `child` touches `sibling`; None: where `child` ends `node`."""
+    end.parent = node
+    if sibling is not None:
+        end.put_sibling(None, sibling)
+        sibling.put_sibling(child, end)
+    elif node.first is child:
+        node.first = end
+    else:
+        node.last = end
+
+
+def _take_full(node: PNode) -> Node | None:
+    """Take the full children out of a node; return them as one: none, the only one, or a new P-node of them."""
+    full = [child for child in node.pertinent if child.label == FULL]
+    for child in full:
+        del node.members[child]
+    if len(full) < 2:
+        return full[0] if full else None
+    return PNode(full)
+
+
+def _shrunk(node: PNode) -> Node:
+    """What stands for a P-node that lost children: the node itself, or its only child."""
+    return node if len(node.members) > 1 else next(iter(node.members))
+
+
+def _without_single_child(node: PNode) -> Node:
+    """Put the only child, if a node has no other, in its place."""
+    left = _shrunk(node)
+    if left is not node:
+        replace(node, left)
+    return left
