@@ -6,6 +6,7 @@ Values of the forward program keep their numbers and new ones follow, so one lis
 - *backward*, per batch in reverse: gradients of the outputs in, gradients of the ports out;
 - *weights*, once per type over the rows of all its batches: the gradients of the parameters. A gradient that sums
   over rows is not summed batch by batch: its operands are kept, so each weight costs one matrix product per step.
+  A parameter that only `lookup` reads gets no array here: its gradient is some rows, and which is all that is said.
 
 The saved values are those of one stage that a later one reads; views of saved values are made anew, not kept.
 """
@@ -13,16 +14,17 @@ The saved values are those of one stage that a later one reads; views of saved v
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from autobatch.graph_check import checking
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.elementwise import add
+from autobatch.ops.indexing import scatter
 from autobatch.ops.reduction import sum
 from autobatch.ops.shaping import assemble, expand, reshape
 from autobatch.program import (
@@ -40,6 +42,16 @@ from autobatch.program import (
 )
 from autobatch.program_check import check_values
 
+if TYPE_CHECKING:
+    from autobatch.module import Parameter
+
+
+class Scatter(NamedTuple):
+    """Rows for a table: each row of the value `values` is added to the row that the value `ids` names."""
+
+    values: int
+    ids: int
+
 
 @dataclass(frozen=True, eq=False)
 class Derivative:
@@ -53,6 +65,7 @@ class Derivative:
         incoming: the gradients of the outputs, by output number.
         ports: for each port number its gradient, None where no output depends on it.
         parameters: pairs of a `Weight` value and its gradient, one row.
+        tables: pairs of a `Weight` value whose gradient is nothing but scattered rows, and these; no stage has them.
     """
 
     program: CellProgram
@@ -63,11 +76,13 @@ class Derivative:
     incoming: tuple[int, ...]
     ports: tuple[int | None, ...]
     parameters: tuple[tuple[int, int], ...]
+    tables: tuple[tuple[int, tuple[Scatter, ...]], ...]
 
     @cached_property
     def accumulated(self) -> frozenset[int]:
         """The parameter gradients that are one sum over rows, read by nothing else: they may be added up in place."""
         read = Counter(g for _, g in self.parameters)
+        read.update(s.values for _, scatters in self.tables for s in scatters)
         for i in self.weights:
             source = self.vars[i].source
             read.update(source.args if isinstance(source, Instruction) else ())
@@ -76,12 +91,11 @@ class Derivative:
             g for g, s in sources.items() if read[g] == 1 and isinstance(s, Instruction) and s.op.sums_rows
         )
 
-    def weights_read(self) -> Iterator[tuple[int, Weight]]:
-        """The values that are parameters with a gradient, with their sources."""
-        for index, _ in self.parameters:
-            source = self.vars[index].source
-            if isinstance(source, Weight):
-                yield index, source
+    def parameter(self, index: int) -> Parameter:
+        """The parameter that a `Weight` value stands for."""
+        source = self.vars[index].source
+        assert isinstance(source, Weight)
+        return source.parameter
 
     def __str__(self) -> str:
         backward = [*self.incoming, *self._new(self.backward)]
@@ -91,6 +105,9 @@ class Derivative:
         ]
         lines += [f"{self.program.name}, weights", *show_lines(self.vars, self._new(self.weights))]
         lines += [f"  gradient of %{p} is %{g}" for p, g in self.parameters]
+        lines += [
+            f"  gradient of %{p} has %{s.values} added at rows %{s.ids}" for p, parts in self.tables for s in parts
+        ]
         return "\n".join([*lines, f"  saved: {', '.join(f'%{s}' for s in self.saved)}"])
 
     def _new(self, stage: tuple[int, ...]) -> list[int]:
@@ -111,9 +128,12 @@ def differentiate(program: CellProgram) -> Derivative:
     incoming = reverse.seed()
     reverse.sweep()
     ports = tuple(reverse.gradient(p) for p in program.ports)
-    parameters = tuple((i, g) for i in reverse.weights if (g := reverse.gradient(i)) is not None)
+    gradients = [(i, g) for i in reverse.weights if (g := reverse.gradient(i)) is not None]
+    scattered = {i: _scatters(reverse.builder.vars, g) for i, g in gradients}
+    parameters = tuple((i, g) for i, g in gradients if not scattered[i])
+    tables = tuple((i, scatters) for i, scatters in scattered.items() if scatters)
     stages = _Stages(tuple(reverse.builder.vars), len(program.vars))
-    for _, gradient in parameters:
+    for gradient in (*(g for _, g in parameters), *(i for _, scatters in tables for s in scatters for i in s)):
         stages.need_for_weights(gradient)
     new = (i for i in stages.saved.copy() if i >= stages.n_forward)
     for gradient in (*new, *(g for g in ports if g is not None)):
@@ -129,7 +149,19 @@ def differentiate(program: CellProgram) -> Derivative:
         incoming=incoming,
         ports=ports,
         parameters=parameters,
+        tables=tables,
     )
+
+
+def _scatters(vars: Sequence[Var], index: int) -> tuple[Scatter, ...]:
+    """The scattered rows that add up to a gradient; none if anything else is part of it."""
+    source = vars[index].source
+    if not isinstance(source, Instruction):
+        return ()
+    if source.op is add:
+        left, right = (_scatters(vars, arg) for arg in source.args)
+        return left + right if left and right else ()
+    return (Scatter(*source.args),) if source.op in (scatter, _row_sum_of(scatter)) else ()
 
 
 class _Reverse:

@@ -204,6 +204,13 @@ class PlannedTypes:
         )
 
     @cached_property
+    def row_parameters(self) -> frozenset[int]:
+        """The `id` of each parameter whose gradient is some rows, as far as these types read it."""
+        derivatives = [cell.derivative for cell in self.cells if cell.derivative is not None]
+        whole = {id(d.parameter(i)) for d in derivatives for i, _ in d.parameters}
+        return frozenset(id(d.parameter(i)) for d in derivatives for i, _ in d.tables) - whole
+
+    @cached_property
     def saved_width(self) -> NDArray[np.int64]:
         """Columns of the saved values, per block."""
         return np.array([w for c in self.cells for w in c.layout.saved_width], np.int64)

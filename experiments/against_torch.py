@@ -1,9 +1,9 @@
 """Question: how much faster than PyTorch, tree by tree, is the reference backend, with no compiled kernel yet?
 
 Both run the Tree-LSTM of the README on the same trees with the same parameters, in turn, in one process, with one
-thread each. PyTorch runs eagerly, tree by tree, and scores all nodes of a tree at once; its labels are tensors made
-beforehand, as our trees are recorded beforehand. This is how such models are commonly written; PyTorch batched by hand
-is several times faster and comes into the comparison with the compiled backends.
+thread each. PyTorch runs eagerly, tree by tree, with what can be computed at once within a tree (torch_models.py); its
+tensors are made beforehand, as our trees are recorded beforehand. PyTorch batched over trees by hand is several times
+faster and comes into the comparison with the compiled backends.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 import autobatch as ab
 from autobatch.cli.results import format_table
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM
 from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run, take_turns
+from torch_models import TorchTreeLSTM
 
-State = tuple[Tensor, Tensor]
 TOLERANCE = 1e-4  # relative, of the losses in float32, before training parts the two
 LR = 1e-3
 
@@ -37,48 +36,6 @@ class Config(Settings):
     repeats: int = 11
 
 
-class TorchTreeLSTM(nn.Module):
-    """Binary Tree-LSTM (Tai, Socher, Manning 2015, section 3.2, N = 2), one tree at a time."""
-
-    def __init__(self, n_words: int, dim: int, n_classes: int) -> None:
-        super().__init__()
-        self.embedding = nn.Parameter(torch.zeros(n_words, dim))
-        self.leaf_gates = nn.Linear(dim, 3 * dim)
-        self.left_gates = nn.Linear(dim, 5 * dim)
-        self.right_gates = nn.Linear(dim, 5 * dim, bias=False)
-        self.output = nn.Linear(dim, n_classes)
-
-    def leaf(self, word: int) -> State:
-        """Read a word."""
-        i, o, u = self.leaf_gates(self.embedding[word]).chunk(3)
-        c = torch.sigmoid(i) * torch.tanh(u)
-        return torch.sigmoid(o) * torch.tanh(c), c
-
-    def merge(self, left: State, right: State) -> State:
-        """Join the states of two children."""
-        (h_l, c_l), (h_r, c_r) = left, right
-        i, o, u, f_l, f_r = (self.left_gates(h_l) + self.right_gates(h_r)).chunk(5)
-        c = torch.sigmoid(i) * torch.tanh(u) + torch.sigmoid(f_l) * c_l + torch.sigmoid(f_r) * c_r
-        return torch.sigmoid(o) * torch.tanh(c), c
-
-    def scores(self, tree: Tree[int]) -> Tensor:
-        """Score the classes of all nodes, in postorder."""
-        hidden = []
-
-        def visit(t: Tree[int]) -> State:
-            state = self.leaf(t.word) if t.is_leaf else self.merge(visit(t.left), visit(t.right))
-            hidden.append(state[0])
-            return state
-
-        visit(tree)
-        scores: Tensor = self.output(torch.stack(hidden))
-        return scores
-
-    def loss(self, tree: Tree[int], labels: Tensor) -> Tensor:
-        """Sum the cross-entropies of all nodes; `labels` are in postorder."""
-        return nn.functional.cross_entropy(self.scores(tree), labels, reduction="sum")
-
-
 def measure(config: Config) -> Findings:
     """Check that both compute the same losses, then time them."""
     torch.set_num_threads(config.threads)
@@ -86,7 +43,7 @@ def measure(config: Config) -> Findings:
     trees = data.train[: config.batch_size * config.n_minibatches]
     ours = TreeLSTM(dim=config.dim, rng=np.random.default_rng(config.seed), **data.sizes)
     theirs = TorchTreeLSTM(dim=config.dim, **data.sizes)
-    theirs.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in ours.state_dict().items()})
+    theirs.copy_parameters(ours.state_dict())
     check_equal(ours, theirs, trees[:8])
     seconds = take_turns(
         {**torch_ways(theirs, trees, config.batch_size), **our_ways(ours, trees, config)}, config.repeats
@@ -114,30 +71,25 @@ def check_equal(ours: TreeLSTM, theirs: TorchTreeLSTM, trees: Sequence[Tree[int]
     """Refuse to compare models that compute different losses."""
     losses = ab.batched(ours.loss)(trees)
     with torch.no_grad():
-        expected = [float(theirs.loss(tree, labels_of(tree))) for tree in trees]
+        expected = [float(theirs.loss(theirs.prepare(tree))) for tree in trees]
     np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
-
-
-def labels_of(tree: Tree[int]) -> Tensor:
-    """The labels of all nodes in postorder."""
-    return torch.tensor([node.label for node in tree.postorder()])
 
 
 def torch_ways(model: TorchTreeLSTM, trees: Sequence[Tree[int]], size: int) -> dict[str, Callable[[], None]]:
     """PyTorch on all mini-batches: the loss of each tree, and its gradients and Adam."""
-    batches = list(ab.minibatches([(tree, labels_of(tree)) for tree in trees], size))
+    batches = list(ab.minibatches([model.prepare(tree) for tree in trees], size))
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
 
     def infer() -> None:
         with torch.no_grad():
             for batch in batches:
-                torch.stack([model.loss(tree, labels) for tree, labels in batch])
+                torch.stack([model.loss(example) for example in batch])
 
     def train() -> None:
         for batch in batches:
             optimizer.zero_grad()
-            for tree, labels in batch:
-                torch.autograd.backward(model.loss(tree, labels) / len(batch))
+            for example in batch:
+                torch.autograd.backward(model.loss(example) / len(batch))
             optimizer.step()
 
     return {"torch, inference": infer, "torch, training": train}

@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -29,7 +29,7 @@ from autobatch.cli.machine import describe_machine
 from autobatch.models.data.dataset import Dataset, load_trees
 
 ROOT = Path(__file__).resolve().parents[1]
-SST = ROOT.parent / "shared" / "data" / "sst"
+DATA = ROOT.parent / "shared" / "data"
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 Seconds: TypeAlias = Mapping[str, Sequence[float]]
@@ -51,13 +51,15 @@ class Findings:
     seconds: Seconds
     figures: Mapping[str, Any]
     table: str
+    part: str = ""
+    """Names the record, where an experiment makes several."""
 
 
 S = TypeVar("S", bound=Settings)
 
 
-def run(settings: S, measure: Callable[[S], Findings]) -> None:
-    """Read changed settings from the command line, measure, print the table and write the record."""
+def run(settings: S, measure: Callable[[S], Findings | Iterator[Findings]]) -> None:
+    """Read changed settings from the command line, measure, print each table and write its record."""
     changes = dict(word.partition("=")[::2] for word in sys.argv[1:])
     out = Path(changes.pop("out", ROOT / "experiments" / "results"))
     unknown = sorted(changes.keys() - {field.name for field in fields(settings)})
@@ -67,8 +69,15 @@ def run(settings: S, measure: Callable[[S], Findings]) -> None:
     use_threads(settings.threads)
     started = time.strftime("%Y-%m-%d %H:%M")
     load = os.getloadavg()[0]
-    findings = measure(settings)
-    print(findings.table)
+    measured = measure(settings)
+    for findings in [measured] if isinstance(measured, Findings) else measured:
+        print(findings.table)
+        path = write_record(out, settings, findings, started, load)
+        print(f"\nwritten to {os.path.relpath(path)}\n")
+
+
+def write_record(out: Path, settings: Settings, findings: Findings, started: str, load: float) -> Path:
+    """Write how an experiment was run, on what, and what it found; give the place."""
     name = Path(sys.argv[0]).stem
     record = {
         "experiment": name,
@@ -81,9 +90,9 @@ def run(settings: S, measure: Callable[[S], Findings]) -> None:
         "seconds": {way: [float(f"{t:.4g}") for t in times] for way, times in findings.seconds.items()},
     }
     out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{name}.json"
+    path = out / ("-".join(filter(None, (name, findings.part))) + ".json")
     path.write_text(_to_json(record), encoding="utf-8")
-    print(f"\nwritten to {os.path.relpath(path)}")
+    return path
 
 
 def use_threads(n_threads: int) -> None:
@@ -113,9 +122,14 @@ def medians(seconds: Seconds) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
+def find_data(folder: str) -> str | None:
+    """The path of real data, where it lies beside the checkout."""
+    return str(DATA / folder) if (DATA / folder).is_dir() else None
+
+
 def load_sst_or_listops(seed: int) -> Dataset:
     """The Stanford Sentiment Treebank, where it lies beside the checkout; else drawn list operations."""
-    return load_trees(str(SST) if SST.is_dir() else "listops", np.random.default_rng(seed))
+    return load_trees(find_data("sst") or "listops", np.random.default_rng(seed))
 
 
 def name_of(dataset: Dataset) -> str:

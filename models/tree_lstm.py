@@ -19,8 +19,8 @@ from autobatch.models.metric import predict_labels
 from autobatch.models.spec import Counts, ModelSpec
 
 
-class TreeLSTM(ab.Module):
-    """Binary Tree-LSTM with one embedding per word and one output layer for all nodes.
+class TreeCells(ab.Module):
+    """Cells of a binary Tree-LSTM, with one embedding per word and one output layer for all nodes.
 
     Args:
         n_words: V, word ids are 0 to V - 1.
@@ -47,9 +47,7 @@ class TreeLSTM(ab.Module):
     def merge(self, left: Any, right: Any) -> Any:
         """Join the states of two children: a state."""
         (h_l, c_l), (h_r, c_r) = left, right
-        i, o, u, f_l, f_r = ab.split(self.left_gates(h_l) + self.right_gates(h_r), 5)
-        c = ab.sigmoid(i) * ab.tanh(u) + ab.sigmoid(f_l) * c_l + ab.sigmoid(f_r) * c_r
-        return ab.sigmoid(o) * ab.tanh(c), c
+        return join_cells(self.left_gates(h_l) + self.right_gates(h_r), c_l, c_r)
 
     @ab.cell
     def node_loss(self, state: Any, label: int) -> Any:
@@ -62,6 +60,10 @@ class TreeLSTM(ab.Module):
         """Score the classes of a node: logits (C,)."""
         h, _ = state
         return self.output(h)
+
+
+class TreeLSTM(TreeCells):
+    """Binary Tree-LSTM that classifies every node; arguments are those of `TreeCells`."""
 
     def loss(self, tree: Tree[int]) -> Any:
         """Sum the cross-entropies of all nodes: a scalar."""
@@ -86,6 +88,13 @@ class TreeLSTM(ab.Module):
 
         visit(tree)
         return scores[-1], scores
+
+
+def join_cells(gates: Any, c_l: Any, c_r: Any) -> Any:
+    """Compute a state, h and c, from the pre-activations of five gates (5H,) and the c of two children."""
+    i, o, u, f_l, f_r = ab.split(gates, 5)
+    c = ab.sigmoid(i) * ab.tanh(u) + ab.sigmoid(f_l) * c_l + ab.sigmoid(f_r) * c_r
+    return ab.sigmoid(o) * ab.tanh(c), c
 
 
 def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:

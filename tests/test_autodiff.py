@@ -295,7 +295,9 @@ def test_what_the_loss_does_not_need_has_no_gradient() -> None:
         np.testing.assert_allclose(grads["s"], grad_s, rtol=TOLERANCE)
         np.testing.assert_allclose(grads["v"], grad_v, rtol=TOLERANCE)
         assert not grads["W"].any()
-        assert not grads["E"].any()
+        assert isinstance(grads["E"], ab.Rows)
+        assert grads["E"].ids.tolist() == [1]  # the node is needed, this output of it is not
+        assert not grads["E"].values.any()
 
 
 def test_instances_without_a_path_to_a_parameter() -> None:
@@ -342,7 +344,7 @@ def ops_in(derivative: Derivative, stage: tuple[int, ...]) -> list[str]:
     [
         (lambda x: WEIGHTS.W @ x, ["row_sum_outer"], 1),
         (lambda x: ab.affine(WEIGHTS.W, x, WEIGHTS.b), ["row_sum_outer", "row_sum"], 1),
-        (lambda x, i: ab.lookup(WEIGHTS.E, i) * x, ["row_sum_scatter"], 2),
+        (lambda x, i: ab.lookup(WEIGHTS.E, i) * x, [], 2),
         (lambda x: WEIGHTS.frozen * x, [], 0),
         (lambda x: ab.tanh(WEIGHTS.W @ x), ["row_sum_outer"], 2),
     ],
@@ -354,6 +356,32 @@ def test_weight_gradients_are_sums_over_all_rows(body: Any, weights: list[str], 
     assert not any(name.startswith("row_sum") for name in ops_in(derivative, derivative.backward))
     assert len(derivative.saved) == n_saved
     assert len(derivative.accumulated) == len(weights)
+
+
+def test_a_table_that_is_only_looked_up_has_no_array_for_a_gradient() -> None:
+    derivative = stages(lambda i, j: ab.lookup(WEIGHTS.E, i) * ab.lookup(WEIGHTS.E, j), 1, 2)
+    ((_, scatters),) = derivative.tables
+    assert (len(scatters), derivative.parameters, derivative.weights) == (2, (), ())
+    assert str(derivative).splitlines()[-4:] == [
+        "<lambda>, weights",
+        "  gradient of %2 has %8 added at rows %1",
+        "  gradient of %2 has %7 added at rows %0",
+        "  saved: %3, %4, %7, %8",
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda i: ab.lookup(2.0 * WEIGHTS.E, i),
+        lambda i: ab.lookup(ab.transpose(WEIGHTS.E), i),
+        lambda i: ab.lookup(WEIGHTS.E, i) + WEIGHTS.E[0],
+        lambda i: ab.lookup(WEIGHTS.E, i) @ ab.transpose(WEIGHTS.E),
+    ],
+)
+def test_a_table_that_is_read_in_another_way_has_an_array(body: Any) -> None:
+    derivative = stages(body, 1)
+    assert (len(derivative.parameters), derivative.tables) == (1, ())
 
 
 def test_a_derivative_prints_its_stages() -> None:

@@ -1,14 +1,11 @@
-"""Parameters, how modules name them, and state that is stored and read back entirely or not at all."""
+"""Parameters, how modules name them, and state that is read back entirely or not at all."""
 
 from __future__ import annotations
 
 import copy
-import json
-import os
 import pickle
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,61 +13,7 @@ import pytest
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.layers import Linear
 from autobatch.module import Module, Parameter, check_entries
-
-
-class Head(Module):
-    """One parameter of shape (3,) under the name `scale`."""
-
-    def __init__(self, value: float = 0.0) -> None:
-        self.scale = Parameter(np.full(3, value))
-
-
-class Pair(NamedTuple):
-    left: Head
-    right: Head
-
-
-class Model(Module):
-    """Parameters in every place that is walked, and values that are none."""
-
-    def __init__(self) -> None:
-        self.table = Parameter(np.arange(6.0).reshape(3, 2))
-        self.layers = [Head(1.0), Head(2.0)]
-        self.by_name = {"gate": Parameter(3.0), 7: Head(4.0), "none": None}
-        self.pair = Pair(Head(5.0), Head(6.0))
-        self.nested = [[Parameter([7.0])], ()]
-        self.array = np.ones(3)
-        self.size = 3
-        self.function = Head
-        self.frozen = Parameter([8, 9], trainable=False)
-
-
-NAMES = [
-    "table",
-    "layers.0.scale",
-    "layers.1.scale",
-    "by_name.gate",
-    "by_name.7.scale",
-    "pair.0.scale",
-    "pair.1.scale",
-    "nested.0.0",
-    "frozen",
-]
-
-
-class Tied(Module):
-    """One parameter under three names: `embedding`, `output.weight` and `again.weight`."""
-
-    def __init__(self) -> None:
-        self.embedding = Parameter(np.arange(4.0).reshape(2, 2))
-        self.output = Linear(2, 2, rng=np.random.default_rng(0), bias=False)
-        self.output.weight = self.embedding
-        self.again = self.output
-
-
-def values_of(module: Module) -> dict[str, Any]:
-    return {name: parameter.data.tolist() for name, parameter in module.parameters().items()}
-
+from small_modules import NAMES, Head, Model, Tied, values_of
 
 # --- Parameter
 
@@ -329,125 +272,3 @@ def test_a_torch_state_dict_loads() -> None:
         np.testing.assert_array_equal(model.parameters()[f"layers.{name}"].data, tensor.detach().numpy())
     with pytest.raises(CheckpointError, match=r"no array can be made of it"):
         model.load_state_dict({f"layers.{name}": tensor for name, tensor in twin.named_parameters()})
-
-
-# --- files
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_file_survives_a_round_trip(tmp_path: Path, dtype: str) -> None:
-    model, other = Model().astype(dtype), Model().astype(dtype)
-    model.table.data = model.table.data / 3.0
-    model.save(tmp_path / "model.safetensors")
-    model.save(tmp_path / "model.safetensors")
-    other.load(str(tmp_path / "model.safetensors"))
-    assert values_of(other) == values_of(model)
-    assert os.listdir(tmp_path) == ["model.safetensors"]
-
-
-def test_a_module_without_parameters_can_be_stored(tmp_path: Path) -> None:
-    Module().save(tmp_path / "empty")
-    Module().load(tmp_path / "empty")
-    with pytest.raises(CheckpointError, match=r"cannot load '.*empty' into Head: missing: 'scale'; build"):
-        Head().load(tmp_path / "empty")
-
-
-def test_saving_through_a_link_keeps_the_link(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "folder" / "model")
-    Head(1.0).save(tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert os.listdir(tmp_path / "folder") == ["model"]
-
-
-def bfloat16_file() -> bytes:
-    header = json.dumps({"scale": {"dtype": "BF16", "shape": [3], "data_offsets": [0, 6]}}).encode()
-    return len(header).to_bytes(8, "little") + header + bytes(6)
-
-
-FOREIGN = {
-    "empty": (b"", r"it is cut short or no safetensors file \(.*\); give a file that Module\.save wrote\."),
-    "text": (b"not a model\n" * 100, r"it is cut short or no safetensors file"),
-    "pickle": (pickle.dumps({"scale": np.ones(3)}), r"it is cut short or no safetensors file"),
-    "bfloat16": (bfloat16_file(), r"numbers of type 'BF16', which NumPy lacks; store it as float32 or float64\."),
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_a_foreign_file_is_refused(tmp_path: Path, kind: str) -> None:
-    content, message = FOREIGN[kind]
-    (tmp_path / "file").write_bytes(content)
-    head = Head(1.0)
-    with pytest.raises(CheckpointError, match=rf"^cannot load '.*file': .*{message}"):
-        head.load(tmp_path / "file")
-    assert head.scale.data.tolist() == [1.0] * 3
-
-
-def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    Head(1.0).save(tmp_path / "whole")
-    content = (tmp_path / "whole").read_bytes()
-    head = Head(2.0)
-    for length in range(len(content)):
-        (tmp_path / "part").write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match=r"it is cut short or no safetensors file"):
-            head.load(tmp_path / "part")
-    assert head.scale.data.tolist() == [2.0] * 3
-
-
-def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
-    Model().save(tmp_path / "model")
-    head = Head(1.0)
-    with pytest.raises(
-        CheckpointError, match=r"cannot load '.*model' into Head: missing: 'scale'; unexpected: '.*' and 4 more;"
-    ):
-        head.load(tmp_path / "model")
-    assert head.scale.data.tolist() == [1.0] * 3
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"^cannot load '.*missing': No such file or directory; give a file"):
-        Head().load(tmp_path / "missing")
-    with pytest.raises(CheckpointError, match=r"Is a directory; give a file"):
-        Head().load(tmp_path)
-
-
-@pytest.mark.parametrize("place", ["missing/model", "file/model", "folder"])
-def test_an_impossible_place_is_refused(tmp_path: Path, place: str) -> None:
-    (tmp_path / "file").write_bytes(b"old")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(
-        CheckpointError, match=r"^cannot save the parameters of Head to '.*': .*; give a file in a folder"
-    ):
-        Head().save(tmp_path / place)
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
-    assert os.listdir(tmp_path / "folder") == []
-    assert (tmp_path / "file").read_bytes() == b"old"
-
-
-def test_a_device_is_not_replaced_by_a_file() -> None:
-    with pytest.raises(CheckpointError, match=r"it is there and is no regular file; give a file"):
-        Head().save(os.devnull)
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write anywhere")
-def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(CheckpointError, match=r"Permission denied; give a file"):
-        Head().save(tmp_path / "model")
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("broken", ["fsync", "replace"])
-def test_a_disk_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    Head(1.0).save(tmp_path / "model")
-
-    def fail(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, broken, fail)
-    with pytest.raises(CheckpointError, match=r"No space left on device; give a file in a folder that .* has room\."):
-        Head(2.0).save(tmp_path / "model")
-    head = Head()
-    head.load(tmp_path / "model")
-    assert head.scale.data.tolist() == [1.0] * 3
-    assert os.listdir(tmp_path) == ["model"]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autobatch import optim
 from autobatch.errors import ShapeError
 from autobatch.module import Module, Parameter
 from autobatch.optim import SGD, Adam, AdamW, Group
@@ -130,6 +131,27 @@ def test_rows_are_the_dense_gradient_bit_by_bit(kind: type[Any], options: dict[s
         optimizer.step(with_bias(grad))
         dense.step(with_bias(np.asarray(grad)))
         np.testing.assert_array_equal(model.table.data, dense_model.table.data)
+
+
+@pytest.mark.parametrize("block", [1, 7, 9])
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+def test_blocks_are_the_whole_bit_by_bit(
+    kind: type[Any], options: dict[str, Any], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of one, two and three of the rows of a table with three columns, of which the last may be shorter."""
+    models = Table(), Table(), Table()
+    whole, rows, array = (kind(model, **options) for model in models)
+    for grad in draw_rows(12):
+        monkeypatch.undo()
+        whole.step(with_bias(grad))
+        monkeypatch.setattr(optim.base, "BLOCK", block)
+        rows.step(with_bias(grad))
+        array.step(with_bias(np.asarray(grad)))
+    for model, optimizer in zip(models[1:], (rows, array), strict=True):
+        np.testing.assert_array_equal(model.table.data, models[0].table.data)
+        np.testing.assert_array_equal(model.bias.data, models[0].bias.data)
+        for name, state in optimizer.state_dict()["arrays"].items():
+            np.testing.assert_array_equal(state, whole.state_dict()["arrays"][name])
 
 
 @pytest.mark.parametrize("lazy", [False, True])

@@ -59,6 +59,36 @@ def test_adding_rows_adds_the_arrays(shape: tuple[int, ...], ids: list[int], mor
     np.testing.assert_array_equal(np.asarray(other), addend)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_of_one_id_are_added_in_the_order_given(dtype: str) -> None:
+    """1, then 1e20, then -1e20 are 0; in any other order of the first and the last they are 1."""
+    values = np.array([[1.0], [1e20], [1.0], [-1e20], [-1e20], [1e20], [1.0]], dtype)
+    rows = Rows.summed(np.array([3, 3, 2, 3, 1, 1, 1], np.int32), values, (4, 1))
+    assert rows.ids.tolist() == [1, 2, 3]
+    assert rows.values[:, 0].tolist() == [1.0, 1.0, 0.0]
+    assert rows.dtype == dtype
+
+
+def test_rows_of_views_are_summed() -> None:
+    """Values that are columns of a wider array, as those that a backend keeps are."""
+    wide = np.random.default_rng(0).standard_normal((50, 9))
+    ids = np.random.default_rng(1).integers(0, 6, 50)
+    np.testing.assert_array_equal(
+        np.asarray(Rows.summed(ids, wide[:, 2:5], (6, 3))), dense_sum(ids.tolist(), wide[:, 2:5], (6, 3))
+    )
+
+
+def test_no_rows_are_zeros_to_which_rows_are_added() -> None:
+    rows = Rows.zeros((4, 2), np.float64)
+    assert (rows.shape, rows.dtype, rows.nbytes) == ((4, 2), np.dtype(np.float64), 0)
+    np.testing.assert_array_equal(np.asarray(rows), np.zeros((4, 2)))
+    other = Rows([1], np.ones((1, 2)), (4, 2))
+    rows += other
+    rows *= 3.0
+    assert np.asarray(rows).tolist() == [[0.0, 0.0], [3.0, 3.0], [0.0, 0.0], [0.0, 0.0]]
+    assert other.values.tolist() == [[1.0, 1.0]]
+
+
 def test_rows_add_to_arrays_and_arrays_to_rows() -> None:
     rows = Rows([1, 2], np.array([1.0, 2.0]), (4,))
     dense = np.ones(4)
@@ -105,8 +135,9 @@ def test_bytes_are_those_of_the_rows() -> None:
         ([2, 0], np.ones(2), (4,), DataError, r"id 2 is followed by 0;"),
         ([0, 4], np.ones(2), (4,), DataError, r"with id 4; the array has rows 0 to 3"),
         ([-1, 2], np.ones(2), (4,), DataError, r"with id -1;"),
-        ([0.0], np.ones(1), (4,), DataError, r"ids of float64 and values of float64; give ints and floats"),
+        ([0.0], np.ones(1), (4,), DataError, r"ids of float64 and values of float64; give ints, and float32"),
         ([0], [1], (4,), DataError, r"ids of int64 and values of int64"),
+        ([0], np.ones(1, np.float16), (4,), DataError, r"values of float16; give ints, and float32 or float64"),
         ([0], np.ones(2), (4,), ShapeError, r"shape \(4,\) from ids of shape \(1,\) and values of shape \(2,\)"),
         ([0], np.ones((1, 2)), (4, 3), ShapeError, r"values of shape \(1, 2\); give n ids and n rows"),
         ([[0]], np.ones((1, 1)), (4, 1), ShapeError, r"ids of shape \(1, 1\)"),

@@ -44,7 +44,9 @@ class Backend(Protocol):
 
         Args:
             seeds: per slot the gradient of its rows; other slots have none.
-            gradients: by `id` of each parameter, the array to which its gradient is added.
+            gradients: by `id` of each trainable parameter what its gradient is added to: an array, or, for those in
+                `cells.row_parameters`, `Rows`. The order of all additions is that of the plan, so that the same run
+                gives the same bits.
         """
 
     def counts(self) -> Counts:

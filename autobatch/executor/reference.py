@@ -3,7 +3,7 @@
 Each batch reads contiguous rows of its type's blocks, runs the cell's instructions on arrays `(rows, *shape)`, and
 scatters the outputs to their destinations. Backward runs the batches in reverse: the gradients of the outputs are
 gathered from the same destinations, those of the ports written to the mirrored rows. Gradients of parameters are
-computed last, once per type over all its rows.
+computed last, once per type over all its rows; those of tables are the rows that were looked up.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import compiled
+from autobatch.autodiff import Scatter
 from autobatch.executor import Counts
 from autobatch.ops.define import run_kernel
 from autobatch.ops.variadic import Segments, segment_sum
 from autobatch.plan import Place, Plan, PlannedCell, PlannedTypes
 from autobatch.program import NODE, SHARED, Attribute, Constant, Instruction, Port, Var, Weight
 from autobatch.randomness import Randomness
+from autobatch.rows import Gradient, Rows
 
 Array = NDArray[Any]
 Env = dict[int, Any]
@@ -55,7 +57,7 @@ class Reference:
                 self._forward_batch(kind, start, end)
         return [self._slot(slot).copy() for slot in range(len(cells.slot_shapes))]
 
-    def backward(self, seeds: Mapping[int, Array], gradients: Mapping[int, Array]) -> None:
+    def backward(self, seeds: Mapping[int, Array], gradients: Mapping[int, Gradient]) -> None:
         """Differentiate the last run, starting from the gradients of slots; add to those of the parameters."""
         plan = self.plan
         active = active_nodes(plan, seeds)
@@ -93,7 +95,9 @@ class Reference:
         first = int(self.plan.slot_base[slot]) + shift
         return self._buffer[first : first + rows * self.cells.slot_widths[slot]].reshape(rows, *shape)
 
-    def _view(self, rows: Rows, place: Place, var: Var, base: Any, widths: tuple[int, ...], shift: int = 0) -> Array:
+    def _view(
+        self, rows: RowRange, place: Place, var: Var, base: Any, widths: tuple[int, ...], shift: int = 0
+    ) -> Array:
         """The columns of one value in a batch's rows, `(rows, *shape)`."""
         number = place.domain - NODE
         width, (start, end) = widths[number], rows.of(place.domain)
@@ -101,11 +105,11 @@ class Reference:
         area = self._buffer[first + start * width : first + end * width].reshape(end - start, width)
         return area[:, place.column : place.column + place.width].reshape(end - start, *var.shape)
 
-    def _port(self, rows: Rows, cell: PlannedCell, number: int, shift: int = 0) -> Array:
+    def _port(self, rows: RowRange, cell: PlannedCell, number: int, shift: int = 0) -> Array:
         var = cell.type.program.vars[cell.type.program.ports[number]]
         return self._view(rows, cell.layout.inputs[number], var, self.plan.input_base, cell.layout.input_width, shift)
 
-    def _saved(self, rows: Rows, cell: PlannedCell) -> Env:
+    def _saved(self, rows: RowRange, cell: PlannedCell) -> Env:
         if cell.derivative is None:
             return {}
         vars, layout = cell.derivative.vars, cell.layout
@@ -117,7 +121,7 @@ class Reference:
     # Batches.
 
     def _forward_batch(self, kind: int, start: int, end: int) -> None:
-        cell, rows = self.cells.cells[kind], Rows(self.plan, kind, start, end)
+        cell, rows = self.cells.cells[kind], RowRange(self.plan, kind, start, end)
         program = cell.type.program
         env = self._known(rows, cell, program.vars)
         saved = self._saved(rows, cell)
@@ -126,11 +130,11 @@ class Reference:
             self._scatter(rows, number, env[index], program.vars[index])
 
     def _backward_batch(self, kind: int, start: int, end: int, active: Array) -> None:
-        cell, rows = self.cells.cells[kind], Rows(self.plan, kind, start, end)
+        cell, rows = self.cells.cells[kind], RowRange(self.plan, kind, start, end)
         derivative = cell.derivative
         assert derivative is not None, "backward follows a forward run in training"
         ports = [self._port(rows, cell, number, self.plan.mirror) for number in range(len(cell.layout.inputs))]
-        if active.any() and (derivative.backward or derivative.parameters or ports):
+        if active.any() and (derivative.backward or derivative.parameters or derivative.tables or ports):
             saved = self._saved(rows, cell)
             env = self._known(rows, cell, derivative.vars) | saved
             for number, index in enumerate(derivative.incoming):
@@ -142,25 +146,39 @@ class Reference:
             for port, place in zip(ports, cell.layout.inputs, strict=True):
                 port[~rows.spread(active, place.domain)] = 0
 
-    def _weight_gradients(self, kind: int, active: Array, gradients: Mapping[int, Array]) -> None:
+    def _weight_gradients(self, kind: int, active: Array, gradients: Mapping[int, Gradient]) -> None:
         """Run the weight stage of a type over all its rows that the loss depends on."""
-        cell, rows = self.cells.cells[kind], Rows(self.plan, kind, 0, active.size)
+        cell, rows = self.cells.cells[kind], RowRange(self.plan, kind, 0, active.size)
         derivative = cell.derivative
         assert derivative is not None, "backward follows a forward run in training"
-        if not derivative.parameters:
+        if not derivative.parameters and not derivative.tables:
             return
         env = self._known(rows, cell, derivative.vars) | self._saved(rows, cell)
         if not active.all():
             domains = {i: derivative.vars[i].domain for i in env}
             env = {i: x if domains[i] == SHARED else x[rows.spread(active, domains[i])] for i, x in env.items()}
-        owners = {p: gradients[id(w.parameter)] for p, w in derivative.weights_read()}
+        owners = {p: dense(gradients[id(derivative.parameter(p))]) for p, _ in derivative.parameters}
         targets = {g: owners[p][None] for p, g in derivative.parameters if g in derivative.accumulated}
         self._run(rows, derivative.vars, derivative.weights, env, targets)
         for p, g in derivative.parameters:
             if g not in targets:
                 owners[p] += env[g][0]
+        for p, scatters in derivative.tables:
+            self._add_rows(env, scatters, gradients[id(derivative.parameter(p))])
 
-    def _known(self, rows: Rows, cell: PlannedCell, vars: Iterable[Var]) -> Env:
+    def _add_rows(self, env: Env, scatters: Iterable[Scatter], gradient: Gradient) -> None:
+        """Add the rows that a type looked up to the gradient of their table."""
+        for scatter in scatters:
+            values, ids = env[scatter.values], env[scatter.ids]
+            flat = np.broadcast_to(ids, values.shape[: ids.ndim]).reshape(-1)
+            found = Rows.summed(flat, values.reshape(flat.size, *gradient.shape[1:]), gradient.shape)
+            if isinstance(gradient, Rows):
+                gradient += found
+            else:
+                found.add_to(gradient)
+            self._launches += 1
+
+    def _known(self, rows: RowRange, cell: PlannedCell, vars: Iterable[Var]) -> Env:
         """What is known before any instruction runs: ports, attributes, parameters, constants."""
         env: Env = {}
         for index, var in enumerate(vars):
@@ -181,7 +199,7 @@ class Reference:
         """A constant array as a single row; ints stay ints, for they may be ids."""
         return (data if data.dtype.kind in "iu" else data.astype(self.dtype, copy=False))[None]
 
-    def _run(self, rows: Rows, vars: tuple[Var, ...], indices: Iterable[int], env: Env, targets: Env) -> None:
+    def _run(self, rows: RowRange, vars: tuple[Var, ...], indices: Iterable[int], env: Env, targets: Env) -> None:
         """Run instructions, each into its target if it has one, and add the results to `env`."""
         for index in indices:
             var = vars[index]
@@ -205,7 +223,7 @@ class Reference:
             self._launches += 1
             self._copied += out.nbytes if op.copies else 0
 
-    def _randomness(self, rows: Rows) -> Randomness:
+    def _randomness(self, rows: RowRange) -> Randomness:
         """Where the nodes in these rows draw from: keyed by their instances."""
         graph, first, owner = self.plan.graph, self.plan.type_ptr[rows.kind], self.cells.cells[rows.kind].type.owner
         nodes = self.plan.node_at[first + rows.start : first + rows.end]
@@ -215,7 +233,7 @@ class Reference:
 
     # Moving values between nodes.
 
-    def _scatter(self, rows: Rows, number: int, value: Array, var: Var) -> None:
+    def _scatter(self, rows: RowRange, number: int, value: Array, var: Var) -> None:
         """Write an output of a batch to all its destinations."""
         ptr, dest = rows.destinations(number)
         if not dest.size:
@@ -225,7 +243,7 @@ class Reference:
         self._window(var.size)[dest] = flat if (counts == 1).all() else np.repeat(flat, counts, axis=0)
         self._moved(dest.size * var.size)
 
-    def _gather(self, rows: Rows, number: int, var: Var, out: Array | None) -> Array:
+    def _gather(self, rows: RowRange, number: int, var: Var, out: Array | None) -> Array:
         """Sum the gradients at all destinations of an output of a batch."""
         ptr, dest = rows.destinations(number)
         out = np.empty((rows.n, *var.shape), self.dtype) if out is None else out
@@ -254,7 +272,7 @@ class Reference:
         self._copied += elements * self._buffer.itemsize
 
 
-class Rows:
+class RowRange:
     """A range of rows of one type: those of a batch, or all."""
 
     def __init__(self, plan: Plan, kind: int, start: int, end: int) -> None:
@@ -288,6 +306,12 @@ class Rows:
         base = self.plan.dest_base[self.plan.tables.out_ptr[self.kind] + number]
         ptr = self.plan.dest_ptr[base + self.start : base + self.end + 1]
         return ptr, self.plan.dest[ptr[0] : ptr[-1]]
+
+
+def dense(gradient: Gradient) -> Array:
+    """A gradient that is an array, as one whose parameter is not read by lookup alone must be."""
+    assert not isinstance(gradient, Rows), "only the parameters in row_parameters have Rows"
+    return gradient
 
 
 def active_nodes(plan: Plan, slots: Iterable[int]) -> Array:

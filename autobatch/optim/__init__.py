@@ -10,11 +10,12 @@ for batch in batches:
 """
 
 from autobatch.optim.adam import Adam, AdamW
-from autobatch.optim.base import Gradient, Optimizer, OptimizerState
+from autobatch.optim.base import Optimizer, OptimizerState
 from autobatch.optim.clip import clip_by_norm
 from autobatch.optim.group import Group
 from autobatch.optim.schedules import ConstantRate, CosineRate, LearningRate, PlateauRate, RateState, StepRate
 from autobatch.optim.sgd import SGD
+from autobatch.rows import Gradient
 
 __all__ = [
     "SGD", "Adam", "AdamW", "ConstantRate", "CosineRate", "Gradient", "Group", "LearningRate", "Optimizer",

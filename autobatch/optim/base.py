@@ -1,8 +1,9 @@
 """What all optimizers share: gradients in, parameters changed in place.
 
 An optimizer holds the parameters that its model had when it was made, under the names of `Module.parameters`, and
-state of the same shapes; it checks all gradients before it changes the first parameter. A step with dense gradients
-allocates nothing: intermediate results live in scratch arrays as long as the largest parameter.
+state of the same shapes; it checks all gradients before it changes the first parameter. A dense step goes through a
+parameter in blocks of rows that stay in cache over its dozen passes, with intermediate results in scratch arrays of
+that length, so that it allocates nothing.
 
 A gradient given as `Rows` means the dense array, with zeros in all other rows: their moments decay and they move on, as
 with torch's dense gradients. With `lazy=True` it means a step of the touched rows alone: their values, their state and
@@ -16,16 +17,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypedDict
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import numpy as np
 
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.module import FloatArray, Module, Shape, check_entries
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
-from autobatch.rows import Rows
+from autobatch.rows import Gradient, Rows
 
-Gradient: TypeAlias = FloatArray | Rows
+BLOCK = 2**16
+"""Numbers per block of a dense step: of 2**12 to 2**17, the fastest for tables of 8737 x 64 and 20000 x 300."""
 
 
 class OptimizerState(TypedDict):
@@ -52,6 +54,11 @@ class Target(NamedTuple):
     """1 at the first change."""
     lr: float
     weight_decay: float
+
+    def of_rows(self, start: int, end: int) -> Target:
+        """The same update, of some rows."""
+        state = {slot: array[start:end] for slot, array in self.state.items()}
+        return self._replace(data=self.data[start:end], state=state)
 
 
 class Optimizer(ABC):
@@ -171,15 +178,28 @@ class Optimizer(ABC):
         return False
 
     def _apply(self, target: Target, grad: Gradient) -> None:
-        if not isinstance(grad, Rows):
-            self._update(target, np.asarray(grad))
-        elif self._options["lazy"] or self._keeps_untouched_rows(target):
+        if isinstance(grad, Rows) and (self._options["lazy"] or self._keeps_untouched_rows(target)):
             self._update_rows(target, grad)
-        else:
-            dense = self._scratch(2, target.data)
-            dense.fill(0)
-            dense[grad.ids] = grad.values
-            self._update(target, dense)
+            return
+        whole = grad if isinstance(grad, Rows) else np.asarray(grad)
+        if not isinstance(whole, Rows) and not whole.shape:
+            self._update(target, whole)
+            return
+        n_rows = len(target.data)
+        block = max(1, BLOCK * n_rows // max(1, target.data.size))
+        for start in range(0, n_rows, block):
+            part = target.of_rows(start, start + block)
+            self._update(part, self._block(whole, start, part.data))
+
+    def _block(self, grad: Gradient, start: int, like: FloatArray) -> FloatArray:
+        """The rows of a gradient from `start` on, as many as `like` has; those of `Rows` in scratch array 2."""
+        if not isinstance(grad, Rows):
+            return grad[start : start + len(like)]
+        first, end = np.searchsorted(grad.ids, (start, start + len(like)))
+        dense = self._scratch(2, like)
+        dense.fill(0)
+        dense[grad.ids[first:end] - start] = grad.values[first:end]
+        return dense
 
     def _update_rows(self, target: Target, grad: Rows) -> None:
         touched = {slot: array[grad.ids] for slot, array in target.state.items()}
@@ -201,9 +221,8 @@ class Optimizer(ABC):
     def _scratch(self, which: int, like: FloatArray) -> FloatArray:
         """Lend an array of the shape and dtype of `like`, with arbitrary contents."""
         key = which, like.dtype
-        if key not in self._scratch_arrays:
-            largest = max(parameter.data.size for parameter in self._parameters.values())
-            self._scratch_arrays[key] = np.empty(largest, like.dtype)
+        if key not in self._scratch_arrays or self._scratch_arrays[key].size < like.size:
+            self._scratch_arrays[key] = np.empty(like.size, like.dtype)
         return self._scratch_arrays[key][: like.size].reshape(like.shape)
 
     def _state_arrays(self) -> dict[str, FloatArray]:

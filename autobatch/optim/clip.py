@@ -9,8 +9,7 @@ import numpy as np
 
 from autobatch.errors import DataError, NumericError
 from autobatch.module import FloatArray
-from autobatch.optim.base import Gradient
-from autobatch.rows import Rows
+from autobatch.rows import Gradient, Rows
 
 
 def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float:

@@ -1,0 +1,200 @@
+"""Graphs of models, against the counts of DESIGN and by hand; folding, against its definition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autobatch import policies
+from autobatch.dag import to_dag
+from autobatch.errors import GraphError
+from autobatch.graph import Graph, check_graph
+from autobatch.models.data.dag import draw_dags, draw_lattices
+from autobatch.models.data.lattice import Lattice, read_lattices
+from autobatch.models.data.listops import draw_trees
+from autobatch.models.data.sentence import Sentence
+from autobatch.models.data.sst import parse_tree, read_trees
+from autobatch.models.shapes import (
+    LATTICE_FORMS,
+    SHAPES,
+    make_lattice_graph,
+    make_tagger_graph,
+    make_tree_graph,
+    make_two_type_tree_graph,
+)
+from autobatch.schedule import min_batches
+from autobatch.sketch import Sketch, fold, to_graph
+from graphs import random_batch
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+needs_lattices = pytest.mark.skipif(not (DATA / "lattice").exists(), reason="../shared/data/lattice is not there")
+needs_trees = pytest.mark.skipif(not (DATA / "sst").exists(), reason="../shared/data/sst is not there")
+LATTICE = Lattice([0, 1, 2, 1], [[], [(0, 1)], [(1, 2), (0, 3)], [(2, 3)]])
+
+
+def nodes_of(graph: Graph) -> list[str]:
+    """Write each node as its type and its inputs."""
+    return [" ".join([graph.type_of(n), *map(str, graph.inputs_of(n))]) for n in range(graph.n_nodes)]
+
+
+def count_agenda(graph: Graph) -> int:
+    return policies.get("agenda").schedule(graph).n_batches
+
+
+def test_a_tree_by_hand() -> None:
+    tree = parse_tree("(3 (2 good) (2 film))")
+    assert nodes_of(make_tree_graph([tree])) == [
+        "leaf", "output 0", "loss 1", "leaf", "output 3", "loss 4", "inner 0 3", "output 6", "loss 7", "sum 2 5 8",
+    ]  # fmt: skip
+
+
+def test_a_lattice_by_hand() -> None:
+    """Four positions, one of them with two arcs: 0 → 1 → 2 → 3 and 0 → 2."""
+    start = ["character", "output 0", "character 0", "word"]
+    arity, variadic, folded = (make_lattice_graph([LATTICE], form) for form in LATTICE_FORMS)
+    assert nodes_of(arity) == [*start, "sum2 2 3", "output 4", "character 4", "output 6", "loss 1 5 7"]
+    assert nodes_of(variadic) == [*start, "sum 2 3", "output 4", "character 4", "output 6", "loss 1 5 7"]
+    assert nodes_of(folded) == [*start, "output 2 3", "character 2 3", "output 5", "loss 1 4 6"]
+
+
+def test_a_sentence_by_hand() -> None:
+    graph = make_tagger_graph([Sentence(["so", "long"], ["O", "O"]), Sentence([], [])])
+    assert nodes_of(graph) == [
+        "forward", "forward 0", "backward", "backward 2", "output 0 3", "loss 4", "output 1 2", "loss 6", "sum 5 7",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_are_graphs_of_any_mini_batch(name: str) -> None:
+    rng = np.random.default_rng(0)
+    drawn: dict[str, Sequence[Any]] = {
+        "tree": [parse_tree("(2 film)"), *draw_trees(20, rng)],
+        "bilstm": [Sentence(["a"] * n, ["O"] * n) for n in range(5)],
+        "lattice": [Lattice([0], [[]]), *draw_lattices(10, rng), *draw_dags(10, rng)],
+    }
+    instances = next(drawn[kind] for kind in drawn if name.startswith(kind))
+    for n in (0, 1, 2, len(instances)):
+        graph = SHAPES[name](instances[:n], np.random.default_rng(1))
+        check_graph(graph)
+        assert (graph.n_nodes == 1) == (n == 0 or (n == 1 and not name.startswith("tree")))
+        again = SHAPES[name](instances[:n], np.random.default_rng(1))
+        assert again.words.tolist() == graph.words.tolist()
+
+
+@needs_lattices
+@pytest.mark.parametrize(
+    ("form", "nodes", "bound", "agenda"),
+    [("arity", 4607, 216, 511), ("variadic", 4607, 209, 434), ("folded", 3847, 150, 243)],
+)
+def test_lattices_are_as_counted_elsewhere(form: str, nodes: int, bound: int, agenda: int) -> None:
+    """That count has 32 nodes more: an output at the first position of each lattice, which is no part of the data."""
+    graph = make_lattice_graph(read_lattices(DATA / "lattice" / "train.txt")[:32], form)
+    assert (graph.n_nodes, min_batches(graph), count_agenda(graph)) == (nodes, bound, agenda)
+
+
+@needs_trees
+def test_trees_are_as_counted_elsewhere() -> None:
+    """That count was of one drawing of the types, with bound 31 and agenda 64."""
+    trees = read_trees(DATA / "sst" / "train.txt")[:256]
+    drawn = [make_two_type_tree_graph(trees, np.random.default_rng(seed)) for seed in range(10)]
+    assert {graph.n_nodes for graph in drawn} == {30_061}
+    counts = [(min_batches(graph), count_agenda(graph)) for graph in drawn]
+    assert np.median(counts, axis=0).tolist() == [31.5, 66.0]
+    assert (31, 64) in counts
+    n_inner = [np.bincount(graph.type_id)[1:3].tolist() for graph in drawn]
+    assert {a + b for a, b in n_inner} == {4882}
+    assert abs(np.mean([a - b for a, b in n_inner])) < 70  # its standard deviation is 22
+
+
+def test_another_form_is_refused() -> None:
+    with pytest.raises(GraphError, match="form 'packed' is none of arity, variadic, folded"):
+        make_lattice_graph([LATTICE], "packed")
+
+
+def fold_by_hand(graph: Graph, kinds: set[int]) -> list[tuple[int, int, set[int]]]:
+    """List (node, type, nodes it reads) of the nodes that stay, following paths through those that do not."""
+    stays = [kind not in kinds for kind in graph.type_id.tolist()]
+
+    def read(node: int) -> set[int]:
+        reached: set[int] = set()
+        waiting, seen = graph.inputs_of(node), set[int]()
+        while waiting:
+            source = waiting.pop()
+            if stays[source]:
+                reached.add(source)
+            elif source not in seen:
+                seen.add(source)
+                waiting += graph.inputs_of(source)
+        return reached
+
+    return [(node, int(graph.type_id[node]), read(node)) for node in range(graph.n_nodes) if stays[node]]
+
+
+@pytest.mark.parametrize(("kinds", "left_out"), [((), 0), ((1,), 637), ((0, 3), 1230), ((0, 1, 2, 3), 2495)])
+def test_folding_joins_readers_to_sources(kinds: tuple[int, ...], left_out: int) -> None:
+    n_left_out = 0
+    for seed in range(60):
+        graph = random_batch(seed)
+        expected = fold_by_hand(graph, set(kinds))
+        found = to_graph(fold(to_dag(graph), kinds))
+        check_graph(found)
+        old = [node for node, _, _ in expected]
+        assert found.type_id.tolist() == [kind for _, kind, _ in expected]
+        for node, (_, _, sources) in enumerate(expected):
+            inputs = [old[source] for source in found.inputs_of(node)]
+            assert len(inputs) == len(sources)
+            assert set(inputs) == sources
+        n_left_out += graph.n_nodes - found.n_nodes
+    assert n_left_out == left_out
+
+
+def test_folded_sums_give_the_folded_form() -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        lattices = [*draw_lattices(8, rng), *draw_dags(8, rng, max_arcs=5)]
+        arity, variadic, folded = (to_dag(make_lattice_graph(lattices, form)) for form in LATTICE_FORMS)
+        for dag in (arity, variadic):
+            found = fold(dag, range(folded.n_types, dag.n_types))
+            assert dag.n_types > folded.n_types
+            for array, expected in zip(found[:3], folded[:3], strict=True):
+                assert np.array_equal(array, expected)
+
+
+def test_a_fold_may_make_more_edges_than_there_were() -> None:
+    """Ten values, one sum of them, ten readers."""
+    sketch = Sketch(2)
+    total = sketch.add(1, [sketch.add(0) for _ in range(10)])
+    for _ in range(10):
+        sketch.add(0, [total, total])
+    dag = sketch.to_dag()
+    assert (dag.edge_src.size, fold(dag, {1}).edge_src.size) == (30, 100)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "said"),
+    [
+        (2, [], "node 1 is of type 2, but there are 2 types"),
+        (-1, [], "node 1 is of type -1, but there are 2 types"),
+        (0, [1], "node 1 reads node 1, which is not among those before it"),
+        (0, [0, -1], "node 1 reads node -1, which is not among those before it"),
+    ],
+)
+def test_a_sketch_that_is_no_graph_is_refused(kind: int, inputs: list[int], said: str) -> None:
+    sketch = Sketch(2)
+    sketch.add(0)
+    sketch.add(kind, inputs)
+    with pytest.raises(GraphError, match=re.escape(said)):
+        sketch.to_dag()
+
+
+def test_types_need_a_name_each() -> None:
+    make = partial(to_graph, Sketch(2).to_dag())
+    assert make().types.names == ("0", "1")
+    with pytest.raises(GraphError, match=r"it has 2 types, but there are 1 names \['a'\]"):
+        make(["a"])

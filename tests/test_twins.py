@@ -1,0 +1,81 @@
+"""Every model: batched against eager, against its PyTorch twin, and learning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import autobatch as ab
+from twin_cases import CASES, Case
+
+SEEDS = range(3)
+TO_EAGER = 1e-10
+TO_TWIN = 1e-9
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+every_policy = pytest.mark.parametrize("policy", ["unbatched", "depth", "agenda"])
+
+
+def relative(found: Any, expected: Any) -> float:
+    """The largest difference, relative to the largest expected number."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
+
+
+@every_case
+@every_policy
+@pytest.mark.parametrize("seed", SEEDS)
+def test_batched_losses_are_the_eager_ones(case: Case, policy: str, seed: int) -> None:
+    model, instances = case.draw(seed, n_instances=12, dim=6)
+    loss = ab.batched(model.loss, policy=policy)
+    expected = [float(model.loss(instance)) for instance in instances]
+    assert relative(loss(instances), expected) < TO_EAGER
+    assert relative(loss(loss.record_all(instances)), expected) < TO_EAGER
+
+
+@every_case
+@every_policy
+@pytest.mark.parametrize("seed", SEEDS)
+def test_losses_and_gradients_are_the_twins(case: Case, policy: str, seed: int) -> None:
+    model, instances = case.draw(seed, n_instances=12, dim=6)
+    twin = case.make_twin(model.state_dict())
+    twin_losses = torch.stack([twin.loss(instance) for instance in instances])
+    twin_losses.mean().backward()  # type: ignore[no-untyped-call]
+
+    loss = ab.batched(model.loss, policy=policy)
+    value, grads = loss.value_and_grad(instances)
+    assert relative(loss(instances), twin_losses.detach()) < TO_TWIN
+    assert relative(value, twin_losses.detach().mean()) < TO_TWIN
+    expected = {name: parameter.grad for name, parameter in twin.named_parameters()}
+    assert sorted(map(case.name_in_twin, grads)) == sorted(expected)
+    for name, gradient in grads.items():
+        assert relative(gradient, expected[case.name_in_twin(name)]) < TO_TWIN, name
+
+
+@every_case
+@every_policy
+def test_scores_are_the_twins(case: Case, policy: str) -> None:
+    model, instances = case.draw(0, n_instances=12, dim=6)
+    twin = case.make_twin(model.state_dict())
+    scores = case.place_scores(ab.batched(model.scores, policy=policy)(instances))
+    for found, instance in zip(scores, instances, strict=True):
+        expected = twin.scores(instance).detach()
+        assert len(found) == len(expected)
+        assert len(expected) == 0 or relative(found, expected) < TO_TWIN
+
+
+@every_case
+def test_a_few_steps_lower_the_loss(case: Case) -> None:
+    model, instances = case.draw(1, n_instances=32, dim=16)
+    loss = ab.batched(model.loss)
+    optimizer = ab.optim.Adam(model, lr=3e-2)
+    graphs = loss.record_all(instances)
+    before = loss(graphs).mean()
+    for _ in range(30):
+        _, grads = loss.value_and_grad(graphs)
+        optimizer.step(grads)
+    assert loss(graphs).mean() < 0.5 * before

@@ -1,0 +1,109 @@
+"""The models, each with its PyTorch twin and instances to compare them on: a new model is a new case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from autobatch.models.bilstm_tagger import BiLSTMTagger
+from autobatch.models.data.dag import draw_dags, draw_lattices
+from autobatch.models.data.lattice import Lattice
+from autobatch.models.data.listops import N_CLASSES, draw_trees
+from autobatch.models.data.sentence import Sentence
+from autobatch.models.data.tagging import draw_sentences
+from autobatch.models.data.tree import Tree
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.lattice_lstm import LatticeLSTM
+from autobatch.models.tree_lstm import TreeLSTM
+from autobatch.models.tree_lstm_2type import TwoTypeTree, TwoTypeTreeLSTM, draw_kinds
+from twins.bilstm_tagger import BiLSTMTaggerTwin, name_in_twin
+from twins.lattice_lstm import LatticeLSTMTwin
+from twins.tree_lstm import TreeLSTMTwin
+from twins.tree_lstm_2type import TwoTypeTreeLSTMTwin
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and its twin, which has `loss(instance)` and `scores(instance)`, the logits of all places (N, C)."""
+
+    name: str
+    draw: Callable[..., tuple[Any, list[Any]]]
+    """Draws by seed, n_instances and dim: a model in float64, and instances of different sizes."""
+    make_twin: Callable[[Mapping[str, Any]], Any]
+    """From the model's `state_dict()`."""
+    name_in_twin: Callable[[str], str] = str
+    """Translates the name of a parameter."""
+    place_scores: Callable[[Any], Any] = list
+    """From what batched `scores` gives to the logits of all places of each instance."""
+
+
+def draw_trees_case(seed: int, n_instances: int, dim: int) -> tuple[TreeLSTM, list[Tree[int]]]:
+    """One of the trees is a single leaf."""
+    rng = np.random.default_rng(seed)
+    drawn = [Tree.leaf(3, "3"), *draw_trees(n_instances - 1, rng, max_depth=3)]
+    vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
+    model = TreeLSTM(len(vocabulary), dim, N_CLASSES, rng)
+    return model.astype("float64"), [vocabulary.encode(tree) for tree in drawn]
+
+
+def draw_two_type_case(seed: int, n_instances: int, dim: int) -> tuple[TwoTypeTreeLSTM, list[TwoTypeTree]]:
+    """The same trees, each of their inner nodes of one of two kinds."""
+    sizes, trees = draw_trees_case(seed, n_instances, dim)
+    model = TwoTypeTreeLSTM(len(sizes.embedding.data), dim, N_CLASSES, np.random.default_rng(seed))
+    return model.astype("float64"), [TwoTypeTree(tree, draw_kinds(tree, seed)) for tree in trees]
+
+
+def draw_sentences_case(
+    seed: int, n_instances: int, dim: int, n_layers: int
+) -> tuple[BiLSTMTagger, list[Sentence[int]]]:
+    """One of the sentences is a single word."""
+    rng = np.random.default_rng(seed)
+    drawn = [Sentence(["song"], ["O"]), *draw_sentences(n_instances - 1, rng)]
+    words = Vocabulary.count(word for sentence in drawn for word in sentence.words)
+    tags = Vocabulary.count(tag for sentence in drawn for tag in sentence.tags)
+    model = BiLSTMTagger(len(words), len(tags), dim, rng, n_layers).astype("float64")
+    return model, [Sentence(list(map(words.id, s.words)), list(map(tags.id, s.tags))) for s in drawn]
+
+
+def draw_lattices_case(seed: int, n_instances: int, dim: int) -> tuple[LatticeLSTM, list[Lattice[int]]]:
+    """Lattices of both kinds, the first without a position to tag; what is rare is an unknown word."""
+    rng = np.random.default_rng(seed)
+    half = n_instances // 2
+    drawn = [Lattice(["0"], [[]]), *draw_lattices(half - 1, rng), *draw_dags(n_instances - half, rng, max_nodes=10)]
+    characters = Vocabulary.count(chain.from_iterable(x.characters() for x in drawn), min_count=2)
+    words = Vocabulary.count(chain.from_iterable(x.words() for x in drawn), min_count=2)
+    tags = Vocabulary.count(chain.from_iterable(x.tags[1:] for x in drawn))
+    encoded = [
+        Lattice(
+            [tags.id(tag) for tag in x.tags],
+            [
+                [(start, (characters if start == end - 1 else words).id(word)) for start, word in arcs]
+                for end, arcs in enumerate(x.arcs)
+            ],
+        )
+        for x in drawn
+    ]
+    return LatticeLSTM(len(characters), len(words), len(tags), dim, rng).astype("float64"), encoded
+
+
+CASES = [
+    Case("tree-lstm", draw_trees_case, TreeLSTMTwin.with_state, place_scores=lambda outputs: outputs[1]),
+    Case(
+        "tree-lstm-2type", draw_two_type_case, TwoTypeTreeLSTMTwin.with_state, place_scores=lambda outputs: outputs[1]
+    ),
+    *(
+        Case(
+            f"bilstm-tagger, {n_layers} layers",
+            partial(draw_sentences_case, n_layers=n_layers),
+            BiLSTMTaggerTwin.with_state,
+            name_in_twin,
+        )
+        for n_layers in (1, 2)
+    ),
+    Case("lattice-lstm", draw_lattices_case, LatticeLSTMTwin.with_state),
+]
