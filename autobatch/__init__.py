@@ -1,5 +1,8 @@
 """autobatch: write plain Python over one instance, run a mini-batch as if an expert had batched it."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from autobatch import ops, optim, testing
 from autobatch.batched import Batched, batched
 from autobatch.cell import cell
@@ -80,3 +83,10 @@ __all__ = [
     "softmax", "softplus", "split", "sqrt", "squared_error", "stop_gradient", "sub", "sum", "sum_n", "tanh",
     "testing", "transpose", "where",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "policies":
+            return import_module("autobatch.policies")
+        raise AttributeError(f"module 'autobatch' has no attribute {name!r}")

@@ -7,7 +7,7 @@ Each stage is a call below; `Batched` holds what they keep from one mini-batch t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ from autobatch.executor import NAMES, Backend, make_backend
 from autobatch.graph import Graph, checking, merge_graphs, split_graph
 from autobatch.module import Module, Parameter
 from autobatch.plan import PlannedCell, PlannedTypes, Planner, check_plan
+from autobatch.prefetching import prefetch
 from autobatch.randomness import Randomness
 from autobatch.record import Recorder
 from autobatch.report import Clock, LastCall, Report, Step, make_report
 from autobatch.results import Slot, SlotTable, stack_results
 from autobatch.rewrite import PASSES, check_passes, rewrite
+from autobatch.rows import Gradient, Rows
 from autobatch.schedule import Policy, make_schedule
 
 Array = NDArray[Any]
@@ -55,7 +57,7 @@ class Batched:
         self._module = module
         self._recorder = Recorder(function, module)
         self._planned: dict[frozenset[str] | None, PlannedTypes] = {}
-        self._gradients: dict[str, Array] = {}
+        self._gradients: dict[str, Gradient] = {}
 
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked.
@@ -79,18 +81,19 @@ class Batched:
         instances: Iterable[Any],
         reduce: str | Sequence[float] | Array = "mean",
         has_aux: bool = False,
-        out: dict[str, Array] | None = None,
+        out: dict[str, Gradient] | None = None,
     ) -> Any:
         """Compute the loss of a mini-batch and its gradients.
 
         Args:
             instances: as for a call; the function returns a scalar value, or `(loss, aux)` with `has_aux`.
             reduce: "mean" or "sum" over instances, or a weight for each, shape (B,).
-            out: gradients to add to, as returned before; by default buffers that are valid until the next call.
+            out: gradients to add to, as returned before, or arrays; by default buffers that are valid until the next
+                call. `Rows` of a table that has been read in another way since are replaced by an array.
 
         Returns:
-            value, grads; or (value, aux), grads with `has_aux`. `grads` has an array for every trainable parameter,
-            by name, zero where it is not used.
+            value, grads; or (value, aux), grads with `has_aux`. `grads` has a gradient for every trainable parameter,
+            by name: an array, zero where it is not used, or `Rows` for a table that nothing but `lookup` reads.
 
         Raises:
             DataError: no instances.
@@ -125,17 +128,88 @@ class Batched:
 
         return split_graph(self._recorder.record(track(listed, "recording", console=Console(stderr=True))))
 
-    def explain(self, instances: Iterable[Any], training: bool = False) -> Report:
+    def prefetch(self, minibatches: Iterable[Iterable[Any]]) -> Iterator[list[Any]]:
+        """Record mini-batches ahead, each in a thread while the last one is in use; for instances recorded afresh.
+
+        That pays where drawing or recording instances waits, for files or inside NumPy. Where it is all Python it is
+        slower than without, for threads take turns at that: see `autobatch.prefetching` for figures. Results are those of the unrecorded
+        mini-batches; graphs pass as they are. Random numbers that `minibatches` or the function draw are drawn
+        ahead: leave their generator to them, and expect it one mini-batch on after leaving the loop early.
+
+        Args:
+            minibatches: lists of instances; drawn from in the thread.
+
+        Yields:
+            for each mini-batch a list of graphs, one per instance.
+
+        Raises:
+            Whatever drawing or recording raises, where the mini-batch would have come.
+
+        >>> import autobatch as ab
+        >>> double = ab.batched(lambda x: 2.0 * x)
+        >>> [double(batch).tolist() for batch in double.prefetch([[np.ones(())], [np.zeros(()), np.ones(())]])]
+        [[2.0], [0.0, 2.0]]
+        """
+        return prefetch(minibatches, self._record_apart)
+
+    def explain(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Report:
         """Run a mini-batch and say what happened: nodes, batches, bound and gap, launches, copies, rewrites.
 
-        With `training`, backward runs too, and launches and copies are those of both.
+        With `training`, backward runs too, and launches and copies are those of both; `has_aux` is then as for
+        `value_and_grad`.
         """
         step = self._prepare(instances, training)
         self._forward(step)
         if training:
-            slot = loss_slot(step.graph, self._recorder.slots, has_aux=False)
+            slot = loss_slot(step.graph, self._recorder.slots, has_aux)
             self._backward(step, {slot: np.ones(step.graph.n_instances, self._dtype())}, None)
         return make_report(step, self.policy.name, self.backend.counts(), self._recorder.types)
+
+    def merged(self, instances: Iterable[Any]) -> Graph:
+        """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten."""
+        return rewrite(self._graph(instances), self.rewrites)[0]
+
+    def learn_policy(
+        self,
+        minibatches: Iterable[Iterable[Any]],
+        encoding: str = "sort",
+        seed: int = 0,
+        *,
+        held_out: Iterable[Iterable[Any]] = (),
+        online: bool = False,
+        progress: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Learn a state machine that decides what runs together, by Q-learning, and use it from now on.
+
+        Args:
+            minibatches: lists of instances, or of graphs from `record_all`; at least one.
+            encoding: what the machine sees of the ready nodes: "base", "max" or "sort".
+            seed: same seed, same policy.
+            held_out: mini-batches that decide which of the machines met on the way is the best.
+            online: go on learning, from each mini-batch in which the machine meets a state that it does not know.
+            progress: show how far it is on standard error.
+            options: critical, mask, reward, direction, compact, episodes, ...: see `autobatch.policies.learning`, whose
+                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`.
+
+        Returns:
+            The policy: `save` writes it to a file, whose path is a policy for `ab.batched`.
+
+        Raises:
+            PolicyError: no mini-batches, or an option that does not exist or is out of range.
+
+        Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction.
+        """
+        from autobatch.policies.learning import learn, show_learning
+        from autobatch.policies.online import keep_learning
+
+        graphs, held = [self.merged(batch) for batch in minibatches], [self.merged(batch) for batch in held_out]
+        with show_learning(progress) as on_progress:
+            policy = learn(graphs, held_out=held, encoding=encoding, seed=seed, on_progress=on_progress, **options)
+        if online:
+            keep_learning(policy)
+        self.policy = policy
+        return policy
 
     # The stages of one mini-batch.
 
@@ -152,7 +226,7 @@ class Batched:
         if checking():
             check_plan(plan, cells)
         clock.lap("place_ms")
-        return Step(graph, rewrites, plan, cells, clock)
+        return Step(graph, rewrites, plan, cells, clock, getattr(self.policy, "unseen_share", None))
 
     def _graph(self, instances: Iterable[Any]) -> Graph:
         listed = list_instances(instances)
@@ -162,6 +236,13 @@ class Batched:
         if any(recorded):
             raise GraphError("a mini-batch holds recorded graphs and unrecorded instances; give it one kind.")
         return self._recorder.record(listed)
+
+    def _record_apart(self, instances: Iterable[Any]) -> list[Any]:
+        """Record each instance while other threads use the module; what is recorded stays as it is."""
+        listed = list_instances(instances)
+        if any(isinstance(x, Graph) for x in listed):
+            return listed
+        return split_graph(self._recorder.record(listed, in_place=False))
 
     def _planned_types(self, training: bool) -> PlannedTypes:
         """Layouts of all types met so far; those of known types are kept, for each set of trainable parameters."""
@@ -184,14 +265,20 @@ class Batched:
         step.clock.lap("execute_ms")
         return columns
 
-    def _backward(self, step: Step, seeds: Mapping[int, Array], out: dict[str, Array] | None) -> dict[str, Array]:
+    def _backward(self, step: Step, seeds: Mapping[int, Array], out: dict[str, Gradient] | None) -> dict[str, Gradient]:
         trainable = {name: p for name, p in self._parameters().items() if p.trainable}
         if out is None:
             out = self._gradients = {
-                name: zeros_like(parameter.data, self._gradients.get(name)) for name, parameter in trainable.items()
+                name: Rows.zeros(parameter.shape, parameter.dtype)
+                if id(parameter) in step.cells.row_parameters
+                else zeros_like(parameter.data, self._gradients.get(name))
+                for name, parameter in trainable.items()
             }
         else:
             check_gradients(out, trainable)
+            for name, parameter in trainable.items():
+                if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
+                    out[name] = np.asarray(out[name])
         self.backend.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
         step.clock.lap("execute_ms")
         return out
@@ -232,7 +319,8 @@ def batched(
     Args:
         function: takes one instance and calls cells; a method of a `Module`, or any function.
         module: the owner of the parameters; by default the module that `function` is a method of.
-        policy: what decides the batches: a name ("auto" is "agenda"), or a `Policy`.
+        policy: what decides the batches: a name ("auto" is "agenda"), the path of a saved policy, or a `Policy`; see
+            `autobatch.policies.get`.
         backend: what computes: a name ("auto" is "reference"), or a `Backend`.
         planner: what decides where values live.
         rewrites: the passes that simplify the graph, see `autobatch.rewrite`.
@@ -265,7 +353,8 @@ def batched(
         policy = policies.get("agenda" if policy == "auto" else policy)
     elif isinstance(policy, type) or not hasattr(policy, "schedule"):
         raise PolicyError(
-            f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}."
+            f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}, or the path "
+            f"of a saved policy."
         )
     if isinstance(backend, str):
         backend = make_backend(backend)
@@ -317,15 +406,15 @@ def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
     return int((first.children[0] if has_aux else first).number)
 
 
-def zeros_like(array: Array, buffer: Array | None) -> Array:
-    """`buffer`, filled with zeros, if it is of the shape and dtype of `array`; else a new array."""
-    if buffer is None or (buffer.shape, buffer.dtype) != (array.shape, array.dtype):
+def zeros_like(array: Array, buffer: Gradient | None) -> Array:
+    """`buffer`, filled with zeros, if it is an array of the shape and dtype of `array`; else a new array."""
+    if not isinstance(buffer, np.ndarray) or (buffer.shape, buffer.dtype) != (array.shape, array.dtype):
         return np.zeros_like(array)
     buffer.fill(0)
     return buffer
 
 
-def check_gradients(out: Mapping[str, Array], trainable: Mapping[str, Parameter]) -> None:
+def check_gradients(out: Mapping[str, Gradient], trainable: Mapping[str, Parameter]) -> None:
     """Refuse gradients to add to that are not those of the trainable parameters."""
     given = {name: (np.shape(g), getattr(g, "dtype", None)) for name, g in out.items()}
     wanted = {name: (p.shape, p.dtype) for name, p in trainable.items()}

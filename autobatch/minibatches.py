@@ -1,25 +1,97 @@
-"""Cutting a data set into mini-batches."""
+"""Cutting a data set into mini-batches: in order, shuffled, or bucketed by size.
+
+Bucketing keeps some chance and makes instances alike: the shuffled data set is cut into windows of several
+mini-batches, each window is sorted by size and cut, and all mini-batches are shuffled. What a small instance saves is
+not a padded row, for autobatch pads nothing, but depth: a mini-batch takes about as many launches as its deepest
+instance, and small instances are shallow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autobatch.errors import DataError
+from autobatch.graph import Graph
 
 T = TypeVar("T")
+BucketBy = Literal["nodes"] | Callable[[T], float] | Sequence[float] | NDArray[Any]
+WINDOW = 100  # mini-batches
 
 
-def minibatches(instances: Sequence[T], size: int, rng: np.random.Generator | None = None) -> Iterator[list[T]]:
-    """Yield lists of `size` instances, the last one shorter; shuffled by `rng`, in order without it.
+def minibatches(
+    instances: Sequence[T],
+    size: int,
+    rng: np.random.Generator | None = None,
+    *,
+    bucket_by: BucketBy[T] | None = None,
+    window: int | None = WINDOW,
+) -> Iterator[list[T]]:
+    """Yield lists of `size` instances, one of them shorter; each instance once. The same `rng`, the same lists.
+
+    With `bucket_by`, the instances of a mini-batch are of similar size. That pays where launches cost more than
+    arithmetic, small models of instances that differ much: on the Stanford Sentiment Treebank, mini-batches of 64, it
+    takes 28% of the batches away, and training at width 64 was about a tenth faster (`experiments/bucketing.py`).
+    The arithmetic stays. Gradients of a mini-batch of similar instances are noisier.
+
+    Args:
+        instances: graphs from `record_all`, or whatever the function takes.
+        size: instances in a mini-batch.
+        rng: shuffles instances and mini-batches; without it they stay in order, sorted only within windows.
+        bucket_by: "nodes" for the node counts of recorded graphs; a function of an instance that gives its size; or
+            the sizes of all instances, in their order. By default sizes do not matter.
+        window: mini-batches in a window; few leave more to chance, None sorts the whole data set.
+
+    Raises:
+        DataError: `size` or `window` is below 1, there is not one size for each instance, or there are no nodes to
+            count.
+
+    Cost: O(N log(window · size)) for N instances, before the first mini-batch.
 
     >>> [len(batch) for batch in minibatches(range(10), 4)]
     [4, 4, 2]
+    >>> words = ["a", "wonderful", "old", "film", "of", "remarkable", "wit"]
+    >>> list(minibatches(words, 3, bucket_by=len))
+    [['a', 'of', 'old'], ['wit', 'film', 'wonderful'], ['remarkable']]
     """
     if size < 1:
         raise DataError(f"mini-batches of {size} instances; a mini-batch has at least one.")
     order = np.arange(len(instances)) if rng is None else rng.permutation(len(instances))
-    for start in range(0, len(order), size):
-        yield [instances[i] for i in order[start : start + size]]
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
+    if bucket_by is not None:
+        batches = _bucketed(order, size, _sizes(instances, bucket_by), window)
+        if rng is not None:
+            rng.shuffle(batches)
+    for batch in batches:
+        yield [instances[i] for i in batch]
+
+
+def _bucketed(order: NDArray[Any], size: int, sizes: NDArray[Any], window: int | None) -> list[NDArray[Any]]:
+    """Cut `order` into windows, sort each by size and cut it into mini-batches; equal sizes keep their order."""
+    if window is not None and window < 1:
+        raise DataError(f"windows of {window} mini-batches; a window has at least one, and None makes one of all.")
+    length = size * window if window is not None else max(len(order), 1)
+    windows = [order[start : start + length] for start in range(0, len(order), length)]
+    ordered = [part[np.argsort(sizes[part], kind="stable")] for part in windows]
+    return [part[start : start + size] for part in ordered for start in range(0, len(part), size)]
+
+
+def _sizes(instances: Sequence[T], bucket_by: BucketBy[T]) -> NDArray[Any]:
+    """The size of each instance."""
+    if isinstance(bucket_by, str):
+        if bucket_by != "nodes" or not all(isinstance(instance, Graph) for instance in instances):
+            raise DataError(
+                f"bucket_by={bucket_by!r} is for instances from record_all, whose nodes are counted by 'nodes'; give a "
+                f"function of an instance, or a sequence of sizes."
+            )
+        return np.array([instance.n_nodes for instance in instances if isinstance(instance, Graph)])
+    sizes = np.asarray([bucket_by(instance) for instance in instances] if callable(bucket_by) else bucket_by)
+    if sizes.shape != (len(instances),) or sizes.dtype.kind not in "biuf":
+        raise DataError(
+            f"bucket_by= gives sizes of shape {sizes.shape} and type {sizes.dtype} for {len(instances)} instances; "
+            f"give one number for each."
+        )
+    return sizes

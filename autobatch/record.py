@@ -45,8 +45,11 @@ class Recorder:
         """The node types met so far."""
         return self.calls.types
 
-    def record(self, instances: Iterable[Any]) -> Graph:
+    def record(self, instances: Iterable[Any], in_place: bool = True) -> Graph:
         """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.
+
+        Unless `in_place`, nothing stands in the modules meanwhile, so that other threads may use them as they like;
+        a call then takes twice to three times as long.
 
         Raises:
             GraphError: a value of another recording is used, or a value's number is asked for.
@@ -59,7 +62,7 @@ class Recorder:
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         calls = self.calls
-        with RECORDING, calls.stand.in_place(self.module, calls.entry), stage(calls):
+        with RECORDING, calls.stand.in_place(self.module if in_place else None, calls.entry), stage(calls):
             calls.start(self.module)
             for instance in instances:
                 structures.append(self._run(instance, refs, slots))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,11 @@ class NodeType:
         """`merge(left: tuple(value[64], value[64]), ...)`."""
         return f"{self.name}({', '.join(f'{name}: {key}' for name, key in self.arguments)})"
 
+    @property
+    def outline(self) -> str:
+        """The signature without sizes: `merge(left: tuple(value, value), ...)`."""
+        return f"{self.name}({', '.join(f'{name}: {key.text(sizes=False)}' for name, key in self.arguments)})"
+
 
 class TypeTable:
     """All types that one batched function has met; ids are places in `types`."""
@@ -60,7 +65,6 @@ class TypeTable:
     def add(self, node_type: NodeType) -> None:
         """Append a type, whose number is its place."""
         self.types.append(node_type)
-        self._arrays = None
 
     @property
     def names(self) -> list[str]:
@@ -71,30 +75,37 @@ class TypeTable:
             names.append(t.name if total[t.name] == 1 else f"{t.name}#{seen[t.name]}")
         return names
 
-    def arrays(self) -> TypeArrays:
-        """What loops need to know of the types."""
-        if self._arrays is None:
-            self._arrays = self._make_arrays()
-        return self._arrays
+    @property
+    def outlines(self) -> list[str]:
+        """What tells the types apart, and is the same for a model of other widths and in other processes."""
+        return [t.outline for t in self.types]
 
-    def _make_arrays(self) -> TypeArrays:
-        ranges = [list(index_ranges(t.program)) for t in self.types]
-        passed = [list(pass_through(t.program)) for t in self.types]
-        return TypeArrays(
-            int_width=_ints([t.program.words(is_float=False) for t in self.types]),
-            float_width=_ints([t.program.words(is_float=True) for t in self.types]),
-            out_ptr=_ptr([len(p) for p in passed]),
-            pass_port=_ints([port for p in passed for port in p]),
-            sum_type=_ints([t.sum_type for t in self.types]),
-            range_ptr=_ptr([len(r) for r in ranges]),
-            range_column=_ints([column for r in ranges for column, _, _ in r]),
-            range_size=_ints([size for r in ranges for _, size, _ in r]),
-        )
+    def arrays(self) -> TypeArrays:
+        """What loops need to know of the types, all those of now at least: another thread may add some meanwhile."""
+        arrays = self._arrays
+        if arrays is None or arrays.int_width.size < len(self.types):
+            arrays = self._arrays = _make_arrays(list(self.types))
+        return arrays
 
     def describe_range(self, r: int) -> str:
         """Name the cell and the argument that range `r` limits."""
         flat = [(t.name, name) for t in self.types for _, _, name in index_ranges(t.program)]
         return "{} argument {!r}".format(*flat[r])
+
+
+def _make_arrays(types: Sequence[NodeType]) -> TypeArrays:
+    ranges = [list(index_ranges(t.program)) for t in types]
+    passed = [list(pass_through(t.program)) for t in types]
+    return TypeArrays(
+        int_width=_ints([t.program.words(is_float=False) for t in types]),
+        float_width=_ints([t.program.words(is_float=True) for t in types]),
+        out_ptr=_ptr([len(p) for p in passed]),
+        pass_port=_ints([port for p in passed for port in p]),
+        sum_type=_ints([t.sum_type for t in types]),
+        range_ptr=_ptr([len(r) for r in ranges]),
+        range_column=_ints([column for r in ranges for column, _, _ in r]),
+        range_size=_ints([size for r in ranges for _, size, _ in r]),
+    )
 
 
 def index_ranges(program: CellProgram) -> Iterator[tuple[int, int, str]]:

@@ -213,7 +213,7 @@ def test_explain_reports_each_policy(command: Command, trees: Path) -> None:
 def test_models_and_data_are_listed(command: Command) -> None:
     status, out, _ = command("models")
     assert status == 0
-    assert re.findall(r"^\S+$", out, re.MULTILINE) == ["tree-lstm", "bilstm-tagger", "lattice-lstm"]
+    assert re.findall(r"^\S+$", out, re.MULTILINE) == ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"]
     assert "package.module:Class" in out
     status, out, _ = command("data")
     assert status == 0
@@ -257,7 +257,7 @@ ERRORS = [
     (["train", "tree-lstm", "--epochs", "many"], "Invalid value for '--epochs': 'many' is not a valid integer"),
     (["bench", "tree-lstm", "--policy", "depth,depth"], "'depth,depth' should be different names separated by commas"),
     (["bench", "tree-lstm", "--mode", "fly"], "Invalid value for '--mode': 'fly' is not one of 'infer', 'train'"),
-    (["train", "tree-lsd"], "cannot find model 'tree-lsd': it is none of tree-lstm, bilstm-tagger, lattice-lstm;"),
+    (["train", "tree-lsd"], "cannot find model 'tree-lsd': it is none of tree-lstm, tree-lstm-2type, bilstm-"),
     (["train", "not_there:Class"], "importing 'not_there' failed (ModuleNotFoundError"),
     (["train", "my_broken:Class"], "importing 'my_broken' failed (ModuleNotFoundError: No module named 'not_there')"),
     (["train", "my_models:Nobody"], "module 'my_models' has no 'Nobody'"),

@@ -54,7 +54,12 @@ def metrics_of(result: dict[str, Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("model", "data"),
-    [("tree-lstm", "trees.txt"), ("bilstm-tagger", "tags.txt"), ("lattice-lstm", "lattices.txt")],
+    [
+        ("tree-lstm", "trees.txt"),
+        ("tree-lstm-2type", "trees.txt"),
+        ("bilstm-tagger", "tags.txt"),
+        ("lattice-lstm", "lattices.txt"),
+    ],
 )
 def test_eval_prints_what_training_printed(command: Command, model: str, data: str) -> None:
     status, out, err = command("train", model, "--data", data, *RUN, "--checkpoint", "run", "--json", "train.jsonl")

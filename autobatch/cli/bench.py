@@ -22,15 +22,29 @@ from autobatch.cli.workload import load_workload
 @options.batch_size_option
 @options.policies_option("unbatched,depth,agenda")
 @options.backend_option
-@click.option("--mode", type=click.Choice(MODES), default="infer", show_default=True, help="What to time.")
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    default="infer",
+    show_default=True,
+    help="Time losses alone, or with gradients and a step of the optimizer.",
+)
 @click.option(
     "--minibatches",
+    metavar="N",
     type=click.IntRange(min=1),
     default=4,
     show_default=True,
-    help="How many different mini-batches to run, the first in the order of the data's files.",
+    help="How many mini-batches to run: the first, in the order of the data's files.",
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Timed runs of each.")
+@click.option(
+    "--repeats",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Timed runs of each mini-batch.",
+)
 @options.threads_option
 @options.seed_option
 @options.json_option
@@ -50,9 +64,9 @@ def bench(
 ) -> None:
     """Time MODEL under several policies on the same mini-batches.
 
-    The policies take turns after an untimed round; the median of the repeated runs of a mini-batch counts, and means
-    over the mini-batches are shown. A run merges recorded instances, schedules, places and executes; recording is not
-    timed. Mode train adds gradients and a step of the optimizer.
+    MODEL is a name that `autobatch models` lists, or package.module:Class; its parameters are random. The policies take
+    turns after an untimed round; the median of the repeated runs of a mini-batch counts, and means over the
+    mini-batches are shown. A run merges recorded instances, schedules, places and executes; recording is not timed.
 
     \b
     Examples:

@@ -21,6 +21,7 @@ REQUIRED = ("numpy", "numba", "click", "rich", "safetensors", "threadpoolctl")
 OPTIONAL = {
     "matplotlib": "plots",
     "torch": "runs the twins that the tests compare with",
+    "tensorboard": "shows training (train --tensorboard)",
     "cupy": "runs on GPUs",
 }
 TOLERANCE = 1e-10  # relative, in float64: batched and eager runs differ in the order of sums only
@@ -41,9 +42,10 @@ class Finding(NamedTuple):
 
 @click.command()
 def doctor() -> int:
-    """Check the installation: versions, BLAS, compiler, a training step.
+    """Check the installation, and train a tiny model.
 
-    The exit status is 1 if something is at fault.
+    Told: the versions of packages, the processor, BLAS, the compiler, and a training step. The exit status is 1 if
+    something is at fault.
     """
     findings = [*_versions(), *_hardware(), _try("compiler", _compile), _try("self-check", _train_a_step)]
     for state, what, detail in findings:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from autobatch.cli import options
+from autobatch.cli.completion import complete_data
 from autobatch.cli.fitting import in_words
 from autobatch.cli.results import JsonLines, describe_run, open_json
 from autobatch.cli.scoring import Scorer
@@ -19,13 +20,15 @@ from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
 
 checkpoint_option = options.checkpoint_option(
-    "What autobatch train --checkpoint wrote: the best in the folder, or a file in it.", required=True
+    "The folder that `autobatch train --checkpoint` wrote, for the best checkpoint in it; or one of its files.",
+    required=True,
 )
 data_option = click.option(
     "--data",
     metavar="NAME_OR_PATH",
-    help="A file, all of it; or the development data of a folder or a generator.  "
-    "[default: the development data of training]",
+    shell_complete=complete_data,
+    help="A file, all of it; or a folder or a generator, its development data.  [default: the development data of "
+    "training]",
 )
 
 
@@ -36,9 +39,10 @@ data_option = click.option(
 @options.threads_option
 @options.json_option
 def evaluate(model: str, checkpoint: Path, data: str | None, threads: int, json_path: Path | None) -> None:
-    """Measure MODEL as a checkpoint holds it.
+    """Measure a trained MODEL: its metrics on development or other data.
 
-    Without --data, the metrics are those that training printed for that epoch.
+    MODEL is the name that it was trained by. Without --data, the metrics are those that training printed for the
+    epoch of the checkpoint.
 
     \b
     Examples:
@@ -68,13 +72,14 @@ def evaluate(model: str, checkpoint: Path, data: str | None, threads: int, json_
     "--out",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where to.  [default: standard output]",
+    help="Write to this file, in place of what it holds.  [default: standard output]",
 )
 @options.threads_option
 def predict(model: str, checkpoint: Path, data: str | None, out: Path | None, threads: int) -> None:
-    """Write what MODEL says of each instance, one JSON object a line.
+    """Write the predictions of a trained MODEL, one JSON object a line.
 
-    The instances are those that `autobatch eval` measures with the same options, in the same order.
+    MODEL is the name that it was trained by. The instances are those that `autobatch eval` measures with the same
+    options, in the same order.
 
     \b
     Examples:

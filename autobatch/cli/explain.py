@@ -14,6 +14,7 @@ from autobatch.cli.workload import load_workload, record
 @options.dim_option
 @click.option(
     "--batch-size",
+    metavar="N",
     type=click.IntRange(min=1),
     default=32,
     show_default=True,
@@ -31,10 +32,11 @@ def explain(
     backend: str,
     seed: int,
 ) -> None:
-    """Show how MODEL's first instances batch under several policies.
+    """Show what runs together under several policies, and why not more.
 
-    For each policy: the nodes and their types, the batches beside the fewest possible, the launches, the bytes copied,
-    what was rewritten, and the types whose nodes ran alone, with the reason.
+    MODEL is a name that `autobatch models` lists, or package.module:Class. For each policy: the nodes and their types,
+    the batches beside the fewest possible, the launches, the bytes copied, what was rewritten, and the types whose
+    nodes ran alone, with the reason.
 
     \b
     Example:

@@ -68,6 +68,7 @@ class Fitting:
         loss: the model's batched loss.
         optimizer: changes the model.
         position: how far training is; set it to go on from there.
+        last_loss: mean over the last mini-batch.
     """
 
     def __init__(self, workload: Workload, policy: str, backend: str, batch_size: int, lr: float) -> None:
@@ -82,6 +83,7 @@ class Fitting:
         self.loss = workload.batched("loss", policy, backend)
         self.optimizer = ab.optim.Adam(workload.model, lr=lr)
         self.position = Position(order=workload.rng.bit_generator.state)
+        self.last_loss = math.nan
         self._rng = workload.rng
         self._batch_size = batch_size
         self._graphs = record(self.loss, workload.dataset.train)
@@ -135,7 +137,8 @@ class Fitting:
             self.optimizer.step(grads)
             position.steps += 1
             position.tally.add(self.loss.last)
-            position.total_loss += float(value) * len(batch)
+            self.last_loss = float(value)
+            position.total_loss += self.last_loss * len(batch)
             position.n_seen += len(batch)
             position.seconds = time.perf_counter() - start
             rate = position.n_seen / position.seconds

@@ -19,7 +19,7 @@ def models() -> None:
 
 @click.command()
 def data() -> None:
-    """List the data that models read: built-in generators, and formats of files."""
+    """List the data to run models on: generators, formats of files."""
     specs = [find_model(name) for name in MODELS]
     for name, generator in GENERATORS.items():
         readers = [spec.name for spec in specs if name in spec.generators]

@@ -15,6 +15,7 @@ from autobatch.cli.ending import run_process
 from autobatch.cli.evaluate import evaluate, predict
 from autobatch.cli.explain import explain
 from autobatch.cli.listing import data, models
+from autobatch.cli.policy import policy
 from autobatch.cli.train import train
 
 
@@ -36,10 +37,16 @@ def commands() -> None:
       autobatch train tree-lstm      train a Tree-LSTM, batched
       autobatch bench tree-lstm      compare the batching policies
       autobatch explain tree-lstm    see what runs together
+
+    `autobatch COMMAND --help` explains a command. For completion by Tab in bash (zsh, fish: likewise), put into
+    ~/.bashrc:
+
+    \b
+      eval "$(_AUTOBATCH_COMPLETE=bash_source autobatch)"
     """
 
 
-for command in (train, evaluate, predict, bench, explain, models, data, doctor):
+for command in (train, evaluate, predict, bench, explain, policy, models, data, doctor):
     commands.add_command(command)
 
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import click
 
+from autobatch import policies
+from autobatch.cli import completion
 from autobatch.cli.threads import DEFAULT_THREADS
+from autobatch.executor import NAMES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -21,38 +24,68 @@ def split_names(ctx: click.Context, param: click.Parameter, value: str) -> tuple
     return names
 
 
-model_argument = click.argument("model", metavar="MODEL")
+model_argument = click.argument("model", metavar="MODEL", shell_complete=completion.complete_model)
 data_option = click.option(
-    "--data", metavar="NAME_OR_PATH", help="A built-in generator, a file or a folder.  [default: what the model names]"
+    "--data",
+    metavar="NAME_OR_PATH",
+    shell_complete=completion.complete_data,
+    help="A generator, a file or a folder; `autobatch data` lists generators and formats.  [default: the generator "
+    "that `autobatch models` names]",
 )
 dim_option = click.option(
-    "--dim", type=click.IntRange(min=1), default=128, show_default=True, help="Width of the model's states."
+    "--dim",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Width of the model's states.",
 )
 batch_size_option = click.option(
     "--batch-size",
+    metavar="N",
     type=click.IntRange(min=1),
     default=64,
     show_default=True,
     help="Instances in a mini-batch.",
 )
+policy_option = click.option(
+    "--policy",
+    metavar="NAME",
+    default="auto",
+    show_default=True,
+    shell_complete=completion.complete_policy,
+    help=f"What decides which nodes run together: auto, {', '.join(policies.names())}.",
+)
 backend_option = click.option(
-    "--backend", metavar="NAME", default="auto", show_default=True, help="What runs the batches."
+    "--backend",
+    metavar="NAME",
+    default="auto",
+    show_default=True,
+    shell_complete=completion.complete_backend,
+    help=f"What runs the batches: {', '.join(('auto', *NAMES))}.",
 )
 seed_option = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Where all random choices come from."
+    "--seed",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Decides all random choices: the same seed, the same results.",
 )
 threads_option = click.option(
     "--threads",
+    metavar="N",
     type=click.IntRange(min=1),
     default=DEFAULT_THREADS,
     show_default=True,
-    help="Threads of each matrix product.",
+    help="CPU threads for each matrix product.",
 )
 json_option = click.option(
     "--json",
     "json_path",
+    metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Also write one JSON object per result, one a line, to this file.",
+    help="Also write the results to this file, one JSON object a line, in place of what it holds.",
 )
 
 
@@ -70,5 +103,6 @@ def policies_option(default: str) -> Decorator:
         callback=split_names,
         default=default,
         show_default=True,
-        help="Policies to compare.",
+        shell_complete=completion.complete_policies,
+        help=f"Policies to compare: {', '.join(policies.names())}.",
     )

@@ -15,6 +15,7 @@ from autobatch.cli.keeping import Keeper, Stopped, open_folder
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import JsonLines, describe_run, open_json
 from autobatch.cli.stored import Settings, StoredRun
+from autobatch.cli.tensorboard import Scalars, open_scalars, require_tensorboard
 from autobatch.cli.threads import use_threads
 from autobatch.cli.workload import Workload, load_workload
 
@@ -24,13 +25,23 @@ from autobatch.cli.workload import Workload, load_workload
 @options.data_option
 @options.dim_option
 @options.batch_size_option
-@click.option("--epochs", type=click.IntRange(min=1), default=5, show_default=True, help="Passes over the data.")
 @click.option(
-    "--lr", type=click.FloatRange(min=0), default=1e-3, show_default=True, help="Learning rate of the optimizer, Adam."
+    "--epochs",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Passes over the training data, those before --resume included.",
 )
 @click.option(
-    "--policy", metavar="NAME", default="auto", show_default=True, help="What decides which nodes run together."
+    "--lr",
+    metavar="RATE",
+    type=click.FloatRange(min=0),
+    default=1e-3,
+    show_default=True,
+    help="Learning rate of the optimizer, Adam.",
 )
+@options.policy_option
 @options.backend_option
 @options.threads_option
 @options.seed_option
@@ -38,12 +49,19 @@ from autobatch.cli.workload import Workload, load_workload
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder, if there is one.")
 @click.option(
     "--checkpoint-steps",
+    metavar="N",
     type=click.IntRange(min=1),
     default=100,
     show_default=True,
     help="Mini-batches between checkpoints; there is also one after each epoch.",
 )
 @options.json_option
+@click.option(
+    "--tensorboard",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write losses, metrics and speed for TensorBoard to this folder; needs autobatch[tensorboard].",
+)
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -53,17 +71,19 @@ def train(
     resume: bool,
     checkpoint_steps: int,
     json_path: Path | None,
+    tensorboard: Path | None,
     **settings: Any,
 ) -> int:
     """Train MODEL, and measure it after every epoch.
 
-    MODEL is a name that `autobatch models` lists, or package.module:Class. Every instance is recorded once; an epoch
-    runs over them in a random order. Reported: the mean training loss of an instance, the metrics on the development
-    data, and the instances trained in a second, measuring not counted.
+    MODEL is a name that `autobatch models` lists, or package.module:Class. An epoch runs over the training data in a
+    random order. Printed after each: the mean training loss of an instance, the metrics on the development data, and
+    the instances trained in a second, measuring not counted.
 
-    With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch, and --resume goes on from there, to the
-    same parameters as without the stop, bit for bit on the same machine with as many threads. Options that are left
-    out are then what they were; only --epochs may change.
+    With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch. The same command with --resume goes on from
+    there, to the same parameters as without the stop, bit for bit on the same machine with as many threads. Options
+    that are left out are then what they were; only --epochs may change, and --json and --tensorboard go on where they
+    were.
 
     \b
     Examples:
@@ -74,6 +94,7 @@ def train(
     use_threads(threads)
     if checkpoint is None and resume:
         raise click.UsageError("--resume needs --checkpoint DIR, the folder to go on from", ctx)
+    require_tensorboard(tensorboard)
     stored = open_folder(checkpoint, resume) if checkpoint is not None else None
     if stored is None:
         workload = load_workload(settings["model"], settings["data"], settings["dim"], settings["seed"])
@@ -83,7 +104,7 @@ def train(
         chosen = stored.settle({name: settings[name] for name in given})
         workload = stored.load_workload()
     with open_json(json_path, append=stored is not None) as results:
-        return _run(chosen, workload, stored, checkpoint, checkpoint_steps, results)
+        return _run(chosen, workload, stored, checkpoint, checkpoint_steps, results, tensorboard)
 
 
 def _run(
@@ -93,6 +114,7 @@ def _run(
     checkpoint: Path | None,
     checkpoint_steps: int,
     results: JsonLines,
+    tensorboard: Path | None,
 ) -> int:
     """Train; give the exit status."""
     click.echo(summarise(workload))
@@ -102,27 +124,42 @@ def _run(
         stored.restore(fitting, len(workload.dataset.train))
         at = fitting.position
         click.echo(f"going on from {stored.path}: epochs done {at.epochs}, mini-batches of the next {at.steps}")
-    if checkpoint is None:
-        _fit(settings, workload, fitting, None, results)
-        return 0
-    keeper = Keeper(checkpoint, settings, workload, fitting, checkpoint_steps, stored.best if stored else None)
-    try:
-        with keeper.catch_signals():
-            _fit(settings, workload, fitting, keeper, results)
-    except Stopped as stopped:
-        click.echo(f"autobatch: interrupted; the checkpoint is in {checkpoint}, go on with --resume.", err=True)
-        return stopped.status
+    with open_scalars(tensorboard, fitting) as scalars:
+        if checkpoint is None:
+            _fit(settings, workload, fitting, None, results, scalars)
+            return 0
+        keeper = Keeper(checkpoint, settings, workload, fitting, checkpoint_steps, stored.best if stored else None)
+        try:
+            with keeper.catch_signals():
+                _fit(settings, workload, fitting, keeper, results, scalars)
+        except Stopped as stopped:
+            click.echo(f"autobatch: interrupted; the checkpoint is in {checkpoint}, go on with --resume.", err=True)
+            return stopped.status
     return 0
 
 
-def _fit(settings: Settings, workload: Workload, fitting: Fitting, keeper: Keeper | None, results: JsonLines) -> None:
+def _fit(
+    settings: Settings,
+    workload: Workload,
+    fitting: Fitting,
+    keeper: Keeper | None,
+    results: JsonLines,
+    scalars: Scalars,
+) -> None:
     described = describe_run(workload, settings.batch_size, settings.policy, settings.backend, mode="train")
     n_epochs, at = settings.epochs, fitting.position
     n_steps = (n_epochs - at.epochs) * fitting.steps_per_epoch - at.steps
+
+    def after_step() -> None:
+        scalars.after_step(fitting)
+        if keeper is not None:
+            keeper.after_step()
+
     with show_progress(n_steps) as progress:
-        for epoch in fitting.epochs(n_epochs, progress, keeper.after_step if keeper else lambda: None):
+        for epoch in fitting.epochs(n_epochs, progress, after_step):
             progress.say(epoch.line())
             results.write({**described, "seed": settings.seed, "lr": settings.lr, **_figures(epoch)})
+            scalars.after_epoch(fitting, epoch)
             if keeper is not None:
                 keeper.after_epoch(epoch)
 

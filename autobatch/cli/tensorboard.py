@@ -1,0 +1,123 @@
+"""Scalars of a training run for TensorBoard, in two runs of one folder: `steps` and `epochs`, both over mini-batches.
+
+A run that goes on from a checkpoint writes further files. Each begins with a mark that tells TensorBoard to drop what
+the files before it hold from that mini-batch on, so what a killed run wrote after its checkpoint does not show twice.
+Epochs have a run of their own, because the last mini-batch of an epoch may be in a checkpoint before it is measured.
+The `tensorboard` package writes the files; it needs neither torch nor TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from autobatch.cli.fitting import Epoch, Fitting
+from autobatch.errors import DataError
+
+
+class Scalars:
+    """Writes what `autobatch train` reports; without a folder, writes nothing.
+
+    Each write reaches the file at once, before the checkpoint of the same mini-batch.
+    """
+
+    def __init__(self, steps: Any = None, epochs: Any = None) -> None:
+        """Take the writers of the two runs."""
+        self._steps, self._epochs = steps, epochs
+
+    def after_step(self, fitting: Fitting) -> None:
+        """Write the figures of the mini-batch that the model has just learned from."""
+        if self._steps is None:
+            return
+        position = fitting.position
+        figures = {
+            "train/loss": fitting.last_loss,
+            "instances_per_s": position.n_seen / position.seconds,
+            "batches": fitting.loss.last.batches,
+        }
+        _write(self._steps, _n_steps(fitting), figures)
+
+    def after_epoch(self, fitting: Fitting, epoch: Epoch) -> None:
+        """Write the figures of the epoch that was just measured."""
+        if self._epochs is None:
+            return
+        figures = {
+            "train/loss": epoch.loss,
+            **{f"dev/{metric}": share for metric, share in epoch.metrics.items()},
+            "instances_per_s": epoch.instances_per_s,
+            "batches": epoch.counts["batches"],
+        }
+        _write(self._epochs, _n_steps(fitting), figures)
+
+
+def require_tensorboard(folder: Path | None) -> None:
+    """Refuse a folder for scalars where the package that writes them is not installed; DataError."""
+    if folder is not None and importlib.util.find_spec("tensorboard") is None:
+        raise DataError(
+            f"cannot write scalars to {str(folder)!r}: the package tensorboard is not installed; "
+            f"install autobatch[tensorboard], or leave out --tensorboard."
+        )
+
+
+@contextmanager
+def open_scalars(folder: Path | None, fitting: Fitting) -> Iterator[Scalars]:
+    """Open the folder to go on from where training is.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    if folder is None:
+        yield Scalars()
+        return
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    _wait_for_a_later_name(folder)
+    with ExitStack() as stack:
+        writers = []
+        for run, n_done in (
+            ("steps", _n_steps(fitting)),
+            ("epochs", fitting.position.epochs * fitting.steps_per_epoch),
+        ):
+            try:
+                writer = EventFileWriter(str(folder / run))
+            except OSError as error:
+                raise DataError(
+                    f"cannot write scalars to {str(folder)!r}: {error.strerror}; name a folder that can be written."
+                ) from error
+            stack.callback(writer.close)
+            _mark_start(writer, n_done + 1)
+            writers.append(writer)
+        yield Scalars(*writers)
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """Wait for the next second if files are of this one: TensorBoard reads files by name, and names tell seconds."""
+    seconds = [int(name.name.split(".")[3]) for name in folder.glob("*/events.out.tfevents.*")]
+    time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0.0), 1.0))
+
+
+def _n_steps(fitting: Fitting) -> int:
+    """Mini-batches that the model has learned from, since the start."""
+    return fitting.position.epochs * fitting.steps_per_epoch + fitting.position.steps
+
+
+def _mark_start(writer: Any, step: int) -> None:
+    """Begin at a step: what earlier files hold from there on no longer counts."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+    writer.flush()
+
+
+def _write(writer: Any, step: int, figures: Mapping[str, float]) -> None:
+    """Write figures by tag, readable at once."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [Summary.Value(tag=tag, simple_value=float(figure)) for tag, figure in figures.items()]
+    writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+    writer.flush()
