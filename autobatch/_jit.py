@@ -2,7 +2,9 @@
 
 Numba takes longer to import than all of autobatch, so no module imports it at the top. A loop marked
 `@compiled` is plain Python over arrays of ints; it is compiled, and cached on disk, when first called.
-Loops may call each other: inside compiled code the other loop is inlined or called at machine speed.
+Loops may call each other: inside compiled code the other loop is inlined. Arrays that travel in a NamedTuple are taken
+out of it before a loop: to read a field counts references, which costs more than what a loop does with an element
+(naming the type of highest score took 375 ns that way, and 7 ns with the arrays taken out).
 
 Numba recognises a cached loop by its name and its own file, and would go on using one whose callee in another file
 has changed. So the name under which a loop is cached ends in a digest of all code and constants that it reaches.
@@ -43,7 +45,7 @@ class Compiled(Generic[P, R]):
             named = FunctionType(self.python.__code__, self.python.__globals__, self.python.__name__)
             named.__module__ = self.python.__module__
             named.__qualname__ = f"{self.python.__qualname__}_{self.digest()}"
-            self._dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy")(named)
+            self._dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(named)
         return self._dispatcher
 
     def digest(self) -> str:

@@ -114,13 +114,20 @@ class Key:
             yield from child.leaves()
 
     def __str__(self) -> str:
+        return self.text(sizes=True)
+
+    def text(self, sizes: bool) -> str:
+        """Write the key; without sizes it is the same for models of other widths, and in other processes."""
         match self.kind:
             case "value" | "int" | "float":
-                return f"{self.kind}{list(self.detail) if self.detail else ''}"
+                return f"{self.kind}{list(self.detail) if self.detail and sizes else ''}"
             case "static":
-                return type(self.detail.value).__name__ if isinstance(self.detail.value, Module) else repr(self.detail)
+                plain = isinstance(self.detail.value, PLAIN) or (sizes and not isinstance(self.detail.value, Module))
+                return repr(self.detail) if plain else type(self.detail.value).__name__
             case "each":
-                return f"{self.children[0] if self.children else 'nothing'}*"
+                return f"{self.children[0].text(sizes) if self.children else 'nothing'}*"
         named = self.kind in ("dict", "dataclass")
-        parts = [f"{k}: {c}" if named else str(c) for k, c in zip(self.labels, self.children, strict=True)]
+        parts = [
+            f"{k}: {c.text(sizes)}" if named else c.text(sizes) for k, c in zip(self.labels, self.children, strict=True)
+        ]
         return f"{self.kind}({', '.join(parts)})"

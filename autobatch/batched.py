@@ -25,7 +25,7 @@ from autobatch.randomness import Randomness
 from autobatch.record import Recorder
 from autobatch.report import Clock, LastCall, Report, Step, make_report
 from autobatch.results import Slot, SlotTable, stack_results
-from autobatch.rewrite import PASSES, check_passes, rewrite
+from autobatch.rewrite import DEFAULT, rewrite, to_passes
 from autobatch.rows import Gradient, Rows
 from autobatch.schedule import Policy, make_schedule
 
@@ -132,9 +132,10 @@ class Batched:
         """Record mini-batches ahead, each in a thread while the last one is in use; for instances recorded afresh.
 
         That pays where drawing or recording instances waits, for files or inside NumPy. Where it is all Python it is
-        slower than without, for threads take turns at that: see `autobatch.prefetching` for figures. Results are those of the unrecorded
-        mini-batches; graphs pass as they are. Random numbers that `minibatches` or the function draw are drawn
-        ahead: leave their generator to them, and expect it one mini-batch on after leaving the loop early.
+        slower than without, for threads take turns at that: see `autobatch.prefetching` for figures. Results are
+        those of the unrecorded mini-batches; graphs pass as they are. Random numbers that `minibatches` or the
+        function draw are drawn ahead: leave their generator to them, and expect it one mini-batch on after leaving
+        the loop early.
 
         Args:
             minibatches: lists of instances; drawn from in the thread.
@@ -152,18 +153,29 @@ class Batched:
         """
         return prefetch(minibatches, self._record_apart)
 
-    def explain(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Report:
+    def explain(
+        self, instances: Iterable[Any], training: bool = False, has_aux: bool = False, bound: str = "chain"
+    ) -> Report:
         """Run a mini-batch and say what happened: nodes, batches, bound and gap, launches, copies, rewrites.
 
-        With `training`, backward runs too, and launches and copies are those of both; `has_aux` is then as for
-        `value_and_grad`.
+        Args:
+            instances: as for a call.
+            training: run backward too; launches and copies are those of both.
+            has_aux: as for `value_and_grad`, with `training`.
+            bound: "chain", or "pairs" for a better bound on the batches, which takes a second or so.
+
+        Raises:
+            PolicyError: there is no such bound.
         """
+        from autobatch.policies.judging import judge
+
         step = self._prepare(instances, training)
         self._forward(step)
         if training:
             slot = loss_slot(step.graph, self._recorder.slots, has_aux)
             self._backward(step, {slot: np.ones(step.graph.n_instances, self._dtype())}, None)
-        return make_report(step, self.policy.name, self.backend.counts(), self._recorder.types)
+        judgement = judge(step.plan.graph, step.plan.schedule, bound)
+        return make_report(step, self.policy, self.backend.counts(), self._recorder.types, judgement)
 
     def merged(self, instances: Iterable[Any]) -> Graph:
         """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten."""
@@ -311,7 +323,7 @@ def batched(
     policy: str | Policy = "auto",
     backend: str | Backend = "auto",
     planner: Planner | None = None,
-    rewrites: Sequence[str] = PASSES,
+    rewrites: Sequence[str] = DEFAULT,
     seed: int = 0,
 ) -> Batched:
     """Turn a function over one instance into one over mini-batches.
@@ -319,11 +331,12 @@ def batched(
     Args:
         function: takes one instance and calls cells; a method of a `Module`, or any function.
         module: the owner of the parameters; by default the module that `function` is a method of.
-        policy: what decides the batches: a name ("auto" is "agenda"), the path of a saved policy, or a `Policy`; see
-            `autobatch.policies.get`.
+        policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
+            `autobatch.policies.get`. "auto" chooses one for the backend, see `autobatch.policies.auto`.
         backend: what computes: a name ("auto" is "reference"), or a `Backend`.
         planner: what decides where values live.
-        rewrites: the passes that simplify the graph, see `autobatch.rewrite`.
+        rewrites: the passes that simplify the graph, see `autobatch.rewrite`. "all" adds the one that is off by
+            default: nodes of a mini-batch that compute the same are computed once.
         seed: of random numbers (dropout).
 
     Raises:
@@ -349,19 +362,18 @@ def batched(
             f"ab.batched(function, module=...) takes a function over one instance and a Module, not {function!r} and "
             f"{module!r}; give a method of a model, such as model.loss."
         )
+    if isinstance(backend, str):
+        backend = make_backend(backend)
+    elif isinstance(backend, type) or not hasattr(backend, "forward"):
+        raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
     if isinstance(policy, str):
-        policy = policies.get("agenda" if policy == "auto" else policy)
+        policy = policies.Auto(backend.name) if policy == "auto" else policies.get(policy)
     elif isinstance(policy, type) or not hasattr(policy, "schedule"):
         raise PolicyError(
             f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}, or the path "
             f"of a saved policy."
         )
-    if isinstance(backend, str):
-        backend = make_backend(backend)
-    elif isinstance(backend, type) or not hasattr(backend, "forward"):
-        raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
-    check_passes(rewrites)
-    return Batched(function, module, policy, planner or WriteToReaders(), backend, rewrites, seed)
+    return Batched(function, module, policy, planner or WriteToReaders(), backend, to_passes(rewrites), seed)
 
 
 def list_instances(instances: Iterable[Any]) -> list[Any]:

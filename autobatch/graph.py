@@ -62,6 +62,7 @@ class TypeArrays(NamedTuple):
     range_ptr: IntArray  # [T+1] ranges of type t: range_ptr[t]:range_ptr[t+1]
     range_column: IntArray  # [ranges] the int attribute that is limited ...
     range_size: IntArray  # [ranges] ... to 0..size-1
+    random: IntArray  # [T] 1 if the cell draws random numbers
 
 
 class Types(Protocol):
@@ -70,6 +71,10 @@ class Types(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """The types' names, by id."""
+
+    @property
+    def outlines(self) -> Sequence[str]:
+        """What tells the types apart, and is the same for a model of other widths and in other processes."""
 
     def arrays(self) -> TypeArrays:
         """Give what loops need to know of the types."""
@@ -84,11 +89,17 @@ class NamedTypes:
 
     names: tuple[str, ...]
 
+    @property
+    def outlines(self) -> tuple[str, ...]:
+        """Nothing but the names tells these types apart."""
+        return self.names
+
     def arrays(self) -> TypeArrays:
         """Give what loops need to know of the types."""
         n = len(self.names)
         zeros, unset, none = np.zeros(n + 1, np.int32), np.full(n, -1, np.int32), np.empty(0, np.int32)
-        return TypeArrays(zeros[:n], zeros[:n], np.arange(n + 1, dtype=np.int32), unset, unset, zeros, none, none)
+        no = zeros[:n]
+        return TypeArrays(no, no, np.arange(n + 1, dtype=np.int32), unset, unset, zeros, none, none, random=no)
 
     def describe_range(self, r: int) -> str:
         """Refuse: types without attributes limit none."""

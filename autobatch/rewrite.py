@@ -1,11 +1,12 @@
 """Make a graph smaller before it is scheduled, without changing what it computes.
 
-Three passes, in this order:
+Four passes, in this order:
 
 - forward: who reads a value that a node only passes through reads it from where it comes from instead.
 - dead: nodes that reach no output, be it since the first pass, are dropped.
 - sums: a sum read once, by another sum of the same kind, dissolves into it, so that a chain or tree of additions
   becomes one sum of all its terms, left to right; every sum becomes the variadic one, so that all share a type.
+- share: of the nodes that compute the same, in whatever instance, only the first stays. Off unless asked for.
 
 Each is one or two compiled sweeps over the nodes, which are in topological order; what went is then cut out, once.
 """
@@ -22,9 +23,11 @@ from numpy.typing import NDArray
 from autobatch._jit import compiled
 from autobatch.errors import GraphError
 from autobatch.graph import Graph, TypeArrays, check_graph, checking
+from autobatch.sharing import share_equal
 from autobatch.words import FloatArray, IntArray, Sections, copy_shifted, sections, words_size, write_header
 
-PASSES = ("forward", "dead", "sums")
+PASSES = ("forward", "dead", "sums", "share")
+DEFAULT = ("forward", "dead", "sums")
 SEVERAL = -2
 DROPPED, KEPT, DISSOLVED = 0, 1, 2  # the fate of a node: uint8[N]
 Fate: TypeAlias = NDArray[np.uint8]
@@ -40,6 +43,7 @@ class Rewrites:
         widened: sums of fixed arity that became the variadic sum.
         sums: sums that took in others.
         dissolved: sums that were taken in, each a node less.
+        shared: nodes cut because an earlier one computes the same.
     """
 
     forwarded: int = 0
@@ -47,6 +51,7 @@ class Rewrites:
     widened: int = 0
     sums: int = 0
     dissolved: int = 0
+    shared: int = 0
 
     def __str__(self) -> str:
         done = {
@@ -54,16 +59,18 @@ class Rewrites:
             f"{self.dropped} nodes without use dropped": self.dropped,
             f"{self.dissolved} sums dissolved into {self.sums}": self.dissolved,
             f"{self.widened} sums made variadic": self.widened,
+            f"{self.shared} nodes shared": self.shared,
         }
         return "; ".join(text for text, count in done.items() if count) or "nothing"
 
 
-def rewrite(graph: Graph, passes: Collection[str] = PASSES) -> tuple[Graph, Rewrites]:
+def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rewrites]:
     """Apply the named passes; they run in the order of `PASSES`.
 
     Args:
         graph: of one or many instances; it is not changed.
-        passes: any of `PASSES`. "dead" keeps everything in a graph from which nothing is asked.
+        passes: any of `PASSES`, or "all". "dead" keeps everything in a graph from which nothing is asked. After "share"
+            a node may be read, or asked for, by other instances than its own, the first that computes it.
 
     Returns:
         The new graph, or `graph` itself where nothing applied, and what was done.
@@ -73,9 +80,9 @@ def rewrite(graph: Graph, passes: Collection[str] = PASSES) -> tuple[Graph, Rewr
 
     Cost: O(N + E) per pass that has something to do; none for passes that the graph's types rule out.
     """
-    check_passes(passes)
+    chosen = to_passes(passes)
     words, floats, counts = _rewrite(
-        graph.words, graph.floats, graph.types.arrays(), "forward" in passes, "dead" in passes, "sums" in passes
+        graph.words, graph.floats, graph.types.arrays(), *(name in chosen for name in PASSES)
     )
     done = Rewrites(*counts.tolist())
     if done == Rewrites():
@@ -86,25 +93,42 @@ def rewrite(graph: Graph, passes: Collection[str] = PASSES) -> tuple[Graph, Rewr
     return result, done
 
 
-def check_passes(passes: Collection[str]) -> None:
-    """Refuse names that are no passes with a GraphError."""
+def to_passes(passes: Collection[str]) -> tuple[str, ...]:
+    """List passes by name, those of "all" too; refuse names that are no passes with a GraphError."""
+    if passes == "all":
+        return PASSES
+    if isinstance(passes, str):
+        raise GraphError(f"rewriting a graph: {passes!r} is one text; give 'all', or a list of {list(PASSES)}.")
     unknown = sorted(set(passes) - set(PASSES))
     if unknown:
         raise GraphError(f"rewriting a graph: {unknown} are no passes; the passes are {list(PASSES)}.")
+    return tuple(passes)
 
 
 @compiled
 def _rewrite(
-    words: IntArray, floats: FloatArray, types: TypeArrays, forward: bool, dead: bool, sums: bool
+    words: IntArray, floats: FloatArray, types: TypeArrays, forward: bool, dead: bool, sums: bool, share: bool
 ) -> tuple[IntArray, FloatArray, NDArray[np.int64]]:
     """Run the passes; counts are in the order of the fields of `Rewrites`."""
-    counts = np.zeros(5, np.int64)
+    counts = np.zeros(6, np.int64)
     ports = _passed_ports(types)
     if forward and _any_id(ports):
         forwarded = words.copy()
         counts[0] = _forward(sections(forwarded), types.out_ptr, ports)
         if counts[0] > 0:
             words = forwarded
+    if dead or sums:
+        words, floats = _shrink(words, floats, types, dead, sums, counts)
+    if share:
+        words, floats, counts[5] = share_equal(words, floats, types)
+    return words, floats, counts
+
+
+@compiled
+def _shrink(
+    words: IntArray, floats: FloatArray, types: TypeArrays, dead: bool, sums: bool, counts: NDArray[np.int64]
+) -> tuple[IntArray, FloatArray]:
+    """Run the passes that decide the fate of nodes, and write the graph anew if they found anything; count it."""
     graph = sections(words)
     fate = np.full(graph.type_id.size, KEPT, np.uint8)
     if dead and graph.out_node.size > 0:
@@ -113,8 +137,8 @@ def _rewrite(
     if sums and _any_id(types.sum_type):
         counts[2], counts[3], counts[4] = _dissolve_sums(graph, types.sum_type, fate, n_terms)
     if counts[1] + counts[2] + counts[4] > 0:
-        words, floats = _cut(graph, floats, types, fate, n_terms, sums)
-    return words, floats, counts
+        return _cut(graph, floats, types, fate, n_terms, sums)
+    return words, floats
 
 
 @compiled

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from autobatch._jit import compiled
+from autobatch.dag import to_dag
 from autobatch.errors import PolicyError, ScheduleError
 from autobatch.graph import Graph, check_graph, checking
 from autobatch.graph_check import check_order
@@ -77,7 +78,11 @@ class Schedule:
 
 
 class Policy(Protocol):
-    """Turns a graph into a schedule; sees ints only."""
+    """Turns a graph into a schedule; sees ints only.
+
+    One that learns may have `unseen_share`, a float: the share of the batches of its last schedule that were chosen in
+    states which it had not learned.
+    """
 
     @property
     def name(self) -> str:
@@ -249,7 +254,7 @@ class FrontierPolicy(ABC):
             PolicyError: the choice is no type, or a type with no ready node.
         """
         self.prepare(graph)
-        sim = start(graph.type_id, graph.edge_ptr, graph.edge_src, graph.n_types)
+        sim = start(to_dag(graph))
         while (sim.head < sim.tail).any():
             step(sim, self._choice(graph, sim))
         return to_schedule(graph, finish(sim))

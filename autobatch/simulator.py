@@ -4,115 +4,152 @@ Each node becomes ready once, and a batch takes all that is ready of its type, s
 queue, and the queues of all types fill one array of N nodes, a segment for each type. At the end a type's segment
 lists its nodes in the order in which they ran. A policy is a loop that calls `start`, chooses a type whose
 head is before its tail, calls `step`, and ends with `finish`; in compiled code that costs nanoseconds per node.
+
+Many dags run side by side as one: `stack` gives each its own T types and its own range of nodes. Beside a simulation
+`autobatch.chains` and `autobatch.restricted` keep what cleverer policies look at.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from autobatch._jit import compiled
+from autobatch.dag import Dag, reverse_edges
 from autobatch.words import IntArray
 
 
-@compiled
-def depths(edge_ptr: IntArray, edge_src: IntArray) -> IntArray:
-    """Count, per node, the edges on the longest path from a node without inputs: int32[N]."""
-    depth = np.zeros(edge_ptr.size - 1, np.int32)
-    for node in range(depth.size):
-        for e in range(edge_ptr[node], edge_ptr[node + 1]):
-            depth[node] = max(depth[node], depth[edge_src[e]] + 1)
-    return depth
-
-
 class Simulator(NamedTuple):
-    """A schedule being made: what is ready, what has run. Flat arrays, written by `step`."""
+    """Schedules being made, of G dags of T types each: what is ready, what has run. Flat arrays, written by `step`.
+
+    Type t of dag g has number g * T + t in all arrays.
+    """
 
     type_id: IntArray  # [N]
     reader_ptr: IntArray  # [N+1] the nodes that read node n: reader[reader_ptr[n]:reader_ptr[n+1]]
     reader: IntArray  # [E]
     waiting: IntArray  # [N] edges from nodes that have not run
     queue: IntArray  # [N] per type a segment: nodes that ran, then ready ones, then room for the rest
-    segment: IntArray  # [T+1] type t has queue[segment[t]:segment[t+1]]
-    head: IntArray  # [T] where its ready nodes begin
-    tail: IntArray  # [T] and end
+    segment: IntArray  # [G*T+1] type t has queue[segment[t]:segment[t+1]]
+    head: IntArray  # [G*T] where its ready nodes begin
+    tail: IntArray  # [G*T] and end
+    node_ptr: IntArray  # [G+1] dag g has nodes node_ptr[g]:node_ptr[g+1], and its history lies there too
     order: IntArray  # [N] nodes in the order in which they ran
     batch_type: IntArray  # [N] the type of each batch so far
-    batch_ptr: IntArray  # [N+1] and where it ends in `order`
-    n_batches: IntArray  # [1]
+    batch_end: IntArray  # [N] and where it ends in `order`
+    n_batches: IntArray  # [G]
 
 
 @compiled
-def start(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int) -> Simulator:
-    """Set up a simulation of a graph in which nothing has run. Cost: O(N + E + T)."""
-    n_nodes = type_id.size
-    reader_ptr, reader = reverse_edges(edge_ptr, edge_src)
-    segment = np.zeros(n_types + 1, np.int32)
-    for kind in type_id:
+def start(dag: Dag) -> Simulator:
+    """Set up a simulation of a dag in which nothing has run. Cost: O(N + E + T)."""
+    return start_all(dag, np.array([0, dag.type_id.size], np.int32))
+
+
+@compiled
+def start_all(dag: Dag, node_ptr: IntArray) -> Simulator:
+    """Set up a simulation of stacked dags, in which nothing has run. Cost: O(N + E + G * T).
+
+    Args:
+        dag, node_ptr: what `stack` gives.
+    """
+    n_nodes = dag.type_id.size
+    reader_ptr, reader = reverse_edges(dag.edge_ptr, dag.edge_src)
+    segment = np.zeros(dag.n_types + 1, np.int32)
+    for kind in dag.type_id:
         segment[kind + 1] += 1
-    for kind in range(n_types):
+    for kind in range(dag.n_types):
         segment[kind + 1] += segment[kind]
-    tail = segment[:-1].copy()
-    waiting = np.empty(n_nodes, np.int32)
-    queue = np.empty(n_nodes, np.int32)
-    for node in range(n_nodes):
+    sim = Simulator(
+        dag.type_id, reader_ptr, reader, np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int32), segment,
+        np.empty(dag.n_types, np.int32), np.empty(dag.n_types, np.int32), node_ptr, np.empty(n_nodes, np.int32),
+        np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int32), np.empty(node_ptr.size - 1, np.int32),
+    )  # fmt: skip
+    for g in range(node_ptr.size - 1):
+        restart(sim, dag, g)
+    return sim
+
+
+@compiled
+def restart(sim: Simulator, dag: Dag, g: int) -> None:
+    """Go back to where nothing of stacked dag `g` has run. Cost: O(its nodes + T)."""
+    type_id, edge_ptr = dag.type_id, dag.edge_ptr
+    waiting, queue, head, tail = sim.waiting, sim.queue, sim.head, sim.tail
+    n_types = head.size // sim.n_batches.size
+    sim.n_batches[g] = 0
+    for kind in range(g * n_types, (g + 1) * n_types):
+        head[kind] = tail[kind] = sim.segment[kind]
+    for node in range(sim.node_ptr[g], sim.node_ptr[g + 1]):
         waiting[node] = edge_ptr[node + 1] - edge_ptr[node]
         if waiting[node] == 0:
-            queue[tail[type_id[node]]] = node
-            tail[type_id[node]] += 1
-    batch_ptr = np.empty(n_nodes + 1, np.int32)
-    batch_ptr[0] = 0
-    order, batch_type = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int32)
-    return Simulator(
-        type_id, reader_ptr, reader, waiting, queue, segment, segment[:-1].copy(), tail,
-        order, batch_type, batch_ptr, np.zeros(1, np.int32),
-    )  # fmt: skip
+            kind = type_id[node]
+            queue[tail[kind]] = node
+            tail[kind] += 1
 
 
 @compiled
 def step(sim: Simulator, kind: int) -> IntArray:
     """Run every ready node of type `kind` as one batch, and return them. Cost: O(nodes run + their readers)."""
-    first, end = sim.head[kind], sim.tail[kind]
-    batch = sim.queue[first:end]
-    k = sim.n_batches[0]
-    done = sim.batch_ptr[k]
-    for i in range(batch.size):
-        node = batch[i]
-        sim.order[done + i] = node
-        for r in range(sim.reader_ptr[node], sim.reader_ptr[node + 1]):
-            reader = sim.reader[r]
-            sim.waiting[reader] -= 1
-            if sim.waiting[reader] == 0:
-                other = sim.type_id[reader]
-                sim.queue[sim.tail[other]] = reader
-                sim.tail[other] += 1
-    sim.head[kind] = end
+    type_id, reader_ptr, reader, waiting = sim.type_id, sim.reader_ptr, sim.reader, sim.waiting
+    queue, head, tail, order = sim.queue, sim.head, sim.tail, sim.order
+    batch_end, n_batches = sim.batch_end, sim.n_batches
+    first, end = head[kind], tail[kind]
+    g = kind * n_batches.size // head.size
+    start_of_dag = sim.node_ptr[g]
+    k = start_of_dag + n_batches[g]
+    done = batch_end[k - 1] if n_batches[g] else start_of_dag
+    for i in range(first, end):
+        node = queue[i]
+        order[done + i - first] = node
+        for r in range(reader_ptr[node], reader_ptr[node + 1]):
+            freed = reader[r]
+            waiting[freed] -= 1
+            if waiting[freed] == 0:
+                other = type_id[freed]
+                queue[tail[other]] = freed
+                tail[other] += 1
+    head[kind] = end
     sim.batch_type[k] = kind
-    sim.batch_ptr[k + 1] = done + batch.size
-    sim.n_batches[0] = k + 1
-    return batch
+    batch_end[k] = done + end - first
+    n_batches[g] += 1
+    return queue[first:end]
 
 
 @compiled
 def finish(sim: Simulator) -> tuple[IntArray, IntArray, IntArray]:
-    """Give (batch_type, batch_ptr, order) of what has run so far."""
-    k = sim.n_batches[0]
-    return sim.batch_type[:k].copy(), sim.batch_ptr[: k + 1].copy(), sim.order[: sim.batch_ptr[k]]
+    """Give (batch_type, batch_ptr, order) of what has run so far of a single dag."""
+    n_batches = sim.n_batches[0]
+    batch_ptr = np.zeros(n_batches + 1, np.int32)
+    batch_ptr[1:] = sim.batch_end[:n_batches]
+    return sim.batch_type[:n_batches].copy(), batch_ptr, sim.order[: batch_ptr[-1]]
 
 
 @compiled
-def reverse_edges(edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, IntArray]:
-    """List the readers of each node, in node order: reader_ptr[N+1], reader[E]."""
-    reader_ptr = np.zeros(edge_ptr.size + 1, np.int32)
-    for source in edge_src:
-        reader_ptr[source + 2] += 1
-    for node in range(1, edge_ptr.size):
-        reader_ptr[node + 1] += reader_ptr[node]
-    reader = np.empty(edge_src.size, np.int32)
-    for node in range(edge_ptr.size - 1):
-        for e in range(edge_ptr[node], edge_ptr[node + 1]):
-            source = edge_src[e]
-            reader[reader_ptr[source + 1]] = node
-            reader_ptr[source + 1] += 1
-    return reader_ptr[:-1], reader
+def is_done(sim: Simulator, g: int) -> bool:
+    """Say whether no node of stacked dag `g` is ready."""
+    n_types = sim.head.size // sim.n_batches.size
+    first, end = g * n_types, (g + 1) * n_types
+    return bool((sim.head[first:end] == sim.tail[first:end]).all())
+
+
+def stack(dags: Sequence[Dag]) -> tuple[Dag, IntArray]:
+    """Join dags of T types each into one of G * T types, in which type t of dag g has number g * T + t.
+
+    Returns:
+        The joined dag, and node_ptr int32[G+1], the range of nodes of each.
+    """
+    n_types = dags[0].n_types
+    assert all(dag.n_types == n_types for dag in dags), "stacked dags share one table of types"
+    node_ptr = np.cumsum([0, *(dag.type_id.size for dag in dags)])
+    first_edge = np.cumsum([0, *(dag.edge_src.size for dag in dags)])
+    edge_ptr = [dag.edge_ptr[:-1] + e for dag, e in zip(dags, first_edge, strict=False)]
+    edge_src = [dag.edge_src + n for dag, n in zip(dags, node_ptr, strict=False)]
+    joined = Dag(
+        np.concatenate([dag.type_id + g * n_types for g, dag in enumerate(dags)]).astype(np.int32),
+        np.concatenate([*edge_ptr, first_edge[-1:]]).astype(np.int32),
+        np.concatenate(edge_src).astype(np.int32),
+        n_types * len(dags),
+    )
+    return joined, node_ptr.astype(np.int32)

@@ -105,6 +105,7 @@ def _make_arrays(types: Sequence[NodeType]) -> TypeArrays:
         range_ptr=_ptr([len(r) for r in ranges]),
         range_column=_ints([column for r in ranges for column, _, _ in r]),
         range_size=_ints([size for r in ranges for _, size, _ in r]),
+        random=_ints([int(is_random(t.program)) for t in types]),
     )
 
 
@@ -139,6 +140,11 @@ def pass_through(program: CellProgram) -> Iterator[int]:
         if isinstance(source, Instruction) and source.op is OPS["sum_n"]:
             source = program.vars[source.args[0]].source
         yield source.number if isinstance(source, Port) else -1
+
+
+def is_random(program: CellProgram) -> bool:
+    """Whether what a program computes depends on random numbers."""
+    return any(isinstance(var.source, Instruction) and var.source.op.random for var in program.vars)
 
 
 def _ints(values: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:

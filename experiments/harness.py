@@ -53,6 +53,8 @@ class Findings:
     table: str
     part: str = ""
     """Names the record, where an experiment makes several."""
+    draw: Callable[[Path], None] | None = None
+    """Draws them into a PNG file, which lies beside the record."""
 
 
 S = TypeVar("S", bound=Settings)
@@ -92,6 +94,8 @@ def write_record(out: Path, settings: Settings, findings: Findings, started: str
     out.mkdir(parents=True, exist_ok=True)
     path = out / ("-".join(filter(None, (name, findings.part))) + ".json")
     path.write_text(_to_json(record), encoding="utf-8")
+    if findings.draw is not None:
+        findings.draw(path.with_suffix(".png"))
     return path
 
 

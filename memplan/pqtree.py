@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 
 from autobatch.errors import PlanError
-from autobatch.memplan import pqtree_order, pqtree_print
+from autobatch.memplan import pqtree_arrange, pqtree_order, pqtree_print
 from autobatch.memplan.pqtree_bubble import bubble, pertinent_branches
 from autobatch.memplan.pqtree_check import check_nodes
 from autobatch.memplan.pqtree_node import UNMARKED, Leaf, Node, PNode, leaves_below, rebuild
@@ -255,6 +255,25 @@ class PQTree:
         (True, False, True, ['e', 'd', 'c', 'b', 'a'])
         """
         return pqtree_order.arrange(self._root, [leaf.item for leaf in self._leaves_of(order)])
+
+    def arrange_all(self, orders: Iterable[Iterable[Hashable]]) -> bool:
+        """Choose as frontier an order in which the items of each of these lists come one after the other as given.
+
+        Returns:
+            Whether a permitted order has all of them so. If not, the frontier stays as it was.
+
+        Raises:
+            PlanError: as for `reduce`.
+
+        Cost: O(nodes + items listed * depth of the tree).
+
+        >>> tree = PQTree("abcde")
+        >>> tree.reduce_all(["ab", "bc"]), tree.arrange_all(["ed", "ca", "da"]), tree.frontier()
+        (True, True, ['e', 'd', 'c', 'b', 'a'])
+        >>> tree.arrange_all(["ab", "cb"]), tree.arrange_all(["ab", "bd", "da"])
+        (False, False)
+        """
+        return pqtree_arrange.arrange_all(self._root, [self._leaves_of(order) for order in orders])
 
     def reverse(self, items: Iterable[Hashable]) -> None:
         """Reverse the children, not what is below them, of the deepest node that has all these items below it.

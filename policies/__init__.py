@@ -2,29 +2,86 @@
 
 from __future__ import annotations
 
+import os
+from typing import cast, get_args
+
 from autobatch.errors import PolicyError
+from autobatch.policies.auto import Auto
+from autobatch.policies.cost import CostModel
+from autobatch.policies.directed import Directed, Direction
+from autobatch.policies.fsm import Fsm
 from autobatch.policies.heuristics import Agenda, Depth, Unbatched
+from autobatch.policies.learning import PUBLISHED
+from autobatch.policies.network import Deep
+from autobatch.policies.otherwise import Otherwise
+from autobatch.policies.policy_file import load
+from autobatch.policies.rules import Critical, Score, Sufficient, Weights
+from autobatch.policies.search import Search
+from autobatch.policies.timed import Timed
 from autobatch.schedule import Policy
 
-__all__ = ["Agenda", "Depth", "Unbatched", "get", "names"]
+__all__ = [
+    "PUBLISHED", "Agenda", "Auto", "CostModel", "Critical", "Deep", "Depth", "Fsm", "Score", "Search", "Sufficient",
+    "Unbatched", "Weights", "get", "load", "names",
+]  # fmt: skip
 
-_BUILT_IN: dict[str, type[Policy]] = {policy.name: policy for policy in (Unbatched, Depth, Agenda)}
+_DIRECTED: dict[str, type[Directed]] = {
+    policy.rule: policy for policy in (Depth, Agenda, Sufficient, Critical, Score, Deep)
+}
+_COMPACT = "compact"
+_OR = " or "
 
 
 def names() -> list[str]:
     """List the names that `get` knows."""
-    return list(_BUILT_IN)
+    return [Unbatched.name, *_DIRECTED, Search.rule]
 
 
 def get(name: str) -> Policy:
     """Make the policy called `name`.
 
+    Rules may be followed by a direction and by "compact": "score+both+compact" plans from the inputs and from the
+    outputs, deletes what is superfluous in either, and keeps the shorter schedule. "search" may be followed by a
+    number of steps: "search+20000". "timed(score+both+compact)" minimises predicted time instead, as measured by
+    `autobatch doctor --calibrate`; "auto" chooses (see `autobatch.policies.timed` and `auto`).
+
+    The path of a saved policy (whatever ends in .json, or is a file) loads that; "tree.policy.json or score" goes on
+    with the rule `score`, and a warning, where the file or the model is refused.
+
     Raises:
-        PolicyError: there is no such policy; the message lists those that there are.
+        PolicyError: there is no such policy, the message lists those that there are; or the file is refused.
 
     >>> get("agenda").name
     'agenda'
+    >>> get("score+compact+both").name
+    'score+both+compact'
     """
-    if name not in _BUILT_IN:
-        raise PolicyError(f"choosing a policy: {name!r} is not known; the policies are {', '.join(names())}.")
-    return _BUILT_IN[name]()
+    first, otherwise, second = name.rpartition(_OR)
+    if otherwise:
+        return Otherwise(lambda: get(first), get(second))
+    if name == Auto.rule:
+        return Auto()
+    if name.startswith(f"{Timed.rule}(") and name.endswith(")"):
+        return Timed(get(name[len(Timed.rule) + 1 : -1]))
+    rule, *options = name.split("+")
+    if rule == Unbatched.name and not options:
+        return Unbatched()
+    if rule == Search.rule and (not options or (len(options) == 1 and options[0].isdecimal())):
+        return Search(*map(int, options))
+    if rule not in _DIRECTED and (name.endswith(".json") or os.path.isfile(name)):
+        return load(name)
+    directions = [option for option in options if option in get_args(Direction)]
+    if (
+        rule not in _DIRECTED
+        or len(directions) > 1
+        or options.count(_COMPACT) > 1
+        or (len(options) > len(directions) + options.count(_COMPACT))
+    ):
+        raise PolicyError(
+            f"choosing a policy: {name!r} is not known; the policies are {', '.join(names())}, "
+            f"rules also with +backward or +both, and with +{_COMPACT}, {Search.rule} with +STEPS, all inside "
+            f"{Timed.rule}(...); {Auto.rule} chooses; "
+            f"or give the path of a saved policy."
+        )
+    direction = cast(Direction, directions[0]) if directions else "forward"
+    return _DIRECTED[rule](direction=direction, compact=_COMPACT in options)

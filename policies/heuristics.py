@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import compiled
+from autobatch.dag import Dag, depths
 from autobatch.graph import Graph
-from autobatch.schedule import Schedule, to_schedule
-from autobatch.simulator import Simulator, depths, finish, start, step
+from autobatch.policies.directed import Batches, Directed
+from autobatch.schedule import Schedule
+from autobatch.simulator import Simulator, finish, start, step
 from autobatch.words import IntArray
 
 
@@ -27,7 +29,7 @@ class Unbatched:
 
 
 @final
-class Depth:
+class Depth(Directed):
     """One batch per depth and type, in order of depth, then type id.
 
     The depth of a node is the number of edges on the longest path to it. Nodes of one depth do not depend on each
@@ -35,15 +37,15 @@ class Depth:
     Source: TensorFlow Fold (Looks et al. 2017, arXiv:1702.02181).
     """
 
-    name = "depth"
+    rule: ClassVar[str] = "depth"
 
-    def schedule(self, graph: Graph) -> Schedule:
+    def plan(self, dag: Dag) -> Batches:
         """Sort the nodes by (depth, type id, node). Cost: O(N + E + T)."""
-        return Schedule(*_by_depth(graph.type_id, graph.edge_ptr, graph.edge_src, graph.n_types))
+        return _by_depth(dag.type_id, depths(dag.edge_ptr, dag.edge_src))
 
 
 @final
-class Agenda:
+class Agenda(Directed):
     """Run the ready type whose remaining nodes have the least mean depth.
 
     Remaining nodes are those that have not run, ready or not: a type with much work far from the inputs waits, so
@@ -51,26 +53,20 @@ class Agenda:
     Source: DyNet's agenda (Neubig, Goldberg, Dyer 2017, arXiv:1705.07860).
     """
 
-    name = "agenda"
+    rule: ClassVar[str] = "agenda"
 
-    def schedule(self, graph: Graph) -> Schedule:
-        """Simulate batch by batch. Cost: O(N + E + K * T) for K batches.
-
-        Raises:
-            GraphError: the graph has a cycle.
-        """
-        return to_schedule(graph, _agenda(graph.type_id, graph.edge_ptr, graph.edge_src, graph.n_types))
+    def plan(self, dag: Dag) -> Batches:
+        """Simulate batch by batch. Cost: O(N + E + K * T) for K batches."""
+        return _agenda(dag)
 
 
 @compiled
-def _agenda(
-    type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int
-) -> tuple[IntArray, IntArray, IntArray]:
-    sim = start(type_id, edge_ptr, edge_src, n_types)
-    depth = depths(edge_ptr, edge_src)
-    total_depth = np.zeros(n_types, np.int64)
-    for node in range(type_id.size):
-        total_depth[type_id[node]] += depth[node]
+def _agenda(dag: Dag) -> Batches:
+    sim = start(dag)
+    depth = depths(dag.edge_ptr, dag.edge_src)
+    total_depth = np.zeros(dag.n_types, np.int64)
+    for node in range(dag.type_id.size):
+        total_depth[dag.type_id[node]] += depth[node]
     while True:
         kind = _shallowest(sim, total_depth)
         if kind < 0:
@@ -100,10 +96,7 @@ def _is_less(a: int, b: int, c: int, d: int) -> bool:
 
 
 @compiled
-def _by_depth(
-    type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int
-) -> tuple[IntArray, IntArray, IntArray]:
-    depth = depths(edge_ptr, edge_src)
+def _by_depth(type_id: IntArray, depth: IntArray) -> Batches:
     order = _stable_order(depth, _stable_order(type_id, np.arange(type_id.size).astype(np.int32)))
     batch_type, batch_ptr = np.empty(order.size, np.int32), np.empty(order.size + 1, np.int32)
     k = 0

@@ -11,6 +11,12 @@ import autobatch as ab
 from refusals import N_WORDS, Model
 
 
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes what the user's cache holds."""
+    monkeypatch.setenv("AUTOBATCH_CACHE", "off")
+
+
 @pytest.fixture
 def _checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells, graphs, schedules and plans are checked from their definitions as they are made."""

@@ -23,6 +23,7 @@ class ToyType:
     passes: dict[int, int] = field(default_factory=dict)
     sum_type: str | None = None
     ranges: dict[int, int] = field(default_factory=dict)
+    random: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class ToyTypes:
     def names(self) -> tuple[str, ...]:
         return tuple(kind.name for kind in self.types)
 
+    @property
+    def outlines(self) -> tuple[str, ...]:
+        return self.names
+
     def arrays(self) -> TypeArrays:
         ranges = [pair for kind in self.types for pair in kind.ranges.items()]
         return TypeArrays(
@@ -46,6 +51,7 @@ class ToyTypes:
             range_ptr=_ints(np.cumsum([0, *(len(kind.ranges) for kind in self.types)])),
             range_column=_ints([column for column, _ in ranges]),
             range_size=_ints([size for _, size in ranges]),
+            random=_ints([kind.random for kind in self.types]),
         )
 
     def describe_range(self, r: int) -> str:

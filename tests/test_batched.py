@@ -163,7 +163,7 @@ def test_reductions_weigh_losses_and_gradients(name: str) -> None:
     model, run, loss = model_and(Bag.loss)
     value, grads = loss.value_and_grad(WORDS, reduce=reduce)
     np.testing.assert_allclose(value, weights @ [run(words) for words in WORDS], rtol=1e-12)
-    expected = {name: np.zeros_like(gradient) for name, gradient in grads.items()}
+    expected = {name: np.zeros(gradient.shape) for name, gradient in grads.items()}
     alone = ab.batched(model.loss)
     for weight, words in zip(weights, WORDS, strict=True):
         for key, gradient in alone.value_and_grad([words])[1].items():
@@ -187,19 +187,19 @@ def test_gradients_are_buffers_until_the_next_call_unless_they_are_given() -> No
     value, grads = loss.value_and_grad(WORDS)
     copies = {name: gradient.copy() for name, gradient in grads.items()}
     _, again = loss.value_and_grad(WORDS[:1])
-    assert all(again[name] is grads[name] for name in grads)
+    assert all(again[name] is grads[name] for name in grads if name != "table")
     total = {name: gradient.copy() for name, gradient in copies.items()}
     value_again, added = loss.value_and_grad(WORDS, out=total)
     assert value_again == value
     assert added is total
     for name, gradient in total.items():
-        np.testing.assert_allclose(gradient, 2 * copies[name], rtol=1e-12)
+        np.testing.assert_allclose(gradient, 2 * np.asarray(copies[name]), rtol=1e-12)
     _, fresh = loss.value_and_grad(WORDS)
     for name, gradient in fresh.items():
         np.testing.assert_array_equal(gradient, copies[name])
     loss.value_and_grad(WORDS, out=fresh)
     for name, gradient in fresh.items():
-        np.testing.assert_allclose(gradient, 2 * copies[name], rtol=1e-12)
+        np.testing.assert_allclose(gradient, 2 * np.asarray(copies[name]), rtol=1e-12)
 
 
 def test_aux_comes_back_stacked_and_gets_no_gradient() -> None:
@@ -265,7 +265,7 @@ def test_instances_that_compute_nothing() -> None:
     np.testing.assert_allclose(loss([[], [1], []]), [0.0, model.loss([1]), 0.0], rtol=1e-6)
     value, grads = loss.value_and_grad([[], []])
     assert value == 0.0
-    assert not any(gradient.any() for gradient in grads.values())
+    assert not any(np.asarray(gradient).any() for gradient in grads.values())
 
 
 class LastType(FrontierPolicy):
@@ -284,7 +284,7 @@ def test_policies_and_backends_may_be_objects() -> None:
     np.testing.assert_allclose(loss(WORDS), ab.batched(model.loss)(WORDS), rtol=1e-6)
     assert loss.backend is backend
     assert loss.explain(WORDS).policy == "last type"
-    assert ab.batched(model.loss).policy.name == "agenda"
+    assert ab.batched(model.loss).policy.name == "auto (score)"
     assert ab.batched(model.loss).backend.name == "reference"
 
 

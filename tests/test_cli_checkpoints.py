@@ -12,13 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autobatch.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
-from autobatch.cli.stored import BEST, LAST
+from autobatch.cli.stored import BEST, LAST, read_run
 from autobatch.models.data.sst import read_trees
+from autobatch.policies.auto import Auto
+from autobatch.policies.fsm import Fsm
+from autobatch.policies.learning import learn
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 TAGGED = ["Paris|I-LOC is|O old|O", "Le|I-PER Corbusier|I-PER built|O", "Nice|I-LOC", "Rome|O sleeps|O"]
@@ -130,7 +134,7 @@ DISAGREEMENTS = [
     (["train", "bilstm-tagger", "--resume"], "trained with model tree-lstm and bilstm-tagger was asked for"),
     (["train", "tree-lstm", "--resume", "--dim", "5"], "trained with dim 4 and 5 was asked for; leave that out"),
     (["train", "tree-lstm", "--resume", "--batch-size", "9"], "trained with batch size 8 and 9 was asked for"),
-    (["train", "tree-lstm", "--resume", "--policy", "depth"], "trained with policy agenda and depth was asked for"),
+    (["train", "tree-lstm", "--resume", "--policy", "depth"], "trained with policy score and depth was asked for"),
     (["train", "tree-lstm", "--resume", "--seed", "1"], "trained with seed 0 and 1 was asked for"),
     (["train", "tree-lstm", "--resume", "--data", "listops"], "trained with data trees.txt and listops was asked for"),
     (["train", "tree-lstm"], "cannot begin in 'run': it holds the checkpoint of a run; add --resume"),
@@ -190,3 +194,37 @@ def test_a_signal_ends_training_after_a_step_with_a_checkpoint(tmp_path: Path, n
     assert child.returncode == 128 + number
     assert err == "autobatch: interrupted; the checkpoint is in run, go on with --resume.\n"
     assert load_checkpoint(tmp_path / "run" / LAST).state["position"]["epochs"] >= 1
+
+
+def test_a_learned_policy_is_stored_and_training_goes_on_under_it(command: Command) -> None:
+    """The file is gone when training goes on; parameters are those of training without a stop, bit for bit."""
+    learn = ("policy", "learn", "tree-lstm", "--data", "trees.txt", "--dim", 4, "--batch-size", 8, "--episodes", 20)
+    assert command(*learn, "--out", "x.policy.json")[0] == 0
+    run = ("train", "tree-lstm", "--data", "trees.txt", *RUN, "--policy", "x.policy.json")
+    half = [*run[: run.index("--epochs")], "--epochs", 2, *run[run.index("--epochs") + 2 :]]
+    assert command(*run, "--checkpoint", "whole", "--json", "whole.jsonl")[0] == 0
+    assert command(*half, "--checkpoint", "halves")[0] == 0
+    Path("x.policy.json").unlink()
+    assert command(*run, "--checkpoint", "halves", "--resume")[0] == 0
+    whole, halves = (load_checkpoint(Path(folder, LAST)) for folder in ("whole", "halves"))
+    assert all(np.array_equal(whole.arrays[name], halves.arrays[name]) for name in whole.arrays)
+    assert whole.state["policy"] == halves.state["policy"]
+    assert {result["policy"] for result in read_json("whole.jsonl")} == {"fsm+both+compact"}
+    assert command("eval", "tree-lstm", "--checkpoint", "halves")[0] == 0
+
+
+def test_what_auto_chose_is_stored(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule by its name; a machine as it is, whatever the cache holds later."""
+    model = ("train", "tree-lstm", "--data", "trees.txt", *RUN)
+    assert command(*model, "--checkpoint", "rule")[0] == 0
+    assert load_checkpoint(Path("rule", LAST)).state["settings"]["policy"] == "score"
+    with monkeypatch.context() as patched:
+        patched.setattr(Auto, "settle", lambda self, graphs, n_uses: learn(graphs, episodes=20))
+        assert command(*model, "--checkpoint", "machine")[0] == 0
+    stored = read_run(Path("machine", LAST))
+    assert (stored.settings.policy, stored.policy) == ("auto", "auto")
+    assert isinstance(stored.learned, Fsm)
+    assert command(*model, "--epochs", 5, "--checkpoint", "machine", "--resume", "--json", "x.jsonl")[0] == 0
+    assert [result["policy"] for result in read_json("x.jsonl")] == [stored.learned.name]
+    assert load_checkpoint(Path("machine", LAST)).state["policy"] is not None
+    assert command("eval", "tree-lstm", "--checkpoint", "machine")[0] == 0

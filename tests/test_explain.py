@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.cli.ending import run_to_the_end
+from autobatch.cli.main import dispatch
 from autobatch.rewrite import rewrite
 from autobatch.schedule import make_schedule
 from random_programs import draw_instances, draw_model
+
+PNG = b"\x89PNG\r\n"
+
+
+@ab.cell
+def one() -> Any:
+    return np.ones(1)
+
+
+@ab.cell
+def double(x: Any) -> Any:
+    return 2.0 * x
+
+
+@ab.cell
+def halve(x: Any) -> Any:
+    return 0.5 * x
+
+
+def two_ways(n: int) -> Any:
+    return double(halve(one())) if n else halve(double(one()))
 
 
 class Mixed(ab.Module):
@@ -53,11 +78,65 @@ def test_a_report_counts_nodes_batches_and_the_gap_to_the_bound() -> None:
     assert {t.name: (t.nodes, t.batches, t.bound) for t in report.types} == {
         "start": (2, 1, 1), "step": (3, 2, 2), "sum": (2, 1, 1),
     }  # fmt: skip
-    assert "policy agenda: 2 instances, 7 nodes, 4 batches; lower bound 4, gap 0%" in str(report)
+    assert (report.compacted, report.bound_kind, report.optimal) == (4, "chain", True)
+    assert str(report).startswith(
+        "policy agenda: 2 instances, 7 nodes, 4 batches (4 compacted); lower bound 4 (chain), proven optimal\n"
+    )
 
 
 def test_depth_pays_for_sums_at_different_depths() -> None:
     assert explain("chain", [2, 1], policy="depth").batches == 5
+
+
+def test_a_report_says_what_compaction_would_leave() -> None:
+    """depth runs the two sums apart; one batch of sums, after the last step, would do."""
+    report = explain("chain", [2, 1], policy="depth")
+    assert (report.batches, report.compacted, report.lower_bound, report.gap) == (5, 4, 4, 0.25)
+    assert not report.optimal
+    assert "5 batches (4 compacted); lower bound 4 (chain), gap 25%" in str(report)
+
+
+@pytest.mark.parametrize(("bound", "fewest"), [("chain", 3), ("pairs", 4)])
+def test_the_better_bound_proves_what_that_of_chains_cannot(bound: str, fewest: int) -> None:
+    """one -> double -> halve and one -> halve -> double: a type has to run twice, though no path has one twice."""
+    report = ab.batched(two_ways).explain([0, 1], bound=bound)
+    assert (report.batches, report.lower_bound, report.bound_kind) == (4, fewest, bound)
+    assert report.optimal == (fewest == 4)
+    assert f"lower bound {fewest} ({bound}), {'proven optimal' if fewest == 4 else 'gap 33%'}" in str(report)
+
+
+def test_an_unknown_bound_is_refused() -> None:
+    with pytest.raises(ab.PolicyError, match="bound='best' is neither 'chain' nor 'pairs'"):
+        ab.batched(two_ways).explain([0, 1], bound="best")
+
+
+def test_a_report_draws_what_ran_when(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="draws with it")
+    explain("chain", [2, 1]).plot(tmp_path / "schedule.png")
+    assert (tmp_path / "schedule.png").read_bytes().startswith(PNG)
+    for name, why in (("schedule.odd", "'odd' is not supported"), ("none/schedule.png", "No such file")):
+        with pytest.raises(ab.AutobatchError, match=rf"cannot draw a schedule into .*{name}': .*{why}"):
+            explain("chain", [2, 1]).plot(tmp_path / name)
+
+
+def test_drawing_without_matplotlib_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ab.AutobatchError, match=r"matplotlib is not installed; pip install 'autobatch\[plot\]'\."):
+        explain("chain", [2, 1]).plot(tmp_path / "schedule.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_bounds_by_pairs_and_draws_all_policies(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="draws with it")
+    path = tmp_path / "schedules.png"
+    words = ["explain", "tree-lstm", "--dim", "4", "--batch-size", "8", "--policy", "depth,score+both+compact"]
+    assert run_to_the_end(lambda: dispatch([*words, "--bound", "pairs", "--plot", str(path)])) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert out.count("(pairs), ") == 2
+    assert "policy score+both+compact: 8 instances" in out
+    assert out.endswith(f"drawn: {path}\n")
+    assert path.read_bytes().startswith(PNG)
 
 
 def test_nodes_on_one_path_are_said_to_wait_for_each_other() -> None:
@@ -97,6 +176,15 @@ def test_training_adds_the_launches_and_copies_of_backward() -> None:
     assert training.launches > inference.launches
     assert training.copied_bytes > inference.copied_bytes
     assert training.batches == inference.batches
+
+
+def test_training_of_a_function_with_more_results_is_explained() -> None:
+    model = Mixed()
+    report = ab.batched(lambda n: (model.chain(n), n), module=model).explain([2, 1], training=True, has_aux=True)
+    plain = explain("chain", [2, 1], training=True)
+    assert (report.nodes, report.batches, report.launches) == (plain.nodes, plain.batches, plain.launches)
+    with pytest.raises(ab.GraphError, match=r"with has_aux=True the function returns \(loss, aux\)"):
+        ab.batched(model.chain).explain([2, 1], training=True, has_aux=True)
 
 
 def test_the_last_call_has_the_counts_of_the_report() -> None:

@@ -14,7 +14,7 @@ import autobatch as ab
 from autobatch import policies
 from autobatch.executor.reference import Reference
 from autobatch.graph import merge_graphs
-from autobatch.rewrite import PASSES
+from autobatch.rewrite import DEFAULT, PASSES
 from random_programs import Instance, RandomModel, draw_instances, draw_model
 
 pytestmark = pytest.mark.usefixtures("_checked")
@@ -23,7 +23,7 @@ N_SEEDS, N_SLOW_SEEDS = 40, 400
 POLICIES = ("unbatched", "depth", "agenda")
 WAYS = [
     *((policy, PASSES) for policy in POLICIES),
-    *(("agenda", rewrites) for rewrites in ((), *((name,) for name in PASSES))),
+    *(("agenda", rewrites) for rewrites in ((), DEFAULT, *((name,) for name in PASSES))),
 ]
 
 

@@ -70,7 +70,7 @@ def small_toys(seed: int) -> Graph:
     return merge_graphs([random_toys(seed, n_nodes=14), random_toys(seed + 1000, n_nodes=14)])
 
 
-@pytest.mark.parametrize("passes", [p for n in range(4) for p in combinations(PASSES, n)], ids="+".join)
+@pytest.mark.parametrize("passes", [p for n in range(5) for p in combinations(PASSES, n)], ids="+".join)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_pass_changes_what_is_computed(seed: int, passes: tuple[str, ...]) -> None:
     graph = small_toys(seed)
@@ -278,15 +278,24 @@ def test_the_empty_graph_is_kept() -> None:
 
 def test_an_unknown_pass_is_refused() -> None:
     with pytest.raises(GraphError) as error:
-        rewrite(merge_graphs([], TOYS), ("sums", "share"))
+        rewrite(merge_graphs([], TOYS), ("sums", "sort"))
     assert str(error.value) == (
-        "rewriting a graph: ['share'] are no passes; the passes are ['forward', 'dead', 'sums']."
+        "rewriting a graph: ['sort'] are no passes; the passes are ['forward', 'dead', 'sums', 'share']."
+    )
+
+
+def test_a_name_is_no_list_of_names() -> None:
+    with pytest.raises(GraphError) as error:
+        rewrite(merge_graphs([], TOYS), "share")
+    assert str(error.value) == (
+        "rewriting a graph: 'share' is one text; give 'all', or a list of ['forward', 'dead', 'sums', 'share']."
     )
 
 
 def test_the_report_reads_as_a_sentence() -> None:
-    assert str(Rewrites(forwarded=3, dropped=7, widened=1, sums=2, dissolved=5)) == (
-        "3 edges forwarded; 7 nodes without use dropped; 5 sums dissolved into 2; 1 sums made variadic"
+    assert str(Rewrites(forwarded=3, dropped=7, widened=1, sums=2, dissolved=5, shared=6000)) == (
+        "3 edges forwarded; 7 nodes without use dropped; 5 sums dissolved into 2; 1 sums made variadic; "
+        "6000 nodes shared"
     )
 
 

@@ -16,7 +16,6 @@ from autobatch.schedule import (
     make_schedule,
     min_batches,
 )
-from autobatch.simulator import depths, finish, reverse_edges, start, step
 from counting import count_lines, plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree
 
@@ -206,43 +205,6 @@ class TestMinBatches:
             "checking a graph: edge 2 ('c') -> 1 ('b') points backwards; "
             "record the instance again, or make the graph with make_graph."
         )
-
-
-class TestSimulator:
-    @pytest.mark.parametrize("seed", SEEDS)
-    def test_readers_are_the_edges_reversed(self, seed: int) -> None:
-        graph = random_batch(seed)
-        ptr, reader = reverse_edges(graph.edge_ptr, graph.edge_src)
-        for node in range(graph.n_nodes):
-            expected = [n for n in range(graph.n_nodes) for source in graph.inputs_of(n) if source == node]
-            assert reader[ptr[node] : ptr[node + 1]].tolist() == expected
-
-    @pytest.mark.parametrize("seed", SEEDS)
-    def test_depths_are_those_of_the_longest_paths(self, seed: int) -> None:
-        graph = random_batch(seed)
-        expected: list[int] = []
-        for node in range(graph.n_nodes):
-            expected.append(max((expected[source] + 1 for source in graph.inputs_of(node)), default=0))
-        assert depths(graph.edge_ptr, graph.edge_src).tolist() == expected
-
-    @pytest.mark.parametrize("seed", SEEDS)
-    def test_a_step_runs_all_that_is_ready_of_a_type(self, seed: int) -> None:
-        graph = random_batch(seed)
-        rng = np.random.default_rng(seed)
-        sim = start(graph.type_id, graph.edge_ptr, graph.edge_src, graph.n_types)
-        done: set[int] = set()
-        while len(done) < graph.n_nodes:
-            ready = {n for n in range(graph.n_nodes) if n not in done and set(graph.inputs_of(n)) <= done}
-            by_type = [{n for n in ready if graph.type_id[n] == kind} for kind in range(graph.n_types)]
-            assert (sim.tail - sim.head).tolist() == [len(nodes) for nodes in by_type]
-            kind = int(rng.choice(np.flatnonzero(sim.tail - sim.head)))
-            assert set(step(sim, kind).tolist()) == by_type[kind]
-            done |= by_type[kind]
-        schedule = Schedule(*finish(sim))
-        check_schedule(graph, schedule)
-        for kind in range(graph.n_types):
-            in_rows = sim.queue[sim.segment[kind] : sim.segment[kind + 1]].tolist()
-            assert in_rows == [node for other, nodes in schedule for node in nodes if other == kind]
 
 
 class TestFrontierPolicy:

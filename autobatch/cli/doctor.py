@@ -11,8 +11,13 @@ import click
 import numpy as np
 
 import autobatch as ab
+from autobatch.cli import options
+from autobatch.cli.calibrating import REPEATS, SIZES, calibrate
 from autobatch.cli.machine import blas_name, cpu_name, package_version
-from autobatch.cli.threads import threads_in_force, usable_cores
+from autobatch.cli.progress import show_progress
+from autobatch.cli.results import format_table
+from autobatch.cli.threads import DEFAULT_THREADS, threads_in_force, usable_cores, use_threads
+from autobatch.cli.workload import load_workload
 from autobatch.models.data.listops import N_CLASSES, draw_trees
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.tree_lstm import TreeLSTM
@@ -24,6 +29,7 @@ OPTIONAL = {
     "tensorboard": "shows training (train --tensorboard)",
     "cupy": "runs on GPUs",
 }
+CALIBRATED = "tree-lstm"
 TOLERANCE = 1e-10  # relative, in float64: batched and eager runs differ in the order of sums only
 
 
@@ -41,18 +47,60 @@ class Finding(NamedTuple):
 
 
 @click.command()
-def doctor() -> int:
+@click.option(
+    "--calibrate",
+    "model",
+    metavar="[MODEL]",
+    is_flag=False,
+    flag_value=CALIBRATED,
+    help=f"Instead, measure what batches of a model's types cost here, for policies that minimise time, and keep that "
+    f"in the user's cache ({CALIBRATED} unless a model is named).",
+)
+@options.data_option
+@options.dim_option
+def doctor(model: str | None, data: str | None, dim: int) -> int:
     """Check the installation, and train a tiny model.
 
     Told: the versions of packages, the processor, BLAS, the compiler, and a training step. The exit status is 1 if
     something is at fault.
+
+    With --calibrate, the costs of batches are measured in training on the reference backend, and told: a launch, a
+    row, the rows below which a batch takes no less time, and the bytes of a row. "timed(RULE)" as a policy makes a rule
+    minimise time by them.
+
+    \b
+    Examples:
+      autobatch doctor
+      autobatch doctor --calibrate lattice-lstm --dim 64
+      autobatch bench lattice-lstm --policy "score+both+compact,timed(score+both+compact)"
     """
+    if model is not None:
+        return _calibrate(model, data, dim)
     findings = [*_versions(), *_hardware(), _try("compiler", _compile), _try("self-check", _train_a_step)]
     for state, what, detail in findings:
         click.echo(f"{state:<5}  {what:<13}  {detail}")
     faults = [finding.what for finding in findings if finding.state == "FAULT"]
     click.echo(f"\nAt fault: {', '.join(faults)}." if faults else "\nEverything is in place.")
     return 1 if faults else 0
+
+
+def _calibrate(model: str, data: str | None, dim: int) -> int:
+    """Measure, tell and keep what batches cost."""
+    use_threads(DEFAULT_THREADS)
+    n_threads = threads_in_force()
+    workload = load_workload(model, data, dim, seed=0)
+    with show_progress(len(SIZES) * REPEATS) as progress:
+        measured = calibrate(workload, lambda what: progress.advance(f"calibrating {model}", what))
+    header = ("type", "launch us", "row us", "efficient rows", "bytes per row")
+    rows = [
+        (t.name, f"{t.launch_us:.1f}", f"{t.row_us:.3f}", f"{t.efficient_rows:.0f}", f"{t.row_bytes:,.0f}")
+        for t in measured.types
+    ]
+    click.echo(f"{model}, dim {dim}, training on the {measured.backend} backend, BLAS threads: {n_threads}\n")
+    click.echo(format_table(header, rows))
+    path = measured.keep()
+    click.echo(f"\nKept in {path}." if path else "\nNot kept: there is no cache folder.")
+    return 0
 
 
 def _versions() -> Iterator[Finding]:

@@ -12,9 +12,10 @@ import contextlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
@@ -28,6 +29,7 @@ _SHOW_CURSOR = b"\x1b[?25h\n"  # progress bars hide it; the new line ends the on
 def run_process(work: Callable[[], object]) -> NoReturn:
     """Do the work of a whole process, and exit."""
     signal.signal(signal.SIGINT, _exit_now)
+    warnings.showwarning = _warn
     sys.exit(run_to_the_end(work))
 
 
@@ -47,6 +49,18 @@ def run_to_the_end(work: Callable[[], object]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status if isinstance(status, int) else 0
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning as errors are shown, without the place in the source."""
+    click.echo(f"autobatch: {' '.join(str(message).split())}", err=True)
 
 
 def _complain(message: str) -> int:

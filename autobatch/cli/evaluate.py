@@ -100,7 +100,7 @@ def predict(model: str, checkpoint: Path, data: str | None, out: Path | None, th
 def make_scorer(workload: Workload, instances: Sequence[Any], stored: StoredRun) -> Scorer:
     """Record instances, to be run as training ran them."""
     settings = stored.settings
-    return Scorer(workload, instances, settings.policy, settings.backend, settings.batch_size)
+    return Scorer(workload, instances, stored.policy, settings.backend, settings.batch_size)
 
 
 def select_instances(workload: Workload, data: str | None) -> Sequence[Any]:

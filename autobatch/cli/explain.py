@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from autobatch.cli import options
 from autobatch.cli.workload import load_workload, record
+from autobatch.plotting import plot_schedules
 
 
 @click.command()
@@ -21,6 +24,20 @@ from autobatch.cli.workload import load_workload, record
     help="How many instances to batch: the first, in the order of the data's files.",
 )
 @options.policies_option("depth,agenda")
+@click.option(
+    "--bound",
+    type=click.Choice(["chain", "pairs"]),
+    default="chain",
+    show_default=True,
+    help="How to bound the batches: by the chains of each type, or by pairs of types, which takes seconds.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw what ran when into a PNG, PDF or SVG file.",
+)
 @options.backend_option
 @options.seed_option
 def explain(
@@ -29,14 +46,16 @@ def explain(
     dim: int,
     batch_size: int,
     policies: tuple[str, ...],
+    bound: str,
+    plot_path: Path | None,
     backend: str,
     seed: int,
 ) -> None:
     """Show what runs together under several policies, and why not more.
 
     MODEL is a name that `autobatch models` lists, or package.module:Class. For each policy: the nodes and their types,
-    the batches beside the fewest possible, the launches, the bytes copied, what was rewritten, and the types whose
-    nodes ran alone, with the reason.
+    the batches, what compacting would leave of them, the fewest possible, the launches, the bytes copied, what was
+    rewritten, and the types whose nodes ran alone, with the reason.
 
     \b
     Example:
@@ -45,6 +64,11 @@ def explain(
     workload = load_workload(model, data, dim, seed)
     instances = workload.first(batch_size)
     click.echo(f"{model}, the first {batch_size} instances of {workload.dataset.name}")
+    reports = []
     for policy in policies:
         loss = workload.batched("loss", policy, backend)
-        click.echo(f"\n{loss.explain(record(loss, instances))}")
+        reports.append(loss.explain(record(loss, instances), bound=bound))
+        click.echo(f"\n{reports[-1]}")
+    if plot_path is not None:
+        plot_schedules([report.picture for report in reports], plot_path)
+        click.echo(f"\ndrawn: {plot_path}")

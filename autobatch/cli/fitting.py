@@ -17,6 +17,10 @@ from autobatch.cli.results import Tally
 from autobatch.cli.scoring import Scorer
 from autobatch.cli.workload import Workload, record
 from autobatch.errors import DataError, NumericError
+from autobatch.policies.auto import LESSONS, Auto
+from autobatch.schedule import Policy
+
+N_JUDGED = 2 * LESSONS  # mini-batches
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Fitting:
         last_loss: mean over the last mini-batch.
     """
 
-    def __init__(self, workload: Workload, policy: str, backend: str, batch_size: int, lr: float) -> None:
+    def __init__(self, workload: Workload, policy: str | Policy, backend: str, batch_size: int, lr: float) -> None:
         """Record training and development data.
 
         Raises:
@@ -88,6 +92,16 @@ class Fitting:
         self._batch_size = batch_size
         self._graphs = record(self.loss, workload.dataset.train)
         self._dev = Scorer(workload, workload.dataset.dev, policy, backend, batch_size)
+
+    def settle_policy(self) -> None:
+        """Have "auto" choose now and for good, from the first mini-batches of the data, so that resuming can go on.
+
+        What it may learn has to pay within an epoch, however many there are to come.
+        """
+        if isinstance(self.loss.policy, Auto):
+            starts = range(0, len(self._graphs), self._batch_size)[:N_JUDGED]
+            firsts = [self.loss.merged(self._graphs[start : start + self._batch_size]) for start in starts]
+            self.loss.policy = self.loss.policy.settle(firsts, self.steps_per_epoch)
 
     @property
     def policy(self) -> str:

@@ -13,6 +13,7 @@ from autobatch.cli.bench import bench
 from autobatch.cli.doctor import doctor
 from autobatch.cli.ending import run_process
 from autobatch.cli.evaluate import evaluate, predict
+from autobatch.cli.experiment import experiment
 from autobatch.cli.explain import explain
 from autobatch.cli.listing import data, models
 from autobatch.cli.policy import policy
@@ -46,7 +47,7 @@ def commands() -> None:
     """
 
 
-for command in (train, evaluate, predict, bench, explain, policy, models, data, doctor):
+for command in (train, evaluate, predict, bench, explain, policy, experiment, models, data, doctor):
     commands.add_command(command)
 
 

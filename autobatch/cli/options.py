@@ -54,7 +54,7 @@ policy_option = click.option(
     default="auto",
     show_default=True,
     shell_complete=completion.complete_policy,
-    help=f"What decides which nodes run together: auto, {', '.join(policies.names())}.",
+    help=f"What decides which nodes run together: auto, {', '.join(policies.names())}, or a policy's file.",
 )
 backend_option = click.option(
     "--backend",
@@ -104,5 +104,5 @@ def policies_option(default: str) -> Decorator:
         default=default,
         show_default=True,
         shell_complete=completion.complete_policies,
-        help=f"Policies to compare: {', '.join(policies.names())}.",
+        help=f"Policies to compare: {', '.join(policies.names())}, or files of policies.",
     )

@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 
 from autobatch.cli.workload import Workload, record
+from autobatch.policies.auto import Auto
+from autobatch.schedule import Policy
 
 
 class Scorer:
     """A model with instances that are recorded once, and measured as often as wanted."""
 
     def __init__(
-        self, workload: Workload, instances: Sequence[Any], policy: str, backend: str, batch_size: int
+        self, workload: Workload, instances: Sequence[Any], policy: str | Policy, backend: str, batch_size: int
     ) -> None:
         """Record the instances, unless the model has no `scores`: then there are none to measure.
+
+        With the policy "auto" nothing is learned for this, and nothing learned is used: the rule plans.
 
         Raises:
             PolicyError, BackendError: there is no such policy or backend.
@@ -26,6 +30,8 @@ class Scorer:
         self._instances = instances if workload.spec.count_correct or workload.spec.predict else []
         if self._instances:
             self._scores = workload.batched("scores", policy, backend)
+            if isinstance(self._scores.policy, Auto):
+                self._scores.policy = self._scores.policy.make_rule()
             self._graphs = record(self._scores, self._instances)
 
     def measure(self) -> dict[str, float]:

@@ -12,7 +12,15 @@ from autobatch.cli.results import Tally
 from autobatch.cli.workload import Encoding, Workload, load_workload
 from autobatch.errors import CheckpointError
 from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.policies.auto import Auto
+from autobatch.policies.directed import Directed
+from autobatch.policies.fsm import Fsm
+from autobatch.policies.network import Deep
+from autobatch.policies.policy_file import from_text, to_text
+from autobatch.policies.rules import Score
+from autobatch.schedule import Policy
 
+AUTO = Auto.rule
 LAST, BEST = "last.safetensors", "best.safetensors"
 PARAMETER, OPTIMIZER = "parameter.", "optimizer."  # begin the names of arrays
 
@@ -46,8 +54,15 @@ class StoredRun:
     """The best that the first metric was after an epoch; None if there is none."""
     draws: dict[str, int]
     """Seed and step that random numbers of the loss depend on."""
+    learned: Directed | None
+    """The policy of the loss, if it was learned or was read from a file."""
     parameters: dict[str, Any]
     optimizer: dict[str, Any]
+
+    @property
+    def policy(self) -> str | Policy:
+        """What a loss or scores are to be batched with, whatever has become of a policy's file since."""
+        return self.settings.policy if self.learned is None or self.settings.policy == AUTO else self.learned
 
     def refuse_model(self, model: str) -> None:
         """Refuse a model other than the one stored; CheckpointError."""
@@ -97,6 +112,8 @@ class StoredRun:
         fitting.optimizer.load_state_dict(self.optimizer)  # type: ignore[arg-type]
         fitting.loss.seed, fitting.loss.step = self.draws["seed"], self.draws["step"]
         fitting.position = self.position
+        if self.learned is not None:
+            fitting.loss.policy = self.learned
 
 
 def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitting, best: float | None) -> None:
@@ -117,9 +134,25 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
         "position": asdict(fitting.position),
         "best": best,
         "draws": {"seed": fitting.loss.seed, "step": fitting.loss.step},
+        "policy": policy_text(fitting.loss.policy),
         "optimizer": optimizer,
     }
     save_checkpoint(path, arrays, state)
+
+
+def name_policy(asked: str, policy: Policy) -> str:
+    """Name a policy for a checkpoint: as it was asked for, but if "auto" chose a rule, by that rule."""
+    return policy.name if asked == AUTO and isinstance(policy, Score) else asked
+
+
+def policy_text(policy: Policy) -> str | None:
+    """Write a policy whose name does not say all of it; None for others."""
+    return to_text(policy, "cannot store the policy") if isinstance(policy, Fsm | Deep | Score) else None
+
+
+def read_policy(path: Path, text: str | None) -> Directed | None:
+    """Read what `policy_text` wrote."""
+    return None if text is None else from_text(text, f"cannot load the policy in {str(path)!r}")
 
 
 def read_run(path: Path) -> StoredRun:
@@ -141,6 +174,7 @@ def read_run(path: Path) -> StoredRun:
             position=Position(**position),
             best=state["best"],
             draws=state["draws"],
+            learned=read_policy(path, state.get("policy")),
             parameters=_named(arrays, PARAMETER),
             optimizer={**state["optimizer"], "arrays": _named(arrays, OPTIMIZER)},
         )

@@ -14,7 +14,7 @@ from autobatch.cli.fitting import Epoch, Fitting
 from autobatch.cli.keeping import Keeper, Stopped, open_folder
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import JsonLines, describe_run, open_json
-from autobatch.cli.stored import Settings, StoredRun
+from autobatch.cli.stored import Settings, StoredRun, name_policy
 from autobatch.cli.tensorboard import Scalars, open_scalars, require_tensorboard
 from autobatch.cli.threads import use_threads
 from autobatch.cli.workload import Workload, load_workload
@@ -118,9 +118,12 @@ def _run(
 ) -> int:
     """Train; give the exit status."""
     click.echo(summarise(workload))
-    fitting = Fitting(workload, settings.policy, settings.backend, settings.batch_size, settings.lr)
-    settings = replace(settings, policy=fitting.policy, backend=fitting.backend)
-    if stored is not None:
+    policy = settings.policy if stored is None else stored.policy
+    fitting = Fitting(workload, policy, settings.backend, settings.batch_size, settings.lr)
+    if stored is None:
+        fitting.settle_policy()
+        settings = replace(settings, policy=name_policy(settings.policy, fitting.loss.policy), backend=fitting.backend)
+    else:
         stored.restore(fitting, len(workload.dataset.train))
         at = fitting.position
         click.echo(f"going on from {stored.path}: epochs done {at.epochs}, mini-batches of the next {at.steps}")
@@ -146,7 +149,7 @@ def _fit(
     results: JsonLines,
     scalars: Scalars,
 ) -> None:
-    described = describe_run(workload, settings.batch_size, settings.policy, settings.backend, mode="train")
+    described = describe_run(workload, settings.batch_size, fitting.policy, settings.backend, mode="train")
     n_epochs, at = settings.epochs, fitting.position
     n_steps = (n_epochs - at.epochs) * fitting.steps_per_epoch - at.steps
 

@@ -14,6 +14,7 @@ from autobatch.errors import DataError
 from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset
 from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.schedule import Policy
 
 RECURSION_LIMIT = 10_000  # calls; Python's own 1,000 is too few for a sentence parsed into a chain
 
@@ -31,7 +32,7 @@ class Workload:
     seed: int
     """Of dropout."""
 
-    def batched(self, method: str, policy: str, backend: str) -> Any:
+    def batched(self, method: str, policy: str | Policy, backend: str) -> Any:
         """Wrap the model's `loss` or `scores` to run batched."""
         return ab.batched(getattr(self.model, method), policy=policy, backend=backend, seed=self.seed)
 

@@ -1,0 +1,143 @@
+"""Measure what batches cost on this machine: a launch, a row, and the rows below which a batch takes no less time.
+
+A schedule of some mini-batch is cut into batches of at most 1, 2, 4, ..., 256 rows; each is run forward and backward
+with a clock around every batch. Median times per type and number of rows are what the cost model is fitted to. The
+gradients of weights are not in it: they are computed once per type, whatever the schedule.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from autobatch import policies
+from autobatch.cli.workload import Workload, record
+from autobatch.executor.reference import Reference
+from autobatch.graph import Graph
+from autobatch.plan import PlannedCell
+from autobatch.policies.cost import MeasuredCosts, TypeCost
+from autobatch.schedule import Schedule
+from autobatch.words import FloatArray
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows
+MIN_INSTANCES, MAX_INSTANCES = 8, 256
+REPEATS = 3
+MIN_LAPS = 3  # of a type and a number of rows, for their median to count
+SIMPLER = 1.1  # a fit with fewer efficient rows may be so many times worse
+
+
+class Chopped:
+    """The schedule of `score`, its batches cut into such of at most `n_rows`."""
+
+    name = "chopped"
+
+    def __init__(self, n_rows: int) -> None:
+        self.n_rows = n_rows
+        self._policy = policies.get("score")
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Schedule, and cut."""
+        whole = self._policy.schedule(graph)
+        kinds, ends = [], [0]
+        for kind, first, end in zip(whole.batch_type, whole.batch_ptr, whole.batch_ptr[1:], strict=False):
+            cuts = [*range(first + self.n_rows, end, self.n_rows), int(end)]
+            kinds += [kind] * len(cuts)
+            ends += cuts
+        return Schedule(np.array(kinds, np.int32), np.array(ends, np.int32), whole.order)
+
+
+class Stopwatch(Reference):
+    """The reference backend with a clock around every batch.
+
+    Attributes:
+        laps: microseconds, by direction, type and number of rows.
+        row_bytes: per type, of the inputs, their gradients and the saved values of a row, with an edge for each group.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.laps: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+        self.row_bytes: dict[int, float] = {}
+
+    def _forward_batch(self, kind: int, start: int, end: int) -> None:
+        self.row_bytes[kind] = float(count_elements(self.cells.cells[kind]) * np.dtype(self.dtype).itemsize)
+        began = perf_counter()
+        super()._forward_batch(kind, start, end)
+        self.laps["forward", kind, end - start].append(1e6 * (perf_counter() - began))
+
+    def _backward_batch(self, kind: int, start: int, end: int, active: Any) -> None:
+        began = perf_counter()
+        super()._backward_batch(kind, start, end, active)
+        self.laps["backward", kind, end - start].append(1e6 * (perf_counter() - began))
+
+    def medians(self, kind: int) -> tuple[FloatArray, FloatArray]:
+        """Give the numbers of rows that a type ran with often enough, and the microseconds forward and backward."""
+        sizes = sorted(
+            n for way, k, n in self.laps if (way, k) == ("forward", kind) and len(self.laps[way, k, n]) >= MIN_LAPS
+        )
+        sizes = sizes or [n for way, k, n in self.laps if (way, k) == ("forward", kind)]
+        us = [sum(float(np.median(self.laps[way, kind, n])) for way in ("forward", "backward")) for n in sizes]
+        return np.array(sizes, np.float64), np.array(us)
+
+
+def count_elements(cell: PlannedCell) -> int:
+    """Count what a row holds in training: inputs and their gradients, and saved values."""
+    return 2 * sum(cell.layout.input_width) + sum(cell.layout.saved_width)
+
+
+def calibrate(workload: Workload, advance: Callable[[str], None] = lambda what: None) -> MeasuredCosts:
+    """Measure the types of a model in training, on the reference backend.
+
+    Args:
+        workload: the model and its data.
+        advance: called after each of the `len(SIZES) * REPEATS` runs.
+
+    Raises:
+        DataError: there are fewer than `MIN_INSTANCES` instances.
+    """
+    loss = workload.batched("loss", "score", "reference")
+    loss.backend = clock = Stopwatch()
+    n_instances = max(MIN_INSTANCES, min(MAX_INSTANCES, len(workload.dataset.items)))
+    graphs = record(loss, workload.first(n_instances))
+    loss.value_and_grad(graphs)
+    clock.laps.clear()
+    for n_rows in SIZES:
+        loss.policy = Chopped(n_rows)
+        for _ in range(REPEATS):
+            loss.value_and_grad(graphs[: max(MIN_INSTANCES, n_rows)])
+            advance(f"batches of {n_rows} rows")
+    types = loss.last.graph.types
+    costs = []
+    for kind, (name, outline) in enumerate(zip(types.names, types.outlines, strict=True)):
+        launch_us, row_us, efficient_rows = fit_cost(*clock.medians(kind))
+        costs.append(TypeCost(name, outline, launch_us, row_us, efficient_rows, clock.row_bytes[kind]))
+    return MeasuredCosts("reference", workload.dim, "train", tuple(costs))
+
+
+def fit_cost(rows: FloatArray, us: FloatArray) -> tuple[float, float, float]:
+    """Fit launch + row * max(rows, efficient) to times, by least squares of relative errors; no number is negative.
+
+    Of numbers of efficient rows that fit about as well, the smallest.
+
+    >>> rows = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    >>> fit_cost(rows, 20 + 3 * np.maximum(rows, 4.0))
+    (20.0, 3.0, 4.0)
+    """
+    fits = []
+    for efficient in rows:
+        padded = np.maximum(rows, efficient)
+        columns = np.stack([np.ones_like(rows), padded], axis=1) / us[:, None]
+        (launch, row), *_ = np.linalg.lstsq(columns, np.ones_like(us))
+        if row < 0 or not np.ptp(padded):
+            launch, row = 1 / np.mean(1 / us), 0.0
+        elif launch < 0:
+            launch, row = 0.0, float((columns[:, 1].sum()) / (columns[:, 1] ** 2).sum())
+        error = float(((columns @ [launch, row] - 1) ** 2).mean())
+        fits.append((error, float(efficient), float(launch), float(row)))
+    least = min(fits)[0]
+    _, efficient, launch, row = min((f for f in fits if f[0] <= SIMPLER * least + 1e-12), key=lambda f: f[1])
+    return round(launch, 3), round(row, 4), efficient

@@ -1,0 +1,92 @@
+"""What a policy sees of a graph: typed nodes and who reads whom.
+
+Everything that is decided about batches depends on types and edges alone, so schedules, bounds and searches work on a
+`Dag`: of a mini-batch, of its reverse (where every edge points the other way, so that a plan made on it, read from its
+end, is a plan of the original), or of a smaller graph that stands for it. Nodes are in topological order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from autobatch._jit import compiled
+from autobatch.graph import Graph
+from autobatch.words import IntArray
+
+
+class Dag(NamedTuple):
+    """N nodes of T types, and E edges between them; each points to a later node."""
+
+    type_id: IntArray  # int32[N]
+    edge_ptr: IntArray  # int32[N+1] node n reads edge_src[edge_ptr[n]:edge_ptr[n+1]]
+    edge_src: IntArray  # int32[E]
+    n_types: int
+
+
+def to_dag(graph: Graph) -> Dag:
+    """Give the types and edges of a graph, without a copy."""
+    return Dag(graph.type_id, graph.edge_ptr, graph.edge_src, graph.n_types)
+
+
+@compiled
+def reverse(dag: Dag) -> Dag:
+    """Turn every edge round; node n of the result is node N - 1 - n, so that it is in topological order too.
+
+    Cost: O(N + E).
+    """
+    last = dag.type_id.size - 1
+    reader_ptr, reader = reverse_edges(dag.edge_ptr, dag.edge_src)
+    return Dag(
+        dag.type_id[::-1].copy(),
+        (reader.size - reader_ptr[::-1]).astype(np.int32),
+        (last - reader[::-1]).astype(np.int32),
+        dag.n_types,
+    )
+
+
+@compiled
+def reverse_edges(edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, IntArray]:
+    """List the readers of each node, in node order: reader_ptr[N+1], reader[E]."""
+    reader_ptr = np.zeros(edge_ptr.size + 1, np.int32)
+    for source in edge_src:
+        reader_ptr[source + 2] += 1
+    for node in range(1, edge_ptr.size):
+        reader_ptr[node + 1] += reader_ptr[node]
+    reader = np.empty(edge_src.size, np.int32)
+    for node in range(edge_ptr.size - 1):
+        for e in range(edge_ptr[node], edge_ptr[node + 1]):
+            source = edge_src[e]
+            reader[reader_ptr[source + 1]] = node
+            reader_ptr[source + 1] += 1
+    return reader_ptr[:-1], reader
+
+
+@compiled
+def depths(edge_ptr: IntArray, edge_src: IntArray) -> IntArray:
+    """Count, per node, the edges on the longest path from a node without inputs: int32[N]."""
+    depth = np.zeros(edge_ptr.size - 1, np.int32)
+    for node in range(depth.size):
+        for e in range(edge_ptr[node], edge_ptr[node + 1]):
+            depth[node] = max(depth[node], depth[edge_src[e]] + 1)
+    return depth
+
+
+@compiled
+def chains_ahead(dag: Dag) -> IntArray:
+    """Count, per node and type, the most nodes of that type on a path that starts at the node: int32[N, T].
+
+    The node itself counts. Over all nodes the largest counts, added up over types, are the chain bound.
+
+    Cost: O(T * (N + E)).
+    """
+    type_id, edge_ptr, edge_src, n_types = dag
+    ahead = np.zeros((type_id.size, n_types), np.int32)
+    for node in range(type_id.size - 1, -1, -1):
+        ahead[node, type_id[node]] += 1
+        for e in range(edge_ptr[node], edge_ptr[node + 1]):
+            source = edge_src[e]
+            for kind in range(n_types):
+                ahead[source, kind] = max(ahead[source, kind], ahead[node, kind])
+    return ahead

@@ -1,0 +1,63 @@
+"""Draw what ran when: a lane for each type, in it a bar for each batch, as high as it has rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autobatch.errors import AutobatchError
+from autobatch.schedule import Schedule
+
+LANE = 0.9  # of the distance between lanes: the height of the largest batch of a type
+SMALLEST = 0.06  # height of the smallest batches, as a fraction of the largest
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A schedule to be drawn.
+
+    Attributes:
+        title: what stands above it.
+        schedule: its batches.
+        names: of the types, by id.
+    """
+
+    title: str
+    schedule: Schedule
+    names: Sequence[str]
+
+
+def plot_schedules(pictures: Sequence[Picture], path: str | os.PathLike[str]) -> None:
+    """Draw schedules one below the other, over one axis of batches, into a PNG, PDF or SVG file.
+
+    Raises:
+        AutobatchError: Matplotlib is missing, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise AutobatchError(
+            "cannot draw a schedule: matplotlib is not installed; pip install 'autobatch[plot]'."
+        ) from None
+    lanes = [np.unique(picture.schedule.batch_type) for picture in pictures]
+    figure = Figure(figsize=(10, sum(0.9 + 0.32 * len(lane) for lane in lanes)), layout="constrained")
+    all_axes = figure.subplots(
+        len(pictures), 1, squeeze=False, sharex=True, height_ratios=[1 + len(lane) for lane in lanes]
+    )
+    for axes, picture, lane in zip(all_axes[:, 0], pictures, lanes, strict=True):
+        sizes = np.diff(picture.schedule.batch_ptr)
+        for place, kind in enumerate(lane):
+            batches = np.flatnonzero(picture.schedule.batch_type == kind)
+            heights = LANE * np.maximum(sizes[batches] / sizes[batches].max(), SMALLEST)
+            axes.bar(batches, heights, width=1.0, bottom=place - LANE / 2, align="edge", color=f"C{kind % 10}")
+        axes.set_yticks(range(len(lane)), [picture.names[kind] for kind in lane])
+        axes.set_title(picture.title, fontsize="medium", loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+    all_axes[-1, 0].set_xlabel("batch")
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise AutobatchError(f"cannot draw a schedule into {os.fspath(path)!r}: {error}") from error

@@ -1,0 +1,89 @@
+"""The workloads that batching policies are compared on: mini-batches as graphs of types and edges.
+
+Trees, sentences and lattices are real where the data lies beside the checkout, else drawn; random dags are drawn, and
+each of their nodes is of any type with equal chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from autobatch.graph import Graph
+from autobatch.models.data.dag import draw_dags
+from autobatch.models.data.dataset import Dataset, load_lattices, load_sentences
+from autobatch.models.data.lattice import Lattice
+from autobatch.models.shapes import LATTICE_FORMS, SHAPES
+from autobatch.sketch import Sketch, to_graph
+from harness import find_data, load_sst_or_listops, name_of
+
+N_DAGS = 1792  # seven mini-batches of 256
+
+
+@dataclass(frozen=True)
+class Items:
+    """What mini-batches are made of, in order, and where it is from."""
+
+    data: str
+    items: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How items are found, by a seed, and what makes a graph of some of them."""
+
+    load: Callable[[int], Items]
+    make_graph: Callable[[Sequence[Any], np.random.Generator], Graph]
+
+    def minibatches(self, size: int, count: int, seed: int) -> tuple[str, list[Graph]]:
+        """Make the first mini-batches, fewer where the items end; also name the data."""
+        found = self.load(seed)
+        rng = np.random.default_rng([seed, size])
+        starts = range(0, len(found.items) - size + 1, size)[:count]
+        return found.data, [self.make_graph(found.items[k : k + size], rng) for k in starts]
+
+
+def make_random_graph(dags: Sequence[Lattice[Any]], rng: np.random.Generator, n_types: int) -> Graph:
+    """Make the graph of random dags: a node reads the nodes where its arcs start."""
+    sketch = Sketch(n_types)
+    for dag in dags:
+        first = len(sketch.inputs)
+        for kind, arcs in zip(rng.integers(n_types, size=len(dag.arcs)).tolist(), dag.arcs, strict=True):
+            sketch.add(kind, sorted(first + start for start, _ in arcs))
+    return to_graph(sketch.to_dag(), [f"type{kind}" for kind in range(n_types)])
+
+
+def _load_trees(seed: int) -> Items:
+    return _training_items(load_sst_or_listops(seed))
+
+
+def _load_sentences(seed: int) -> Items:
+    return _training_items(load_sentences(find_data("wikiner") or "tagging", np.random.default_rng(seed)))
+
+
+def _load_lattices(seed: int) -> Items:
+    return _training_items(load_lattices(find_data("lattice") or "lattices", np.random.default_rng(seed)))
+
+
+def _draw_dags(seed: int) -> Items:
+    return Items("random-dag", draw_dags(N_DAGS, np.random.default_rng(seed)))
+
+
+def _training_items(dataset: Dataset) -> Items:
+    return Items(name_of(dataset), dataset.train)
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "tree-lstm": Workload(_load_trees, SHAPES["tree-lstm"]),
+    "bilstm-tagger": Workload(_load_sentences, SHAPES["bilstm-tagger"]),
+    **{f"lattice-lstm-{form}": Workload(_load_lattices, SHAPES[f"lattice-lstm, {form}"]) for form in LATTICE_FORMS},
+    "tree-lstm-2type": Workload(_load_trees, SHAPES["tree-lstm-2type"]),
+    **{
+        f"random-dag-{n_types}": Workload(_draw_dags, partial(make_random_graph, n_types=n_types))
+        for n_types in (2, 4, 8)
+    },
+}

@@ -1,0 +1,177 @@
+"""Orders of several areas of memory at once, in which given lines of values are consecutive and in the same order.
+
+A *line* is a list of spans that shall lie one after the other. Lines with the same `order` must put their spans in the
+same order, whichever that is: the operands and the result of ops that run as one. Each area has a PQ-tree, and what
+the tree of one line knows of its spans is carried over to the lines that share its order, until nothing changes. Then
+an order is chosen for each group of lines; P-nodes are permuted and Q-nodes turned so that all lines follow, and where
+that fails the next order is tried.
+Source: Booth and Lueker 1976 for the trees; ED-Batch (arXiv:2302.03851), section 3, for lines of one order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import TypeAlias
+
+from autobatch.memplan.pqtree import PQTree
+
+Span: TypeAlias = tuple[Hashable, ...]
+MAX_TRIES = 2_000  # orders tried for the groups of lines before a system counts as impossible
+
+
+@dataclass(frozen=True)
+class Line:
+    """Spans that lie one after the other.
+
+    Attributes:
+        order: lines with an equal one have their spans in the same order; None fixes the order given here.
+        spans: the items of each, consecutive in memory; a line lies in one area.
+    """
+
+    order: Hashable | None
+    spans: tuple[Span, ...]
+
+
+class AlignedOrders:
+    """Orders of the items of each area that keep the added lines; at first any.
+
+    Args:
+        areas: the items of each area, every item in one of them.
+
+    >>> orders = AlignedOrders(["abcd", "wxyz"])
+    >>> orders.add([Line("gates", (("a",), ("b",), ("c",))), Line("gates", (("w",), ("x",), ("y",)))])
+    True
+    >>> orders.add([Line(None, (("x",), ("w",)))]), orders.add([Line("other", (("a",), ("c",)))])
+    (True, True)
+    >>> [*map("".join, orders.frontiers())]
+    ['dbac', 'zxwy']
+    >>> orders.add([Line(None, (("y",), ("x",)))])
+    False
+    """
+
+    def __init__(self, areas: Iterable[Iterable[Hashable]]) -> None:
+        self._trees = [PQTree(area) for area in areas]
+        self._area = {item: at for at, tree in enumerate(self._trees) for item in tree.frontier()}
+        self._lines: list[Line] = []
+        self.gave_up = False
+
+    def add(self, lines: Iterable[Line]) -> bool:
+        """Keep only those orders in which these lines are kept too.
+
+        Returns:
+            Whether there are such orders. If not, nothing changed. False also if `MAX_TRIES` orders of the groups of
+            lines were tried in vain; `gave_up` is then set.
+
+        Cost: a reduction per line and per constraint carried over, then a walk of the trees for each order tried.
+        """
+        trial = self.copy()
+        fits = all(trial._place(line) for line in lines) and trial._carry_over() and trial._choose_orders()
+        self.gave_up |= trial.gave_up
+        if fits:
+            self._trees, self._lines = trial._trees, trial._lines
+        return fits
+
+    def copy(self) -> AlignedOrders:
+        """An equal system that shares nothing with this one."""
+        twin = AlignedOrders([])
+        twin._trees, twin._area, twin._lines = [tree.copy() for tree in self._trees], self._area, [*self._lines]
+        return twin
+
+    def frontiers(self) -> list[list[Hashable]]:
+        """One order of each area that keeps all lines."""
+        return [tree.frontier() for tree in self._trees]
+
+    def _place(self, line: Line) -> bool:
+        """Reduce a line by itself: each span, all spans together, and neighbours where the order is given."""
+        items = _joined(line.spans)
+        if len(set(items)) < len(items) or len({self._area[item] for item in items}) > 1:
+            return False
+        self._lines.append(line)
+        neighbours = pairwise(line.spans) if line.order is None else ()
+        subsets = [*line.spans, items, *(_joined(pair) for pair in neighbours)]
+        return all(self._tree(line).reduce(subset) for subset in subsets)
+
+    def _carry_over(self) -> bool:
+        """Make every constraint on the order of a line one on all lines of that order, until nothing changes."""
+        groups = self._tied_lines()
+        before: list[int] = []
+        while (now := [tree.n_orders() for tree in self._trees]) != before:
+            before = now
+            for lines in groups:
+                known = [positions for line in lines for positions in self._known_of(line)]
+                for line, positions in product(lines, known):
+                    if not self._tree(line).reduce(_joined(line.spans[k] for k in positions)):
+                        return False
+        return True
+
+    def _known_of(self, line: Line) -> list[list[int]]:
+        """What the tree knows of the order of a line's spans: sets of positions that are consecutive."""
+        number = {item: k for k, item in enumerate(_firsts(line))}
+        return [[number[item] for item in subset] for subset in self._tree(line).restricted(number).constraints()]
+
+    def _tied_lines(self) -> list[list[Line]]:
+        """The lines of each order that several lines share."""
+        groups: defaultdict[Hashable, list[Line]] = defaultdict(list)
+        for line in self._lines:
+            if line.order is not None and len(line.spans) > 1:
+                groups[line.order].append(line)
+        return [lines for lines in groups.values() if len(lines) > 1]
+
+    def _choose_orders(self) -> bool:
+        """Arrange all trees so that the fixed lines are in their order and the lines of each group in one order."""
+        chosen: list[list[list[Hashable]]] = [[] for _ in self._trees]
+        for line in self._lines:
+            if line.order is None:
+                chosen[self._area_of(line)].append(_firsts(line))
+        if not all(tree.arrange_all(orders) for tree, orders in zip(self._trees, chosen, strict=True)):
+            return False
+        return self._choose(self._tied_lines(), chosen, iter(range(MAX_TRIES)))
+
+    def _choose(self, groups: list[list[Line]], chosen: list[list[list[Hashable]]], tries: Iterator[int]) -> bool:
+        """Choose orders for the groups of lines, one after the other, and go back where no order is left."""
+        if not groups:
+            return True
+        lines, *rest = groups
+        for order in self._possible_orders(lines):
+            if next(tries, None) is None:
+                self.gave_up = True
+                return False
+            extended = [[*orders] for orders in chosen]
+            for line in lines:
+                extended[self._area_of(line)].append([line.spans[k][0] for k in order])
+            touched = {self._area_of(line) for line in lines}
+            fits = all(self._trees[at].arrange_all(extended[at]) for at in touched)
+            if fits and self._choose(rest, extended, tries):
+                return True
+        return False
+
+    def _possible_orders(self, lines: list[Line]) -> Iterator[list[int]]:
+        """Orders of the spans of these lines: first those in which they lie now, then all that the first one may have.
+
+        What the trees know of them has been carried over, so each line alone may have the same orders.
+        """
+        for line in lines:
+            position = {item: at for at, item in enumerate(self._tree(line).frontier())}
+            places = [position[span[0]] for span in line.spans]
+            yield sorted(range(len(places)), key=places.__getitem__)
+        number = {item: k for k, item in enumerate(_firsts(lines[0]))}
+        for order in self._tree(lines[0]).restricted(number).orders():
+            yield [number[item] for item in order]
+
+    def _area_of(self, line: Line) -> int:
+        return self._area[line.spans[0][0]]
+
+    def _tree(self, line: Line) -> PQTree:
+        return self._trees[self._area_of(line)]
+
+
+def _firsts(line: Line) -> list[Hashable]:
+    """An item of each span, to stand for it: spans do not interleave."""
+    return [span[0] for span in line.spans]
+
+
+def _joined(spans: Iterable[Span]) -> list[Hashable]:
+    return [item for span in spans for item in span]

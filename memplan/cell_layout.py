@@ -1,0 +1,248 @@
+"""The layout of a cell: which instructions run as one, the order of all items, and what has to be copied.
+
+Instructions are grouped (`inner`), what the groups want of the order of items is written down (`constraints`), and as
+much of it as possible is granted (`layout_search`). What is not becomes an explicit copy with its reason where an op
+needs blocks; an element-wise op reads its operands where they are, and only a backend that runs op by op copies.
+This decides; nothing is executed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from autobatch.memplan.constraints import (
+    FLOAT_BYTES,
+    RESULT,
+    Pattern,
+    Run,
+    is_hard,
+    n_rows,
+    operands_of,
+    pattern_of,
+)  # fmt: skip
+from autobatch.memplan.inner import Batches, Price, choose_batches, make_steps, run_late
+from autobatch.memplan.layout_search import Batch, Effort, Fit, Key, fit_hard, fit_soft, with_reasons
+from autobatch.memplan.memory import SHARED_VALUES, Item, Memory
+from autobatch.program import CellProgram, Instruction
+
+ROWS = 32  # nodes of a batch, where copies are weighed
+
+
+class Copy(NamedTuple):
+    """Values brought together, or read where they are, because they do not lie as a batch or join wants them.
+
+    Attributes:
+        what: the reader and its operand, for people.
+        values: those that are moved.
+        area: where they lie.
+        elements: moved per row of the area.
+        reason: why they do not lie so.
+    """
+
+    what: str
+    values: tuple[int, ...]
+    area: str
+    elements: int
+    reason: str
+
+    def moved_bytes(self, rows: int) -> int:
+        """Bytes moved for a batch of this many nodes; once per step for what all nodes share."""
+        return FLOAT_BYTES * self.elements * n_rows(self.area, rows)
+
+
+class InnerBatch(NamedTuple):
+    """Instructions that run as one.
+
+    Attributes:
+        values: what they compute, in the order in which they lie: row by row of the grid.
+        n_rows: rows of the grid.
+        hard: whether its op wants blocks.
+        views: per operand (-1 is the result) that lies as the batch wants it, how it follows the grid; the rest is
+            copied, or read in place by a soft batch.
+    """
+
+    values: tuple[int, ...]
+    n_rows: int
+    hard: bool
+    views: dict[int, Pattern]
+
+
+@dataclass(frozen=True, eq=False)
+class CellLayout:
+    """A cell laid out.
+
+    Attributes:
+        memory: its values.
+        batches: in an order in which they can run.
+        areas: the items of each area, in order: columns of nodes and edges, rows of stacked parameters.
+        joins: the concats that are no copies.
+        copies: what hard batches and concats copy.
+        apart: what soft batches read where it is.
+        fewest: the batches that no grouping can go below.
+        proven: whether no other grouping and order has fewer launches (batches, and copies that are made for each
+            batch of nodes), or as many and moves fewer bytes; false if a limit of the search was met.
+    """
+
+    memory: Memory
+    batches: tuple[InnerBatch, ...]
+    areas: dict[str, tuple[Item, ...]]
+    joins: frozenset[int]
+    copies: tuple[Copy, ...]
+    apart: tuple[Copy, ...]
+    fewest: int
+    proven: bool
+
+    def copied_bytes(self, rows: int = ROWS) -> int:
+        """Bytes copied when a batch of this many nodes runs."""
+        return sum(copy.moved_bytes(rows) for copy in self.copies)
+
+    def apart_bytes(self, rows: int = ROWS) -> int:
+        """Bytes that soft batches would copy as well if they ran op by op."""
+        return sum(copy.moved_bytes(rows) for copy in self.apart)
+
+    @property
+    def parameter_copies(self) -> int:
+        """Copies of what all nodes share."""
+        return sum(copy.area == SHARED_VALUES for copy in self.copies)
+
+    def offset(self, value: int) -> int:
+        """Where a value begins: a column of its row, or an element of what is shared."""
+        first = self.span(value)[0]
+        items = self.areas[self.memory.area_of(first.value)]
+        return sum(item.size for item in items[: items.index(first)])
+
+    def span(self, value: int) -> tuple[Item, ...]:
+        """The items of a value; none for a number."""
+        return self.memory.span(value, frozenset(self.memory.joins) - self.joins)
+
+    def __str__(self) -> str:
+        from autobatch.memplan.layout_text import show_layout
+
+        return show_layout(self)
+
+
+def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
+    """Lay out a cell with the fewest launches of batches and copies, then the fewest copied bytes.
+
+    Args:
+        program: of the cell.
+        rows: nodes of a batch, to weigh what nodes share against what each has.
+
+    Cost: once per cell; 10 to 50 ms for a Tree-LSTM. Grows fast with the instructions that could run as one and whose
+        runs conflict, up to the limits of `inner` and `layout_search`: ten seconds or more at 60 such instructions.
+    Source: ED-Batch (arXiv:2302.03851), section 3: operands of batches as constraints on a PQ-tree.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> from autobatch.arguments import Key
+    >>> from autobatch.cell import Tracer
+    >>> a, b = ab.Parameter(np.zeros((2, 2))), ab.Parameter(np.zeros((2, 2)))
+    >>> tracer, key = Tracer("both", {id(a): "a", id(b): "b"}), Key("value", (2,))
+    >>> program, _ = tracer.trace(lambda given: b @ given["y"] + a @ given["x"], {"x": key, "y": key})
+    >>> print(plan_cell(program))
+    both: 3 instructions in 2 batches; 0 copies, 0 bytes for 32 nodes
+      node, 10 elements
+        before: x y %3 %5 %6
+        after:  %6 %3 %5 y x
+      shared, 8 elements
+        before: b a
+        after:  b a
+      batches
+        1: matmul x 2: result = %3 %5, x = b a, y = y x
+        2: add x 1: result = %6, x = %3, y = %5
+    """
+    memory = Memory(program)
+    steps, effort = make_steps(memory), Effort()
+    fits: dict[frozenset[Batch], Fit] = {}
+
+    def price(batches: Batches) -> Price | None:
+        if fits and effort.left <= 0:
+            return None
+        fits[frozenset(batches)] = fit = fit_hard(memory, batches, rows, effort)
+        return fit.n_copies, fit.moved
+
+    choice = choose_batches(steps, price)
+    groupings = (choice.batches, run_late(steps, choice.batches))
+    hard = fits[frozenset(batch for batch in choice.batches if is_hard(memory, batch))]
+    soft = [tuple(batch for batch in batches if not is_hard(memory, batch)) for batches in groupings]
+    tried = [(fit_soft(memory, hard, batches, rows), at) for at, batches in enumerate(soft)]
+    fit, at = min(tried, key=lambda pair: sum(run.moved_bytes(rows) for run, _ in pair[0].dropped.values()))
+    proven = choice.proven and not effort.gave_up
+    return _to_layout(memory, groupings[at], with_reasons(memory, fit, effort), choice.fewest, proven)
+
+
+def _to_layout(memory: Memory, batches: Batches, fit: Fit, fewest: int, proven: bool) -> CellLayout:
+    joins = frozenset(value for value in memory.joins if ("join", value) in fit.kept)
+    frontiers = zip(memory.areas, fit.orders.frontiers(), strict=True)
+    areas = {
+        area: tuple(item for item in cast(list[Item], order) if item.value not in joins) for area, order in frontiers
+    }
+    always = [(value, memory.why_copied(value)) for value in memory.copying if value not in memory.joins]
+    copies = [_copy_of_value(memory, value, reason) for value, reason in always if reason is not None]
+    dropped = [(run, _to_copy(memory, batches, run, others)) for run, others in fit.dropped.values()]
+    return CellLayout(
+        memory,
+        tuple(_to_batch(memory, batch, fit, areas) for batch in batches),
+        {area: items for area, items in areas.items() if items},
+        joins,
+        (*copies, *(copy for run, copy in dropped if run.hard)),
+        tuple(copy for run, copy in dropped if not run.hard),
+        fewest,
+        proven,
+    )
+
+
+def _to_batch(memory: Memory, batch: Batch, fit: Fit, areas: dict[str, tuple[Item, ...]]) -> InnerBatch:
+    """Put the members of a batch into the order in which its views lie."""
+    number, grid = batch[0], fit.grids[batch[0]]
+    position = {item: at for items in areas.values() for at, item in enumerate(items)}
+    lines = [line for run in fit.kept.values() if run.key[:2] == ("batch", number) for line in run.lines or ()]
+    rank: dict[Any, list[int]] = {}
+    for line in lines:
+        places = [position[cast(Item, span[0])] for span in line.spans]
+        rank[line.order] = [sorted(places).index(place) for place in places]
+
+    def place_of(member: int) -> tuple[int, int]:
+        row, column = grid.row[member], grid.column[member]
+        order = (number, "column") if grid.tied else (number, "column", row)
+        rows, columns = rank.get((number, "row")), rank.get(order)
+        return rows[row] if rows else row, columns[column] if columns else column
+
+    views: dict[int, Pattern] = {}
+    for operand, values in operands_of(memory, batch).items():
+        pattern = pattern_of(grid, [memory.reads[v] for v in values])
+        if pattern is not None and ("batch", number, operand) not in fit.dropped:
+            views[operand] = pattern
+    order = sorted(range(len(batch)), key=place_of)
+    return InnerBatch(tuple(batch[m] for m in order), len(set(grid.row)), is_hard(memory, batch), views)
+
+
+def _to_copy(memory: Memory, batches: Batches, run: Run, others: tuple[Key, ...] | None) -> Copy:
+    names = [_reader_name(memory, batches, key) for key in others or ()]
+    if run.lines is None:
+        reason = "its values repeat in no grid"
+    elif names:
+        reason = f"it fits none of the orders that are left by {' and '.join(names)}"
+    elif others is not None:
+        reason = "no order of the items serves it"
+    else:
+        reason = "it does not fit beside what is kept"
+    return Copy(_reader_name(memory, batches, run.key), run.values, run.area, run.elements, reason)
+
+
+def _copy_of_value(memory: Memory, value: int, reason: str) -> Copy:
+    size = memory.program.vars[value].size
+    return Copy(_reader_name(memory, (), ("join", value)), (value,), memory.area_of(value), size, reason)
+
+
+def _reader_name(memory: Memory, batches: Batches, key: Key) -> str:
+    """`matmul of 5, argument 1`, `result of matmul of 5`, `concat %7`."""
+    batch = next((batch for batch in batches if batch[0] == key[1]), (cast(int, key[1]),))
+    source = memory.program.vars[batch[0]].source
+    assert isinstance(source, Instruction)
+    if key[0] == "join":
+        return f"{source.op.name} {memory.name(batch[0])}"
+    what = f"{source.op.name} of {memory.name(batch[0])}"
+    what += f" and {len(batch) - 1} more" if len(batch) > 1 else ""
+    return f"result of {what}" if key[2] == RESULT else f"{source.op.names[cast(int, key[2])]} of {what}"

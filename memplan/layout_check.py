@@ -1,0 +1,131 @@
+"""What makes a layout of a cell a layout, written from the definition: addresses are read again, trees are not."""
+
+from __future__ import annotations
+
+from autobatch.errors import PlanError
+from autobatch.memplan.cell_layout import CellLayout, InnerBatch
+from autobatch.memplan.constraints import Pattern, operands_of
+from autobatch.memplan.inner import computed, signature
+from autobatch.memplan.memory import Item
+from autobatch.program import Instruction
+
+
+def check_cell_layout(layout: CellLayout) -> None:
+    """Check a layout: every item has one place, batches can run, every view is one, and the rest is a counted copy.
+
+    Raises:
+        PlanError: names the first thing that does not hold. That is a defect of the planner.
+
+    Cost: O(items * values).
+    """
+    start = _addresses(layout)
+    _check_values(layout, start)
+    _check_batches(layout)
+    for number, batch in enumerate(layout.batches):
+        for operand, pattern in batch.views.items():
+            _check_view(layout, start, number, operand, pattern)
+    _check_copies(layout)
+
+
+def _addresses(layout: CellLayout) -> dict[Item, tuple[str, int]]:
+    """The area of each item, and where in it it starts."""
+    start: dict[Item, tuple[str, int]] = {}
+    for area, items in layout.areas.items():
+        at = 0
+        for item in items:
+            if item in start:
+                raise _broken(layout, f"{layout.memory.item_name(item)} has two places")
+            start[item] = (area, at)
+            at += item.size
+    expected = {
+        item: area for area, items in layout.memory.areas.items() for item in items if item.value not in layout.joins
+    }
+    if {item: area for item, (area, _) in start.items()} != expected:
+        raise _broken(layout, f"{len(start)} items have places and {len(expected)} need one, or their areas differ")
+    return start
+
+
+def _check_values(layout: CellLayout, start: dict[Item, tuple[str, int]]) -> None:
+    """Check that every value is in one piece, and so are the parts of joins."""
+    for value, var in enumerate(layout.memory.program.vars):
+        span = layout.span(value)
+        size = layout.memory.reads[value].stop - layout.memory.reads[value].start
+        if not span:
+            continue
+        area, at = start[span[0]]
+        for item in span:
+            if start[item] != (area, at):
+                raise _broken(layout, f"{layout.memory.name(value)} of shape {var.shape} lies in pieces")
+            at += item.size
+        if at - start[span[0]][1] != size:
+            raise _broken(layout, f"{layout.memory.name(value)} has {at - start[span[0]][1]} elements and needs {size}")
+
+
+def _check_batches(layout: CellLayout) -> None:
+    """Check that batches run every instruction once, after what it reads, and only what may run as one."""
+    memory, finished = layout.memory, set[int]()
+    for number, batch in enumerate(layout.batches):
+        sources = [memory.program.vars[value].source for value in batch.values]
+        args = [arg for source in sources if isinstance(source, Instruction) for arg in source.args]
+        missing = {read for arg in args for read in computed(memory, arg)} - finished
+        if missing:
+            raise _broken(layout, f"batch {number} reads {memory.name(min(missing))} before it is computed")
+        if len({signature(memory, value) for value in batch.values}) != 1:
+            raise _broken(layout, f"the instructions of batch {number} cannot run as one")
+        if len(batch.values) % batch.n_rows or finished & {*batch.values}:
+            raise _broken(layout, f"batch {number} is no grid of instructions that run once")
+        finished |= {*batch.values}
+    if finished != {*memory.steps}:
+        raise _broken(layout, f"batches run {len(finished)} of {len(memory.steps)} instructions")
+
+
+def _check_view(
+    layout: CellLayout, start: dict[Item, tuple[str, int]], number: int, operand: int, pattern: Pattern
+) -> None:
+    """Check that the values of an operand lie as its pattern says, in the order of the batch."""
+    batch, memory = layout.batches[number], layout.memory
+    values = operands_of(memory, batch.values)[operand]
+    first_area, first = start[layout.span(values[0])[0]]
+    size = memory.reads[values[0]].stop - memory.reads[values[0]].start
+    for k, value in enumerate(values):
+        wanted = (first_area, first + size * _steps(batch, k, pattern))
+        if start[layout.span(value)[0]] != wanted:
+            raise _broken(
+                layout,
+                f"operand {operand} of batch {number} is said to be a view ({pattern}), and {memory.name(value)} lies "
+                f"at {start[layout.span(value)[0]]}, not at {wanted}",
+            )
+
+
+def _steps(batch: InnerBatch, k: int, pattern: Pattern) -> int:
+    """How many values member `k` of a batch is behind the first."""
+    n_columns = len(batch.values) // batch.n_rows
+    return {"same": 0, "full": k, "row": k // n_columns, "column": k % n_columns}[pattern]
+
+
+def _check_copies(layout: CellLayout) -> None:
+    """Check that what is no view is counted, with a reason."""
+    memory = layout.memory
+    missing = {
+        hard: sum(
+            len(operands_of(memory, batch.values).keys() - batch.views.keys())
+            for batch in layout.batches
+            if batch.hard == hard
+        )
+        for hard in (True, False)
+    }
+    n_copied = missing[True] + len(set(memory.copying) - layout.joins)
+    if (len(layout.copies), len(layout.apart)) != (n_copied, missing[False]):
+        raise _broken(
+            layout,
+            f"{len(layout.copies)} copies and {len(layout.apart)} reads in place are counted, and there are "
+            f"{n_copied} and {missing[False]}",
+        )
+    if not all(copy.reason and copy.elements > 0 for copy in (*layout.copies, *layout.apart)):
+        raise _broken(layout, "a copy has no reason or moves nothing")
+
+
+def _broken(layout: CellLayout, claim: str) -> PlanError:
+    return PlanError(
+        f"checking the layout of cell {layout.memory.program.name!r}: {claim}; this is a defect of the memory planner."
+    )

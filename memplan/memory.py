@@ -1,0 +1,186 @@
+"""What the values of a cell are in memory: items that can be placed, views of them, and joins.
+
+A value that is a contiguous slice of another is a view, so the other is cut into *items* where slices begin and end;
+its items stay side by side. A `concat` along the first axis is a *join*: no copy if its parts lie side by side.
+Other views (transposed, broadcast) are read through strides of the whole value, and are equal if these are.
+Items of one area can be placed next to each other: the columns of a node, those of an edge of each variadic group,
+what all nodes share (parameters); data attributes are areas of their own, in the order that the program gives them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from autobatch.memplan.aligned import Line
+from autobatch.ops.define import Op, Shape
+from autobatch.program import NODE, SHARED, Attribute, CellProgram, Constant, Instruction, Port, Var, Weight
+
+NODE_COLUMNS, SHARED_VALUES, INT_DATA, FLOAT_DATA = "node", "shared", "int data", "float data"
+
+
+class Item(NamedTuple):
+    """Elements start:stop of a value that has memory of its own."""
+
+    value: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.stop - self.start
+
+
+class Read(NamedTuple):
+    """What an argument refers to: elements of a value in memory, seen through views that have strides."""
+
+    value: int
+    start: int
+    stop: int
+    strided: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """The values of one program in memory."""
+
+    program: CellProgram
+
+    @cached_property
+    def reads(self) -> tuple[Read, ...]:
+        """What each value refers to: itself, unless it is a view."""
+        found: list[Read] = []
+        for index, var in enumerate(self.program.vars):
+            if isinstance(var.source, Instruction) and var.source.op.view:
+                argument = var.source.args[0]
+                found.append(_view(var.source, self.program.vars[argument].shape, found[argument]))
+            else:
+                found.append(Read(index, 0, var.size))
+        return tuple(found)
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """The instructions that compute: neither views nor copies."""
+        return tuple(i for i in self.program.instructions if not (_op(self, i).view or _op(self, i).copies))
+
+    @cached_property
+    def joins(self) -> dict[int, tuple[int, ...]]:
+        """The parts of each `concat` that is no copy if they lie side by side."""
+        return {i: self._args(i) for i in self.copying if self.why_copied(i) is None}
+
+    @cached_property
+    def copying(self) -> tuple[int, ...]:
+        """The instructions that only move bytes."""
+        return tuple(i for i in self.program.instructions if _op(self, i).copies)
+
+    @cached_property
+    def items(self) -> dict[int, tuple[Item, ...]]:
+        """The items of each value that has memory: all but views, and numbers written into the program."""
+        return {
+            value: tuple(Item(value, start, stop) for start, stop in pairwise(sorted(cuts)))
+            for value, cuts in self._cuts.items()
+            if not is_number(self.program.vars[value]) and self.program.vars[value].size
+        }
+
+    @cached_property
+    def areas(self) -> dict[str, tuple[Item, ...]]:
+        """The items of each area, in program order."""
+        found: defaultdict[str, list[Item]] = defaultdict(list)
+        for value, items in self.items.items():
+            found[self.area_of(value)] += items
+        return {area: tuple(items) for area, items in found.items()}
+
+    @cached_property
+    def _cuts(self) -> dict[int, set[int]]:
+        cuts: dict[int, set[int]] = {}
+        for read in self.reads:
+            cuts.setdefault(read.value, {0, self.program.vars[read.value].size}).update((read.start, read.stop))
+        return cuts
+
+    def fixed_lines(self) -> list[Line]:
+        """The items of a value side by side, and all those of data attributes."""
+        data = [self.areas[area] for area in (INT_DATA, FLOAT_DATA) if area in self.areas]
+        lines = [Line(None, tuple((item,) for item in items)) for items in (*data, *self.items.values())]
+        return [line for line in lines if len(line.spans) > 1]
+
+    def span(self, index: int, apart: frozenset[int] = frozenset()) -> tuple[Item, ...]:
+        """The items that a value is made of, in order; none for a number.
+
+        Args:
+            index: a value of the program.
+            apart: joins whose parts do not lie side by side, so that they have memory of their own.
+        """
+        read = self.reads[index]
+        if read.value in self.joins and read.value not in apart:
+            return tuple(item for part in self.joins[read.value] for item in self.span(part, apart))
+        return tuple(i for i in self.items.get(read.value, ()) if read.start <= i.start and i.stop <= read.stop)
+
+    def area_of(self, value: int) -> str:
+        """The area that a value with memory lies in; `NODE_COLUMNS`, `SHARED_VALUES`, one per variadic group, data."""
+        var = self.program.vars[value]
+        if isinstance(var.source, Attribute):
+            return FLOAT_DATA if var.source.is_float else INT_DATA
+        return {NODE: NODE_COLUMNS, SHARED: SHARED_VALUES}.get(var.domain, f"edge of group {var.domain}")
+
+    def why_copied(self, index: int) -> str | None:
+        """Why a copying instruction can never be a join; None if it can."""
+        source = self.program.vars[index].source
+        assert isinstance(source, Instruction)
+        reads = [self.reads[a] for a in source.args]
+        if source.op.name != "concat" or source.static["axis"] % len(self.program.vars[index].shape):
+            return "it interleaves its parts"
+        if any(read.strided for read in reads):
+            return "a part is read through strides"
+        if any(is_number(self.program.vars[r.value]) or self.area_of(r.value) != self.area_of(index) for r in reads):
+            return "its parts lie in different areas"
+        if any(first.value == other.value and _overlap(first, other) for first, other in combinations(reads, 2)):
+            return "a part is in it twice"
+        if len(self._cuts[index]) > 2 or any(r.strided for r in self.reads if r.value == index):
+            return "it is read in pieces"
+        return None
+
+    def name(self, index: int) -> str:
+        """How a value is called: a port, parameter or attribute by its name, others by number."""
+        source = self.program.vars[index].source
+        return source.name if isinstance(source, (Port, Weight, Attribute)) else f"%{index}"
+
+    def item_name(self, item: Item) -> str:
+        """An item's value, with the elements where it is not all of it."""
+        part = "" if len(self.items[item.value]) == 1 else f"[{item.start}:{item.stop}]"
+        return self.name(item.value) + part
+
+    def _args(self, index: int) -> tuple[int, ...]:
+        source = self.program.vars[index].source
+        assert isinstance(source, Instruction)
+        return source.args
+
+
+def is_number(var: Var) -> bool:
+    """Whether a value is a number written into a program."""
+    return isinstance(var.source, Constant) and np.ndim(var.source.data) == 0
+
+
+def _op(memory: Memory, index: int) -> Op:
+    source = memory.program.vars[index].source
+    assert isinstance(source, Instruction)
+    return source.op
+
+
+def _view(source: Instruction, shape: Shape, argument: Read) -> Read:
+    """What a view of an argument of this shape refers to: a contiguous range of its elements, if it is one."""
+    base = np.empty((1, *shape), np.int8)
+    view = source.op.kernel(np, base, **source.static)
+    if argument.strided or not view.flags.c_contiguous:
+        return argument._replace(strided=(*argument.strided, f"{source.op.name} of {shape}, {source.static}"))
+    start = argument.start + view.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return Read(argument.value, start, start + view.size)
+
+
+def _overlap(first: Read, other: Read) -> bool:
+    return first.start < other.stop and other.start < first.stop

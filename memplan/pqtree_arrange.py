@@ -1,0 +1,85 @@
+"""Choose, among the orders that a PQ-tree permits, one that keeps several lists of items in their order at once.
+
+That one item comes before another is a matter of the deepest node that has both below it: there, one child comes before
+another. A Q-node must not be asked for both directions, the children of a P-node not for a cycle; then each node is
+arranged by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+
+from autobatch.memplan.pqtree_node import Leaf, Node, PNode, QNode, branches_below
+
+
+def arrange_all(root: Node, orders: Iterable[Sequence[Leaf]]) -> bool:
+    """Arrange the children of all nodes so that each list of leaves comes in its order; without one, change nothing."""
+    parent: dict[Node, Node] = {}
+    place: dict[Node, int] = {}
+    for branch, children in branches_below(root):
+        for at, child in enumerate(children):
+            parent[child], place[child] = branch, at
+    above = _sides(root, orders, parent)
+    turned: list[QNode] = []
+    arranged: list[tuple[PNode, list[Node]]] = []
+    for node, sides in above.items():
+        if isinstance(node, PNode):
+            members = _sorted_children(node, sides, place)
+            if members is None:
+                return False
+            arranged.append((node, members))
+        elif isinstance(node, QNode):
+            forward = {place[left] < place[right] for left, right in sides}
+            if len(forward) > 1:
+                return False
+            if forward == {False}:
+                turned.append(node)
+    for q_node in turned:
+        q_node.reverse()
+    for p_node, members in arranged:
+        p_node.members = dict.fromkeys(members)
+    return True
+
+
+def _sides(
+    root: Node, orders: Iterable[Sequence[Leaf]], parent: dict[Node, Node]
+) -> dict[Node, list[tuple[Node, Node]]]:
+    """Per node, which of its children must come before which."""
+    sides: dict[Node, list[tuple[Node, Node]]] = {}
+    for order in orders:
+        for left, right in pairwise(order):
+            node, first, second = _meet(root, parent, left, right)
+            sides.setdefault(node, []).append((first, second))
+    return sides
+
+
+def _meet(root: Node, parent: dict[Node, Node], left: Node, right: Node) -> tuple[Node, Node, Node]:
+    """The deepest node above both leaves, and its children on the way to them."""
+    way: dict[Node, Node] = {}
+    while left is not root:
+        way[parent[left]] = left
+        left = parent[left]
+    while parent[right] not in way:
+        right = parent[right]
+    return parent[right], way[parent[right]], right
+
+
+def _sorted_children(node: PNode, sides: list[tuple[Node, Node]], place: dict[Node, int]) -> list[Node] | None:
+    """The children in an order that has all pairs the right way round, close to the present one; None for a cycle."""
+    before: dict[Node, set[Node]] = {child: set() for child in node.children()}
+    for first, second in sides:
+        before[second].add(first)
+    sorter = TopologicalSorter(before)
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    members: list[Node] = []
+    ready: list[Node] = []
+    while sorter.is_active():
+        ready = sorted([*ready, *sorter.get_ready()], key=place.__getitem__)
+        members.append(ready.pop(0))
+        sorter.done(members[-1])
+    return members

@@ -1,0 +1,197 @@
+"""The policy that is used unless one is named: a rule chosen for the backend, and a state machine where that pays.
+
+Planning is charged against what it saves. Interpreted in Python, a batch costs so much that the rule `score` pays, but
+its second direction does not; compiled for the processor batches hardly matter; a GPU computes while the processor
+plans the next mini-batch, so more planning is free. A plan that runs many times is searched for.
+
+Learning is bought as one buys skis: once the batches above the chain bound, in all mini-batches so far, have cost as
+much as learning will, which is then at worst twice as expensive as never having considered it. A machine is learned on
+four of the first mini-batches; it stays if it is predicted to be faster on the next four, planning included. Either
+outcome is kept in the user's cache (`autobatch.policies.store`), for the types of the model and the backend.
+All budgets count steps: the same mini-batches and the same cache give the same decisions on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+from autobatch.graph import Graph
+from autobatch.policies.directed import Directed, Direction
+from autobatch.policies.learning import learn
+from autobatch.policies.policy_file import load, save_policy
+from autobatch.policies.qlearning import QLearning
+from autobatch.policies.rules import Score
+from autobatch.policies.search import STEPS, Search
+from autobatch.policies.store import find_entry, keep_entry, sign
+from autobatch.schedule import Policy, Schedule, min_batches
+
+LESSONS = 4  # mini-batches to learn from, and as many to judge on
+EPISODE_NS = 200  # per node, of an episode of learning
+MACHINE_NS = 40  # per node and direction, that planning with a machine takes longer than with the rule
+
+
+class Market(NamedTuple):
+    """What decides on one backend.
+
+    Attributes:
+        batch_us: what a batch costs beside its rows.
+        direction, compact: of the rule.
+        free: planning is not charged.
+    """
+
+    batch_us: float
+    direction: Direction
+    compact: bool
+    free: bool
+
+
+MARKETS = {
+    "reference": Market(150.0, "forward", False, free=False),
+    "cpu": Market(3.0, "forward", False, free=False),
+    "cuda": Market(50.0, "both", True, free=True),
+}
+
+
+@final
+class Auto:
+    """Chooses a policy for the backend; see the module.
+
+    Args:
+        backend: its name; one that is not known counts as "reference".
+        reused: whether each plan runs many times, so that searching for it pays.
+        search_steps: of that search, per plan.
+        seed: of learning and searching.
+
+    Attributes:
+        chosen: the policy that plans now.
+        settled: whether that is final.
+        why: how it was chosen.
+
+    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> auto = Auto("cuda")
+    >>> auto.schedule(make_graph(NamedTypes(("a", "b")), [0, 1], [(0, 1)])).n_batches, auto.name
+    (2, 'auto (score+both+compact)')
+    """
+
+    rule = "auto"
+
+    def __init__(
+        self, backend: str = "reference", reused: bool = False, search_steps: int = STEPS, seed: int = 0
+    ) -> None:
+        self._backend = backend if backend in MARKETS else "reference"
+        self._market = MARKETS[self._backend]
+        self._seed = seed
+        self.chosen: Policy = Search(search_steps, seed=seed) if reused else self.make_rule()
+        self.why = "plans that are used again are searched for" if reused else f"the rule for backend {self._backend}"
+        self.settled = reused
+        self._seen = self._above = 0
+        self._lessons: list[Graph] = []
+        self._signature = ""
+        self._worth_from = math.inf
+
+    @property
+    def name(self) -> str:
+        """`auto`, and what it has chosen."""
+        return f"auto ({self.chosen.name})"
+
+    @property
+    def unseen_share(self) -> float | None:
+        """As of the chosen policy; None, if that does not learn."""
+        return getattr(self.chosen, "unseen_share", None)
+
+    def make_rule(self) -> Score:
+        """Make the rule that is used on the backend until something better is known."""
+        return Score(self._market.direction, self._market.compact)
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Plan as chosen; and learn, if it is time to.
+
+        Raises:
+            GraphError: the graph has a cycle.
+        """
+        self._recall(graph)
+        schedule = self.chosen.schedule(graph)
+        if not self.settled and graph.n_nodes:
+            self._attend(graph, schedule)
+            self._seen += 1
+            if self._seen >= self._worth_from:
+                self._learn()
+        return schedule
+
+    def settle(self, graphs: Sequence[Graph], n_uses: int) -> Policy:
+        """Choose for good, now: learn if that pays within so many mini-batches.
+
+        Args:
+            graphs: mini-batches as `Batched.merged` gives them; eight are enough.
+            n_uses: how many will be planned.
+
+        Returns:
+            The chosen policy, which is not to be changed any more by what it meets.
+        """
+        for graph in graphs:
+            self._recall(graph)
+            if not self.settled and graph.n_nodes:
+                self._attend(graph, self.chosen.schedule(graph))
+        if not self.settled and n_uses >= self._worth_from:
+            self._learn()
+        self._conclude()
+        return self.chosen
+
+    def _recall(self, graph: Graph) -> None:
+        """Take what an earlier process chose for these types, if it is in the cache."""
+        if self.settled:
+            return
+        signature = sign(graph.types.outlines, "auto", self._backend)
+        if signature == self._signature:
+            return
+        self._signature = signature
+        stored = find_entry("policies", signature, load)
+        if stored is not None:
+            self.chosen, self.why = stored, f"{stored.about.get('why', 'learned')}; from the cache"
+            self._conclude()
+
+    def _attend(self, graph: Graph, schedule: Schedule) -> None:
+        """Keep a mini-batch to learn from; once there are enough, say from how many on learning pays."""
+        if len(self._lessons) == 2 * LESSONS:
+            return
+        self._lessons.append(graph)
+        self._above += len(schedule) - min_batches(graph)
+        if len(self._lessons) < 2 * LESSONS:
+            return
+        if self._above == 0:
+            self.why += ", which needs no more batches than the chain bound"
+            self._conclude()
+            return
+        directions = 2 if self._market.direction == "both" else 1
+        nodes = sum(lesson.n_nodes for lesson in self._lessons)
+        learning_us = directions * QLearning.episodes * nodes * EPISODE_NS / 1000
+        self._worth_from = math.ceil(learning_us / (self._above * self._market.batch_us))
+
+    def _learn(self) -> None:
+        """Learn a machine, choose it or the rule, and keep the outcome in the cache."""
+        to_learn, to_judge = self._lessons[:LESSONS], self._lessons[LESSONS:]
+        market, rule = self._market, self.make_rule()
+        machine = learn(to_learn, direction=market.direction, compact=market.compact, seed=self._seed)
+        nodes = sum(graph.n_nodes for graph in to_judge)
+        planning_us = 0.0 if market.free else nodes * MACHINE_NS / 1000
+        saved_us = (_count(rule, to_judge) - _count(machine, to_judge)) * market.batch_us - planning_us
+        chosen: Directed = machine if saved_us > 0 else rule
+        self.chosen = chosen
+        self.why = (
+            f"a machine, learned on {len(to_learn)} mini-batches, is predicted to save {saved_us / len(to_judge):.0f} "
+            f"microseconds on each of {len(to_judge)} others, planning included"
+        )
+        chosen.about["why"] = self.why
+        keep_entry("policies", self._signature, lambda path: save_policy(chosen, path))
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """Change nothing any more, and forget what was kept to learn from."""
+        self.settled = True
+        self._lessons = []
+
+
+def _count(policy: Policy, graphs: Sequence[Graph]) -> int:
+    return sum(len(policy.schedule(graph)) for graph in graphs)

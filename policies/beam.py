@@ -1,0 +1,49 @@
+"""A good sequence of types in milliseconds: a beam search on the kernel, forward and backward.
+
+Of all states of what is left to run that sequences of one length lead to, the `width` most promising go on: those whose
+chain bound is least (`autobatch.policies.layered`). From the outputs to the inputs other states look promising, so both
+ways are searched, and what the better of both finds is compacted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autobatch.dag import Dag, reverse
+from autobatch.errors import PolicyError
+from autobatch.policies.compaction import compact
+from autobatch.policies.exact import ANY_COUNT, check_cost
+from autobatch.policies.kernel import find_suffixes, make_kernel
+from autobatch.policies.layered import search_layers
+from autobatch.words import FloatArray, IntArray
+
+WIDTH = 16
+
+
+def beam_search(dag: Dag, width: int = WIDTH, cost: FloatArray | None = None) -> IntArray:
+    """Find a short sequence of types that finishes a graph.
+
+    Args:
+        dag: N nodes, E edges, T types.
+        width: the most states of a layer that are gone on with, at least 1.
+        cost: float64[T], of a batch of each type, above 0; 1 if not given, so that few batches are sought.
+
+    Returns:
+        int32[K], compacted; the same for the same arguments. Of equally cheap ones the forward search's.
+
+    Raises:
+        PolicyError: `width` is not positive, `cost` not one positive number per type, or the kernel too large.
+
+    Cost: that of the kernel, and for each of K layers and both ways about `width` * T states, of about a microsecond.
+
+    >>> dag = Dag(*(np.array(a, np.int32) for a in ([0, 1, 1, 0], [0, 0, 1, 1, 2], [0, 2])), 2)
+    >>> beam_search(dag).tolist()
+    [0, 1, 0]
+    """
+    if width < 1:
+        raise PolicyError(f"searching with a beam: a width of {width} keeps no state; give 1 or more.")
+    cost = check_cost(cost, dag.n_types)
+    kernel = make_kernel(dag).dag
+    forward = search_layers(find_suffixes(kernel), cost, np.inf, width, ANY_COUNT)
+    backward = search_layers(find_suffixes(reverse(kernel)), cost, np.inf, width, ANY_COUNT)
+    return compact(kernel, backward.sequence[::-1].copy() if backward.cost < forward.cost else forward.sequence)

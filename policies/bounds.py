@@ -1,0 +1,260 @@
+"""How few batches a graph can do with: proven lower bounds, and the certificate of a sequence.
+
+The *chain bound* adds up, over types, the most nodes of a type on a path. It takes no notice of how types
+alternate. The *better bound* does, for a few types at a time: a sequence that finishes a graph, with all but these
+types struck out, finishes the graph projected on them, so it has at least as many batches of these types as a shortest
+sequence of the projected graph. Those are found exactly, and the fewest batches that satisfy all such demands by a
+small integer program. Which sets of types to look at is decided by the program's last answer: only sets for which it
+has fewer batches than the best sequence known, smaller sets first.
+Source: DESIGN, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from autobatch.dag import Dag, chains_ahead, reverse
+from autobatch.errors import PolicyError
+from autobatch.policies.beam import beam_search
+from autobatch.policies.embedding import finishes
+from autobatch.policies.exact import check_cost, search_both
+from autobatch.policies.kernel import find_suffixes, make_kernel, project
+from autobatch.policies.layered import TOLERANCE
+from autobatch.words import FloatArray, IntArray
+
+MAX_STATES = 400_000
+"""For all projections together: a second or two."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A proven lower bound and where it comes from.
+
+    Attributes:
+        value: no sequence costs less; batches, if all types cost 1.
+        chain: the chain bound.
+        parts: for each set of types looked at, what its batches cost at least.
+        n_states: states that the searches made.
+    """
+
+    value: float
+    chain: float
+    parts: Mapping[tuple[int, ...], float]
+    n_states: int
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How good a sequence is, for sure.
+
+    Attributes:
+        n_batches: its length.
+        cost: what it costs; its length, if all types cost 1.
+        bound: what no sequence can cost less than.
+    """
+
+    n_batches: int
+    cost: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """How much of the bound the sequence costs more than it: 0.05 is five per cent."""
+        return (self.cost - self.bound) / self.bound if self.bound else 0.0
+
+    @property
+    def optimal(self) -> bool:
+        """Whether no sequence costs less."""
+        return self.cost <= self.bound + TOLERANCE * (1 + self.bound)
+
+    def __str__(self) -> str:
+        verdict = "proven optimal" if self.optimal else f"at most {self.gap:.1%} above the optimum"
+        price = "" if self.cost == self.n_batches else f" that cost {self.cost:g}"
+        return f"{self.n_batches} batches{price}, bound {self.bound:g}, {verdict}"
+
+
+def chain_bound(dag: Dag, cost: FloatArray | None = None) -> float:
+    """Add up, over types, the cost of the most nodes of the type on a path; batches, if `cost` is not given.
+
+    Nodes on one path never share a batch. Cost: O(T * (N + E)).
+
+    Raises:
+        PolicyError: `cost` is not one positive number per type.
+    """
+    return float(_longest_chains(dag) @ check_cost(cost, dag.n_types))
+
+
+def pair_bound(
+    dag: Dag,
+    max_states: int = MAX_STATES,
+    cost: FloatArray | None = None,
+    *,
+    max_types: int = 3,
+    known: IntArray | None = None,
+) -> Bound:
+    """Bound what sequences cost by what they cost on pairs of types, then on three types, up to `max_types`.
+
+    A search that uses up its share of the budget leaves a proven bound too, only a lower one.
+
+    Args:
+        dag: N nodes, E edges, T types.
+        max_states: the states that all searches together may make; each at most a half.
+        cost: float64[T], of a batch of each type, above 0; 1 if not given.
+        max_types: the most types looked at together.
+        known: int32[K], a sequence that finishes the graph, the better the better; if not given, a beam's. When the
+            bound reaches its cost, it is optimal, and the work is done.
+
+    Raises:
+        PolicyError: `cost` is not one positive number per type, the kernel is too large to be compared, or SciPy is
+            missing.
+
+    Cost: that of the kernel, of each set of types the kernel of a projection, 1 to 5 µs per state, and milliseconds
+    for each integer program.
+
+    >>> dag = Dag(*(np.array(a, np.int32) for a in ([0, 1, 1, 0], [0, 0, 1, 1, 2], [0, 2])), 2)
+    >>> chain_bound(dag), pair_bound(dag).value
+    (2.0, 3.0)
+    """
+    cost = check_cost(cost, dag.n_types)
+    kernel = make_kernel(dag).dag
+    known = beam_search(kernel, cost=cost) if known is None else known
+    counts = np.bincount(known, minlength=dag.n_types).astype(np.int32)
+    target = float(counts @ cost) * (1 - TOLERANCE)
+    search = _Search(kernel, cost, counts)
+    value, fewest = float(search.longest @ cost), search.longest.astype(np.float64)
+    while value < target and search.n_states < max_states:
+        types = search.choose_types(fewest, max_types)
+        if types is None:
+            break
+        if search.solve(types, fewest, max_states):
+            value, fewest = _combine(search.longest, search.parts, cost)
+    return Bound(value, float(search.longest @ cost), search.parts, search.n_states)
+
+
+def certify(dag: Dag, sequence: IntArray, bound: float, cost: FloatArray | None = None) -> Certificate:
+    """State how far a sequence is from a lower bound.
+
+    Args:
+        dag: the graph.
+        sequence: int32[K] type ids.
+        bound: what no sequence that finishes the graph can cost less than.
+        cost: float64[T]; 1 if not given.
+
+    Raises:
+        PolicyError: the sequence does not finish the graph, or costs less than the bound, which then is none; or
+            `cost` is not one positive number per type.
+
+    >>> dag = Dag(*(np.array(a, np.int32) for a in ([0, 1, 1, 0], [0, 0, 1, 1, 2], [0, 2])), 2)
+    >>> print(certify(dag, np.array([0, 1, 0], np.int32), 2))
+    3 batches, bound 2, at most 50.0% above the optimum
+    """
+    cost = check_cost(cost, dag.n_types)
+    if not finishes(dag, sequence):
+        raise PolicyError(
+            f"certifying a sequence of {sequence.size} types: it does not finish the graph of {dag.type_id.size} "
+            f"nodes; certify one that does."
+        )
+    certificate = Certificate(sequence.size, float(cost[sequence].sum()), float(bound))
+    if certificate.cost < bound - TOLERANCE * (1 + bound):
+        raise PolicyError(
+            f"certifying a sequence: it costs {certificate.cost:g}, the bound says at least {bound:g}; one of them is "
+            f"of another graph or other costs."
+        )
+    return certificate
+
+
+def _longest_chains(dag: Dag) -> IntArray:
+    """Count the most nodes of each type on a path: [T]."""
+    longest: IntArray = chains_ahead(dag).max(axis=0, initial=0)
+    return longest
+
+
+class _Search:
+    """What is known of the sets of types that were looked at.
+
+    Attributes:
+        parts: for each set, what its batches cost at least.
+        most: for each set, what some sequence that finishes the projected graph costs.
+        n_states: states made.
+    """
+
+    def __init__(self, kernel: Dag, cost: FloatArray, counts: IntArray) -> None:
+        self.kernel = kernel
+        self.longest = _longest_chains(kernel)
+        self.cost = cost
+        self.counts = counts
+        self.parts: dict[tuple[int, ...], float] = {}
+        self.most: dict[tuple[int, ...], float] = {}
+        self.n_states = 0
+
+    def choose_types(self, fewest: FloatArray, max_types: int) -> tuple[int, ...] | None:
+        """Choose, of the smallest sets that may demand more than the program's answer, the one that may most; or none.
+
+        A set demands no more than a sequence has that is known for it.
+        """
+        present = [int(kind) for kind in np.flatnonzero(self.counts)]
+        for n_types in range(2, max_types + 1):
+            sets = [types for types in combinations(present, n_types) if types not in self.parts]
+            gains = [
+                self.most.get(types, self._price(self.counts, types)) - self._price(fewest, types) for types in sets
+            ]
+            if gains and max(gains) > TOLERANCE * (1 + float(self.counts @ self.cost)):
+                return sets[int(np.argmax(gains))]
+        return None
+
+    def solve(self, types: tuple[int, ...], fewest: FloatArray, max_states: int) -> bool:
+        """Find what a set demands, and say whether that may be more than the program's answer has."""
+        part = project(self.kernel, types)
+        share = min(max_states // 2, max_states - self.n_states)
+        least, enough = self._combine_within(types), self._price(fewest, types)
+        both = (find_suffixes(part), find_suffixes(reverse(part)))
+        exact = search_both(both, self.cost, share, least=least, enough=enough)
+        self.n_states += exact.n_states
+        self.most[types] = exact.cost
+        if exact.cost <= enough * (1 + TOLERANCE):
+            return False
+        self.parts[types] = exact.lower_bound
+        return True
+
+    def _combine_within(self, types: tuple[int, ...]) -> float:
+        """Bound a set by what its smaller sets demand."""
+        inner = {smaller: part for smaller, part in self.parts.items() if set(smaller) < set(types)}
+        among = np.isin(np.arange(self.cost.size), types)
+        return _combine(np.where(among, self.longest, 0), inner, self.cost)[0] if inner else 0.0
+
+    def _price(self, counts: FloatArray | IntArray, types: tuple[int, ...]) -> float:
+        return float((counts * self.cost)[list(types)].sum())
+
+
+def _combine(longest: IntArray, parts: Mapping[tuple[int, ...], float], cost: FloatArray) -> tuple[float, FloatArray]:
+    """Find the cheapest numbers of batches of each type that all parts allow: their cost, and float64[T].
+
+    Raises:
+        PolicyError: SciPy is missing.
+    """
+    try:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+    except ImportError as error:
+        raise PolicyError(
+            "combining bounds in an integer program: the package scipy is not installed; install autobatch[search], "
+            "or use the chain bound."
+        ) from error
+    demands = np.zeros((len(parts), cost.size))
+    for row, types in zip(demands, parts, strict=True):
+        row[list(types)] = cost[list(types)]
+    least = np.array(list(parts.values()))
+    least -= TOLERANCE * (1 + np.abs(least))
+    answer = milp(
+        cost,
+        integrality=np.ones(cost.size),
+        bounds=Bounds(longest, np.inf),
+        constraints=LinearConstraint(demands, least, np.inf),
+        options={"mip_rel_gap": 0.0},
+    )
+    assert answer.success, answer.message  # there always is an answer: enough batches of each type
+    fewest = np.round(answer.x)
+    return float(fewest @ cost), fewest

@@ -1,0 +1,155 @@
+"""Shorten a sequence of types: drop every position that the graph can do without.
+
+Let L and R be the early and late positions of the nodes. Position k can be dropped exactly when no node has L = R = k.
+For then the nodes with R > k stay where the late embedding has them and all others go where the early one does:
+nobody is left at k, since L <= R = k there means L < k; and a reader is placed after its input, since of a late input
+(R > k) a reader is late too and R rises along edges, as does L, while an early input before a late reader lies before
+k and the reader after it. If a node has L = R = k, it has no other place.
+
+One pass from the left drops positions until none can be dropped. Dropping a position leaves the R of nodes beyond it
+alone, so the late embedding is made once; position k is kept only if a node with R = k has not run at a kept position
+before, which is when L = R = k for it by now. A kept position stays needed, as drops only raise L and lower R. The
+mirror image goes from the right; the two find different sequences, and the shorter counts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autobatch._jit import compiled
+from autobatch.dag import Dag
+from autobatch.policies.embedding import (
+    Stops,
+    bucket,
+    embed_late,
+    fill_early,
+    fill_mirrored,
+    index_stops,
+    next_stop,
+    refused_place,
+)
+from autobatch.words import IntArray
+
+
+def compact(dag: Dag, sequence: IntArray) -> IntArray:
+    """Drop positions, from the left and from the right, until none can be dropped, and give the shorter result.
+
+    Alternating early and late embeddings that drop unused positions, and then dropping single positions while one
+    exists, takes more passes and ends at about the same lengths (0.3% shorter over 16 sequences for lattices).
+
+    Args:
+        dag: N nodes in topological order, E edges, T types.
+        sequence: int32[K] type ids; finishes `dag`.
+
+    Returns:
+        int32[K'], a subsequence that finishes `dag` and of which no position can be dropped; of equal ones the left's.
+
+    Raises:
+        ScheduleError: the sequence does not finish the graph; names a node that finds no place.
+
+    Cost: four passes, O(N + E + K) in all, plus what `embed_early` says about many types.
+    Source: DESIGN, section 5.
+
+    >>> from autobatch.dag import to_dag
+    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> dag = to_dag(make_graph(NamedTypes(("a", "b")), [0, 1, 0, 0, 1], [(0, 1), (1, 2), (3, 4)]))
+    >>> compact(dag, np.array([0, 0, 1, 0, 1, 0], np.int32)).tolist()
+    [0, 1, 0]
+    """
+    shorter, finished = compact_both(dag, sequence)
+    if not finished:
+        late = embed_late(dag, sequence)
+        raise refused_place(dag, sequence, int(np.argmin(late)), int(late.min()))
+    return shorter
+
+
+@compiled
+def compact_both(dag: Dag, sequence: IntArray) -> tuple[IntArray, bool]:
+    """Do what `compact` does, for compiled callers; the sequence as it was, and False, if it does not finish `dag`."""
+    n_nodes = dag.type_id.size
+    forward = index_stops(sequence, dag.n_types, n_nodes)
+    mirrored = index_stops(sequence[::-1].copy(), dag.n_types, n_nodes)
+    early, late = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int32)
+    if not fill_early(dag, forward, early):
+        return sequence.copy(), False
+    fill_mirrored(dag, mirrored, late)
+    from_left, from_right = np.empty(sequence.size, np.int32), np.empty(sequence.size, np.int32)
+    left = keep_from_left(dag, forward, late, from_left)
+    right = keep_from_right(dag, mirrored, early, from_right)
+    return (from_left[:left].copy() if left <= right else from_right[:right].copy()), True
+
+
+@compiled
+def keep_from_left(dag: Dag, stops: Stops, mirrored_late: IntArray, kept: IntArray) -> int:
+    """Write the kept types of a sequence to `kept`, decided from the left, and return how many there are.
+
+    `mirrored_late` holds late positions, counted from the end, and is overwritten.
+    """
+    type_id, edge_ptr, edge_src, _ = dag
+    sequence = stops.sequence
+    for node in range(type_id.size):
+        mirrored_late[node] = sequence.size - 1 - mirrored_late[node]
+    ptr, order = bucket(mirrored_late, sequence.size)
+    position = mirrored_late
+    instead = np.arange(sequence.size + 1).astype(np.int32)
+    count = 0
+    for k in range(sequence.size):
+        needed = False
+        for i in range(ptr[k], ptr[k + 1]):
+            node = order[i]
+            ready = 0
+            for e in range(edge_ptr[node], edge_ptr[node + 1]):
+                ready = max(ready, position[edge_src[e]] + 1)
+            position[node] = _follow(instead, next_stop(stops, type_id[node], ready))
+            needed |= position[node] == k
+        if needed:
+            kept[count] = sequence[k]
+            count += 1
+        else:
+            instead[k] = _next_same(stops, k)
+    return count
+
+
+@compiled
+def keep_from_right(dag: Dag, stops: Stops, early: IntArray, kept: IntArray) -> int:
+    """Mirror `keep_from_left`: `stops` are of the reversed sequence, `early` holds early positions.
+
+    The result is in the order of the sequence. Positions count from the end; a node's is pushed to what it reads.
+    """
+    type_id, edge_ptr, edge_src, _ = dag
+    sequence = stops.sequence
+    ptr, order = bucket(early, sequence.size)
+    ready = np.zeros(type_id.size, np.int32)
+    instead = np.arange(sequence.size + 1).astype(np.int32)
+    count = 0
+    for k in range(sequence.size):
+        needed = False
+        for i in range(ptr[sequence.size - 1 - k], ptr[sequence.size - k]):
+            node = order[i]
+            place = _follow(instead, next_stop(stops, type_id[node], ready[node]))
+            needed |= place == k
+            for e in range(edge_ptr[node], edge_ptr[node + 1]):
+                ready[edge_src[e]] = max(ready[edge_src[e]], place + 1)
+        if needed:
+            kept[count] = sequence[k]
+            count += 1
+        else:
+            instead[k] = _next_same(stops, k)
+    kept[:count] = kept[:count][::-1].copy()
+    return count
+
+
+@compiled
+def _follow(instead: IntArray, k: int) -> int:
+    """Find the first kept or undecided position of a type from `k` on, and shorten the way to it."""
+    while instead[k] != k:
+        instead[k] = instead[instead[k]]
+        k = instead[k]
+    return k
+
+
+@compiled
+def _next_same(stops: Stops, k: int) -> int:
+    """Find the next position with the type of position k; K if there is none."""
+    kind = stops.sequence[k]
+    return next_stop(stops, kind, k + 1) if 0 <= kind < stops.n_types else stops.sequence.size

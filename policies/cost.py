@@ -1,0 +1,171 @@
+"""What a batch costs: a launch, and its rows, of which fewer than a number that keeps the machine busy cost no less.
+
+The count of batches is the right thing to minimise where launches dominate. Elsewhere a batch of type a with n rows is
+predicted to take launch[a] + row[a] * max(n, efficient[a]) microseconds. `autobatch doctor --calibrate` measures these
+numbers for the types of a model, and keeps them in the user's cache (`autobatch.policies.store`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.checkpoint import write_whole
+from autobatch.errors import PolicyError
+from autobatch.policies.store import find_entry, keep_entry, sign
+from autobatch.schedule import Schedule
+
+FORMAT = "autobatch costs"
+LAUNCH, ROW, EFFICIENT = range(3)  # the lines of an array of costs
+
+
+@dataclass(frozen=True, eq=False)
+class CostModel:
+    """Predicted time of batches, by type.
+
+    Args:
+        launch_us: float[T], microseconds of a launch, however many rows.
+        row_us: float[T], microseconds of a row.
+        efficient_rows: float[T], rows below which a batch takes as long as if it had so many.
+
+    Raises:
+        PolicyError: lengths differ, or a number is negative or not finite.
+
+    >>> costs = CostModel([5.0, 5.0], [1.0, 2.0], [1.0, 4.0])
+    >>> costs.batch_us(0, 3), costs.batch_us(1, 3)
+    (8.0, 13.0)
+    """
+
+    launch_us: NDArray[np.float64]
+    row_us: NDArray[np.float64]
+    efficient_rows: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        for name in ("launch_us", "row_us", "efficient_rows"):
+            numbers = np.asarray(getattr(self, name), np.float64)
+            if numbers.shape != np.shape(self.launch_us) or not np.isfinite(numbers).all() or (numbers < 0).any():
+                raise PolicyError(f"making a cost model: {name}={numbers} must hold a number of at least 0 per type.")
+            object.__setattr__(self, name, numbers)
+
+    @classmethod
+    def counting(cls, n_types: int) -> CostModel:
+        """Make the model in which every batch costs one: the count of batches."""
+        return cls(np.ones(n_types), np.zeros(n_types), np.zeros(n_types))
+
+    def array(self) -> NDArray[np.float64]:
+        """Give float64[3, T] for compiled loops."""
+        return np.stack([self.launch_us, self.row_us, self.efficient_rows])
+
+    def batch_us(self, kind: int, n_rows: int) -> float:
+        """Predict the time of one batch, in microseconds."""
+        return float(batch_cost(self.array(), kind, n_rows))
+
+    def schedule_us(self, schedule: Schedule) -> float:
+        """Predict the time of a schedule, in microseconds."""
+        rows = np.maximum(np.diff(schedule.batch_ptr), self.efficient_rows[schedule.batch_type])
+        return float((self.launch_us[schedule.batch_type] + self.row_us[schedule.batch_type] * rows).sum())
+
+
+@dataclass(frozen=True)
+class TypeCost:
+    """What was measured for one type.
+
+    Attributes:
+        name, outline: of the type.
+        launch_us, row_us, efficient_rows: see `CostModel`.
+        row_bytes: of inputs and saved values, per row.
+    """
+
+    name: str
+    outline: str
+    launch_us: float
+    row_us: float
+    efficient_rows: float
+    row_bytes: float
+
+
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """What batches of a model's types cost on one machine, on one backend, at one width.
+
+    Attributes:
+        backend: its name.
+        dim: the width of the model's states.
+        mode: "train", forward and backward together, or "infer".
+        types: those of the model.
+
+    Raises:
+        PolicyError: there are none.
+    """
+
+    backend: str
+    dim: int
+    mode: str
+    types: tuple[TypeCost, ...]
+
+    def __post_init__(self) -> None:
+        if not self.types:
+            raise PolicyError("making measured costs: no types; give those of a model.")
+
+    def of(self, outlines: Sequence[str]) -> CostModel:
+        """Give the costs of types, by outline; one that was not measured costs the median of those that were.
+
+        >>> measured = MeasuredCosts("reference", 8, "train", (TypeCost("a", "a(value)", 9.0, 0.5, 1.0, 32.0),))
+        >>> measured.of(["b(value)", "a(value)"]).batch_us(1, 4)
+        11.0
+        """
+        known = {t.outline: (t.launch_us, t.row_us, t.efficient_rows) for t in self.types}
+        typical = tuple(np.median([*known.values()], axis=0).tolist())
+        columns = np.array([known.get(outline, typical) for outline in outlines], np.float64).reshape(-1, 3)
+        return CostModel(*columns.T)
+
+    def keep(self) -> Path | None:
+        """Write the costs to the user's cache, for all models of these types; None if it holds nothing."""
+        content = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
+        signature = sign([t.outline for t in self.types])
+        return keep_entry("costs", signature, lambda path: write_whole(path, content.encode()))
+
+
+def find_costs(outlines: Sequence[str]) -> MeasuredCosts:
+    """Read what was measured for a model from the user's cache.
+
+    Raises:
+        PolicyError: nothing was, or it cannot be read any more.
+    """
+    found = find_entry("costs", sign(outlines), load_costs)
+    if found is None:
+        raise PolicyError(
+            f"predicting times: nothing was measured on this machine for the types {', '.join(outlines)}; run "
+            f"autobatch doctor --calibrate MODEL first, or give costs=, a CostModel."
+        )
+    return found
+
+
+def load_costs(path: Path) -> MeasuredCosts:
+    """Read a file that `MeasuredCosts.keep` wrote.
+
+    Raises:
+        PolicyError: it is unreadable, cut short or something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.pop("format", None) != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        types = tuple(TypeCost(**kind) for kind in content.pop("types"))
+        measured = MeasuredCosts(**content, types=types)
+        measured.of([kind.outline for kind in types])
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, PolicyError) as error:
+        raise PolicyError(f"cannot load costs {str(path)!r}: {error}; measure them again.") from error
+    return measured
+
+
+@compiled
+def batch_cost(costs: NDArray[np.float64], kind: int, n_rows: int) -> float:
+    """Predict the time of one batch from the array of a `CostModel`."""
+    return float(costs[LAUNCH, kind] + costs[ROW, kind] * max(float(n_rows), costs[EFFICIENT, kind]))

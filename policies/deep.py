@@ -1,0 +1,283 @@
+"""Learn a network by deep reinforcement learning: MaskablePPO or DQN of stable-baselines3, on many graphs at once.
+
+The network scores all types alike (`autobatch.policies.network`), so the graphs need not have the same types: what is
+learned on the families of `autobatch.policies.families` can be used on any model. Each graph is played forward and
+backward, so that one network plans in both directions. From time to time the network plans the graphs that it is
+measured on; the best one met is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from autobatch.dag import Dag, chains_ahead, reverse
+from autobatch.errors import PolicyError
+from autobatch.policies.cost import CostModel
+from autobatch.policies.directed import Direction
+from autobatch.policies.families import draw_graphs
+from autobatch.policies.network import Deep, Network
+from autobatch.policies.qlearning import Progress, Reward
+
+Algorithm: TypeAlias = Literal["ppo", "dqn"]
+EXTRA = {"gymnasium": "rl", "stable_baselines3": "rl", "sb3_contrib": "rl", "torch": "rl"}
+
+
+@dataclass(frozen=True)
+class DeepLearning:
+    """How to learn.
+
+    Attributes:
+        algorithm: "ppo" or "dqn".
+        steps: batches run in all, over all seats.
+        seats: graphs played at once.
+        hidden: the width of the network.
+        learning_rate: at the start; it falls to zero in equal steps.
+        discount: of rewards, per batch.
+        reward: see `autobatch.policies.qlearning`.
+        measure_every: steps from one measurement to the next.
+    """
+
+    algorithm: Algorithm = "ppo"
+    steps: int = 100_000
+    seats: int = 32
+    hidden: int = 16
+    learning_rate: float = 2e-3
+    discount: float = 0.99
+    reward: Reward = "critical"
+    measure_every: int = 5_000
+
+    def __post_init__(self) -> None:
+        limits = {
+            "algorithm": self.algorithm in get_args(Algorithm),
+            "steps": self.steps >= 1,
+            "seats": self.seats >= 1,
+            "hidden": self.hidden >= 1,
+            "learning_rate": self.learning_rate > 0,
+            "discount": 0 <= self.discount <= 1,
+            "measure_every": self.measure_every >= 1,
+        }
+        for name, good in limits.items():
+            if not good:
+                raise PolicyError(
+                    f"learning a network: {name}={getattr(self, name)!r} is out of range; see DeepLearning."
+                )
+
+
+def learn_families(
+    settings: DeepLearning = DeepLearning(),
+    *,
+    n_graphs: int = 256,
+    n_held_out: int = 128,
+    seed: int = 0,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    log_folder: str | os.PathLike[str] | None = None,
+) -> Deep:
+    """Learn a network on generated families only, to be used on any model.
+
+    With its defaults this learned the network that comes with the package.
+
+    Args:
+        settings: of the learning.
+        n_graphs, n_held_out: how many graphs it learns from, and how many others decide which network is the best.
+        seed, on_progress, log_folder: see `learn_deep`.
+
+    Raises:
+        PolicyError: a package is missing.
+    """
+    graphs, held_out = (draw_graphs(n, [seed, part]) for part, n in enumerate((n_graphs, n_held_out)))
+    return learn_deep(graphs, settings, held_out=held_out, seed=seed, on_progress=on_progress, log_folder=log_folder)
+
+
+def learn_deep(
+    dags: Sequence[Dag],
+    settings: DeepLearning = DeepLearning(),
+    *,
+    held_out: Sequence[Dag] = (),
+    direction: Direction = "both",
+    compact: bool = True,
+    costs: CostModel | None = None,
+    seed: int = 0,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    log_folder: str | os.PathLike[str] | None = None,
+) -> Deep:
+    """Learn a network on some graphs.
+
+    Args:
+        dags: at least one; each is played forward and backward.
+        settings: of the learning.
+        held_out: graphs that decide which network met on the way is the best; by default those learned on.
+        direction, compact: see `Directed`.
+        costs: for the reward "time".
+        seed: same seed, same network, on one version of the libraries.
+        on_progress: is told of every measurement; it counts no states.
+        log_folder: where to write scalars for TensorBoard.
+
+    Raises:
+        PolicyError: no graphs, one without nodes, or a package is missing.
+    """
+    require_packages(*(["tensorboard"] if log_folder is not None else []))
+    import torch
+
+    played = [*dags, *map(reverse, dags)]
+    measured = [*(held_out or dags)]
+    with _one_thread():
+        torch.manual_seed(seed)
+        model, scorer_of = _make_model(played, settings, costs, seed, log_folder)
+        best = _Best(measured, direction, compact, scorer_of, on_progress)
+        best.measure(model)
+        model.learn(settings.steps, callback=best.callback(settings.measure_every))
+        best.measure(model)
+    about = {
+        "settings": asdict(settings),
+        "seed": seed,
+        "graphs": len(dags),
+        "curve": [asdict(progress) for progress in best.curve],
+    }
+    return Deep(best.network, direction, compact, about)
+
+
+def require_packages(*more: str) -> None:
+    """Refuse to go on where a package is missing; PolicyError."""
+    for package in (*EXTRA, *more):
+        if find_spec(package) is None:
+            raise PolicyError(
+                f"learning a network: the package {package} is not installed; install "
+                f"autobatch[{EXTRA.get(package, package)}], or learn a policy that needs none, such as fsm."
+            )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread: small networks are not faster with more, and sums come out the same everywhere."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _make_model(
+    dags: Sequence[Dag],
+    settings: DeepLearning,
+    costs: CostModel | None,
+    seed: int,
+    log_folder: str | os.PathLike[str] | None,
+) -> tuple[Any, Callable[[Any], Any]]:
+    """Make what learns, and what finds the scoring module in it."""
+    from sb3_contrib import MaskablePPO
+    from stable_baselines3.common.torch_layers import CombinedExtractor
+    from stable_baselines3.common.vec_env import VecMonitor
+
+    from autobatch.policies.env import BatchingVector
+    from autobatch.policies.torch_policy import make_actor_critic, make_masked_dqn, make_vec_env
+
+    env = BatchingVector(settings.seats, dags, reward=settings.reward, costs=costs)
+    shared: dict[str, Any] = {
+        "env": VecMonitor(make_vec_env(env)),
+        "learning_rate": lambda left: settings.learning_rate * left,
+        "gamma": settings.discount,
+        "policy_kwargs": {"features_extractor_class": CombinedExtractor},
+        "tensorboard_log": None if log_folder is None else os.fspath(log_folder),
+        "seed": seed,
+        "device": "cpu",
+    }
+    if settings.algorithm == "ppo":
+        model = MaskablePPO(
+            make_actor_critic(settings.hidden), n_steps=128, batch_size=512, n_epochs=4, gae_lambda=0.9, **shared
+        )
+        return model, lambda learned: learned.policy.mlp_extractor.actor
+    learner, policy = make_masked_dqn(settings.hidden)
+    model = learner(
+        policy, buffer_size=100_000, learning_starts=settings.seats * 32, batch_size=256, train_freq=4,
+        gradient_steps=settings.seats // 8 + 1, target_update_interval=2000, exploration_fraction=0.3, **shared,
+    )  # fmt: skip
+    return model, lambda learned: learned.policy.q_net.scorer
+
+
+class _Best:
+    """Measures networks, and keeps the best."""
+
+    def __init__(
+        self,
+        dags: Sequence[Dag],
+        direction: Direction,
+        compact: bool,
+        scorer_of: Callable[[Any], Any],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self.dags, self.direction, self.compact = dags, direction, compact
+        self.scorer_of, self.on_progress = scorer_of, on_progress
+        self.bound = float(np.mean([chains_ahead(dag).max(axis=0).sum() for dag in dags]))
+        self.curve: list[Progress] = []
+        self.episodes = 0
+        self.fewest = np.inf
+        self.network: Network
+
+    def measure(self, model: Any) -> Progress:
+        """Plan with what a model has learned so far."""
+        from autobatch.policies.torch_policy import to_weights
+
+        network = to_weights(self.scorer_of(model))
+        policy = Deep(network, self.direction, self.compact)
+        batches = float(np.mean([len(policy.plan_best(dag)) for dag in self.dags]))
+        if batches < self.fewest:
+            self.network, self.fewest = network, batches
+        progress = Progress(self.episodes, batches, self.bound, 0)
+        self.curve.append(progress)
+        self.on_progress(progress)
+        return progress
+
+    def callback(self, every: int) -> Any:
+        """Make what stable-baselines3 calls at every step."""
+        from stable_baselines3.common.callbacks import BaseCallback
+
+        best = self
+
+        class Measure(BaseCallback):
+            def _on_step(self) -> bool:
+                best.episodes += int(self.locals["dones"].sum())
+                if self.num_timesteps // every > (self.num_timesteps - self.training_env.num_envs) // every:
+                    progress = best.measure(self.model)
+                    self.logger.record("measured/batches", progress.batches)
+                    self.logger.record("measured/bound", progress.bound)
+                return True
+
+        return Measure()
+
+
+def plot_curve(policy: Deep, path: str | os.PathLike[str]) -> None:
+    """Draw how learning went, as PNG: batches measured after so many episodes, and the chain bound.
+
+    Raises:
+        PolicyError: matplotlib is missing, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PolicyError(
+            f"drawing how learning went to {os.fspath(path)!r}: the package matplotlib is not installed; "
+            f"install autobatch[plot]."
+        ) from error
+    curve = policy.about["curve"]
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="episodes", ylabel="batches per mini-batch, mean")
+    axes.plot([p["episodes"] for p in curve], [p["batches"] for p in curve], label=policy.name)
+    axes.plot([p["episodes"] for p in curve], [p["bound"] for p in curve], "--", label="chain bound")
+    axes.legend()
+    try:
+        figure.savefig(Path(path), format="png")
+    except OSError as error:
+        raise PolicyError(
+            f"drawing how learning went to {os.fspath(path)!r}: {error.strerror}; give a file that can be written."
+        ) from error

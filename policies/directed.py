@@ -1,0 +1,115 @@
+"""Planning from the inputs, from the outputs, or both ways; and compacting what came out.
+
+A schedule runs a dag exactly when the types along every path are a subsequence of its sequence of types. So a plan
+for the reversed dag, read from its end, is a plan for the dag, and what is superfluous in the sequence can be deleted
+whoever made it.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from autobatch._jit import compiled
+from autobatch.dag import Dag, reverse, to_dag
+from autobatch.errors import PolicyError
+from autobatch.graph import Graph
+from autobatch.graph_check import check_order
+from autobatch.policies.compaction import compact as compact_sequence
+from autobatch.policies.embedding import embed_early, to_schedule_at
+from autobatch.schedule import Schedule
+from autobatch.words import IntArray
+
+Direction: TypeAlias = Literal["forward", "backward", "both"]
+Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]  # batch_type[K], batch_ptr[K+1], order[N]
+
+
+class Directed(ABC):
+    """A policy that can plan in either direction; subclasses say how in `plan`.
+
+    Args:
+        direction: "forward" plans from the inputs, "backward" from the outputs; "both" does both and keeps the one
+            with fewer batches, forward if they are equal.
+        compact: delete superfluous batches, before the two directions are compared.
+
+    Attributes:
+        about: how it was learned, if it was; anything that JSON holds.
+
+    Raises:
+        PolicyError: there is no such direction.
+    """
+
+    rule: ClassVar[str]
+
+    def __init__(self, direction: Direction = "forward", compact: bool = False) -> None:
+        if direction not in get_args(Direction):
+            raise PolicyError(
+                f"making policy {self.rule!r}: direction={direction!r} is none of {', '.join(get_args(Direction))}."
+            )
+        self.direction, self.compact = direction, compact
+        self.about: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """The rule and its options, as `autobatch.policies.get` reads them."""
+        direction = "" if self.direction == "forward" else f"+{self.direction}"
+        return self.rule + direction + ("+compact" if self.compact else "")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was learned to a JSON file, which `autobatch.policies.load` reads.
+
+        Raises:
+            PolicyError: nothing was learned; or the file cannot be written, and what was at `path` is still there.
+        """
+        from autobatch.policies.policy_file import save_policy
+
+        save_policy(self, path)
+
+    @abstractmethod
+    def plan(self, dag: Dag) -> Batches:
+        """Schedule a dag from its inputs: the type of each batch, where it ends, and the nodes in order."""
+
+    def plan_backward(self, dag: Dag) -> Batches:
+        """Schedule a dag from its outputs."""
+        return mirror(self.plan(reverse(dag)))
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Plan in the directions asked for.
+
+        Raises:
+            GraphError: the graph has a cycle.
+        """
+        schedule = self.plan_best(to_dag(graph))
+        if schedule.n_nodes < graph.n_nodes:
+            check_order(graph)
+        return schedule
+
+    def plan_best(self, dag: Dag) -> Schedule:
+        """Plan in the directions asked for, compact if asked to, and keep the schedule with fewer batches."""
+        plans = []
+        if self.direction != "backward":
+            plans.append(Schedule(*self.plan(dag)))
+        if self.direction != "forward":
+            plans.append(Schedule(*self.plan_backward(dag)))
+        if self.compact and all(plan.n_nodes == dag.type_id.size for plan in plans):
+            plans = [compact_schedule(dag, plan) for plan in plans]
+        return min(plans, key=len)
+
+
+def compact_schedule(dag: Dag, schedule: Schedule) -> Schedule:
+    """Delete superfluous batches, and run each node as early as the rest allow; the same schedule if there are none."""
+    shorter = compact_sequence(dag, schedule.batch_type)
+    if shorter.size == schedule.n_batches:
+        return schedule
+    return to_schedule_at(dag, shorter, embed_early(dag, shorter))
+
+
+@compiled
+def mirror(batches: Batches) -> Batches:
+    """Read a plan of the reversed dag from its end: the plan of the dag. Cost: O(N)."""
+    batch_type, batch_ptr, order = batches
+    last = order.size
+    return batch_type[::-1].copy(), (last - batch_ptr[::-1]).astype(np.int32), (last - 1 - order[::-1]).astype(np.int32)

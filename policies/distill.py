@@ -1,0 +1,208 @@
+"""Turn a policy into one that is cheaper to run, by watching what it does: a state machine, or the rule of `Score`.
+
+The policy plans some mini-batches. For a machine, each of its choices is a vote for a type in the state it was made in,
+and the type with the most votes wins there. For a rule, weights are fitted so that what it chose scores above what else
+was ready: the most likely weights if it draws a type with chances proportional to exp(score), which is a convex
+problem, solved by Newton's method. What is lost is measured in batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from autobatch._jit import compiled
+from autobatch.chains import follow, start_chains
+from autobatch.dag import Dag, reverse
+from autobatch.errors import PolicyError
+from autobatch.policies.directed import Directed
+from autobatch.policies.encoding import encode
+from autobatch.policies.features import (
+    CRITICAL,
+    HEIGHT,
+    OVERALL_FEATURES,
+    OWN_SHARE,
+    READY_SHARE,
+    TYPE_FEATURES,
+    describe,
+)
+from autobatch.policies.fleet import advance, start_fleet
+from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames, Way
+from autobatch.policies.rules import Score, Weights, is_ready
+from autobatch.policies.table import Table, add_state, make_table, with_room
+from autobatch.simulator import start, step
+from autobatch.words import FloatArray, IntArray, LongArray
+
+P = TypeVar("P", Fsm, Score)
+
+RIDGE = 1e-5
+"""Of the squared weights, against the mean log-likelihood: keeps them finite where choices can be told apart."""
+STEPS = 50
+
+
+@dataclass(frozen=True)
+class Distilled(Generic[P]):
+    """A policy made of another.
+
+    Attributes:
+        policy: what was made; it plans in the directions of the other, and compacts where the other does.
+        before, after: batches per mini-batch, mean, of the two.
+        measured: the mini-batches that they were measured on.
+    """
+
+    policy: P
+    before: float
+    after: float
+    measured: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.policy.name}: {self.after:.2f} batches per mini-batch where the other takes {self.before:.2f} "
+            f"({self.after / self.before - 1:+.1%}, mean of {self.measured})"
+        )
+
+
+def distill_fsm(
+    policy: Directed,
+    dags: Sequence[Dag],
+    types: TypeNames,
+    machine: Machine = Machine("sort", critical=True),  # noqa: B008, frozen
+    held_out: Sequence[Dag] = (),
+) -> Distilled[Fsm]:
+    """Make a state machine that does what a policy does.
+
+    Args:
+        policy: such as `autobatch.policies.network.Deep`.
+        dags: mini-batches to watch it on, of one table of types.
+        types: what these are.
+        machine: what it sees.
+        held_out: what the two are measured on; by default `dags`.
+
+    Raises:
+        PolicyError: no mini-batches.
+
+    Cost: that of the policy's plans, and O(T * (N + E + K)).
+    """
+    ways = _ways(policy, dags)
+    tables: dict[Way, Table] = {}
+    for way in ways:
+        table = make_table(len(types.names), machine.width(len(types.names)))
+        for dag in dags if way == WAYS[0] else map(reverse, dags):
+            sequence = policy.plan(dag)[0]
+            table = with_room(table, sequence.size)
+            _vote(dag, sequence, table, machine.rules().encoding)
+        n_states = int(table.n_states[0])
+        table.values[:n_states] = table.updates[:n_states] / table.updates[:n_states].sum(axis=1, keepdims=True)
+        tables[way] = table
+    about = {"distilled_from": policy.name, "mini_batches": len(dags)}
+    return _compare(policy, Fsm(machine, types, tables, policy.direction, policy.compact, about), held_out or dags)
+
+
+def distill_rule(policy: Directed, dags: Sequence[Dag], held_out: Sequence[Dag] = ()) -> Distilled[Score]:
+    """Fit the weights of `Score` to what a policy does.
+
+    Args:
+        policy: such as `autobatch.policies.network.Deep`.
+        dags: mini-batches to watch it on; their types need not be the same.
+        held_out: what the two are measured on; by default `dags`.
+
+    Raises:
+        PolicyError: no mini-batches, or the policy never had a choice.
+    """
+    rows, ends, chosen, seen = [], [], [], 0
+    for way in _ways(policy, dags):
+        for dag in dags if way == WAYS[0] else map(reverse, dags):
+            some, until, which = _list_choices(dag, policy.plan(dag)[0])
+            rows.append(some)
+            ends.append(until + seen)
+            chosen.append(which + seen)
+            seen += len(some)
+    if seen == 0:
+        raise PolicyError("distilling a policy: it never had a choice on these mini-batches; give other ones.")
+    starts = np.concatenate([[0], *ends])[:-1]
+    weights = fit_choices(np.concatenate(rows), starts, np.concatenate(chosen))
+    rule = Score(policy.direction, policy.compact, Weights(*map(float, weights)))
+    rule.about = {"distilled_from": policy.name, "mini_batches": len(dags)}
+    return _compare(policy, rule, held_out or dags)
+
+
+def fit_choices(rows: FloatArray, starts: LongArray, chosen: LongArray) -> FloatArray:
+    """Find the weights under which what was chosen is most likely.
+
+    Args:
+        rows: float64[M, F], what could be chosen, the rows of one choice side by side.
+        starts: int[C], where each choice starts.
+        chosen: int[C], the row that was chosen.
+
+    Returns:
+        float64[F].
+    """
+    sizes = np.diff(starts, append=len(rows))
+    weights = np.zeros(rows.shape[1])
+    for _ in range(STEPS):
+        scores = rows @ weights
+        chance = np.exp(scores - np.repeat(np.maximum.reduceat(scores, starts), sizes))
+        chance /= np.repeat(np.add.reduceat(chance, starts), sizes)
+        mean = np.add.reduceat(rows * chance[:, None], starts)
+        gradient = (rows[chosen] - mean).mean(axis=0) - RIDGE * weights
+        spread = rows - np.repeat(mean, sizes, axis=0)
+        curvature = (spread * chance[:, None]).T @ spread / len(starts) + RIDGE * np.eye(weights.size)
+        weights = weights + np.linalg.solve(curvature, gradient)
+    return weights
+
+
+def _ways(policy: Directed, dags: Sequence[Dag]) -> Sequence[Way]:
+    """List the directions that a policy plans in."""
+    if not dags:
+        raise PolicyError("distilling a policy: no mini-batches; give at least one.")
+    return WAYS if policy.direction == "both" else (policy.direction,)
+
+
+def _compare(policy: Directed, made: P, dags: Sequence[Dag]) -> Distilled[P]:
+    before, after = (float(np.mean([len(one.plan_best(dag)) for dag in dags])) for one in (policy, made))
+    return Distilled(made, before, after, len(dags))
+
+
+@compiled
+def _vote(dag: Dag, sequence: IntArray, table: Table, encoding: int) -> None:
+    """Count, by state, which types a sequence runs; the table has room for a state per batch."""
+    sim = start(dag)
+    chains = start_chains(dag, sim)
+    state = np.zeros(table.states.shape[1], np.int16)
+    for kind in sequence:
+        encode(sim, chains, table.values.shape[1], encoding, state)
+        table.updates[add_state(table, state), kind] += 1
+        follow(chains, sim, step(sim, kind))
+
+
+@compiled
+def _list_choices(dag: Dag, sequence: IntArray) -> tuple[FloatArray, LongArray, LongArray]:
+    """List what `Score` sees of the ready types wherever there were several, where each choice ends, and its choice."""
+    fleet = start_fleet(dag, np.array([0, dag.type_id.size], np.int32))
+    features = np.empty((dag.n_types, len(TYPE_FEATURES)), np.float32)
+    overall = np.empty(len(OVERALL_FEATURES), np.float32)
+    rows = np.empty((sequence.size * dag.n_types, 4))
+    ends, chosen = np.empty(sequence.size, np.int64), np.empty(sequence.size, np.int64)
+    n_rows, n_choices = 0, 0
+    for kind in sequence:
+        describe(fleet, 0, features, overall)
+        first = n_rows
+        for a in range(dag.n_types):
+            if is_ready(fleet.sim, a):
+                if a == kind:
+                    chosen[n_choices] = n_rows
+                rows[n_rows, 0] = features[a, CRITICAL]
+                rows[n_rows, 1] = features[a, READY_SHARE]
+                rows[n_rows, 2] = features[a, OWN_SHARE]
+                rows[n_rows, 3] = features[a, HEIGHT]
+                n_rows += 1
+        if n_rows - first > 1:
+            ends[n_choices] = n_rows
+            n_choices += 1
+        else:
+            n_rows = first
+        advance(fleet, kind)
+    return rows[:n_rows], ends[:n_choices], chosen[:n_choices]

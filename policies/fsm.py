@@ -1,0 +1,307 @@
+"""The learned finite state machine: a state made of the frontier names the type to run next.
+
+The machine is a table of values, learned by `autobatch.policies.qlearning`. In a state it runs the type of the highest
+value among those it tried there. A state that it never met, or in which it tried nothing that may run now, is decided
+by the rule of `Score`, and counted; with a learner (`autobatch.policies.online`) it is known from then on.
+Source: ED-Batch (arXiv:2302.03851); the critical set, the mask and the fallback are ours.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
+
+import numpy as np
+
+from autobatch._jit import compiled
+from autobatch.chains import Chains, follow, is_critical, start_chains
+from autobatch.dag import Dag, reverse, to_dag
+from autobatch.errors import PolicyError
+from autobatch.graph import Graph, Types
+from autobatch.policies.directed import Batches, Directed, Direction, mirror
+from autobatch.policies.encoding import ENCODINGS, Encoding, State, encode
+from autobatch.policies.rules import LEARNED, Weights, highest_score, is_ready
+from autobatch.policies.table import Table, find_state, make_table, widen_table
+from autobatch.schedule import Schedule
+from autobatch.simulator import Simulator, finish, start, step
+from autobatch.words import IntArray
+
+Way: TypeAlias = Literal["forward", "backward"]
+WAYS: tuple[Way, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How a machine sees and chooses.
+
+    Attributes:
+        encoding: what the state says of the frontier, see `autobatch.policies.encoding`.
+        critical: the state also says which types are critical.
+        mask: where a ready type is critical, only such types may run.
+    """
+
+    encoding: Encoding = "sort"
+    critical: bool = False
+    mask: bool = False
+
+    def __post_init__(self) -> None:
+        if self.encoding not in ENCODINGS:
+            raise PolicyError(f"making a state machine: encoding={self.encoding!r} is none of {', '.join(ENCODINGS)}.")
+
+    def width(self, n_types: int) -> int:
+        """Count the ints of a state."""
+        return n_types * (2 if self.critical else 1)
+
+    def rules(self) -> MachineRules:
+        """Give the same as ints, for compiled loops."""
+        return MachineRules(ENCODINGS.index(self.encoding), int(self.mask))
+
+
+class MachineRules(NamedTuple):
+    """A `Machine` for compiled loops."""
+
+    encoding: int
+    mask: int
+
+
+@dataclass(frozen=True)
+class TypeNames:
+    """The types that a policy was learned for, by name, and what each is, so that it is known again."""
+
+    names: tuple[str, ...]
+    outlines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, types: Types) -> TypeNames:
+        """Read them from the table of a graph."""
+        return cls(tuple(types.names), tuple(types.outlines))
+
+
+Learner: TypeAlias = Callable[[Machine, Table, Dag, IntArray], Table]
+"""Given a machine, its table, a dag and the sequence that it ran there: the table that it has learned."""
+
+
+@final
+class Fsm(Directed):
+    """A learned state machine.
+
+    Args:
+        machine: how it sees and chooses.
+        types: what its types are.
+        tables: what was learned, for "forward", "backward" or both; a direction without a table has met no state.
+        direction, compact: see `Directed`.
+        about: how it was learned, to be kept with it.
+
+    Attributes:
+        unseen, decided: batches of the last schedule that the rule decided, since the machine did not know the state;
+            and all batches, of both directions if it planned in both.
+        learner: learns from a plan in which the rule decided; None, if the tables stay as they are.
+    """
+
+    rule: ClassVar[str] = "fsm"
+
+    def __init__(
+        self,
+        machine: Machine,
+        types: TypeNames,
+        tables: Mapping[Way, Table],
+        direction: Direction = "forward",
+        compact: bool = False,
+        about: Mapping[str, Any] | None = None,
+        weights: Weights = LEARNED,
+    ) -> None:
+        super().__init__(direction, compact)
+        empty = make_table(len(types.names), machine.width(len(types.names)))
+        self.machine, self.types, self.weights = machine, types, weights
+        self.tables = {way: tables.get(way, empty) for way in WAYS}
+        self.about = dict(about or {})
+        self.unseen = self.decided = 0
+        self.learner: Learner | None = None
+        self._placed: tuple[Types, IntArray] | None = None
+
+    @property
+    def unseen_share(self) -> float:
+        """The share of the batches of the last schedule that the rule decided; 0 before the first."""
+        return self.unseen / self.decided if self.decided else 0.0
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Plan in the directions asked for.
+
+        Raises:
+            PolicyError: the graph has types of the same name that are something else, or none that the policy knows.
+            GraphError: the graph has a cycle.
+        """
+        dag = self.to_known(graph)
+        place = self._place(graph.types)
+        number = np.zeros(dag.n_types, np.int32)
+        number[place] = np.arange(place.size)
+        self.unseen = self.decided = 0
+        planned = self.plan_best(dag)
+        return Schedule(number[planned.batch_type], planned.batch_ptr, planned.order)
+
+    def to_known(self, graph: Graph) -> Dag:
+        """Give the dag of a graph with the machine's numbers for types; a machine that learns takes in new ones.
+
+        Raises:
+            PolicyError: the types are another model's.
+            GraphError: the graph has a cycle.
+        """
+        place = self._place(graph.types)
+        n_types = max(len(self.types.names), int(place.max(initial=-1)) + 1)
+        if self.learner is not None and n_types > len(self.types.names):
+            self._take_in(TypeNames.of(graph.types), place)
+        dag = to_dag(graph)
+        return dag._replace(type_id=place[dag.type_id], n_types=n_types)
+
+    def plan(self, dag: Dag) -> Batches:
+        """Simulate batch by batch, from the inputs."""
+        return self._plan(dag, "forward")
+
+    def plan_backward(self, dag: Dag) -> Batches:
+        """Simulate batch by batch, from the outputs, with the table learned for that."""
+        return mirror(self._plan(reverse(dag), "backward"))
+
+    def _plan(self, dag: Dag, way: Way) -> Batches:
+        batches, unseen = run_machine(dag, self.tables[way], self.machine.rules(), self.weights)
+        self.unseen += unseen
+        self.decided += batches[0].size
+        if self.learner is not None and unseen:
+            self.tables[way] = self.learner(self.machine, self.tables[way], dag, batches[0])
+        return batches
+
+    def _place(self, types: Types) -> IntArray:
+        """Where each type of a graph is among the machine's; those that it does not know come after."""
+        if self._placed is None or self._placed[0] is not types or self._placed[1].size != len(types.names):
+            self._placed = types, place_types(self.types, TypeNames.of(types))
+        return self._placed[1]
+
+    def _take_in(self, met: TypeNames, place: IntArray) -> None:
+        """Make the types that a graph was the first to have the machine's own."""
+        n_known = len(self.types.names)
+        new = [(met.names[kind], met.outlines[kind]) for kind in np.argsort(place) if place[kind] >= n_known]
+        names, outlines = zip(*new, strict=True)
+        self.types = TypeNames(self.types.names + names, self.types.outlines + outlines)
+        n_types = len(self.types.names)
+        self.tables = {way: widen_table(self.tables[way], n_types, self.machine.width(n_types)) for way in WAYS}
+
+
+def place_types(known: TypeNames, met: TypeNames) -> IntArray:
+    """Find each type met among the known ones, by outline; new ones are numbered after those.
+
+    Of several with one outline, such as one cell with several modules, the first met is the first known, and so on.
+
+    Raises:
+        PolicyError: a cell known by name is something else, or most of the cells are not known.
+    """
+    numbers: dict[str, list[int]] = {}
+    for number, outline in enumerate(known.outlines):
+        numbers.setdefault(outline, []).append(number)
+    seen, place, next_free = Counter[str](), [], len(known.names)
+    for outline in met.outlines:
+        same = numbers.get(outline, [])
+        if seen[outline] < len(same):
+            place.append(same[seen[outline]])
+        else:
+            place.append(next_free)
+            next_free += 1
+        seen[outline] += 1
+    _check_cells(known, met)
+    return np.array(place, np.int32)
+
+
+def _check_cells(known: TypeNames, met: TypeNames) -> None:
+    """Refuse types that are another model's; a new variant of a known cell is none."""
+    cells, cells_met = _by_cell(known), _by_cell(met)
+    for cell in cells_met.keys() & cells.keys():
+        if not cells_met[cell] & cells[cell]:
+            raise PolicyError(
+                f"using a policy: it was learned for {min(cells[cell])}, but this model has {min(cells_met[cell])}; "
+                f"learn a policy for this model."
+            )
+    if 2 * len(cells_met.keys() & cells.keys()) < len(cells_met):
+        raise PolicyError(
+            f"using a policy: it was learned for the types {', '.join(known.names)}, but this model has "
+            f"{', '.join(met.names)}; learn a policy for this model."
+        )
+
+
+def _by_cell(types: TypeNames) -> dict[str, set[str]]:
+    """The outlines of each cell, whose several types have names such as cell#1."""
+    cells: dict[str, set[str]] = {}
+    for name, outline in zip(types.names, types.outlines, strict=True):
+        cells.setdefault(name.partition("#")[0], set()).add(outline)
+    return cells
+
+
+@compiled
+def run_machine(dag: Dag, table: Table, rules: MachineRules, weights: Weights) -> tuple[Batches, int]:
+    """Schedule a dag by a machine; and count the batches that the rule had to decide."""
+    sim = start(dag)
+    chains = start_chains(dag, sim)
+    state = np.zeros(table.states.shape[1], np.int16)
+    allowed = np.zeros(dag.n_types, np.bool_)
+    ranking = _masked(weights, rules.mask)
+    unseen = 0
+    while True:
+        if not allow(sim, chains, rules.mask, allowed):
+            return finish(sim), unseen
+        kind = _best_tried(sim, chains, table, rules.encoding, state, allowed)
+        if kind < 0:
+            unseen += 1
+            kind = highest_score(sim, chains, 0, dag.n_types, ranking)
+        follow(chains, sim, step(sim, kind))
+
+
+@compiled
+def allow(sim: Simulator, chains: Chains, mask: int, allowed: Any) -> bool:
+    """Mark the types that may run: the ready ones, or the critical among them; False if there is none."""
+    any_ready, any_critical = False, False
+    for a in range(allowed.size):
+        allowed[a] = is_ready(sim, a)
+        any_ready |= allowed[a]
+        any_critical |= allowed[a] and is_critical(chains, a)
+    if mask and any_critical:
+        for a in range(allowed.size):
+            allowed[a] = allowed[a] and is_critical(chains, a)
+    return any_ready
+
+
+@compiled
+def _masked(weights: Weights, mask: int) -> Weights:
+    """Give the weights with which a critical type, where one is ready, scores highest, if the machine is masked."""
+    others = abs(weights.ready) + abs(weights.own) + abs(weights.height)
+    critical = 1.0 + 2.0 * others if mask else weights.critical
+    return Weights(critical, weights.ready, weights.own, weights.height)
+
+
+@compiled
+def _best_tried(sim: Simulator, chains: Chains, table: Table, encoding: int, state: State, allowed: Any) -> int:
+    """Find the type of the highest value among those tried in this state, of equal ones the lowest; or -1."""
+    n_known = table.values.shape[1]
+    for a in range(n_known, allowed.size):
+        if is_ready(sim, a):
+            return -1
+    encode(sim, chains, n_known, encoding, state)
+    number = find_state(table, state)
+    best = -1
+    if number >= 0:
+        for a in range(n_known):
+            tried = allowed[a] and table.updates[number, a] > 0
+            if tried and (best < 0 or table.values[number, a] > table.values[number, best]):
+                best = a
+    return best
+
+
+def describe_state(state: Sequence[int], names: Sequence[str], encoding: Encoding) -> str:
+    """Write a state in the names of its types: "leaf > inner" by rank, "leaf* inner" with the largest marked, or a set.
+
+    Critical types are followed by "!".
+    """
+    n = len(names)
+    critical = state[n:] if len(state) > n else [0] * n
+    shown = {a: names[a] + ("!" if critical[a] else "") for a in range(n) if state[a]}
+    if encoding == "sort":
+        return " > ".join(shown[a] for a in sorted(shown, key=lambda a: state[a]))
+    return " ".join(text + ("*" if state[a] == 2 else "") for a, text in shown.items())

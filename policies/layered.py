@@ -1,0 +1,318 @@
+"""Search for the cheapest sequence of types, one step of all sequences at a time.
+
+A state is what is left to run, an antichain of suffixes (`autobatch.policies.suffix`); a layer holds the states that
+sequences of one length lead to. A state is dropped when another of its layer costs no more and leaves only what is
+within what it leaves: this decides more than all else, for few states of a layer are left. So does a state that,
+with the chain bound of its rest, costs more than a limit; then of a layer of more than `width` states those stay that
+promise the least, and of equal ones those that leave the fewest suffixes. Unless a state is dropped for the width, no
+sequence up to the limit is missed: the search is breadth-first heuristic search (Zhou and Hansen 2006, Artificial
+Intelligence 170), else a beam search.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.policies.suffix import BitArray, Suffixes, chains_after, grow, run_type
+from autobatch.words import FloatArray, IntArray, LongArray
+
+TOLERANCE = 1e-9
+"""Costs that are as near as this, relative to the largest, are the same: a sum of floats depends on its order."""
+
+
+class Outcome(NamedTuple):
+    """What a search found, and what it left open."""
+
+    sequence: IntArray  # int32[K], the cheapest that was found
+    cost: float  # its cost; inf if none was found
+    unseen: float  # all sequences that were not looked at cost at least this
+    n_states: int  # states that were made
+    gave_up: bool  # they were too many; then `unseen` says nothing
+
+
+class _Problem(NamedTuple):
+    suffixes: Suffixes
+    ahead: IntArray  # [S, T]
+    cost: FloatArray  # [T]
+    slack: float
+
+
+class _Layer(NamedTuple):
+    """States: state s has left[ptr[s]:ptr[s+1]] to run."""
+
+    ptr: LongArray
+    left: IntArray
+    paid: FloatArray
+    total: FloatArray  # what it paid, and the chain bound of the rest
+    parent: IntArray  # its place in the layer before
+    kind: IntArray  # the type that ran last
+
+
+class _Trie(NamedTuple):
+    """Antichains that share beginnings, each read from its last suffix to its first."""
+
+    suffix: IntArray
+    child: IntArray
+    sibling: IntArray
+    paid: FloatArray  # the least that a state with this antichain paid, or inf
+    size: IntArray  # [1]
+
+
+@compiled
+def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int, max_states: int) -> Outcome:
+    """Search for the cheapest sequence that finishes what the suffixes stand for.
+
+    Args:
+        suffixes: S suffixes of T types, compared.
+        cost: float64[T], of a batch of each type, positive.
+        limit: sequences that cost more are not looked for.
+        width: the most states of a layer that stay.
+        max_states: give up when more states than this were made.
+
+    Returns:
+        A sequence of the least cost up to the limit, unless `unseen` is less than its cost.
+
+    Cost: per state O(T) steps and bounds, W = S/64 words for each suffix left, and a walk over the states that stay.
+    """
+    ahead = chains_after(suffixes)
+    slack = TOLERANCE * (1.0 + _rest(ahead, suffixes.first, cost))
+    problem = _Problem(suffixes, ahead, cost, slack)
+    layer = _first_layer(problem)
+    parents, kinds, offset = np.full(1, -1, np.int32), np.full(1, -1, np.int32), 0
+    best, best_at, unseen, n_states = np.inf, -1, np.inf, 1
+    while layer.paid.size > 0:
+        for s in range(layer.paid.size):
+            if layer.ptr[s] == layer.ptr[s + 1] and layer.paid[s] < best:
+                best, best_at = layer.paid[s], offset + s
+        children, beyond = _expand(problem, layer, min(limit, best - 2 * slack))
+        n_states += children.paid.size
+        unseen = min(unseen, beyond)
+        if n_states > max_states:
+            return Outcome(np.empty(0, np.int32), np.inf, -np.inf, n_states, True)
+        stay, dropped = _select(problem, children, width)
+        unseen = min(unseen, dropped)
+        next_layer = _take(children, stay)
+        parents = np.concatenate((parents, next_layer.parent + np.int32(offset)))
+        kinds = np.concatenate((kinds, next_layer.kind))
+        offset += layer.paid.size
+        layer = next_layer
+    return Outcome(_trace(parents, kinds, best_at), best, unseen, n_states, False)
+
+
+@compiled
+def _rest(ahead: IntArray, left: IntArray, cost: FloatArray) -> float:
+    """Bound what is left by its chains."""
+    total = 0.0
+    for kind in range(cost.size):
+        most = 0
+        for n in left:
+            most = max(most, ahead[n, kind])
+        total += most * cost[kind]
+    return total
+
+
+@compiled
+def _first_layer(problem: _Problem) -> _Layer:
+    first = problem.suffixes.first
+    return _Layer(
+        np.array([0, first.size]), first, np.zeros(1), np.array([_rest(problem.ahead, first, problem.cost)]),
+        np.full(1, -1, np.int32), np.full(1, -1, np.int32),
+    )  # fmt: skip
+
+
+@compiled
+def _expand(problem: _Problem, layer: _Layer, limit: float) -> tuple[_Layer, float]:
+    """Run in every state every type that is worth it: the different results, and the least cost above the limit."""
+    suffixes, ahead, cost, slack = problem
+    most = layer.paid.size * cost.size
+    ptr, left = np.zeros(most + 1, np.int64), np.empty(2 * layer.left.size + suffixes.type_id.size, np.int32)
+    paid, total = np.empty(most), np.empty(most)
+    parent, kinds = np.empty(most, np.int32), np.empty(most, np.int32)
+    n_slots = 16
+    while n_slots < 2 * most:
+        n_slots *= 2
+    table = np.full(n_slots, -1, np.int32)
+    result = np.empty(suffixes.type_id.size + 1, np.int32)
+    may_run = np.empty(cost.size, np.bool_)
+    size, beyond = 0, np.inf
+    for s in range(layer.paid.size):
+        state = layer.left[layer.ptr[s] : layer.ptr[s + 1]]
+        _find_types(suffixes, ahead, state, may_run)
+        for kind in range(cost.size):
+            if not may_run[kind]:
+                continue
+            new = result[: run_type(suffixes, state, kind, result)]
+            slot = _find(table, ptr, left, new)
+            c, now = table[slot], layer.paid[s] + cost[kind]
+            if c < 0:
+                estimate = now + _rest(ahead, new, cost)
+                if estimate > limit + slack:
+                    beyond = min(beyond, estimate)
+                    continue
+                c = size
+                size += 1
+                table[slot] = c
+                left = grow(left, ptr[c] + new.size)
+                left[ptr[c] : ptr[c] + new.size] = new
+                ptr[c + 1] = ptr[c] + new.size
+                paid[c], total[c], parent[c], kinds[c] = now, estimate, s, kind
+            elif now < paid[c]:
+                total[c] += now - paid[c]
+                paid[c], parent[c], kinds[c] = now, s, kind
+    return _Layer(ptr[: size + 1], left, paid[:size], total[:size], parent[:size], kinds[:size]), beyond
+
+
+@compiled
+def _find_types(suffixes: Suffixes, ahead: IntArray, state: IntArray, may_run: NDArray[np.bool_]) -> None:
+    """Find the types worth running: the ready ones, or just one that nothing ready of another type leads to.
+
+    Such a type loses nothing by running now: in a cheapest sequence it can be moved to the front.
+    """
+    may_run[:] = False
+    for n in state:
+        may_run[suffixes.type_id[n]] = True
+    for kind in range(may_run.size):
+        alone = may_run[kind]
+        for n in state:
+            alone = alone and (suffixes.type_id[n] == kind or ahead[n, kind] == 0)
+        if alone:
+            may_run[:] = False
+            may_run[kind] = True
+            break
+
+
+@compiled
+def _find(table: IntArray, ptr: LongArray, left: IntArray, new: IntArray) -> int:
+    """Find the slot of the state with this antichain, or where it belongs."""
+    key = np.uint64(new.size + 1)
+    for n in new:
+        key = (key ^ np.uint64(n)) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    mask = table.size - 1
+    slot = np.int64(key & np.uint64(mask))
+    while table[slot] >= 0:
+        start = ptr[table[slot]]
+        same = ptr[table[slot] + 1] - start == new.size
+        i = 0
+        while same and i < new.size:
+            same = left[start + i] == new[i]
+            i += 1
+        if same:
+            break
+        slot = (slot + 1) & mask
+    return int(slot)
+
+
+@compiled
+def _select(problem: _Problem, layer: _Layer, width: int) -> tuple[LongArray, float]:
+    """Choose the states that stay, the best first; return them, and the least cost that the width dropped."""
+    n_states = layer.paid.size
+    rows = np.zeros((n_states, problem.suffixes.within.shape[1]), np.uint64)
+    n_left = np.empty(n_states)  # as floats, so that one sort is compiled and not two
+    for s in range(n_states):
+        _close(problem.suffixes.within, layer.left[layer.ptr[s] : layer.ptr[s + 1]], rows[s])
+        n_left[s] = _count_bits(rows[s])
+    order = np.argsort(n_left, kind="mergesort")
+    order = order[np.argsort(layer.total[order], kind="mergesort")]
+    room = layer.ptr[n_states] + 1
+    trie = _Trie(
+        np.empty(room, np.int32), np.full(room, -1, np.int32), np.full(room, -1, np.int32), np.full(room, np.inf),
+        np.ones(1, np.int32),
+    )  # fmt: skip
+    stack = np.empty(room, np.int32)
+    stay, n_stay = np.empty(min(n_states, width), np.int64), 0
+    for s in order:
+        if not _is_worse(trie, rows[s], layer.paid[s], stack):
+            if n_stay == width:
+                return stay, layer.total[s]
+            _enter(trie, layer.left[layer.ptr[s] : layer.ptr[s + 1]], layer.paid[s])
+            stay[n_stay] = s
+            n_stay += 1
+    return stay[:n_stay], np.inf
+
+
+@compiled
+def _close(within: BitArray, state: IntArray, row: BitArray) -> None:
+    """Mark all suffixes that are left or within what is left."""
+    for n in state:
+        for word in range(row.size):
+            row[word] |= within[n, word]
+        row[n >> 6] |= np.uint64(1) << np.uint64(n & 63)
+
+
+@compiled
+def _count_bits(row: BitArray) -> int:
+    """Count ones, eight neighbours at a time (Warren, Hacker's Delight, figure 5-2)."""
+    total = 0
+    for bits in row:
+        pairs = bits - ((bits >> np.uint64(1)) & np.uint64(0x5555555555555555))
+        fours = (pairs & np.uint64(0x3333333333333333)) + ((pairs >> np.uint64(2)) & np.uint64(0x3333333333333333))
+        bytes_ = (fours + (fours >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+        total += int((bytes_ * np.uint64(0x0101010101010101)) >> np.uint64(56))
+    return total
+
+
+@compiled
+def _is_worse(trie: _Trie, row: BitArray, paid: float, stack: IntArray) -> bool:
+    """Say whether a state that paid no more leaves only what is marked in `row`."""
+    stack[0], top = 0, 1
+    while top > 0:
+        top -= 1
+        node = stack[top]
+        if trie.paid[node] <= paid:
+            return True
+        node = trie.child[node]
+        while node >= 0:
+            n = trie.suffix[node]
+            if (row[n >> 6] >> np.uint64(n & 63)) & np.uint64(1) != 0:
+                stack[top] = node
+                top += 1
+            node = trie.sibling[node]
+    return False
+
+
+@compiled
+def _enter(trie: _Trie, state: IntArray, paid: float) -> None:
+    node = 0
+    for n in state[::-1]:
+        below = trie.child[node]
+        while below >= 0 and trie.suffix[below] != n:
+            below = trie.sibling[below]
+        if below < 0:
+            below = trie.size[0]
+            trie.size[0] += 1
+            trie.suffix[below] = n
+            trie.sibling[below] = trie.child[node]
+            trie.child[node] = below
+        node = below
+    trie.paid[node] = min(trie.paid[node], paid)
+
+
+@compiled
+def _take(layer: _Layer, stay: LongArray) -> _Layer:
+    """Keep some states of a layer, in the order given."""
+    ptr = np.zeros(stay.size + 1, np.int64)
+    for i in range(stay.size):
+        ptr[i + 1] = ptr[i] + layer.ptr[stay[i] + 1] - layer.ptr[stay[i]]
+    left = np.empty(ptr[stay.size], np.int32)
+    for i in range(stay.size):
+        left[ptr[i] : ptr[i + 1]] = layer.left[layer.ptr[stay[i]] : layer.ptr[stay[i] + 1]]
+    return _Layer(ptr, left, layer.paid[stay], layer.total[stay], layer.parent[stay], layer.kind[stay])
+
+
+@compiled
+def _trace(parents: IntArray, kinds: IntArray, state: int) -> IntArray:
+    """List the types that ran on the way to a state."""
+    length, at = 0, state
+    while at > 0:
+        length, at = length + 1, parents[at]
+    sequence = np.empty(length, np.int32)
+    while state > 0:
+        length -= 1
+        sequence[length] = kinds[state]
+        state = parents[state]
+    return sequence

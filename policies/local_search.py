@@ -1,0 +1,187 @@
+"""Improve a sequence of types step by step: disturb it, compact it, and keep the result unless it costs more.
+
+A step puts up to eight types within about twenty positions, or moves one entry, or swaps two; the disturbed sequence
+is compacted from the left or from the right, as the dice say (`autobatch.policies.compaction`). An inserted type makes
+others superfluous, so most steps that gain anything are insertions. Results that cost the same are kept as well: they
+lead over plains on which nothing is gained at first. The budget counts steps, so the same seed gives the same sequence.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.dag import Dag
+from autobatch.policies.compaction import compact, keep_from_left, keep_from_right
+from autobatch.policies.cost import ROW, CostModel, batch_cost
+from autobatch.policies.embedding import fill_early, fill_mirrored, index_stops
+from autobatch.words import FloatArray, IntArray
+
+DRAW_MODULUS, DRAW_FACTOR = 2**31 - 1, 48271  # Park, Miller, Stockmeyer 1993, Remarks on random number generators
+SHARE_INSERTED = 0.9  # of all steps; one half each of the rest moves and swaps
+MAX_INSERTED = 8
+INSERT_REACH = 10
+SHIFT_REACH = 8
+STEPS_PER_LOOK = 100
+"""Steps between two looks at the clock, when seconds are limited."""
+
+
+def local_search(
+    dag: Dag,
+    sequence: IntArray,
+    rng: np.random.Generator,
+    max_steps: int = 5000,
+    costs: CostModel | None = None,
+    enough: float = 0.0,
+    max_seconds: float | None = None,
+) -> IntArray:
+    """Search for a cheaper sequence around one that finishes a graph.
+
+    Args:
+        dag: N nodes, T types: the graph, or a kernel of it (`make_kernel`), which the same sequences finish and on
+            which steps are quicker.
+        sequence: int32[K] type ids; finishes `dag`.
+        rng: gives the seed, one number.
+        max_steps: how many disturbed sequences are looked at.
+        costs: what a batch costs; without it, each costs one. If small batches cost more than their rows
+            (`row_us` and `efficient_rows` above 0), rows are counted as each node runs as early as it can, and `dag`
+            has to be the graph itself, since a kernel has fewer nodes.
+        enough: stop when the cost is down to this, as a lower bound is.
+        max_seconds: stop at the first hundred steps after that much time; then the result depends on the machine.
+
+    Returns:
+        int32[K'] that finishes `dag` and costs no more than `sequence`.
+
+    Raises:
+        ScheduleError: the sequence does not finish the graph.
+
+    Cost: O(N + E + K) per step, as one pass of compaction.
+    Source: DESIGN, section 5.
+
+    >>> from autobatch.dag import to_dag
+    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> dag = to_dag(make_graph(NamedTypes(("a", "b")), [0, 1, 0, 0, 1], [(0, 1), (1, 2), (3, 4)]))
+    >>> local_search(dag, np.array([1, 0, 1, 0, 1, 0], np.int32), np.random.default_rng(0)).tolist()
+    [0, 1, 0]
+    """
+    table = (CostModel.counting(dag.n_types) if costs is None else costs).array()
+    state = np.array([rng.integers(1, DRAW_MODULUS)], np.int64)
+    end = None if max_seconds is None else perf_counter() + max_seconds
+    current, compacted = sequence, compact(dag, sequence)
+    if sequence_cost(dag, compacted, table) <= sequence_cost(dag, sequence, table):
+        current = compacted
+    stride = max(max_steps, 1) if end is None else STEPS_PER_LOOK
+    for done in range(0, max_steps, stride):
+        if end is not None and perf_counter() > end:
+            break
+        current, cost = _search(dag, current, table, min(stride, max_steps - done), enough, state)
+        if cost <= enough:
+            break
+    return current
+
+
+def weigh_small_batches(costs: CostModel) -> CostModel:
+    """Give each type one cost for any batch: its launch, and its rows up to where they become efficient.
+
+    What is left of the predicted time depends on the number of rows alone, if all batches are efficient. Then a
+    sequence can be priced on a kernel.
+    """
+    none = np.zeros(costs.launch_us.size)
+    return CostModel(costs.launch_us + costs.row_us * costs.efficient_rows, none, none)
+
+
+@compiled
+def sequence_cost(dag: Dag, sequence: IntArray, costs: FloatArray) -> float:
+    """Predict the cost of a sequence from the array of a `CostModel`, nodes running as early as they can.
+
+    Cost: O(K) if batches of a type cost the same, whatever their rows; else O(N + E + K).
+    """
+    total = 0.0
+    if not costs[ROW].any():
+        for kind in sequence:
+            total += batch_cost(costs, kind, 0)
+        return total
+    position = np.empty(dag.type_id.size, np.int32)
+    fill_early(dag, index_stops(sequence, dag.n_types, dag.type_id.size), position)
+    rows = np.zeros(sequence.size + 1, np.int32)
+    for place in position:
+        rows[place] += 1
+    for k in range(sequence.size):
+        if rows[k] > 0:
+            total += batch_cost(costs, sequence[k], rows[k])
+    return total
+
+
+@compiled
+def _search(
+    dag: Dag, sequence: IntArray, costs: FloatArray, n_steps: int, enough: float, state: NDArray[np.int64]
+) -> tuple[IntArray, float]:
+    """Do `n_steps` steps, and give the sequence they end at and its cost; `state` is that of the dice."""
+    current, cost = sequence.copy(), sequence_cost(dag, sequence, costs)
+    position = np.empty(dag.type_id.size, np.int32)
+    for _ in range(n_steps):
+        if cost <= enough or current.size == 0:
+            break
+        disturbed = _disturb(current, dag.n_types, state)
+        kept = np.empty(disturbed.size, np.int32)
+        count = _compact_once(dag, disturbed, _draw(state, 2) == 0, position, kept)
+        if count >= 0:
+            other = sequence_cost(dag, kept[:count], costs)
+            if other <= cost:
+                current, cost = kept[:count].copy(), other
+    return current, cost
+
+
+@compiled
+def _compact_once(dag: Dag, sequence: IntArray, left: bool, position: IntArray, kept: IntArray) -> int:
+    """Write what one pass of compaction keeps to `kept` and return how much it is; -1: it does not finish the graph."""
+    n_nodes = dag.type_id.size
+    mirrored = index_stops(sequence[::-1].copy(), dag.n_types, n_nodes)
+    forward = index_stops(sequence, dag.n_types, n_nodes)
+    if left:
+        return keep_from_left(dag, forward, position, kept) if fill_mirrored(dag, mirrored, position) else -1
+    return keep_from_right(dag, mirrored, position, kept) if fill_early(dag, forward, position) else -1
+
+
+@compiled
+def _disturb(sequence: IntArray, n_types: int, state: NDArray[np.int64]) -> IntArray:
+    """Insert some types, or move or swap entries; the sequence has at least one."""
+    if _draw(state, 100) < 100 * SHARE_INSERTED:
+        return _insert_some(sequence, n_types, state)
+    result = sequence.copy()
+    first = _draw(state, sequence.size)
+    second = min(first + 1 + _draw(state, SHIFT_REACH), sequence.size - 1)
+    what = _draw(state, 4)
+    if what < 2:
+        result[first], result[second] = sequence[second], sequence[first]
+    elif what == 2:
+        result[first:second], result[second] = sequence[first + 1 : second + 1], sequence[first]
+    else:
+        result[first + 1 : second + 1], result[first] = sequence[first:second], sequence[second]
+    return result
+
+
+@compiled
+def _insert_some(sequence: IntArray, n_types: int, state: NDArray[np.int64]) -> IntArray:
+    """Insert one to eight random types near a random place, each number half as often as the one before."""
+    count = 1
+    while count < MAX_INSERTED and _draw(state, 2) == 0:
+        count += 1
+    result = np.empty(sequence.size + count, np.int32)
+    result[: sequence.size] = sequence
+    base = _draw(state, sequence.size + 1)
+    for size in range(sequence.size, result.size):
+        place = min(max(base - INSERT_REACH + _draw(state, 2 * INSERT_REACH + 1), 0), size)
+        result[place + 1 : size + 1] = result[place:size].copy()
+        result[place] = _draw(state, n_types)
+    return result
+
+
+@compiled
+def _draw(state: NDArray[np.int64], n: int) -> int:
+    """Draw a number from 0 to n - 1, and advance the state."""
+    state[0] = state[0] * DRAW_FACTOR % DRAW_MODULUS
+    return int(state[0] * n // DRAW_MODULUS)

@@ -1,0 +1,45 @@
+"""Go on learning while a state machine is in use: states that it meets for the first time enter its tables.
+
+A plan in which the rule of `Score` had to decide is itself an episode: what ran in each state, and how many batches
+followed. The values move towards that, as in `autobatch.policies.qlearning` but without exploration: the same
+mini-batches in the same order make the same machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autobatch.dag import Dag
+from autobatch.errors import PolicyError
+from autobatch.policies.cost import CostModel
+from autobatch.policies.fsm import Fsm, Machine
+from autobatch.policies.qlearning import QLearning, run_episode, start_course
+from autobatch.policies.table import Table, with_room
+from autobatch.schedule import Policy
+from autobatch.words import IntArray
+
+
+def keep_learning(policy: Policy, settings: QLearning = QLearning(reward="critical")) -> None:  # noqa: B008, frozen
+    """Make a policy learn from each mini-batch in which it meets a state that it does not know.
+
+    Setting `policy.learner` to None ends that.
+
+    Args:
+        policy: to be changed by its use from now on.
+        settings: the reward, learning rate and steps count; a reward "time" counts batches.
+
+    Raises:
+        PolicyError: the policy is no state machine.
+
+    Cost: per mini-batch with such a state, about as much as planning it once more.
+    """
+    if not isinstance(policy, Fsm):
+        raise PolicyError(f"cannot keep learning: {policy.name!r} is no state machine; learn one, or load one.")
+
+    def learn(machine: Machine, table: Table, dag: Dag, sequence: IntArray) -> Table:
+        course = start_course(dag, CostModel.counting(dag.n_types).array())
+        roomy = with_room(table, sequence.size)
+        run_episode(course, roomy, machine.rules(), settings.rules(), 0.0, np.random.default_rng(0), sequence)
+        return roomy
+
+    policy.learner = learn

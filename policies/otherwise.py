@@ -1,0 +1,51 @@
+"""A policy for the graphs that it takes, and another one for the rest: for whoever prefers slow to not at all."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import final
+
+from autobatch.errors import PolicyError
+from autobatch.graph import Graph
+from autobatch.schedule import Policy, Schedule
+
+
+@final
+class Otherwise:
+    """Plans with the first policy; if it is refused, with the second from then on, which a warning says once.
+
+    Args:
+        make_first: makes or loads the policy.
+        second: for where that, or planning with it, ends in a `PolicyError`.
+    """
+
+    def __init__(self, make_first: Callable[[], Policy], second: Policy) -> None:
+        self.second = second
+        try:
+            self.first: Policy | None = make_first()
+        except PolicyError as error:
+            self._give_up(error)
+
+    @property
+    def name(self) -> str:
+        """That of the policy which plans now."""
+        return (self.first or self.second).name
+
+    @property
+    def unseen_share(self) -> float | None:
+        """As of the policy which plans now; None, if that does not learn."""
+        return getattr(self.first or self.second, "unseen_share", None)
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Plan with the first policy, unless it was refused before or is now."""
+        if self.first is not None:
+            try:
+                return self.first.schedule(graph)
+            except PolicyError as error:
+                self._give_up(error)
+        return self.second.schedule(graph)
+
+    def _give_up(self, error: PolicyError) -> None:
+        self.first = None
+        warnings.warn(f"{error} Going on with {self.second.name}.", stacklevel=2)

@@ -1,0 +1,169 @@
+"""Rules that name the type to run next from what the ready nodes are and what lies ahead of them."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple, final
+
+from autobatch._jit import compiled
+from autobatch.chains import Chains, follow, is_critical, start_chains
+from autobatch.dag import Dag
+from autobatch.policies.directed import Batches, Directed, Direction
+from autobatch.restricted import Restricted, start_restricted, unblock
+from autobatch.simulator import Simulator, finish, start, step
+
+
+@final
+class Sufficient(Directed):
+    """Run the type of the largest ratio |F_a| / |frontier(G_a)|, of equal ones the lowest id.
+
+    F_a are the ready nodes of type a; G_a is the dag restricted to type a (`autobatch.restricted`). At ratio 1 nothing
+    is gained by waiting: such a choice cannot be regretted.
+    Source: ED-Batch (arXiv:2302.03851), the sufficient condition for an optimal choice.
+    """
+
+    rule: ClassVar[str] = "sufficient"
+
+    def plan(self, dag: Dag) -> Batches:
+        """Simulate batch by batch. Cost: O(T * (N + E + K)) for K batches."""
+        return _sufficient(dag)
+
+
+@final
+class Critical(Directed):
+    """Run a critical type, which lowers the chain bound of what is left (`autobatch.chains`).
+
+    Among several, and when there is none, the ratio of `Sufficient` decides.
+    """
+
+    rule: ClassVar[str] = "critical"
+
+    def plan(self, dag: Dag) -> Batches:
+        """Simulate batch by batch. Cost: O(T * (N + E + K)) for K batches."""
+        return _critical(dag)
+
+
+class Weights(NamedTuple):
+    """What `Score` adds up."""
+
+    critical: float
+    ready: float
+    own: float
+    height: float
+
+
+LEARNED = Weights(critical=0.55, ready=1.0, own=0.12, height=0.66)
+"""What `learn_families` of `autobatch.policies.evolution` learns with its defaults; run experiments/transfer.py."""
+ROUNDING = 1e-9
+"""Scores that differ by less are equal: sums in another order would be."""
+
+
+@final
+class Score(Directed):
+    """Run the ready type of the highest score, of equal ones the lowest id.
+
+    The score of type a is the weighted sum of
+      - critical: whether a is critical,
+      - ready: the share of a's unrun nodes that are ready,
+      - own: the share of the ready nodes with the longest type-a chain ahead that are of type a themselves,
+      - height: the mean over a's ready nodes of the chains ahead, summed over types, relative to the largest such
+        mean among the ready types.
+
+    The default weights were learned by an evolution strategy on random dags, grammars, chains and plain trees; no
+    lattice and no tree with two kinds of nodes was among them.
+
+    Args:
+        direction, compact: see `Directed`.
+        weights: other weights.
+    """
+
+    rule: ClassVar[str] = "score"
+
+    def __init__(self, direction: Direction = "forward", compact: bool = False, weights: Weights = LEARNED) -> None:
+        super().__init__(direction, compact)
+        self.weights = weights
+
+    def plan(self, dag: Dag) -> Batches:
+        """Simulate batch by batch. Cost: O(T * (N + E + K)) for K batches."""
+        return _score(dag, self.weights)
+
+
+@compiled
+def _sufficient(dag: Dag) -> Batches:
+    sim, restricted = start(dag), start_restricted(dag)
+    while True:
+        kind = -1
+        for a in range(dag.n_types):
+            if is_ready(sim, a) and (kind < 0 or _is_less(sim, restricted, kind, a)):
+                kind = a
+        if kind < 0:
+            return finish(sim)
+        unblock(restricted, sim, step(sim, kind))
+
+
+@compiled
+def _critical(dag: Dag) -> Batches:
+    sim, restricted = start(dag), start_restricted(dag)
+    chains = start_chains(dag, sim)
+    while True:
+        kind, found = -1, False
+        for a in range(dag.n_types):
+            if is_ready(sim, a):
+                critical = is_critical(chains, a)
+                if kind < 0 or (critical and not found) or (critical == found and _is_less(sim, restricted, kind, a)):
+                    kind, found = a, critical
+        if kind < 0:
+            return finish(sim)
+        batch = step(sim, kind)
+        unblock(restricted, sim, batch)
+        follow(chains, sim, batch)
+
+
+@compiled
+def _score(dag: Dag, weights: Weights) -> Batches:
+    sim = start(dag)
+    chains = start_chains(dag, sim)
+    while True:
+        kind = highest_score(sim, chains, 0, dag.n_types, weights)
+        if kind < 0:
+            return finish(sim)
+        follow(chains, sim, step(sim, kind))
+
+
+@compiled
+def highest_score(sim: Simulator, chains: Chains, first: int, end: int, weights: Weights) -> int:
+    """Find the ready type of highest score among types `first` to `end`; -1 if none is ready."""
+    head, tail, segment = sim.head, sim.tail, sim.segment
+    level_ptr, n_at, n_own_at = chains.level_ptr, chains.n_at, chains.n_own_at
+    most, ready_height = chains.most, chains.ready_height
+    highest = 0.0
+    for a in range(first, end):
+        if head[a] < tail[a]:
+            highest = max(highest, ready_height[a] / (tail[a] - head[a]))
+    best, best_score = -1, 0.0
+    for a in range(first, end):
+        if head[a] < tail[a]:
+            n_ready = tail[a] - head[a]
+            top = level_ptr[a] + most[a]
+            own = n_own_at[top] / n_at[top]
+            score = (
+                weights.critical * (n_own_at[top] == n_at[top])
+                + weights.ready * n_ready / (segment[a + 1] - head[a])
+                + weights.own * own
+                + weights.height * ready_height[a] / (n_ready * highest)
+            )
+            if best < 0 or score > best_score + ROUNDING:
+                best, best_score = a, score
+    return best
+
+
+@compiled
+def is_ready(sim: Simulator, kind: int) -> bool:
+    """Say whether a node of the type can run."""
+    return bool(sim.head[kind] < sim.tail[kind])
+
+
+@compiled
+def _is_less(sim: Simulator, restricted: Restricted, a: int, b: int) -> bool:
+    """Say whether the ratio of type a is less than that of type b."""
+    ready_a, ready_b = sim.tail[a] - sim.head[a], sim.tail[b] - sim.head[b]
+    return bool(ready_a * restricted.frontier[b] < ready_b * restricted.frontier[a])

@@ -1,0 +1,151 @@
+"""What the environments share: seats at a fleet, each of which plays one of its dags, and what moves are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.chains import is_critical
+from autobatch.dag import Dag
+from autobatch.errors import PolicyError
+from autobatch.policies.cost import EFFICIENT, LAUNCH, ROW, CostModel, batch_cost
+from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, describe
+from autobatch.policies.fleet import Fleet, advance, make_fleet, restart_dag
+from autobatch.policies.qlearning import CRITICAL, PUBLISHED, REWARDS, Reward
+from autobatch.policies.rules import is_ready
+from autobatch.simulator import is_done
+from autobatch.words import IntArray
+
+WASTED = -1.0  # the reward for a type of which nothing is ready: nothing runs
+
+
+class Seats(NamedTuple):
+    """S seats at a fleet of dags of T types, written by `play` and `sit_down`."""
+
+    dag: IntArray  # [S] the dag that each plays; no two play the same
+    types: NDArray[np.float32]  # [S, T, features of a type]
+    overall: NDArray[np.float32]  # [S, features of the whole]
+    mask: NDArray[np.int8]  # [S, T] 1: the type is ready
+    rewards: NDArray[np.float64]  # [S] of the last move
+    done: NDArray[np.bool_]  # [S] all nodes have run
+    wasted: IntArray  # [S] moves in which nothing ran
+    n_batches: IntArray  # [S] moves in which something ran
+
+
+@dataclass(frozen=True)
+class Game:
+    """A fleet, the seats at it, and which dags each seat plays in turn.
+
+    Attributes:
+        fleet: of all dags.
+        seats: S of them.
+        own: per seat the numbers of its dags.
+        reward: a number of `REWARDS`.
+        prices: float64[3, T] of a `CostModel`, for the reward in predicted time.
+    """
+
+    fleet: Fleet
+    seats: Seats
+    own: Sequence[Sequence[int]]
+    reward: int
+    prices: NDArray[np.float64]
+
+    def deal(self, seat: int, rng: np.random.Generator) -> None:
+        """Give a seat one of its dags, drawn with equal chance, from the start."""
+        sit_down(self.fleet, self.seats, seat, self.own[seat][int(rng.integers(len(self.own[seat])))])
+
+    def move(self, actions: IntArray) -> None:
+        """Let every seat run a type of its dag."""
+        play(self.fleet, self.seats, actions, self.reward, self.prices)
+
+    def stuck(self) -> NDArray[np.bool_]:
+        """Say which seats have wasted more moves than their unfinished dags have nodes: bool[S]."""
+        ptr, seats = self.fleet.sim.node_ptr, self.seats
+        stuck: NDArray[np.bool_] = ~seats.done & (seats.wasted > ptr[seats.dag + 1] - ptr[seats.dag])
+        return stuck
+
+
+def make_game(
+    dags: Sequence[Dag], n_seats: int, reward: Reward, max_types: int | None, costs: CostModel | None
+) -> Game:
+    """Stack the dags, and give each seat every S-th of them; seats for which none is left play copies.
+
+    Raises:
+        PolicyError: no dags, one without nodes, one with more types than `max_types`, no such reward, or no costs for
+            the reward in time.
+    """
+    if not dags or not all(dag.type_id.size for dag in dags):
+        raise PolicyError("making an environment: there are no graphs, or one has no nodes; give some that have.")
+    most = max(dag.n_types for dag in dags)
+    n_types = most if max_types is None else max_types
+    if most > n_types:
+        raise PolicyError(f"making an environment: a graph has {most} types, but max_types={n_types}; raise it.")
+    if reward not in REWARDS:
+        raise PolicyError(f"making an environment: reward={reward!r} is none of {', '.join(REWARDS)}.")
+    if reward == "time" and (costs is None or costs.launch_us.size != n_types):
+        raise PolicyError(f'making an environment: the reward "time" needs costs=, a CostModel of {n_types} types.')
+    dealt = [*dags, *(dags[seat % len(dags)] for seat in range(len(dags), n_seats))]
+    seats = Seats(
+        np.zeros(n_seats, np.int32),
+        np.zeros((n_seats, n_types, len(TYPE_FEATURES)), np.float32),
+        np.zeros((n_seats, len(OVERALL_FEATURES)), np.float32),
+        np.zeros((n_seats, n_types), np.int8),
+        np.zeros(n_seats),
+        np.zeros(n_seats, np.bool_),
+        np.zeros(n_seats, np.int32),
+        np.zeros(n_seats, np.int32),
+    )
+    own = [range(seat, len(dealt), n_seats) for seat in range(n_seats)]
+    prices = (costs or CostModel.counting(n_types)).array()
+    return Game(make_fleet(dealt, n_types), seats, own, REWARDS.index(reward), prices)
+
+
+@compiled
+def sit_down(fleet: Fleet, seats: Seats, seat: int, g: int) -> None:
+    """Start dag `g` anew at a seat."""
+    restart_dag(fleet, g)
+    seats.dag[seat] = g
+    seats.wasted[seat] = seats.n_batches[seat] = 0
+    _look(fleet, seats, seat)
+
+
+@compiled
+def play(fleet: Fleet, seats: Seats, actions: IntArray, reward: int, prices: NDArray[np.float64]) -> None:
+    """Run a type at every seat: int[S], from 0 to T - 1."""
+    for seat in range(seats.dag.size):
+        kind = seats.dag[seat] * seats.mask.shape[1] + actions[seat]
+        if is_ready(fleet.sim, kind):
+            seats.rewards[seat] = _reward(fleet, kind, reward, prices)
+            seats.n_batches[seat] += 1
+            advance(fleet, kind)
+        else:
+            seats.rewards[seat] = WASTED
+            seats.wasted[seat] += 1
+        _look(fleet, seats, seat)
+
+
+@compiled
+def _look(fleet: Fleet, seats: Seats, seat: int) -> None:
+    g = seats.dag[seat]
+    describe(fleet, g, seats.types[seat], seats.overall[seat])
+    n_types = seats.mask.shape[1]
+    for a in range(n_types):
+        seats.mask[seat, a] = is_ready(fleet.sim, g * n_types + a)
+    seats.done[seat] = is_done(fleet.sim, g)
+
+
+@compiled
+def _reward(fleet: Fleet, kind: int, reward: int, prices: NDArray[np.float64]) -> float:
+    """Give the reward for running `kind` next; see `autobatch.policies.qlearning`."""
+    n_ready = fleet.sim.tail[kind] - fleet.sim.head[kind]
+    if reward == PUBLISHED:
+        return float(n_ready / fleet.restricted.frontier[kind] - 1)
+    if reward == CRITICAL:
+        return 0.0 if is_critical(fleet.chains, kind) else -1.0
+    unit = np.mean(prices[LAUNCH] + prices[ROW] * np.maximum(1.0, prices[EFFICIENT]))
+    return float(-batch_cost(prices, kind % prices.shape[1], n_ready) / unit)

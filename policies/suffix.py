@@ -1,0 +1,332 @@
+"""The different ways in which a graph can go on: its nodes, merged and freed of what needs no thought.
+
+A *suffix* is a node that stands for all nodes after which the same types must run. Suffix m is *within* suffix n when
+each path from m is a subsequence of one from n, so that whatever finishes n finishes m. It is so if m is within some
+suffix that follows n, or is of n's type and all that follow it are within such. What is within another of the
+suffixes that follow the same node is left out, so that those that follow are an antichain; nodes of one type with the
+same antichain are one suffix. Types that are not kept are stepped over, which projects the graph on the others.
+
+What is left to run is an antichain of suffixes too: running type a replaces those of type a by what follows them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.dag import Dag, reverse_edges
+from autobatch.words import IntArray
+
+BoolArray = NDArray[np.bool_]
+BitArray = NDArray[np.uint64]
+
+
+class Suffixes(NamedTuple):
+    """S suffixes, each after all that follow it; S = type_id.size."""
+
+    type_id: IntArray  # int32[S]
+    after_ptr: IntArray  # int32[S+1] suffix n is followed by after[after_ptr[n]:after_ptr[n+1]], ascending
+    after: IntArray
+    first: IntArray  # the antichain that is all there is to run, ascending
+    within: BitArray  # uint64[S, W] bit m of row n: m is within n and is not n; no rows where this was not asked for
+    n_types: int
+
+
+class _Links(NamedTuple):
+    """The nodes of a dag, and one more that all nodes without inputs read, to be visited from the last ones on."""
+
+    order: IntArray  # [N+1] readers first; of one level, kept ones first
+    level: IntArray  # [N+1] the most kept nodes on a path from here
+    kind: IntArray  # [N+1] type of a kept node, or -1
+    reader_ptr: IntArray  # [N+2]
+    reader: IntArray
+
+
+class _Found(NamedTuple):
+    """Suffixes while they are being found."""
+
+    type_id: IntArray  # [K] K kept nodes: at most so many suffixes
+    after_ptr: IntArray  # [K+1]
+    before: IntArray  # [K] the suffix of the same type found just before, or -1
+    last: IntArray  # [T] the last of each type
+    within: BitArray  # [K, W]
+    table: IntArray  # open addressing, by type and followers
+    suffix: IntArray  # [N+1] a kept node's suffix, or -1
+    pass_ptr: NDArray[np.int64]  # [N+1, 2] range in a pool: the suffixes with which a node that is not kept goes on
+    seen: IntArray  # [K] the last visit that met a suffix
+    here: IntArray  # [K] suffixes met in this visit
+    union: BitArray  # [W]
+
+
+@compiled
+def to_suffixes(dag: Dag, kept: BoolArray, compare: bool) -> tuple[Suffixes, IntArray]:
+    """Find the suffixes of a dag, projected on the kept types.
+
+    Args:
+        dag: N nodes, E edges, T types.
+        kept: bool[T], the types that count.
+        compare: find what is within what. If not, nodes of equal type and equal followers are merged, and no more.
+
+    Returns:
+        The suffixes, and int32[N], each node's suffix, or -1 if its type is not kept.
+
+    Cost: O(N + E log E); to compare, O(S² / T) look-ups more, and S² bits.
+    """
+    links = _link(dag, kept)
+    found = _start(links, dag.n_types, compare)
+    after, passed = np.empty(16 + links.reader.size, np.int32), np.empty(16 + links.reader.size, np.int32)
+    size, compared, n_passed, level = 0, 0, 0, 0
+    for visit in range(links.order.size):
+        node = links.order[visit]
+        kind = links.kind[node]
+        if compare and (kind < 0 or links.level[node] > level):
+            _compare(found, after, compared, size)
+            compared, level = size, links.level[node]
+        n_here = _meet(links, found, passed, node, visit)
+        if compare and n_here > 1:
+            n_here = _keep_largest(found, n_here, size)
+        here = found.here[:n_here]
+        here.sort()
+        if kind < 0:
+            passed = grow(passed, n_passed + n_here)
+            passed[n_passed : n_passed + n_here] = here
+            found.pass_ptr[node, 0], found.pass_ptr[node, 1] = n_passed, n_passed + n_here
+            n_passed += n_here
+        else:
+            slot = _find(found, after, kind, here)
+            if found.table[slot] < 0:
+                after = grow(after, found.after_ptr[size] + n_here)
+                _append(found, after, kind, here, size)
+                found.table[slot] = size
+                size += 1
+            found.suffix[node] = found.table[slot]
+    suffixes = Suffixes(
+        found.type_id[:size].copy(), found.after_ptr[: size + 1].copy(), after[: found.after_ptr[size]].copy(),
+        found.here[:n_here].copy(), found.within[:size], dag.n_types,
+    )  # fmt: skip
+    return suffixes, found.suffix[:-1]
+
+
+@compiled
+def chains_after(suffixes: Suffixes) -> IntArray:
+    """Count, per suffix and type, the most suffixes of that type on a path from the suffix on: int32[S, T]."""
+    ahead = np.zeros((suffixes.type_id.size, suffixes.n_types), np.int32)
+    for n in range(suffixes.type_id.size):
+        for a in range(suffixes.after_ptr[n], suffixes.after_ptr[n + 1]):
+            for kind in range(suffixes.n_types):
+                ahead[n, kind] = max(ahead[n, kind], ahead[suffixes.after[a], kind])
+        ahead[n, suffixes.type_id[n]] += 1
+    return ahead
+
+
+@compiled
+def run_type(suffixes: Suffixes, left: IntArray, kind: int, out: IntArray) -> int:
+    """Run one type: write to `out`, ascending, what `left` becomes, and return how many suffixes that are.
+
+    What follows is left out if it is within something else that is left. (Nothing that stays is within what follows:
+    it would be within what ran.) Cost: O((suffixes that follow) * (suffixes that are left)) look-ups.
+    """
+    n_out = 0
+    for n in left:
+        if suffixes.type_id[n] != kind:
+            out[n_out] = n
+            n_out += 1
+    n_stay = n_out
+    for n in left:
+        if suffixes.type_id[n] == kind:
+            for a in range(suffixes.after_ptr[n], suffixes.after_ptr[n + 1]):
+                n_out = _insert(suffixes, suffixes.after[a], out, n_stay, n_out)
+    out[:n_out].sort()
+    return n_out
+
+
+@compiled
+def _insert(suffixes: Suffixes, new: int, out: IntArray, n_stay: int, n_out: int) -> int:
+    """Add a suffix to an antichain of which the first `n_stay` are not within it; return the new length."""
+    for i in range(n_out):
+        if out[i] == new or _is_within(suffixes.within, new, out[i]):
+            return n_out
+    i = n_stay
+    while i < n_out:
+        if _is_within(suffixes.within, out[i], new):
+            n_out -= 1
+            out[i] = out[n_out]
+        else:
+            i += 1
+    out[n_out] = new
+    return n_out + 1
+
+
+@compiled
+def _is_within(within: BitArray, m: int, n: int) -> bool:
+    return bool((within[n, m >> 6] >> np.uint64(m & 63)) & np.uint64(1))
+
+
+@compiled
+def _link(dag: Dag, kept: BoolArray) -> _Links:
+    """Find the order in which to visit nodes, and their readers."""
+    n_nodes = dag.type_id.size
+    reader_ptr, reader_of = reverse_edges(dag.edge_ptr, dag.edge_src)
+    ptr, reader = np.empty(n_nodes + 2, np.int32), np.empty(reader_of.size + n_nodes, np.int32)
+    ptr[: n_nodes + 1], reader[: reader_of.size] = reader_ptr, reader_of
+    ptr[n_nodes + 1] = reader_of.size
+    for node in range(n_nodes):
+        if dag.edge_ptr[node] == dag.edge_ptr[node + 1]:
+            reader[ptr[n_nodes + 1]] = node
+            ptr[n_nodes + 1] += 1
+    kind = np.full(n_nodes + 1, -1, np.int32)
+    level = np.zeros(n_nodes + 1, np.int32)
+    for node in range(n_nodes - 1, -1, -1):
+        for r in range(ptr[node], ptr[node + 1]):
+            level[node] = max(level[node], level[reader[r]])
+        if kept[dag.type_id[node]]:
+            kind[node] = dag.type_id[node]
+            level[node] += 1
+        level[n_nodes] = max(level[n_nodes], level[node])
+    place = np.zeros(2 * level[n_nodes] + 3, np.int32)
+    for node in range(n_nodes):
+        place[2 * level[node] + (kind[node] < 0) + 1] += 1
+    for bucket in range(1, place.size):
+        place[bucket] += place[bucket - 1]
+    order = np.empty(n_nodes + 1, np.int32)
+    for node in range(n_nodes - 1, -1, -1):
+        bucket = 2 * level[node] + (kind[node] < 0)
+        order[place[bucket]] = node
+        place[bucket] += 1
+    order[n_nodes] = n_nodes
+    return _Links(order, level, kind, ptr, reader)
+
+
+@compiled
+def _start(links: _Links, n_types: int, compare: bool) -> _Found:
+    n_kept = 0
+    for kind in links.kind:
+        n_kept += kind >= 0
+    n_rows = n_kept if compare else 0
+    n_words = (n_rows + 63) // 64
+    n_slots = 16
+    while n_slots < 2 * n_kept:
+        n_slots *= 2
+    n_links = links.order.size
+    return _Found(
+        np.empty(n_kept, np.int32), np.zeros(n_kept + 1, np.int32), np.empty(n_kept, np.int32),
+        np.full(n_types, -1, np.int32), np.zeros((n_rows, n_words), np.uint64), np.full(n_slots, -1, np.int32),
+        np.full(n_links, -1, np.int32), np.zeros((n_links, 2), np.int64), np.full(n_kept, -1, np.int32),
+        np.empty(n_kept, np.int32), np.zeros(n_words, np.uint64),
+    )  # fmt: skip
+
+
+@compiled
+def _meet(links: _Links, found: _Found, passed: IntArray, node: int, visit: int) -> int:
+    """List in `found.here` the suffixes with which a node's readers begin; return how many."""
+    n_here = 0
+    for r in range(links.reader_ptr[node], links.reader_ptr[node + 1]):
+        other = links.reader[r]
+        one = found.suffix[other]
+        if one >= 0:
+            if found.seen[one] != visit:
+                found.seen[one] = visit
+                found.here[n_here] = one
+                n_here += 1
+            continue
+        for p in range(found.pass_ptr[other, 0], found.pass_ptr[other, 1]):
+            if found.seen[passed[p]] != visit:
+                found.seen[passed[p]] = visit
+                found.here[n_here] = passed[p]
+                n_here += 1
+    return n_here
+
+
+@compiled
+def _keep_largest(found: _Found, n_here: int, size: int) -> int:
+    """Drop from `found.here` what is within another of them; return how many stay. They are compared already."""
+    here, n_words = found.here, (size + 63) // 64
+    by_union = n_here > n_words
+    if by_union:
+        found.union[:n_words] = 0
+        for i in range(n_here):
+            for word in range(n_words):
+                found.union[word] |= found.within[here[i], word]
+    i = 0
+    while i < n_here:
+        if by_union:
+            drop = (found.union[here[i] >> 6] >> np.uint64(here[i] & 63)) & np.uint64(1) != 0
+        else:
+            drop = False
+            for j in range(n_here):
+                drop |= _is_within(found.within, here[i], here[j])
+        if drop:
+            n_here -= 1
+            here[i] = here[n_here]
+        else:
+            i += 1
+    return n_here
+
+
+@compiled
+def _find(found: _Found, after: IntArray, kind: int, here: IntArray) -> int:
+    """Find the slot of the table that holds the suffix of this type and these followers, or could hold it."""
+    key = np.uint64(kind + 1)
+    for n in here:
+        key = (key ^ np.uint64(n)) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    mask = found.table.size - 1
+    slot = np.int64(key & np.uint64(mask))
+    while found.table[slot] >= 0:
+        one = found.table[slot]
+        start = found.after_ptr[one]
+        same = found.type_id[one] == kind and found.after_ptr[one + 1] - start == here.size
+        if same:
+            for i in range(here.size):
+                same &= after[start + i] == here[i]
+        if same:
+            break
+        slot = (slot + 1) & mask
+    return int(slot)
+
+
+@compiled
+def _append(found: _Found, after: IntArray, kind: int, here: IntArray, size: int) -> None:
+    start = found.after_ptr[size]
+    after[start : start + here.size] = here
+    found.type_id[size] = kind
+    found.after_ptr[size + 1] = start + here.size
+    found.before[size] = found.last[kind]
+    found.last[kind] = size
+
+
+@compiled
+def _compare(found: _Found, after: IntArray, start: int, end: int) -> None:
+    """Find what is within each of the suffixes from `start` to `end`, all of one level, the highest so far."""
+    n_words = (end + 63) // 64
+    for n in range(start, end):
+        row = found.within[n]
+        for a in range(found.after_ptr[n], found.after_ptr[n + 1]):
+            for word in range(n_words):
+                row[word] |= found.within[after[a], word]
+            row[after[a] >> 6] |= np.uint64(1) << np.uint64(after[a] & 63)
+        # Bits set below are of n's type and n's level or lower; what follows such a suffix is lower, so rows stay true.
+        found.union[:n_words] = row[:n_words]
+        m = found.last[found.type_id[n]]
+        while m >= 0:
+            inside = m != n
+            a = found.after_ptr[m]
+            while inside and a < found.after_ptr[m + 1]:
+                inside = (found.union[after[a] >> 6] >> np.uint64(after[a] & 63)) & np.uint64(1) != 0
+                a += 1
+            if inside:
+                row[m >> 6] |= np.uint64(1) << np.uint64(m & 63)
+            m = found.before[m]
+
+
+@compiled
+def grow(array: IntArray, size: int) -> IntArray:
+    """Make room for `size` entries, where there is not."""
+    if size <= array.size:
+        return array
+    larger = np.empty(2 * size, np.int32)
+    larger[: array.size] = array
+    return larger

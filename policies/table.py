@@ -1,0 +1,112 @@
+"""What a state machine has learned: a value for every state it has met and every type it may run there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.policies.encoding import State
+from autobatch.words import IntArray
+
+FNV_OFFSET, FNV_PRIME = 2166136261, 16777619  # of the 32-bit FNV-1a hash
+
+
+class Table(NamedTuple):
+    """S states in the order in which they were met, with room for more; found by a hash of what they are."""
+
+    states: NDArray[np.int16]  # [room, width]
+    values: NDArray[np.float64]  # [room, T] the return that running the type promises
+    updates: IntArray  # [room, T] how often that value was changed; 0: never tried
+    slots: IntArray  # [power of two] numbers of states by hash, -1 where there is none
+    n_states: IntArray  # [1]
+
+
+def make_table(n_types: int, width: int, room: int = 64) -> Table:
+    """Make an empty table for states of `width` ints."""
+    return Table(
+        np.zeros((room, width), np.int16),
+        np.zeros((room, n_types)),
+        np.zeros((room, n_types), np.int32),
+        np.full(_n_slots(room), -1, np.int32),
+        np.zeros(1, np.int32),
+    )
+
+
+def with_room(table: Table, n_more: int) -> Table:
+    """Give a table that can take `n_more` states; the same one if it can."""
+    n_states = int(table.n_states[0])
+    room = n_states + n_more
+    if room <= len(table.states):
+        return table
+    return _filled(table, n_states, max(room, 2 * len(table.states)))
+
+
+def copy_table(table: Table) -> Table:
+    """Copy what a table holds."""
+    return _filled(table, int(table.n_states[0]), int(table.n_states[0]))
+
+
+def widen_table(table: Table, n_types: int, width: int) -> Table:
+    """Give the table for more types, which come after those that it has; they were ready in no state so far."""
+    n_states, n_old = int(table.n_states[0]), table.values.shape[1]
+    wide = make_table(n_types, width, len(table.states))
+    state = np.zeros((width // n_types, n_types), np.int16)
+    for i in range(n_states):
+        state[:, :n_old] = table.states[i].reshape(-1, n_old)
+        add_state(wide, state.ravel())
+    wide.values[:n_states, :n_old] = table.values[:n_states]
+    wide.updates[:n_states, :n_old] = table.updates[:n_states]
+    return wide
+
+
+def _filled(table: Table, n_states: int, room: int) -> Table:
+    copy = make_table(table.values.shape[1], table.states.shape[1], room)
+    for i in range(n_states):
+        add_state(copy, table.states[i])
+    copy.values[:n_states] = table.values[:n_states]
+    copy.updates[:n_states] = table.updates[:n_states]
+    return copy
+
+
+def _n_slots(room: int) -> int:
+    return 1 << max(4, (2 * room).bit_length())
+
+
+@compiled
+def find_state(table: Table, state: State) -> int:
+    """Find the number of a state, or -1 if it was never met."""
+    return int(table.slots[_slot(table, state)])
+
+
+@compiled
+def add_state(table: Table, state: State) -> int:
+    """Find the number of a state, which is met now if it never was; the table has room for it."""
+    slot = _slot(table, state)
+    if table.slots[slot] < 0:
+        number = table.n_states[0]
+        table.states[number] = state
+        table.values[number] = 0.0
+        table.updates[number] = 0
+        table.slots[slot] = number
+        table.n_states[0] += 1
+    return int(table.slots[slot])
+
+
+@compiled
+def _slot(table: Table, state: State) -> int:
+    """Find where the number of a state is, or would be."""
+    code = FNV_OFFSET
+    for entry in state:
+        code = ((code ^ entry) * FNV_PRIME) & 0xFFFFFFFF
+    slot = code & (table.slots.size - 1)
+    while table.slots[slot] >= 0:
+        same = True
+        for i in range(state.size):
+            same &= table.states[table.slots[slot], i] == state[i]
+        if same:
+            break
+        slot = (slot + 1) & (table.slots.size - 1)
+    return slot

@@ -1,0 +1,130 @@
+"""Minimise predicted time instead of the count: plan in several ways, and keep what is predicted to be fastest.
+
+A policy counts batches. Where rows cost as well, or small batches are inefficient, a schedule with more batches can be
+faster, and nodes that may wait are worth more in small batches than in large ones. So the policy's schedule, of both
+directions if it plans in both, competes with what its sequence gives, compacted or not, as rows are assigned early,
+late or levelled.
+Source: DESIGN, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from typing import final, get_args
+
+import numpy as np
+
+from autobatch.dag import Dag, to_dag
+from autobatch.errors import PolicyError
+from autobatch.graph import Graph, Types
+from autobatch.graph_check import check_order
+from autobatch.policies.compaction import compact
+from autobatch.policies.cost import CostModel, MeasuredCosts, find_costs
+from autobatch.policies.directed import Directed
+from autobatch.policies.embedding import to_schedule_at
+from autobatch.policies.fsm import WAYS
+from autobatch.policies.leveling import Assign, assign_rows
+from autobatch.policies.local_search import local_search
+from autobatch.schedule import Policy, Schedule
+from autobatch.words import IntArray
+
+
+@final
+class Timed:
+    """The schedule of least predicted time among those that a policy's lead to.
+
+    Args:
+        policy: makes the schedules to begin with.
+        costs: of the types of the graphs, or measured ones; None: those that `autobatch doctor --calibrate` measured
+            on this machine for the model.
+        search_steps: of local search for sequences that take less time, from the best one found; 0 for none.
+        seed: of the random steps.
+
+    Raises:
+        PolicyError: there are fewer than 0 steps.
+
+    Cost: for each direction a plan, a compaction, and twice `assign_rows` in three ways, unless a row costs the same in
+        any batch; a compaction per step of searching.
+
+    Example: one row costs as much as two, and of three nodes that can run first one may wait for a fourth that cannot.
+
+    >>> from autobatch import policies
+    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> graph = make_graph(NamedTypes(("a", "b")), [0, 0, 0, 1, 0], [(0, 3), (3, 4)])
+    >>> costs = CostModel([5.0, 5.0], [1.0, 1.0], [2.0, 0.0])
+    >>> rule = policies.get("score")
+    >>> timed = Timed(rule, costs)
+    >>> timed.name, costs.schedule_us(rule.schedule(graph)), costs.schedule_us(timed.schedule(graph))
+    ('timed(score)', 21.0, 20.0)
+    """
+
+    rule = "timed"
+
+    def __init__(
+        self, policy: Policy, costs: CostModel | MeasuredCosts | None = None, search_steps: int = 0, seed: int = 0
+    ) -> None:
+        if search_steps < 0:
+            raise PolicyError(f"making policy 'timed': {search_steps} steps are less than none.")
+        self.policy, self.search_steps, self.seed = policy, search_steps, seed
+        self._costs = costs
+
+    @property
+    def name(self) -> str:
+        """`timed(...)` around the policy's name."""
+        return f"{self.rule}({self.policy.name})"
+
+    @property
+    def unseen_share(self) -> float | None:
+        """As of the policy; None, if that does not learn."""
+        return getattr(self.policy, "unseen_share", None)
+
+    def schedule(self, graph: Graph) -> Schedule:
+        """Plan, and keep the schedule of least predicted time, of equal ones that with fewer batches.
+
+        Raises:
+            PolicyError: no costs were given, and none were measured for the model; or the policy is refused.
+            GraphError: the graph has a cycle.
+        """
+        check_order(graph)
+        costs, dag = self._costs_of(graph.types), to_dag(graph)
+        best = min(self._candidates(graph, dag, costs), key=lambda s: (costs.schedule_us(s), len(s)))
+        if not self.search_steps:
+            return best
+        rng = np.random.default_rng(self.seed)
+        sequence = local_search(dag, best.batch_type, rng, self.search_steps, costs)
+        found = [best, *(_assign(dag, sequence, assign, costs) for assign in get_args(Assign))]
+        return min(found, key=lambda s: (costs.schedule_us(s), len(s)))
+
+    def _candidates(self, graph: Graph, dag: Dag, costs: CostModel) -> Iterator[Schedule]:
+        """Give the policy's schedules, and what moving rows makes of their sequences, compacted and not."""
+        schedules = [policy.schedule(graph) for policy in _ways(self.policy)]
+        sequences: dict[bytes, IntArray] = {}
+        yield from schedules
+        for schedule in schedules:
+            for sequence in (schedule.batch_type, compact(dag, schedule.batch_type)):
+                sequences[sequence.tobytes()] = sequence
+        linear = costs.efficient_rows.max(initial=0.0) <= 1
+        for sequence in sequences.values():
+            for assign in ("early",) if linear else get_args(Assign):  # where a row costs the same in any batch
+                yield _assign(dag, sequence, assign, costs)
+
+    def _costs_of(self, types: Types) -> CostModel:
+        if self._costs is None:
+            self._costs = find_costs(types.outlines)
+        return self._costs.of(types.outlines) if isinstance(self._costs, MeasuredCosts) else self._costs
+
+
+def _ways(policy: Policy) -> Iterator[Policy]:
+    """Give a policy for each direction of one that plans in both; any other as it is."""
+    if not isinstance(policy, Directed) or policy.direction != "both":
+        yield policy
+        return
+    for direction in WAYS:
+        way = copy(policy)
+        way.direction, way.compact = direction, False
+        yield way
+
+
+def _assign(dag: Dag, sequence: IntArray, assign: Assign, costs: CostModel) -> Schedule:
+    return to_schedule_at(dag, sequence, assign_rows(dag, sequence, assign, costs))

@@ -1,0 +1,81 @@
+"""The fewest bytes that given batches of a cell copy, over all orders of items, members and grids; from the definition.
+
+A view is an operand whose values are one and the same, or follow each other in memory: all of them, or one for each
+row of the grid in which the batch lays out its members, or one for each column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, combinations, pairwise, permutations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.memplan.constraints import operands_of
+from autobatch.memplan.memory import NODE_COLUMNS, SHARED_VALUES, Item, Memory
+
+Ints = NDArray[np.int64]
+
+
+def fewest_bytes(memory: Memory, batches: Mapping[int, Sequence[int]], rows: int) -> int:
+    """Try all sets of joins that are copied, and for each all orders of both areas."""
+    joins = sorted(memory.joins)
+    subsets = chain.from_iterable(combinations(joins, size) for size in range(len(joins) + 1))
+    found = [_fewest_with(memory, batches, rows, frozenset(apart)) for apart in subsets]
+    return min(moved for moved in found if moved is not None)
+
+
+def _fewest_with(memory: Memory, batches: Mapping[int, Sequence[int]], rows: int, apart: frozenset[int]) -> int | None:
+    together = [memory.span(v, apart) for v in range(len(memory.reads))]
+    starts = [_all_starts(memory, area, apart, together) for area in (NODE_COLUMNS, SHARED_VALUES)]
+    if not all(len(next(iter(start.values()), (0,))) for start in starts):
+        return None
+    moved: Any = sum(4 * rows * memory.program.vars[value].size for value in apart)
+    for batch in batches.values():
+        options = [_cost_of(memory, members, n_columns, starts, rows, apart) for members, n_columns in _options(batch)]
+        moved = moved + np.min([node[:, None] + shared[None, :] for node, shared in options], axis=0)
+    return int(np.min(moved))
+
+
+def _options(batch: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Every order of the members, with every number of columns of a grid."""
+    columns = [n for n in range(1, len(batch) + 1) if len(batch) % n == 0]
+    return ((members, n) for members in permutations(batch) for n in columns)
+
+
+def _all_starts(
+    memory: Memory, area: str, apart: frozenset[int], together: Sequence[tuple[Item, ...]]
+) -> dict[Item, Ints]:
+    """Where each item of an area starts, in every order that has each value in one piece."""
+    items = [i for i in memory.areas.get(area, ()) if i.value not in memory.joins or i.value in apart]
+    pieces = [span for span in together if len(span) > 1 and span[0] in items]
+    orders = [order for order in permutations(items) if all(_in_one_piece(order, span) for span in pieces)]
+    sizes = np.array([[item.size for item in order] for order in orders], np.int64).reshape(len(orders), len(items))
+    before = np.cumsum(sizes, axis=1) - sizes
+    place = [{item: at for at, item in enumerate(order)} for order in orders]
+    return {item: np.array([before[n, place[n][item]] for n in range(len(orders))], np.int64) for item in items}
+
+
+def _in_one_piece(order: Sequence[Item], span: Sequence[Item]) -> bool:
+    return all(order.index(second) == order.index(first) + 1 for first, second in pairwise(span))
+
+
+def _cost_of(
+    memory: Memory, members: Sequence[int], n_columns: int, starts: Sequence[dict[Item, Ints]], rows: int,
+    apart: frozenset[int],
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """Bytes copied in each order of the node's items, and in each order of the shared ones."""
+    k = np.arange(len(members))
+    patterns = (0 * k, k, k // n_columns, k % n_columns)
+    cost = [np.zeros(len(next(iter(start.values()), (0,))), np.int64) for start in starts]
+    for values in operands_of(memory, members).values():
+        is_shared = memory.area_of(memory.reads[values[0]].value) == SHARED_VALUES
+        size, start = memory.program.vars[values[0]].size, starts[is_shared]
+        at = np.stack([start[memory.span(v, apart)[0]] for v in values], axis=1)
+        views = np.any([np.all(at == at[:, :1] + size * pattern, axis=1) for pattern in patterns], axis=0)
+        distinct = [memory.reads[v] for v in values]
+        n_moved = min(len(set(p)) for p in patterns if len({*zip(p, distinct, strict=True)}) == len(set(p)))
+        cost[is_shared] += np.where(views, 0, 4 * size * n_moved * (1 if is_shared else rows))
+    return cost[0], cost[1]

@@ -1,0 +1,135 @@
+"""Bounds against the optimum, and certificates."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autobatch.dag import Dag, to_dag
+from autobatch.errors import PolicyError
+from autobatch.models.data.lattice import read_lattices
+from autobatch.models.data.sst import read_trees
+from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
+from autobatch.policies.beam import beam_search
+from autobatch.policies.bounds import Certificate, certify, chain_bound, pair_bound
+from autobatch.policies.exact import find_shortest
+from autobatch.policies.kernel import project
+from autobatch.schedule import min_batches
+from graphs import chain, random_batch, random_dag
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
+
+
+def lattice_dag(form: str) -> Dag:
+    """The first 32 lattices of the training file."""
+    return to_dag(make_lattice_graph(read_lattices(DATA / "lattice" / "train.txt")[:32], form))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bounds_are_in_order(weighted: bool) -> None:
+    totals = np.zeros(4)
+    for seed in range(150):
+        graph = random_batch(seed) if seed % 2 else random_dag(seed, 30)
+        dag = to_dag(graph)
+        cost = np.random.default_rng(seed).lognormal(size=dag.n_types) if weighted else None
+        prices = np.ones(dag.n_types) if cost is None else cost
+        exact = find_shortest(dag, cost=cost)
+        assert exact.proven
+        worst = np.tile(np.arange(dag.n_types), dag.type_id.size).astype(np.int32)  # so that no search is left out
+        pairs, all_types = (pair_bound(dag, cost=cost, known=worst, max_types=n) for n in (2, dag.n_types))
+        bounds = [chain_bound(dag, cost), pairs.value, all_types.value, exact.cost]
+        assert np.all(np.diff(bounds) >= -1e-6), f"seed {seed}: {bounds}"
+        assert pair_bound(dag, cost=cost).value <= exact.cost + 1e-6
+        assert pairs.chain == chain_bound(dag, cost) == pytest.approx(prices @ longest_chains(dag))
+        if not weighted:
+            assert bounds[0] == min_batches(graph)
+        for types, part in all_types.parts.items():
+            assert part == pytest.approx(find_shortest(project(dag, types), cost=cost).cost)
+        totals += bounds
+    assert totals[0] < totals[1] < totals[3]
+    np.testing.assert_allclose(totals[2], totals[3])
+
+
+def longest_chains(dag: Dag) -> list[int]:
+    """The most nodes of each type on a path, from the definition by nodes."""
+    longest = np.zeros((dag.type_id.size + 1, dag.n_types), int)
+    for node in range(dag.type_id.size):
+        sources = dag.edge_src[dag.edge_ptr[node] : dag.edge_ptr[node + 1]]
+        longest[node] = longest[[*sources, -1]].max(axis=0)
+        longest[node, dag.type_id[node]] += 1
+    return [int(length) for length in longest.max(axis=0)]
+
+
+def test_a_small_budget_bounds_too() -> None:
+    for seed in range(30):
+        dag = to_dag(random_dag(seed, 60))
+        optimum = find_shortest(dag).cost
+        for max_states in (1, 100, 1000):
+            bound = pair_bound(dag, max_states)
+            assert chain_bound(dag) <= bound.value <= optimum
+
+
+def test_no_nodes_need_no_batches() -> None:
+    dag = to_dag(random_dag(0, n_nodes=0))
+    assert (chain_bound(dag), pair_bound(dag).value) == (0, 0)
+    assert certify(dag, np.empty(0, np.int32), 0).optimal
+
+
+def test_certificates() -> None:
+    dag = to_dag(chain("a", "b", "a"))
+    best, longer = np.array([0, 1, 0], np.int32), np.array([0, 1, 0, 1], np.int32)
+    cost = np.array([2.0, 0.5])
+    assert certify(dag, best, 3) == Certificate(3, 3, 3)
+    assert str(certify(dag, best, 3)) == "3 batches, bound 3, proven optimal"
+    assert str(certify(dag, longer, 3)) == "4 batches, bound 3, at most 33.3% above the optimum"
+    assert str(certify(dag, longer, 4.5, cost)) == "4 batches that cost 5, bound 4.5, at most 11.1% above the optimum"
+    assert certify(dag, best, chain_bound(dag, cost), cost).optimal
+
+
+def test_certificates_that_are_refused() -> None:
+    dag = to_dag(chain("a", "b", "a"))
+    with pytest.raises(PolicyError, match="it does not finish the graph of 3 nodes"):
+        certify(dag, np.array([0, 0, 1], np.int32), 3)
+    with pytest.raises(PolicyError, match="it costs 3, the bound says at least 4"):
+        certify(dag, np.array([0, 1, 0], np.int32), 4)
+
+
+def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    dag = Dag(np.array([0, 1, 1, 0], np.int32), np.array([0, 0, 1, 1, 2], np.int32), np.array([0, 2], np.int32), 2)
+    with pytest.raises(PolicyError, match=r"scipy is not installed; install autobatch\[search\], or use the chain"):
+        pair_bound(dag)
+
+
+@needs_data
+@pytest.mark.parametrize(("form", "chains", "better"), [("variadic", 209, 220), ("folded", 150, 150)])
+def test_lattices_are_proven(form: str, chains: int, better: int) -> None:
+    dag = lattice_dag(form)
+    bound = pair_bound(dag)
+    assert (bound.chain, bound.value) == (chains, better)
+    assert certify(dag, beam_search(dag, 256), bound.value).optimal
+
+
+@needs_data
+@pytest.mark.slow
+def test_lattices_with_a_type_per_arity() -> None:
+    dag = lattice_dag("arity")
+    bound = pair_bound(dag)
+    assert (bound.chain, bound.value) == (216, 228)
+    assert certify(dag, beam_search(dag, 256), bound.value).cost <= 235
+
+
+@needs_data
+def test_two_type_trees_are_proven() -> None:
+    trees = read_trees(DATA / "sst" / "train.txt")[:256]
+    values = []
+    for seed in range(5):
+        dag = to_dag(make_two_type_tree_graph(trees, np.random.default_rng(seed)))
+        bound = pair_bound(dag, max_types=2)
+        assert certify(dag, beam_search(dag), bound.value).optimal
+        values.append((bound.chain, bound.value))
+    assert values == [(35, 37), (31, 36), (30, 35), (32, 35), (31, 35)]

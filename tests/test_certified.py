@@ -1,0 +1,125 @@
+"""Search, and what is proven about its schedules: on random graphs, and on the data that the counts are known for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autobatch import policies
+from autobatch.dag import to_dag
+from autobatch.errors import GraphError, PolicyError
+from autobatch.graph import Graph, merge_graphs
+from autobatch.models.data.lattice import read_lattices
+from autobatch.models.data.sst import read_trees
+from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
+from autobatch.policies.bounds import pair_bound
+from autobatch.policies.judging import judge
+from autobatch.policies.search import Search
+from autobatch.schedule import check_schedule, make_schedule, min_batches
+from graphs import chain, random_batch, random_dag, random_tree
+from supersequences import fewest_batches
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs the data in ../shared/data")
+
+
+@cache
+def lattices(form: str) -> Graph:
+    return make_lattice_graph(list(islice(read_lattices(DATA / "lattice" / "train.txt"), 32)), form)
+
+
+@cache
+def trees(seed: int | None) -> Graph:
+    items = list(islice(read_trees(DATA / "sst" / "train.txt"), 256))
+    return make_tree_graph(items) if seed is None else make_two_type_tree_graph(items, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("make", [random_batch, random_tree, lambda seed: random_dag(seed, n_nodes=40)])
+@pytest.mark.parametrize("seed", range(8))
+def test_search_never_needs_more_than_the_best_rule(make: Callable[[int], Graph], seed: int) -> None:
+    graph = make(seed)
+    schedule = make_schedule(graph, Search(steps=60))
+    check_schedule(graph, schedule)
+    assert min_batches(graph) <= schedule.n_batches
+    assert schedule.n_batches <= make_schedule(graph, policies.get("score+both+compact")).n_batches
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_search_finds_the_fewest_on_small_graphs(seed: int) -> None:
+    graph = random_dag(seed, n_nodes=11)
+    assert make_schedule(graph, Search(steps=600)).n_batches == fewest_batches(to_dag(graph))
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    graph = merge_graphs([random_dag(seed, n_nodes=30) for seed in range(4)])
+    one, same = (Search(steps=300, seed=3).schedule(graph) for _ in range(2))
+    assert one.batch_type.tolist() == same.batch_type.tolist()
+    assert one.order.tolist() == same.order.tolist()
+
+
+def test_search_is_named_as_it_is_asked_for() -> None:
+    assert [policies.get(name).name for name in ("search", "search+20000", "search+5000")] == [
+        "search", "search+20000", "search",
+    ]  # fmt: skip
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(PolicyError, match="-1 steps are less than none"):
+        Search(steps=-1)
+    cyclic = chain("a", "b", "c")
+    cyclic.edge_src[0] = 2
+    with pytest.raises(GraphError, match="points backwards"):
+        Search().schedule(cyclic)
+    graph = chain("a")
+    with pytest.raises(PolicyError, match="bound='best' is neither 'chain' nor 'pairs'"):
+        judge(graph, make_schedule(graph, policies.get("agenda")), "best")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_judgement_holds_what_is_true(seed: int) -> None:
+    """The optimum lies between the bounds and the compacted schedule."""
+    graph = random_dag(seed, n_nodes=11)
+    schedule = make_schedule(graph, policies.get("depth"))
+    fewest = fewest_batches(to_dag(graph))
+    chains, pairs = judge(graph, schedule, "chain"), judge(graph, schedule, "pairs")
+    assert chains.bound == min_batches(graph) <= pairs.bound <= fewest
+    assert fewest <= pairs.compacted == chains.compacted <= schedule.n_batches
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("form", "bound", "fewest"), [("variadic", 220, 221), ("folded", 150, 150)], ids=["variadic", "folded"]
+)
+def test_lattices_are_near_or_at_the_bound(form: str, bound: int, fewest: int) -> None:
+    """The first 32 of the training file; with 60,000 steps the variadic form reaches its bound, 220."""
+    graph = lattices(form)
+    schedule = make_schedule(graph, Search())
+    assert schedule.n_batches == fewest
+    assert judge(graph, schedule, "pairs").bound == bound
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "steps", "most"), [("arity", 200_000, 235), ("variadic", 60_000, 220)])
+def test_lattices_with_more_search(form: str, steps: int, most: int) -> None:
+    assert make_schedule(lattices(form), Search(steps)).n_batches <= most
+
+
+@needs_data
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
+def test_two_type_trees_are_proven_optimal(seed: int) -> None:
+    """256 trees: search meets the better bound for every draw of the types."""
+    graph = trees(seed)
+    schedule = make_schedule(graph, Search())
+    assert schedule.n_batches == pair_bound(to_dag(graph), known=schedule.batch_type).value
+
+
+@needs_data
+@pytest.mark.parametrize("policy", ["sufficient", "critical", "score", "agenda+compact", "search"])
+def test_plain_trees_are_at_the_bound(policy: str) -> None:
+    assert make_schedule(trees(None), policies.get(policy)).n_batches == min_batches(trees(None)) == 28

@@ -1,0 +1,110 @@
+"""`autobatch experiment`: runs scripts of the checkout, and says in a sentence why it cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autobatch.cli import experiment
+from autobatch.cli.ending import run_to_the_end
+from autobatch.cli.main import dispatch
+
+Command = Callable[..., tuple[int, str, str]]
+SCRIPT = """
+import sys
+if __name__ == "__main__":
+    print("{name} was told", *sys.argv[1:])
+    sys.exit({status})
+"""
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run a command in this process; give its exit status and what it printed."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = run_to_the_end(lambda: dispatch([str(argument) for argument in arguments]))
+        return (status, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of three experiments, of which the last fails, and of what they share."""
+    (tmp_path / "harness.py").write_text("'''What every experiment shares.'''")
+    for name, status in (("first", 0), ("second", 0), ("third", 3)):
+        (tmp_path / f"{name}.py").write_text(SCRIPT.format(name=name, status=status))
+    monkeypatch.setattr(experiment, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_an_experiment_is_told_settings_and_where_records_go(command: Command, folder: Path) -> None:
+    out = folder / "records"
+    assert command("experiment", "second", "seed=1", "--out", out) == (0, f"second was told seed=1 out={out}\n", "")
+
+
+def test_all_run_in_turn_until_one_fails(command: Command, folder: Path) -> None:
+    (folder / "unreached.py").write_text(SCRIPT.format(name="unreached", status=0))
+    status, out, _ = command("experiment", "all")
+    assert status == 3
+    assert out.split("\n") == [
+        "first", "", "first was told", "second", "", "second was told", "third", "", "third was told", "",
+    ]  # fmt: skip
+
+
+def test_an_unknown_experiment_is_refused(command: Command, folder: Path) -> None:
+    status, out, err = command("experiment", "fourth")
+    assert (status, out) == (2, "")
+    assert (
+        err == "autobatch: there is no experiment 'fourth'; there are first, second, third, and all for each in turn.\n"
+    )
+
+
+def test_outside_a_checkout_nothing_runs(command: Command, folder: Path) -> None:
+    (folder / "harness.py").unlink()
+    status, out, err = command("experiment", "first")
+    assert (status, out) == (2, "")
+    assert "experiments are not part of the installed package" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_the_experiments_of_this_checkout_are_found() -> None:
+    found = experiment.list_experiments()
+    assert {"batching_policies", "bound_and_gap", "policies"} <= set(found)
+    assert not {"harness", "workloads", "torch_models"} & set(found)
+
+
+@pytest.mark.slow
+def test_an_experiment_of_this_checkout_writes_its_record(command: Command, tmp_path: Path) -> None:
+    status, out, err = command("experiment", "bound_and_gap", "n_trees=2", "--out", tmp_path)
+    assert (status, err) == (0, "")
+    assert "the first 2 trees; batches" in out
+    record = json.loads((tmp_path / "bound_and_gap.json").read_text())
+    assert record["settings"]["n_trees"] == 2
+    assert set(record["figures"]["counts"]) == {"per tree", "one sum"}
+
+
+@pytest.mark.slow
+def test_no_policy_is_counted_below_what_is_proven(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="draws with it")
+    settings = ("workloads=random-dag-4", "sizes=8,", "held_out=2", "learning_seeds=2", "repeats=1")
+    status, out, err = command("experiment", "batching_policies", *settings, "--out", tmp_path)
+    assert (status, err) == (0, "")
+    assert "random-dag-4, random-dag, mini-batches of 8: the first (71 nodes), and the mean of 2 held-out ones" in out
+    found = json.loads((tmp_path / "batching_policies-random-dag-4.json").read_text())["figures"]["sizes"]["8"]
+    reached = found["reached"]
+    for chain, better, search, fewest in zip(
+        *(reached[what] for what in ("chain bound", "better bound", "search", "fewest")), strict=True
+    ):
+        assert chain <= better <= fewest <= search
+    assert len(found["policies"]) == 9
+    for counted in found["policies"].values():
+        raw, compacted = counted["held-out"][:3], counted["held-out"][3:]
+        assert sum(reached["fewest"][1:]) / 2 <= compacted[2] <= min(compacted[:2]) <= min(raw[:2])
+        assert counted["first"][5] >= reached["fewest"][0]
+    assert (tmp_path / "batching_policies-random-dag-4.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -1,0 +1,291 @@
+"""`autobatch policy`: what it prints, writes and draws, and how each error ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autobatch import policies
+from autobatch.cli.ending import run_to_the_end
+from autobatch.cli.main import dispatch
+from autobatch.policies.fsm import WAYS, Fsm
+from autobatch.policies.rules import Score, Weights
+
+TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
+SMALL = ("--dim", "4", "--batch-size", "8", "--minibatches", "2")
+LEARN = ("policy", "learn", "tree-lstm-2type", *SMALL, "--held-out", "1", "--episodes", "100", "--out")
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run a command in this process; give its exit status and what it printed."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = run_to_the_end(lambda: dispatch([str(argument) for argument in arguments]))
+        return (status, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file that `LEARN` writes."""
+    path = tmp_path_factory.mktemp("learned") / "x"
+    assert run_to_the_end(lambda: dispatch([*LEARN, str(path)])) == 0
+    return path.read_bytes()
+
+
+@pytest.fixture
+def learned(content: bytes, tmp_path: Path) -> Path:
+    """A policy for trees of two kinds."""
+    path = tmp_path / "two.policy.json"
+    path.write_bytes(content)
+    return path
+
+
+def table_of(output: str) -> dict[str, list[str]]:
+    """The lines of a printed table by their first column."""
+    lines = [line.split() for line in output.splitlines() if line.startswith(("fsm", "score", "agenda"))]
+    return {first: rest for first, *rest in lines}
+
+
+def test_learn_writes_a_policy_and_says_how_good_it_is(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "x.policy.json"
+    status, output, errors = command("policy", "learn", "tree-lstm", *SMALL, "--seed", 3, "--out", path)
+    assert (status, errors) == (0, "")
+    assert output.startswith("tree-lstm, listops: learned fsm+both+compact in ")
+    table = table_of(output)
+    assert [*table] == ["fsm+both+compact", "score+both+compact", "agenda"]
+    batches, bound, gap, unseen, _ = table["fsm+both+compact"]
+    assert (batches, gap, unseen) == (bound, "0.0%", "0.0%")
+    policy = policies.load(path)
+    assert {name: policy.about[name] for name in ("algorithm", "model", "data", "batch_size", "instances", "seed")} == {
+        "algorithm": "q", "model": "tree-lstm", "data": "listops", "batch_size": 8, "instances": 16, "seed": 3,
+    }  # fmt: skip
+
+
+def test_learn_takes_what_was_published(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "x.policy.json"
+    status, _, _ = command(
+        "policy", "learn", "tree-lstm", *SMALL, "--no-critical", "--no-mask", "--reward", "published",
+        "--direction", "forward", "--no-compact", "--encoding", "base", "--episodes", 50, "--out", path,
+    )  # fmt: skip
+    policy = policies.load(path)
+    assert status == 0
+    assert isinstance(policy, Fsm)
+    assert policy.name == "fsm"
+    assert (policy.machine.encoding, policy.machine.critical, policy.machine.mask) == ("base", False, False)
+    assert (policy.about["settings"]["reward"], policy.about["settings"]["episodes"]) == ("published", 50)
+    assert [int(policy.tables[way].n_states[0]) > 0 for way in WAYS] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "packages", "kind"),
+    [
+        ("es", ("--generations", 2), ("cma",), "score+both+compact: a rule with weights"),
+        pytest.param(
+            "ppo", ("--steps", 64), ("gymnasium", "sb3_contrib"), "network+both+compact: a network",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "dqn", ("--steps", 64), ("gymnasium", "stable_baselines3"), "network+both+compact: a network",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_learn_by_other_algorithms(
+    command: Command, tmp_path: Path, algorithm: str, options: tuple[object, ...], packages: tuple[str, ...], kind: str
+) -> None:
+    for package in packages:
+        pytest.importorskip(package)
+    path = tmp_path / "x.policy.json"
+    status, _, errors = command(
+        "policy", "learn", "tree-lstm", *SMALL, "--algorithm", algorithm, *options, "--out", path
+    )
+    assert (status, errors) == (0, "")
+    shown = command("policy", "show", path)[1].splitlines()
+    assert shown[0] == kind
+    assert f"algorithm {algorithm}" in shown[1]
+    status, output, errors = command("policy", "learn", "tree-lstm", "--algorithm", algorithm, "--encoding", "max")
+    assert (status, output) == (2, "")
+    assert errors == f"autobatch: learning a policy: algorithm {algorithm!r} has no option --encoding; leave it out.\n"
+
+
+def test_learn_names_the_file_after_the_model(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("from autobatch.models.tree_lstm import TreeLSTM\nclass Mine(TreeLSTM): ...\n")
+    (tmp_path / "trees.txt").write_text("\n".join(TREES * 12) + "\n")
+    status, output, _ = command("policy", "learn", "mine:Mine", "--data", "trees.txt", *SMALL, "--episodes", 50)
+    assert status == 0
+    assert output.endswith("the policy is in mine_Mine.policy.json.\n")
+    status, output, _ = command("train", "mine:Mine", "--data", "trees.txt", "--dim", 4, "--epochs", 1,
+                                "--policy", "mine_Mine.policy.json")  # fmt: skip
+    assert status == 0
+
+
+def test_the_same_command_writes_the_same_file(command: Command, learned: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.json"
+    command(*LEARN, again)
+    assert again.read_bytes() == learned.read_bytes()
+
+
+def test_show_prints_each_state_and_what_runs(command: Command, learned: Path) -> None:
+    status, output, errors = command("policy", "show", learned)
+    assert (status, errors) == (0, "")
+    policy = policies.load(learned)
+    assert isinstance(policy, Fsm)
+    lines = output.splitlines()
+    assert lines[0] == (
+        "fsm+both+compact: a state machine that sees sort with the critical types, running only critical ones where it "
+        "can"
+    )
+    assert "reward critical, episodes 100" in lines[1]
+    for way in WAYS:
+        first = next(i for i, line in enumerate(lines) if line.startswith(f"{way}, "))
+        n_states = int(lines[first].split()[1])
+        assert n_states == np.count_nonzero(policy.tables[way].updates.any(axis=1))
+        assert lines[first + 1].split() == ["state", "runs", "value", "updates"]
+        assert all(line.startswith("  ") for line in lines[first + 1 : first + 2 + n_states])
+    assert "  leaf!" in output
+    assert "merge_other! > " in output
+
+
+def test_show_draws_the_machine(command: Command, learned: Path, tmp_path: Path) -> None:
+    dot, png = tmp_path / "x.dot", tmp_path / "x.png"
+    status, output, errors = command("policy", "show", learned, "tree-lstm-2type", *SMALL, "--plot", dot)
+    assert (status, errors) == (0, "")
+    assert output.endswith(f"\nThe drawing is in {dot}.\n")
+    lines = dot.read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("digraph policy {", "}")
+    assert '    forward0 [label="leaf!\\nruns leaf"];' in lines
+    n_edges = [sum(line.strip().startswith(way) and "->" in line for line in lines) for way in WAYS]
+    assert all(n_edges)
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("networkx")
+    assert command("policy", "show", learned, "tree-lstm-2type", *SMALL, "--plot", png)[0] == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_eval_counts_on_mini_batches_that_were_not_learned_from(
+    command: Command, learned: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "x.jsonl"
+    status, output, errors = command("policy", "eval", learned, "tree-lstm-2type", *SMALL, "--json", results)
+    assert (status, errors) == (0, "")
+    assert output.startswith("tree-lstm-2type, listops; 2 mini-batches of 8 from item 24\n")
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [line["policy"] for line in lines] == [*table_of(output)] == [
+        "fsm+both+compact", "score+both+compact", "agenda",
+    ]  # fmt: skip
+    assert all(line["lower_bound"] <= line["batches"] and line["skip"] == 24 for line in lines)
+    assert [line["unseen_share"] is None for line in lines] == [False, True, True]
+    assert [f"{line['batches']:.1f}" for line in lines] == [row[0] for row in table_of(output).values()]
+    skipped = command("policy", "eval", learned, "tree-lstm-2type", *SMALL, "--skip", 0)[1]
+    assert "from item 0\n" in skipped
+    assert table_of(skipped)["fsm+both+compact"][3] == "0.0%"
+
+
+def test_diff_of_a_policy_and_itself(command: Command, learned: Path) -> None:
+    status, output, errors = command("policy", "diff", learned, learned)
+    assert (status, errors) == (0, "")
+    assert [line.split(", ")[1] for line in output.splitlines()] == [
+        "0 of them decided differently; 0 only in the first"
+    ] * 2
+
+
+def test_diff_lists_the_states_decided_differently(command: Command, learned: Path, tmp_path: Path) -> None:
+    policy = policies.load(learned)
+    assert isinstance(policy, Fsm)
+    merge, other = (policy.types.names.index(name) for name in ("merge", "merge_other"))
+    table = policy.tables["forward"]
+    tried = (table.updates[:, merge] > 0) & (table.updates[:, other] > 0)
+    assert tried.any()
+    table.values[tried, merge], table.values[tried, other] = table.values[tried, other], table.values[tried, merge]
+    policy.save(tmp_path / "other.json")
+    output = command("policy", "diff", learned, tmp_path / "other.json")[1]
+    changed = [line.split() for line in output.splitlines() if line.startswith("  ") and "state" not in line]
+    assert 0 < len(changed) <= int(tried.sum())
+    assert all({line[-2], line[-1]} == {"merge", "merge_other"} for line in changed)
+    assert f"{len(changed)} of them decided differently; 0 only in the first" in output
+
+
+def test_rules_are_shown_compared_and_measured(command: Command, tmp_path: Path) -> None:
+    Score("both", weights=Weights(0.65, 1.0, 0.36, 0.48)).save(tmp_path / "one.json")
+    Score(weights=Weights(0.5, 1.0, 0.36, 0.48)).save(tmp_path / "other.json")
+    assert command("policy", "show", tmp_path / "one.json")[1].splitlines()[:2] == [
+        "score+both: a rule with weights",
+        "  critical  0.65",
+    ]
+    assert command("policy", "diff", tmp_path / "one.json", tmp_path / "other.json")[1] == "critical: 0.65 and 0.5\n"
+    assert command("policy", "diff", tmp_path / "one.json", tmp_path / "one.json")[1] == "The weights are the same.\n"
+    status, output, _ = command("policy", "eval", tmp_path / "one.json", "tree-lstm", *SMALL)
+    assert status == 0
+    assert [*table_of(output)] == ["score+both", "score+both+compact", "agenda"]
+
+
+def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
+    """In a process of its own, as the warning is shown by the process."""
+
+    def explain(policy: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "autobatch.cli.main", "explain", "lattice-lstm", "--dim", "4", "--batch-size", "4",
+             "--policy", policy],
+            capture_output=True, text=True, cwd=learned.parent,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    status, _, errors = explain(learned.name)
+    assert status == 2
+    assert errors.startswith("autobatch: using a policy: it was learned for the types leaf, ")
+    assert errors.count("\n") == 1
+    status, output, errors = explain(f"{learned.name} or score")
+    assert status == 0
+    assert "policy score: 4 instances" in output
+    assert errors.endswith("learn a policy for this model. Going on with score.\n")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["learn", "tree-lstm", "--out", "none/x.json"], "cannot save policy 'none/x.json': there is no folder 'none'"),
+        (["learn", "tree-lstn"], "tree-lstn"),
+        (["learn", "tree-lstm", "--algorithm", "k"], "--algorithm"),
+        (["learn", "tree-lstm", "--episodes", "0"], "--episodes"),
+        (["learn", "tree-lstm", *SMALL, "--minibatches", "100000"], "cannot take the first 800000 instances"),
+        (["show", "none.json"], "cannot load policy 'none.json': no such file or directory; "),
+        (["show", "broken.json"], "cannot load policy 'broken.json': it is cut short or no JSON"),
+        (["show", "rule.json", "--plot", "x.png"], "cannot draw 'rule.json' to 'x.png': a drawing shows"),
+        (["show", "two.policy.json", "--plot", "x.png"], "cannot draw 'two.policy.json' to 'x.png': a drawing shows"),
+        (["show", "two.policy.json", "tree-lstm-2type", *SMALL, "--plot", "x.svg"], "cannot draw 'x.svg': its name"),
+        (["show", "two.policy.json", "tree-lstm-2type", *SMALL, "--plot", "none/x.dot"], "cannot draw 'none/x.dot'"),
+        (["show", "two.policy.json", "lattice-lstm", *SMALL, "--plot", "x.dot"], "using a policy: it was learned for"),
+        (["eval", "two.policy.json", "lattice-lstm", *SMALL], "using a policy: it was learned for the types leaf, "),
+        (["eval", "two.policy.json", "tree-lstm-2type", "--skip", "1000000"], "cannot take the first 1000256"),
+        (["diff", "two.policy.json", "rule.json"], "cannot compare 'two.policy.json' with 'rule.json': one is a state"),
+        (["diff", "two.policy.json"], "FILE"),
+        (["bogus"], "bogus"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_sentence(
+    command: Command, learned: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(learned.parent)
+    Score().save("rule.json")
+    Path("broken.json").write_text(learned.read_text()[:500])
+    status, _, errors = command("policy", *arguments)
+    assert status == 2
+    assert errors.startswith("autobatch: ")
+    assert message in errors
+    assert errors.count("\n") == 1
+    assert "Traceback" not in errors

@@ -1,0 +1,117 @@
+"""Compacted sequences: subsequences that finish, of which no entry can be left out, and never below the optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from autobatch.dag import Dag, reverse, to_dag
+from autobatch.errors import ScheduleError
+from autobatch.graph import Graph, merge_graphs
+from autobatch.policies import Agenda
+from autobatch.policies.compaction import compact, compact_both
+from autobatch.policies.embedding import embed_early, embed_late, finishes, to_schedule_at
+from autobatch.schedule import check_schedule
+from autobatch.words import IntArray
+from counting import count_lines, plain_loops
+from graphs import chain, random_batch, random_dag, random_tree
+from supersequences import fewest_batches, finishes_paths, is_subsequence, random_sequence
+
+SEEDS = range(40)
+GRAPHS: dict[str, Callable[[int], Graph]] = {"dag": random_dag, "tree": random_tree, "batch": random_batch}
+
+
+def alternate(dag: Dag, sequence: IntArray) -> IntArray:
+    """Drop what early and late embeddings leave unused, in turn, and then single positions: the long way."""
+    size = -1
+    while size != sequence.size:
+        size = sequence.size
+        for embed in (embed_late, embed_early):
+            sequence = sequence[np.unique(embed(dag, sequence))]
+    k = 0
+    while k < sequence.size:
+        shorter = np.delete(sequence, k)
+        sequence, k = (shorter, 0) if finishes(dag, shorter) else (sequence, k + 1)
+    return sequence
+
+
+@pytest.mark.parametrize("shape", GRAPHS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_left_finishes_and_nothing_of_it_can_be_left_out(shape: str, seed: int) -> None:
+    graph = GRAPHS[shape](seed)
+    dag = to_dag(graph)
+    sequence = random_sequence(dag, np.random.default_rng(seed), spare=seed / 40)
+    short = compact(dag, sequence)
+    assert is_subsequence(short.tolist(), sequence.tolist())
+    check_schedule(graph, to_schedule_at(dag, short, embed_early(dag, short)))
+    assert not any(finishes(dag, np.delete(short, k)) for k in range(short.size))
+    assert short.size == to_schedule_at(dag, short, embed_late(dag, short)).n_batches
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_it_is_checked_on_paths_and_stays_above_the_fewest_batches(seed: int) -> None:
+    dag = to_dag(random_dag(seed, n_nodes=seed % 11))
+    short = compact(dag, random_sequence(dag, np.random.default_rng(seed), spare=0.5))
+    assert finishes_paths(dag, short.tolist())
+    assert short.size >= fewest_batches(dag)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_position_can_be_dropped_when_no_node_is_bound_to_it(seed: int) -> None:
+    dag = to_dag(random_batch(seed))
+    sequence = random_sequence(dag, np.random.default_rng(seed), spare=0.3)
+    early, late = embed_early(dag, sequence), embed_late(dag, sequence)
+    bound = set(early[early == late].tolist())
+    for k in range(sequence.size):
+        assert finishes(dag, np.delete(sequence, k)) == (k not in bound)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_reversing_the_graph_reverses_the_sequence(seed: int) -> None:
+    dag = to_dag(random_tree(seed))
+    sequence = random_sequence(dag, np.random.default_rng(seed), spare=0.5)
+    assert compact(reverse(dag), sequence[::-1].copy()).size == compact(dag, sequence).size
+
+
+def test_it_is_as_short_as_the_long_way_on_average() -> None:
+    direct = by_turns = 0
+    for seed in range(60):
+        graph = merge_graphs([random_dag(1000 * seed + i, n_nodes=25) for i in range(8)])
+        dag, sequence = to_dag(graph), Agenda().schedule(graph).batch_type
+        direct += compact(dag, sequence).size
+        by_turns += alternate(dag, sequence).size
+    assert direct <= 1.005 * by_turns
+
+
+def test_what_cannot_be_compacted_is_reported() -> None:
+    dag = to_dag(chain("a", "b", "a"))
+    sequence = np.array([0, 1, 1], np.int32)
+    with pytest.raises(ScheduleError, match=r"node 0 \(type 0\) finds no place, so the sequence does not finish"):
+        compact(dag, sequence)
+    same, finished = compact_both(dag, sequence)
+    assert (same.tolist(), finished) == ([0, 1, 1], False)
+
+
+def test_unknown_types_and_an_empty_graph_leave_nothing_superfluous() -> None:
+    assert compact(to_dag(chain("a", "b")), np.array([5, 0, -1, 1, 0], np.int32)).tolist() == [0, 1]
+    assert compact(to_dag(random_dag(0, n_nodes=0)), np.array([0, 1], np.int32)).tolist() == []
+
+
+@pytest.mark.parametrize("n", [1, 30])
+def test_the_cost_per_node_does_not_grow(n: int) -> None:
+    def lines(times: int) -> int:
+        dag = to_dag(chain(*"abcde" * times))
+        return count_lines(compact, dag, np.repeat(dag.type_id, 2))
+
+    assert lines(10 * n) < 10.5 * lines(n)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_plain_loops_do_the_same(seed: int) -> None:
+    dag = to_dag(random_batch(seed))
+    sequence = random_sequence(dag, np.random.default_rng(seed), spare=1.0)
+    with plain_loops():
+        plain = compact(dag, sequence)
+    assert plain.tolist() == compact(dag, sequence).tolist()

@@ -1,0 +1,139 @@
+"""Early and late positions against executed sets and paths, and schedules made of positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autobatch.dag import Dag, reverse, to_dag
+from autobatch.errors import ScheduleError
+from autobatch.policies.embedding import (
+    embed_early,
+    embed_late,
+    finishes,
+    index_stops,
+    next_stop,
+    to_schedule_at,
+)
+from autobatch.schedule import check_schedule
+from autobatch.words import IntArray
+from counting import count_lines, plain_loops
+from graphs import chain, random_batch, random_dag, random_tree
+from supersequences import finishes_paths, is_subsequence, paths_from, random_sequence, run
+
+SEEDS = range(40)
+
+
+def small_dag(seed: int) -> Dag:
+    return to_dag(random_dag(seed, n_nodes=seed % 11))
+
+
+def any_sequence(dag: Dag, seed: int) -> IntArray:
+    """Odd seeds give one that finishes the dag, even ones leave out about a quarter of it."""
+    rng = np.random.default_rng(seed)
+    sequence = random_sequence(dag, rng, spare=0.5)
+    return sequence if seed % 2 else sequence[rng.random(sequence.size) < 0.75]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_early_positions_are_where_running_the_sequence_runs_the_nodes(seed: int) -> None:
+    dag = small_dag(seed)
+    sequence = any_sequence(dag, seed)
+    assert embed_early(dag, sequence).tolist() == run(dag, sequence.tolist())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_late_positions_are_the_last_from_which_every_path_goes_on(seed: int) -> None:
+    dag = small_dag(seed)
+    sequence = any_sequence(dag, seed).tolist()
+
+    def last(node: int) -> int:
+        own = [k for k in range(len(sequence)) if sequence[k] == dag.type_id[node]]
+        paths = list(paths_from(dag, node))
+        return max((k for k in own if all(is_subsequence(p[1:], sequence[k + 1 :]) for p in paths)), default=-1)
+
+    assert embed_late(dag, np.array(sequence, np.int32)).tolist() == [last(n) for n in range(dag.type_id.size)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sequence_finishes_when_every_path_is_a_subsequence(seed: int) -> None:
+    dag = small_dag(seed)
+    sequence = any_sequence(dag, seed)
+    expected = finishes_paths(dag, sequence.tolist())
+    assert finishes(dag, sequence) == expected
+    assert (embed_early(dag, sequence).min(initial=0) >= 0) == expected
+    assert (embed_late(dag, sequence).min(initial=0) >= 0) == expected
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_late_is_early_on_the_reversed_graph(seed: int) -> None:
+    dag = to_dag(random_tree(seed))
+    sequence = any_sequence(dag, seed)
+    mirrored = embed_early(reverse(dag), sequence[::-1].copy())[::-1]
+    assert embed_late(dag, sequence).tolist() == np.where(mirrored < 0, -1, sequence.size - 1 - mirrored).tolist()
+
+
+@pytest.mark.parametrize("n_types", [1, 2, 7, 50])
+@pytest.mark.parametrize("n_nodes", [0, 10, 1000])
+def test_next_stops_with_a_full_and_with_a_sparse_index(n_types: int, n_nodes: int) -> None:
+    sequence = np.random.default_rng(n_types).integers(n_types, size=200).astype(np.int32)
+    stops = index_stops(sequence, n_types, n_nodes)
+    for position in range(sequence.size + 1):
+        for kind in range(n_types):
+            expected = next((k for k in range(position, sequence.size) if sequence[k] == kind), sequence.size)
+            assert next_stop(stops, kind, position) == expected
+    assert stops.first.size <= 2 * (n_nodes + sequence.size) + 2 * n_types
+
+
+def test_an_entry_that_is_no_type_of_the_graph_runs_nothing() -> None:
+    dag = to_dag(chain("a", "b"))
+    sequence = np.array([-1, 0, 7, 1, 2], np.int32)
+    assert embed_early(dag, sequence).tolist() == [1, 3]
+    assert embed_late(dag, sequence).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_schedules_at_the_extremes_are_valid_and_drop_empty_positions(seed: int) -> None:
+    graph = random_batch(seed)
+    dag = to_dag(graph)
+    sequence = random_sequence(dag, np.random.default_rng(seed), spare=0.3)
+    for position in (embed_early(dag, sequence), embed_late(dag, sequence)):
+        schedule = to_schedule_at(dag, sequence, position)
+        check_schedule(graph, schedule)
+        used = sorted(set(position.tolist()))
+        assert schedule.batch_type.tolist() == sequence[used].tolist()
+        for k, (_, nodes) in zip(used, schedule, strict=True):
+            assert nodes.tolist() == np.flatnonzero(position == k).tolist()
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        ([0, -1], r"node 1 \(type 1\) finds no place"),
+        ([0, 0], "node 1 is of type 1, but at its position 0 type 0"),
+        ([0, 9], "node 1 is of type 1, but at its position 9 the sequence has 2 types"),
+    ],
+)
+def test_places_that_are_none_are_refused(position: list[int], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        to_schedule_at(to_dag(chain("a", "b")), np.array([0, 1], np.int32), np.array(position, np.int32))
+
+
+def test_a_long_chain_of_many_types_costs_the_same_per_node() -> None:
+    def lines(n_nodes: int) -> int:
+        names = [str(n) for n in np.random.default_rng(0).integers(50, size=n_nodes)]
+        dag = to_dag(chain(*names))
+        return count_lines(embed_early, dag, dag.type_id)
+
+    few, many = lines(500), lines(5000)
+    assert many < 10.5 * few
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_plain_loops_do_the_same(seed: int) -> None:
+    dag = to_dag(random_dag(seed))
+    sequence = any_sequence(dag, seed)
+    with plain_loops():
+        plain = embed_early(dag, sequence), embed_late(dag, sequence)
+    assert plain[0].tolist() == embed_early(dag, sequence).tolist()
+    assert plain[1].tolist() == embed_late(dag, sequence).tolist()

@@ -1,0 +1,276 @@
+"""State machines: what they see, from the definitions; what they do in states and with types that are new to them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from autobatch import policies
+from autobatch.dag import Dag, to_dag
+from autobatch.errors import PolicyError
+from autobatch.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.policies.directed import Direction
+from autobatch.policies.encoding import ENCODINGS, Encoding
+from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames, describe_state, place_types
+from autobatch.policies.learning import learn
+from autobatch.policies.online import keep_learning
+from autobatch.policies.portrait import follow_machine, list_choices, visit_states
+from autobatch.policies.qlearning import QLearning, learn_fsm
+from autobatch.policies.table import Table, add_state, find_state, make_table, widen_table
+from autobatch.schedule import check_schedule, make_schedule, min_batches
+from graphs import LETTERS, TREE, chain, random_batch, random_dag, random_tree
+
+MACHINES = [Machine(encoding, critical) for encoding in ENCODINGS for critical in (False, True)]
+
+
+def states_by_hand(dag: Dag, sequence: list[int], encoding: Encoding, critical: bool) -> list[list[int]]:
+    """The states before each batch, from the definitions: paths and ready nodes are looked at anew."""
+    sources = [dag.edge_src[dag.edge_ptr[n] : dag.edge_ptr[n + 1]].tolist() for n in range(dag.type_id.size)]
+    done, states = set[int](), []
+    for kind in sequence:
+        left = [n for n in range(dag.type_id.size) if n not in done]
+        ready = [n for n in left if set(sources[n]) <= done]
+        counts = [sum(dag.type_id[n] == a for n in ready) for a in range(dag.n_types)]
+        by_size = sorted((a for a in range(dag.n_types) if counts[a]), key=lambda a: (-counts[a], a))
+        state = [int(count > 0) for count in counts]
+        if encoding == "max" and by_size:
+            state[by_size[0]] = 2
+        if encoding == "sort":
+            state = [by_size.index(a) + 1 if counts[a] else 0 for a in range(dag.n_types)]
+        if critical:
+            state += [
+                int(counts[a] > 0 and is_critical_by_hand(dag, sources, left, ready, a)) for a in range(len(state))
+            ]
+        states.append(state)
+        done.update(n for n in ready if dag.type_id[n] == kind)
+    return states
+
+
+def is_critical_by_hand(dag: Dag, sources: list[list[int]], left: list[int], ready: list[int], kind: int) -> bool:
+    """Whether all ready nodes at which the longest chain of the type starts are of that type."""
+    ahead = dict.fromkeys(left, 0)
+    for n in reversed(left):
+        after = [reader for reader in left if n in sources[reader]]
+        ahead[n] = max((ahead[reader] for reader in after), default=0) + int(dag.type_id[n] == kind)
+    most = max(ahead[n] for n in ready)
+    return most > 0 and all(dag.type_id[n] == kind for n in ready if ahead[n] == most)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_states_are_those_defined(machine: Machine, seed: int) -> None:
+    for graph in (random_dag(seed), random_batch(seed), random_tree(seed)):
+        dag = to_dag(graph)
+        sequence = policies.get("sufficient").schedule(graph).batch_type
+        states = visit_states(dag, sequence, dag.n_types, machine.rules().encoding, machine.width(dag.n_types))
+        assert states.tolist() == states_by_hand(dag, sequence.tolist(), machine.encoding, machine.critical)
+
+
+def test_describing_states() -> None:
+    """Two a, one b, of which b is critical."""
+    names = ("a", "b", "c")
+    assert describe_state([1, 2, 0, 0, 1, 0], names, "sort") == "a > b!"
+    assert describe_state([2, 1, 0], names, "max") == "a* b"
+    assert describe_state([1, 0, 1], names, "base") == "a c"
+
+
+def untaught(direction: Direction = "forward", compact: bool = False, machine: Machine = Machine()) -> Fsm:  # noqa: B008
+    return Fsm(machine, TypeNames.of(LETTERS), {}, direction, compact)
+
+
+@pytest.mark.parametrize("options", ["", "+backward", "+both", "+both+compact"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_machine_that_knows_nothing_is_the_rule(options: str, seed: int) -> None:
+    graph = random_batch(seed)
+    policy = untaught(
+        "backward" if "back" in options else "both" if "both" in options else "forward", "comp" in options
+    )
+    rule = policies.get("score" + options)
+    assert policy.name == "fsm" + options
+    assert policy.schedule(graph).batch_type.tolist() == rule.schedule(graph).batch_type.tolist()
+    assert policy.unseen == policy.decided >= len(rule.schedule(graph))
+    assert policy.unseen_share == (1.0 if graph.n_nodes else 0.0)
+
+
+def test_a_masked_machine_that_knows_nothing_runs_critical_types_where_it_can() -> None:
+    n_masked = 0
+    for seed in range(40):
+        dag = to_dag(random_dag(seed))
+        sequence = untaught(machine=Machine(mask=True)).plan(dag)[0].tolist()
+        for kind, state in zip(sequence, states_by_hand(dag, sequence, "base", True), strict=True):
+            critical = state[dag.n_types :]
+            assert critical[kind] or not any(critical)
+            n_masked += any(critical)
+    assert n_masked > 200
+
+
+def teach(policy: Fsm, state: list[int], values: dict[int, float]) -> None:
+    number = add_state(policy.tables["forward"], np.array(state, np.int16))
+    for kind, value in values.items():
+        policy.tables["forward"].values[number, kind] = value
+        policy.tables["forward"].updates[number, kind] = 1
+
+
+def test_the_highest_value_among_those_tried_is_run() -> None:
+    """
+    a - b     In the state "a b" value -2 for b beats -3 for a; c, of value 0, was never tried, and is not ready.
+    b
+    """
+    graph = make_graph(LETTERS, [0, 1, 1], [(0, 1)])
+    policy = untaught(machine=Machine("base"))
+    teach(policy, [1, 1, 0, 0], {0: -3.0, 1: -2.0})
+    assert policy.schedule(graph).batch_type.tolist() == [1, 0, 1]
+    assert (policy.unseen, policy.decided) == (2, 3)
+    teach(policy, [1, 1, 0, 0], {0: -2.0})
+    assert policy.schedule(graph).batch_type.tolist() == [0, 1]  # of equal ones the lowest type
+    assert (policy.unseen, policy.decided) == (1, 2)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_types_that_it_does_not_know_are_left_to_the_rule(machine: Machine, seed: int) -> None:
+    known, more = NamedTypes(("a", "b", "c")), NamedTypes(("d", "a", "c", "b"))
+    graphs = [random_dag(10 * seed + i, types=known) for i in range(3)]
+    policy = learn_fsm([to_dag(g) for g in graphs], TypeNames.of(known), machine, QLearning(episodes=50))
+    graph = random_dag(seed, n_nodes=80, types=more)
+    schedule = policy.schedule(graph)
+    check_schedule(graph, schedule)
+    assert 0 < policy.unseen <= policy.decided == len(schedule)
+    fewer = random_dag(seed, n_nodes=80, types=NamedTypes(("c", "b")))
+    check_schedule(fewer, policy.schedule(fewer))
+
+
+def test_types_keep_their_meaning_whatever_their_numbers() -> None:
+    """The same graph, with types numbered the other way: the machine does the same."""
+    turned = NamedTypes(LETTERS.names[::-1])
+    for seed in range(10):
+        graph = random_dag(seed, n_nodes=40)
+        policy = learn_fsm([to_dag(graph)], TypeNames.of(LETTERS), Machine("sort", True), QLearning(episodes=20))
+        other = Graph(graph.words.copy(), graph.floats, turned, graph.structures)
+        other.type_id[:] = 3 - graph.type_id
+        first, second = policy.schedule(graph), policy.schedule(other)
+        check_schedule(other, second)
+        assert second.batch_type.tolist() == (3 - first.batch_type).tolist()
+
+
+def names_of(**outlines: str) -> TypeNames:
+    return TypeNames(tuple(name.replace("_", "#") for name in outlines), tuple(outlines.values()))
+
+
+def test_types_are_found_by_what_they_are() -> None:
+    known = names_of(leaf="leaf(int)", sum="sum(value*)")
+    met = names_of(sum_1="sum(tuple*)", sum_2="sum(value*)", leaf="leaf(int)")
+    assert place_types(known, met).tolist() == [2, 1, 0]
+
+
+def test_types_that_look_the_same_stay_apart() -> None:
+    known = names_of(read_1="read(word)", read_2="read(word)", tag="tag(state)")
+    met = names_of(tag="tag(state)", read_1="read(word)", read_2="read(word)", read_3="read(word)")
+    assert place_types(known, met).tolist() == [2, 0, 1, 3]
+
+
+def test_a_policy_for_a_cell_that_changed_is_refused() -> None:
+    with pytest.raises(PolicyError) as error:
+        place_types(names_of(merge="merge(left: value)", sum="sum()"), names_of(merge="merge(left: int)", sum="sum()"))
+    assert str(error.value) == (
+        "using a policy: it was learned for merge(left: value), but this model has merge(left: int); "
+        "learn a policy for this model."
+    )
+
+
+def test_a_policy_for_other_cells_is_refused() -> None:
+    with pytest.raises(PolicyError) as error:
+        untaught().schedule(random_tree(0))
+    assert str(error.value) == (
+        "using a policy: it was learned for the types a, b, c, d, but this model has leaf, inner_a, inner_b, output, "
+        "loss; learn a policy for this model."
+    )
+
+
+def test_an_unknown_encoding_is_refused() -> None:
+    with pytest.raises(PolicyError, match=r"encoding='sorted' is none of base, max, sort"):
+        Machine("sorted")  # type: ignore[arg-type]
+
+
+def rows_of(table: Table) -> dict[tuple[int, ...], tuple[list[float], list[int]]]:
+    n = int(table.n_states[0])
+    rows = zip(table.states[:n].tolist(), table.values[:n].tolist(), table.updates[:n].tolist(), strict=True)
+    return {tuple(state): (values, updates) for state, values, updates in rows}
+
+
+def test_a_table_for_more_types_knows_what_it_knew() -> None:
+    table = make_table(2, 4)
+    for i, state in enumerate([[1, 2, 0, 1], [2, 1, 1, 0], [1, 0, 1, 0]]):
+        number = add_state(table, np.array(state, np.int16))
+        table.values[number], table.updates[number] = [-i, i / 2], [i, 7]
+    wide = widen_table(table, 3, 6)
+    assert rows_of(wide) == {
+        (1, 2, 0, 0, 1, 0): ([0, 0, 0], [0, 7, 0]),
+        (2, 1, 0, 1, 0, 0): ([-1, 0.5, 0], [1, 7, 0]),
+        (1, 0, 0, 1, 0, 0): ([-2, 1, 0], [2, 7, 0]),
+    }
+    assert find_state(wide, np.array([1, 0, 0, 1, 0, 0], np.int16)) == 2
+    assert find_state(wide, np.array([1, 0, 1, 1, 0, 0], np.int16)) == -1
+
+
+@pytest.mark.parametrize("machine", [Machine("sort", True, True), Machine("sort", True), Machine("max")], ids=str)
+def test_a_machine_that_keeps_learning_knows_more_and_more_states(machine: Machine) -> None:
+    graphs = [merge_graphs([random_tree(100 * i + j) for j in range(8)]) for i in range(6)]
+    runs = []
+    for _ in range(2):
+        policy = Fsm(machine, TypeNames.of(TREE), {}, "both", compact=True)
+        keep_learning(policy)
+        shares = []
+        for _ in range(6):
+            unseen = decided = 0
+            for graph in graphs:
+                schedule = make_schedule(graph, policy)
+                check_schedule(graph, schedule)
+                unseen, decided = unseen + policy.unseen, decided + policy.decided
+            shares.append(Fraction(unseen, decided))
+        runs.append((shares, [rows_of(policy.tables[way]) for way in WAYS]))
+    assert runs[0] == runs[1]
+    shares = runs[0][0]
+    assert shares[0] > Fraction(1, 10)
+    assert shares[-1] < shares[0] / 10
+    policy.learner = None
+    known = [len(rows_of(policy.tables[way])) for way in WAYS]
+    policy.schedule(merge_graphs([random_tree(seed) for seed in range(900, 960)]))
+    assert [len(rows_of(policy.tables[way])) for way in WAYS] == known
+
+
+def test_a_machine_that_keeps_learning_takes_in_new_types() -> None:
+    policy = Fsm(Machine("sort", True), TypeNames.of(NamedTypes(("b", "a"))), {})
+    keep_learning(policy)
+    graph = random_dag(3, n_nodes=50)
+    for _ in range(8):
+        check_schedule(graph, policy.schedule(graph))
+    assert policy.types.names == ("b", "a", "c", "d")
+    assert policy.tables["forward"].values.shape[1] == 4
+    assert policy.unseen == 0
+
+
+def test_only_a_machine_can_keep_learning() -> None:
+    with pytest.raises(PolicyError, match=r"'score' is no state machine"):
+        keep_learning(policies.get("score"))
+
+
+def test_what_it_does_is_what_its_choices_say() -> None:
+    """Every state through which it goes is listed, with the type that runs there, or is not learned."""
+    graphs = [merge_graphs([random_tree(10 * i + j) for j in range(6)]) for i in range(4)]
+    policy = learn(graphs[:2], episodes=100)
+    assert isinstance(policy, Fsm)
+    for way in WAYS:
+        listed = {choice.state: choice.kind for choice in list_choices(policy, way)}
+        walk = follow_machine(policy, way, graphs)
+        assert all(listed[state] == kind for state, kind in walk.runs.items() if state not in walk.unseen)
+        assert walk.unseen == walk.visits.keys() - listed.keys()
+        assert walk.moves.total() == walk.visits.total() - len(graphs)
+        assert walk.visits.total() >= sum(map(min_batches, graphs))
+
+
+def test_an_empty_graph_has_no_batch() -> None:
+    assert len(untaught("both", compact=True).schedule(merge_graphs([], LETTERS))) == 0
+    assert len(untaught().schedule(chain("a", "b"))) == 2

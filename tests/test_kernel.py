@@ -1,0 +1,134 @@
+"""Kernels and projections against the strings along the paths, which are all that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import combinations, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autobatch.dag import Dag, reverse, to_dag
+from autobatch.errors import PolicyError
+from autobatch.graph import NamedTypes, make_graph, merge_graphs
+from autobatch.models.data.lattice import read_lattices
+from autobatch.models.data.sst import read_trees
+from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
+from autobatch.policies import kernel
+from autobatch.policies.beam import beam_search
+from autobatch.policies.bounds import pair_bound
+from autobatch.policies.exact import find_shortest
+from autobatch.policies.kernel import make_kernel, project
+from graphs import chain, random_batch, random_dag, random_tree
+from supersequences import fewest_batches, finishes_paths, inputs_of, is_subsequence, paths_from
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+AB = NamedTypes(("a", "b"))
+
+
+def small_dag(seed: int) -> Dag:
+    """A random DAG of up to 13 nodes, of two types or four, or a tree."""
+    graphs = [random_dag(seed, 4 + seed % 10, AB), random_dag(seed, 4 + seed % 10), random_tree(seed, 1 + seed % 5)]
+    return to_dag(graphs[seed % 3])
+
+
+def longest_strings(dag: Dag, kept: Collection[int]) -> set[tuple[int, ...]]:
+    """The types along the paths, only those kept, without the strings that are subsequences of others."""
+    strings = {
+        tuple(kind for kind in path if kind in kept)
+        for node in range(dag.type_id.size)
+        if not inputs_of(dag, node)
+        for path in paths_from(dag, node)
+    } - {()}
+    return {s for s in strings if not any(s != other and is_subsequence(s, other) for other in strings)}
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_kernel_has_the_paths_that_matter(seed: int) -> None:
+    dag = small_dag(seed)
+    small, node = make_kernel(dag)
+    everything = range(dag.n_types)
+    assert longest_strings(small, everything) == longest_strings(dag, everything)
+    assert all(source < reader for reader in range(small.type_id.size) for source in inputs_of(small, reader))
+    stands = node >= 0
+    np.testing.assert_array_equal(small.type_id[node[stands]], dag.type_id[stands])
+    assert set(node[stands].tolist()) == set(range(small.type_id.size))
+    again = make_kernel(small).dag
+    assert [again.type_id.size, again.edge_src.size] == [small.type_id.size, small.edge_src.size]
+    assert make_kernel(reverse(dag)).dag.type_id.size == small.type_id.size
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_kernel_keeps_the_optimum_and_what_finishes(seed: int) -> None:
+    dag = to_dag(random_dag(seed, 4 + seed % 6, AB))
+    small = make_kernel(dag).dag
+    assert fewest_batches(small) == fewest_batches(dag)
+    for sequence in product(range(2), repeat=fewest_batches(dag)):
+        assert finishes_paths(small, sequence) == finishes_paths(dag, sequence)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_projection_has_the_paths_with_the_rest_struck_out(seed: int) -> None:
+    dag = small_dag(seed)
+    for n_types in (1, 2, 3):
+        for types in combinations(range(dag.n_types), n_types):
+            assert longest_strings(project(dag, types), range(dag.n_types)) == longest_strings(dag, types)
+            assert longest_strings(project(make_kernel(dag).dag, types), types) == longest_strings(dag, types)
+
+
+def test_kernels_of_little() -> None:
+    """Nothing; two equal chains; a chain beside a part of it."""
+    assert make_kernel(to_dag(random_dag(0, n_nodes=0))).dag.type_id.size == 0
+    dag = to_dag(chain("a", "b", "a"))
+    assert make_kernel(dag).dag.type_id.tolist() == [0, 1, 0]
+    beside = Dag(
+        np.array([0, 1, 0, 0, 1], np.int32), np.array([0, 0, 1, 2, 2, 3], np.int32), np.array([0, 1, 3], np.int32), 2
+    )
+    small, node = make_kernel(beside)
+    assert small.type_id.tolist() == [0, 1, 0]
+    assert node.tolist() == [0, 1, 2, 0, 1]
+
+
+def test_many_edges_are_not_in_the_way() -> None:
+    """Nodes that read the same node twice, and graphs of many parts, shrink as all others."""
+    for seed in range(100):
+        dag = to_dag(random_batch(seed))
+        small = make_kernel(dag).dag
+        assert small.type_id.size <= dag.type_id.size
+        assert longest_strings(small, range(4)) == longest_strings(dag, range(4))
+
+
+def test_a_graph_too_large_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "MAX_SUFFIXES", 2)
+    dag = to_dag(chain("a", "b", "a"))
+    assert make_kernel(dag).dag.type_id.size == 3
+    assert project(dag, [0]).type_id.size == 2
+    for search in (find_shortest, beam_search, pair_bound):
+        with pytest.raises(PolicyError, match="the 3 nodes of a kernel: only 2 can be searched or bounded"):
+            search(dag)
+
+
+def test_a_graph_too_large_to_be_compared_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """a → b → a twice and a → a, which is within the others: merged, it is an edge past b; compared, it goes."""
+    dag = to_dag(merge_graphs([chain("a", "b", "a"), chain("a", "b", "a"), make_graph(AB, [0, 0], [(0, 1)])]))
+    assert make_kernel(dag).dag.edge_src.tolist() == [0, 1]
+    monkeypatch.setattr(kernel, "MAX_COMPARED", 0)
+    assert make_kernel(dag).dag.edge_src.tolist() == [0, 0, 1]
+    for seed in range(50):
+        dag = small_dag(seed)
+        assert longest_strings(make_kernel(dag).dag, range(4)) == longest_strings(dag, range(4))
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
+def test_kernels_of_real_graphs() -> None:
+    lattices = read_lattices(DATA / "lattice" / "train.txt")[:32]
+    sizes = [
+        (form, graph.n_nodes, make_kernel(to_dag(graph)).dag.type_id.size)
+        for form in ("arity", "variadic", "folded")
+        for graph in [make_lattice_graph(lattices, form)]
+    ]
+    assert sizes == [("arity", 4607, 1859), ("variadic", 4607, 984), ("folded", 3847, 533)]
+    trees = read_trees(DATA / "sst" / "train.txt")[:256]
+    graph = make_two_type_tree_graph(trees, np.random.default_rng(0))
+    assert (graph.n_nodes, make_kernel(to_dag(graph)).dag.type_id.size) == (30061, 437)

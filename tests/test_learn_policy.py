@@ -1,0 +1,197 @@
+"""A policy for a model: learned, saved and used; and whichever it is, the numbers are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch import policies
+from autobatch.errors import PolicyError
+from autobatch.policies.fsm import WAYS, Fsm
+from autobatch.policies.learning import PUBLISHED
+from autobatch.schedule import make_schedule, min_batches
+from test_fsm import rows_of
+from twin_cases import CASES, Case
+
+pytestmark = pytest.mark.usefixtures("_checked")
+OPTIONS = ("", "+backward", "+both", "+compact", "+both+compact")
+PLAIN = ("unbatched", "search")
+SPECS = [*PLAIN, *(name + options for name in policies.names() if name not in PLAIN for options in OPTIONS)]
+MACHINES: dict[str, dict[str, Any]] = {
+    "best": {},
+    "published": dict(PUBLISHED),
+    "base, backward": {"encoding": "base", "direction": "backward", "compact": False},
+    "max, online": {"encoding": "max", "mask": False, "online": True},
+    "in time": {"reward": "time", "critical": False},
+}
+
+
+class Setting:
+    """A model in float64 with instances, and what the obvious schedule gives on them."""
+
+    def __init__(self, case: Case) -> None:
+        self.model, instances = case.draw(seed=3, n_instances=18, dim=3)
+        self.seen, self.unseen = [instances[:4], instances[4:8]], instances[8:]
+        loss = ab.batched(self.model.loss, policy="unbatched")
+        value, grads = loss.value_and_grad(self.unseen, reduce="sum")
+        self.losses = loss(self.unseen)
+        self.value, self.grads = float(value), {name: np.array(grad) for name, grad in grads.items()}
+
+    def check(self, loss: Any) -> None:
+        """Losses and gradients to rounding in float64, relative to the largest of their kind."""
+        value, grads = loss.value_and_grad(self.unseen, reduce="sum")
+        assert value.dtype == np.float64
+        np.testing.assert_allclose(loss(self.unseen), self.losses, rtol=1e-13)
+        np.testing.assert_allclose(value, self.value, rtol=1e-13)
+        assert grads.keys() == self.grads.keys()
+        for name, wanted in self.grads.items():
+            np.testing.assert_allclose(np.asarray(grads[name]), wanted, rtol=1e-11, atol=1e-14 * np.abs(wanted).max())
+
+
+SETTINGS: dict[str, Setting] = {}
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def setting(request: pytest.FixtureRequest) -> Setting:
+    if request.param.name not in SETTINGS:
+        SETTINGS[request.param.name] = Setting(request.param)
+    return SETTINGS[request.param.name]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_losses_and_gradients_are_the_same_under_every_policy(setting: Setting, spec: str) -> None:
+    loss = ab.batched(setting.model.loss, policy=spec)
+    setting.check(loss)
+    assert loss.policy.name == spec
+    assert loss.last is not None
+    assert loss.last.unseen_share is None
+    assert loss.last.batches >= loss.last.lower_bound
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_losses_and_gradients_are_the_same_under_every_machine(setting: Setting, machine: str) -> None:
+    loss = ab.batched(setting.model.loss)
+    options = dict(MACHINES[machine])
+    if options.get("reward") == "time":
+        loss.merged(setting.seen[0] + setting.seen[1])
+        n_types = len(loss.merged(setting.seen[0]).types.names)
+        options["costs"] = policies.CostModel(np.full(n_types, 5.0), np.full(n_types, 0.5), np.full(n_types, 4.0))
+    policy = loss.learn_policy(setting.seen, episodes=60, **options)
+    assert isinstance(policy, Fsm)
+    assert loss.policy is policy
+    for _ in range(3):  # one that goes on learning changes
+        setting.check(loss)
+    assert loss.last is not None
+    assert loss.last.unseen_share == policy.unseen_share
+    report = loss.explain(setting.unseen)
+    assert report.unseen_share is not None
+    assert f"\n{report.unseen_share:.0%} of the batches were chosen in states that the policy did not know" in str(
+        report
+    )
+    if machine == "max, online":
+        assert report.unseen_share == 0
+
+
+def test_learning_again_gives_the_same_policy(setting: Setting) -> None:
+    """Instances, or graphs that were recorded by the same function: the same table."""
+
+    def rows(seed: int, recorded: bool) -> list[Any]:
+        loss = ab.batched(setting.model.loss)
+        batches = [loss.record_all(batch) for batch in setting.seen] if recorded else setting.seen
+        policy = loss.learn_policy(batches, seed=seed, held_out=[setting.unseen], episodes=60, tolerance=0)
+        return [rows_of(policy.tables[way]) for way in WAYS]
+
+    assert rows(0, recorded=False) == rows(0, recorded=True)
+
+
+def test_a_saved_policy_does_the_same_in_another_model(setting: Setting, tmp_path: Path) -> None:
+    """Other widths, types met in another order: found again by what they are."""
+    loss = ab.batched(setting.model.loss)
+    policy = loss.learn_policy(setting.seen, episodes=60)
+    policy.save(tmp_path / "x.policy.json")
+    case = next(case for case in CASES if SETTINGS.get(case.name) is setting)
+    model, instances = case.draw(seed=3, n_instances=18, dim=5)
+    other = ab.batched(model.loss, policy=str(tmp_path / "x.policy.json"))
+    other(instances[7:5:-1])
+    other(instances[8:])
+    loss(setting.unseen)
+    assert loss.last is not None
+    assert other.last is not None
+    assert other.last.batches == loss.last.batches
+    assert other.last.unseen_share == loss.last.unseen_share
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_policy_for_another_model_is_refused(case: Case, tmp_path: Path) -> None:
+    """A policy for trees, whose only type in common with lattices and sentences is a sum."""
+    trees, lattices = CASES[0], CASES[-1]
+    learned = trees if case.name not in ("tree-lstm", "tree-lstm-2type") else lattices
+    model, instances = learned.draw(seed=0, n_instances=6, dim=3)
+    ab.batched(model.loss).learn_policy([instances], episodes=5).save(tmp_path / "x.policy.json")
+    model, instances = case.draw(seed=0, n_instances=6, dim=3)
+    loss = ab.batched(model.loss, policy=str(tmp_path / "x.policy.json"))
+    with pytest.raises(
+        PolicyError, match=r"^using a policy: it was learned for .* but this model has .*; learn a policy"
+    ):
+        loss(instances)
+    loss = ab.batched(model.loss, policy=f"{tmp_path / 'x.policy.json'} or agenda")
+    with pytest.warns(UserWarning, match=r"Going on with agenda\."):
+        np.testing.assert_array_equal(loss(instances), ab.batched(model.loss, policy="agenda")(instances))
+
+
+def test_going_on_learning_meets_fewer_new_states() -> None:
+    """Mini-batches of two-type trees, none of them seen before: the share of states that are new falls."""
+    case = next(case for case in CASES if case.name == "tree-lstm-2type")
+    model, instances = case.draw(seed=0, n_instances=400, dim=2)
+    loss = ab.batched(model.loss)
+    graphs = loss.record_all(instances)
+    loss.learn_policy([graphs[:8]], episodes=50, online=True)
+    shares = []
+    for first in range(8, 400, 8):
+        loss(graphs[first : first + 8])
+        assert loss.last is not None
+        shares.append(loss.last.unseen_share or 0.0)
+    early, late = np.mean(shares[:10]), np.mean(shares[-10:])
+    assert early > 0.1
+    assert late < early / 2
+
+
+def test_on_trees_it_reaches_the_bound() -> None:
+    """Held-out mini-batches of plain trees, as the model records them."""
+    model, instances = CASES[0].draw(seed=1, n_instances=96, dim=2)
+    loss = ab.batched(model.loss)
+    policy = loss.learn_policy([instances[:16], instances[16:32]])
+    assert isinstance(policy, Fsm)
+    for first in range(0, 96, 16):
+        graph = loss.merged(instances[first : first + 16])
+        assert make_schedule(graph, policy).n_batches == min_batches(graph)
+
+
+def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    model, instances = CASES[1].draw(seed=1, n_instances=4, dim=2)
+    shown = ab.batched(model.loss).learn_policy([instances], progress=True, episodes=60, tolerance=0)
+    hidden = ab.batched(model.loss).learn_policy([instances], episodes=60, tolerance=0)
+    assert shown.about == hidden.about
+    assert capsys.readouterr().out == ""
+
+
+def test_options_that_do_not_exist_are_refused() -> None:
+    model, instances = CASES[0].draw(seed=1, n_instances=4, dim=2)
+    loss = ab.batched(model.loss)
+    before = loss.policy
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"encoding": "sorted"}, "encoding='sorted' is none of base, max, sort"),
+        ({"episode": 3}, "there is no option 'episode'"),
+        ({"reward": "money"}, "reward='money' is out of range"),
+        ({"direction": "sideways"}, "direction='sideways' is none of forward, backward, both"),
+    ]
+    for options, message in refused:
+        with pytest.raises(PolicyError, match=message):
+            loss.learn_policy([instances], **options)
+    with pytest.raises(PolicyError, match="no mini-batches; give at least one"):
+        loss.learn_policy([])
+    assert loss.policy is before

@@ -1,0 +1,120 @@
+"""Local search: never worse, finds optima of small graphs, the same with the same seed, within its budget."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from autobatch.dag import Dag, to_dag
+from autobatch.errors import ScheduleError
+from autobatch.graph import NamedTypes, make_graph, merge_graphs
+from autobatch.policies.compaction import compact
+from autobatch.policies.cost import CostModel
+from autobatch.policies.embedding import embed_early, finishes, to_schedule_at
+from autobatch.policies.kernel import make_kernel
+from autobatch.policies.local_search import local_search, sequence_cost, weigh_small_batches
+from autobatch.words import IntArray
+from counting import plain_loops
+from graphs import chain, random_batch, random_dag
+from supersequences import fewest_batches, random_sequence
+
+
+def start_of(dag: Dag, seed: int) -> IntArray:
+    return random_sequence(dag, np.random.default_rng(seed), spare=0.3)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_finds_the_fewest_batches_of_small_graphs(seed: int) -> None:
+    dag = to_dag(random_dag(seed, n_nodes=seed % 13))
+    found = local_search(dag, start_of(dag, seed), np.random.default_rng(seed), max_steps=2000)
+    assert finishes(dag, found)
+    assert found.size == fewest_batches(dag)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_kernel_serves_as_well(seed: int) -> None:
+    dag = to_dag(random_batch(seed))
+    kernel = make_kernel(dag).dag
+    start = start_of(dag, seed)
+    found = local_search(kernel, start, np.random.default_rng(seed), max_steps=1000)
+    assert finishes(dag, found)
+    assert found.size <= compact(dag, start).size
+
+
+def test_it_improves_on_compaction() -> None:
+    dag = to_dag(merge_graphs([random_dag(seed, n_nodes=25) for seed in range(8)]))
+    start = start_of(dag, 0)
+    lengths = [local_search(dag, start, np.random.default_rng(0), max_steps=n).size for n in (0, 100, 2000)]
+    assert lengths[0] == compact(dag, start).size
+    assert lengths[2] <= lengths[1] <= lengths[0]
+    assert lengths[2] < 0.95 * lengths[0]
+
+
+def test_the_same_seed_gives_the_same_sequence() -> None:
+    dag = to_dag(merge_graphs([random_dag(seed, n_nodes=25) for seed in range(8)]))
+    first, again, other = (local_search(dag, start_of(dag, 0), np.random.default_rng(s), 300) for s in (1, 1, 2))
+    assert first.tolist() == again.tolist()
+    assert first.tolist() != other.tolist()
+
+
+def test_weights_decide_between_sequences_of_one_length() -> None:
+    """Six chains, the permutations of a, b and c: which type repeats most is for the weights to say."""
+    letters = NamedTypes(("a", "b", "c"))
+    chains = [make_graph(letters, list(order), [(0, 1), (1, 2)]) for order in permutations(range(3))]
+    dag = to_dag(merge_graphs(chains))
+    start = np.array([0, 1, 2] * 3, np.int32)
+    counts = []
+    for dear in range(3):
+        costs = CostModel(np.where(np.arange(3) == dear, 10.0, 1.0), np.zeros(3), np.zeros(3))
+        found = local_search(dag, start, np.random.default_rng(0), 2000, costs)
+        assert finishes(dag, found)
+        counts.append(np.bincount(found, minlength=3)[dear])
+        assert sequence_cost(dag, found, costs.array()) == 16.0
+    assert counts == [1, 1, 1]
+    assert local_search(dag, start, np.random.default_rng(0), 2000).size == 7
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_count_where_small_batches_are_dear(seed: int) -> None:
+    dag = to_dag(random_batch(seed))
+    costs = CostModel(np.full(4, 2.0), np.full(4, 0.5), np.full(4, 3.0))
+    start = start_of(dag, seed)
+
+    def time_of(sequence: IntArray) -> float:
+        return costs.schedule_us(to_schedule_at(dag, sequence, embed_early(dag, sequence)))
+
+    found = local_search(dag, start, np.random.default_rng(seed), 300, costs)
+    assert time_of(found) == pytest.approx(sequence_cost(dag, found, costs.array()))
+    assert time_of(found) <= time_of(start)
+
+
+def test_weights_of_small_batches() -> None:
+    costs = weigh_small_batches(CostModel(*np.array([[1.0, 2.0], [0.5, 1.0], [4.0, 0.0]])))
+    assert costs.array().tolist() == [[3.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+def test_it_stops_when_it_is_good_enough_and_when_time_is_up() -> None:
+    dag = to_dag(merge_graphs([random_dag(seed, n_nodes=25) for seed in range(8)]))
+    start = start_of(dag, 0)
+    short = compact(dag, start)
+    enough = local_search(dag, start, np.random.default_rng(0), 10**9, enough=float(short.size))
+    assert enough.tolist() == short.tolist()
+    assert local_search(dag, start, np.random.default_rng(0), 10**9, max_seconds=0.0).tolist() == short.tolist()
+    limited = local_search(dag, start, np.random.default_rng(0), 250, max_seconds=1e6)
+    assert limited.tolist() == local_search(dag, start, np.random.default_rng(0), 250).tolist()
+
+
+def test_a_start_that_does_not_finish_is_refused_and_an_empty_graph_needs_nothing() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(ScheduleError, match="does not finish the graph"):
+        local_search(to_dag(chain("a", "b", "a")), np.array([0, 1], np.int32), rng)
+    assert local_search(to_dag(random_dag(0, n_nodes=0)), np.array([0, 1], np.int32), rng).tolist() == []
+
+
+def test_plain_loops_do_the_same() -> None:
+    dag = to_dag(random_dag(5, n_nodes=20))
+    with plain_loops():
+        plain = local_search(dag, start_of(dag, 5), np.random.default_rng(3), 60)
+    assert plain.tolist() == local_search(dag, start_of(dag, 5), np.random.default_rng(3), 60).tolist()

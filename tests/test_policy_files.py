@@ -1,0 +1,277 @@
+"""Policies in files: what is saved is what is loaded, to the last bit; and whatever else is there is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch import policies
+from autobatch.dag import to_dag
+from autobatch.errors import PolicyError
+from autobatch.graph import Graph, NamedTypes, merge_graphs
+from autobatch.policies.directed import Direction
+from autobatch.policies.encoding import ENCODINGS
+from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES
+from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames
+from autobatch.policies.learning import learn
+from autobatch.policies.network import Deep, Network
+from autobatch.policies.qlearning import QLearning, learn_fsm
+from autobatch.policies.rules import Score, Weights
+from graphs import LETTERS, random_dag, random_tree
+from test_fsm import rows_of
+
+
+def trees(n: int = 3) -> list[Graph]:
+    return [merge_graphs([random_tree(20 * i + j) for j in range(10)]) for i in range(n)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "x.policy.json"
+
+
+@pytest.fixture
+def saved(path: Path) -> Path:
+    learn(trees(), episodes=60).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "machine", [Machine(e, c, m) for e in ENCODINGS for c in (False, True) for m in (False, True)], ids=str
+)
+@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+def test_what_is_saved_is_what_is_loaded(machine: Machine, direction: Direction, path: Path) -> None:
+    graphs = [random_dag(i, n_nodes=60) for i in range(4)]
+    policy = learn_fsm(
+        [to_dag(g) for g in graphs[:2]], TypeNames.of(LETTERS), machine, QLearning(episodes=30, learning_rate=0.37),
+        direction=direction, compact=direction == "both", seed=5,
+    )  # fmt: skip
+    policy.save(path)
+    loaded = policies.load(path)
+    assert isinstance(loaded, Fsm)
+    for way in WAYS:
+        n = int(policy.tables[way].n_states[0])
+        one, other = policy.tables[way], loaded.tables[way]
+        assert [list(rows_of(table).items()) for table in (one,)] == [list(rows_of(other).items())]
+        assert one.values[:n].tobytes() == other.values[:n].tobytes()
+    assert (loaded.machine, loaded.types, loaded.name) == (policy.machine, policy.types, policy.name)
+    assert (loaded.weights, loaded.about) == (policy.weights, policy.about)
+    for graph in graphs:
+        first, second = policy.schedule(graph), loaded.schedule(graph)
+        assert (first.order.tolist(), first.batch_type.tolist()) == (second.order.tolist(), second.batch_type.tolist())
+        assert policy.unseen_share == loaded.unseen_share
+    before = path.read_bytes()
+    loaded.save(path)
+    assert path.read_bytes() == before
+
+
+def test_a_rule_is_saved_with_its_weights(path: Path) -> None:
+    rule = Score("backward", compact=True, weights=Weights(0.1, 1 / 3, -2.0, 1e-300))
+    rule.about["seed"] = 7
+    rule.save(path)
+    loaded = policies.load(path)
+    assert isinstance(loaded, Score)
+    assert (loaded.name, loaded.weights, loaded.about) == ("score+backward+compact", rule.weights, {"seed": 7})
+
+
+def test_a_network_is_saved_with_its_weights(path: Path) -> None:
+    shapes = [(3, len(TYPE_FEATURES)), (3,), (3, 3), (3, 3), (3, len(OVERALL_FEATURES)), (3,), (3,)]
+    rng = np.random.default_rng(0)
+    network = Network(*(rng.standard_normal(shape) for shape in shapes))
+    Deep(network, direction="both", compact=True, about={"seed": 7}).save(path)
+    loaded = policies.load(path)
+    assert isinstance(loaded, Deep)
+    assert (loaded.name, loaded.about) == ("network+both+compact", {"seed": 7})
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(loaded.network, network, strict=True))
+
+
+def test_a_file_reads_well(saved: Path) -> None:
+    """One line a state, none of the others long; types by name."""
+    text = saved.read_text()
+    rows = [line for line in text.splitlines() if '"ready": [' in line]
+    policy = policies.load(saved)
+    assert isinstance(policy, Fsm)
+    assert len(rows) == sum(int(policy.tables[way].n_states[0]) for way in WAYS)
+    assert max(len(line) for line in text.splitlines() if line not in rows) <= 120
+    row = json.loads(rows[0].rstrip(","))
+    assert row["ready"] == ["leaf"] == row["critical"] == list(row["values"])
+    assert [kind["name"] for kind in json.loads(text)["types"]] == ["leaf", "inner_a", "inner_b", "output", "loss"]
+
+
+def test_a_file_laid_out_anew_is_the_same_policy(saved: Path) -> None:
+    policy = policies.load(saved)
+    saved.write_text(json.dumps(json.loads(saved.read_text()), indent=7))
+    assert policies.load(saved).about == policy.about
+
+
+def refusal(path: Path) -> str:
+    """The sentence with which a file is refused, less its beginning, which names it."""
+    with pytest.raises(PolicyError) as error:
+        policies.load(path)
+    message = str(error.value)
+    assert message.startswith(f"cannot load policy {str(path)!r}: ")
+    assert message.endswith(".")
+    assert "\n" not in message
+    return message.removeprefix(f"cannot load policy {str(path)!r}: ")
+
+
+def test_a_truncated_file_is_refused(saved: Path) -> None:
+    content = saved.read_bytes()
+    for length in [0, 1, *range(100, len(content) - 2, 211), len(content) - 3]:
+        saved.write_bytes(content[:length])
+        assert refusal(saved).startswith("it is cut short or no JSON")
+
+
+def test_an_edited_file_is_refused(saved: Path) -> None:
+    """Any digit of what was learned, any type, any setting."""
+    text = saved.read_text()
+    places = [m.start() for m in re.finditer(r"[0-9]", text)][70::31]
+    places += [text.index("true"), text.index("both"), text.index("inner_a"), text.index('"leaf"')]
+    for place in places:
+        letter = text[place]
+        changed = str(9 - int(letter)) if letter.isdigit() else {"t": "f", "b": "d", "i": "o", '"': '"k'}[letter]
+        edited = text[:place] + changed + text[place + 1 :]
+        saved.write_text(edited.replace("frue", "false"))
+        assert refusal(saved).startswith("its content is not what was saved, for its digest is another; give the file")
+    assert len(places) > 20
+
+
+def test_a_file_of_another_version_is_refused(saved: Path) -> None:
+    saved.write_text(saved.read_text().replace('"version": 1', '"version": 2'))
+    assert refusal(saved) == (
+        "its format has version 2 and this autobatch reads 1; use the autobatch that wrote it, or learn the policy "
+        "again."
+    )
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "7", '"autobatch policy"', '{"format": "autobatch checkpoint"}'])
+def test_a_foreign_file_is_refused(content: str, path: Path) -> None:
+    path.write_text(content)
+    assert refusal(path) == "it is JSON but no policy; give a file that policy.save wrote."
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"# a policy", b"[" * 100_000, b"\x00" * 100])
+def test_what_is_no_json_is_refused(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+    assert refusal(path).startswith("it is cut short or no JSON")
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == "is a directory; give a file that policy.save wrote."
+    assert refusal(tmp_path / "x.json") == "no such file or directory; give a file that policy.save wrote."
+
+
+CHANGES: list[Callable[[dict[str, Any]], object]] = [
+    lambda content: content.pop("tables"),
+    lambda content: content.pop("weights"),
+    lambda content: content.update(kind="network"),
+    lambda content: content.update(kind=None),
+    lambda content: content.update(types=[]),
+    lambda content: content.update(types=3),
+    lambda content: content.update(about=[1]),
+    lambda content: content.update(direction="sideways"),
+    lambda content: content["machine"].update(encoding="sorted"),
+    lambda content: content["machine"].update(depth=3),
+    lambda content: content["weights"].update(ready="a lot"),
+    lambda content: content["weights"].update(ready=float("inf")),
+    lambda content: content["types"][0].pop("name"),
+    lambda content: content["types"].pop(),
+    lambda content: content["tables"].pop("backward"),
+    lambda content: content["tables"]["forward"].append(content["tables"]["forward"][0]),
+    lambda content: content["tables"]["forward"][0].update(ready=["leaves"]),
+    lambda content: content["tables"]["forward"][0].update(values={"leaf": [1.0]}),
+    lambda content: content["tables"]["forward"][0].update(values={"leaf": [1.0, 10**12]}),
+    lambda content: content["tables"]["forward"][0].update(values={"leaf": "high"}),
+    lambda content: content["tables"]["forward"][0].pop("critical"),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_content_that_makes_no_policy_is_refused(change: Callable[[dict[str, Any]], object], saved: Path) -> None:
+    """As another program might write it, with a digest that is right."""
+    content = json.loads(saved.read_text())
+    marks = {name: content.pop(name) for name in ("format", "version", "digest")}
+    change(content)
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    marks["digest"] = hashlib.sha256(canonical.encode()).hexdigest()
+    saved.write_text(json.dumps({**marks, **content}))
+    assert refusal(saved).startswith("its content makes no policy (")
+
+
+def test_what_cannot_be_saved_leaves_what_was_there(saved: Path, tmp_path: Path) -> None:
+    before = saved.read_bytes()
+    policy = policies.load(saved)
+    policy.about["data"] = {1, 2}
+    with pytest.raises(
+        PolicyError, match=r"what it holds is not JSON \(.*set.*\); look at its values and its about\.$"
+    ):
+        policy.save(saved)
+    twins = Fsm(Machine(), TypeNames(("a", "a"), ("a(x)", "a(y)")), {})
+    with pytest.raises(PolicyError, match=r"two of its types have one name: a, a; rename one"):
+        twins.save(saved)
+    assert saved.read_bytes() == before
+    with pytest.raises(PolicyError, match=r"'agenda' has learned nothing; it is made anew by its name"):
+        policies.Agenda().save(saved)
+    assert saved.read_bytes() == before
+    with pytest.raises(PolicyError, match=r"no such file or directory; give a file in a folder that exists"):
+        policies.Score().save(tmp_path / "none" / "x")
+    assert [file.name for file in tmp_path.iterdir()] == [saved.name]
+
+
+def test_a_path_is_a_policy(saved: Path, tmp_path: Path) -> None:
+    policy = policies.get(str(saved))
+    assert isinstance(policy, Fsm)
+    assert policy.name == "fsm+both+compact"
+    plain = saved.rename(tmp_path / "plain")
+    assert policies.get(str(plain)).name == policy.name
+    with pytest.raises(PolicyError, match=r"^cannot load policy 'none.json': no such file"):
+        policies.get("none.json")
+    with pytest.raises(PolicyError, match=r"or give the path of a saved policy\.$"):
+        policies.get("none")
+
+
+def test_policies_are_an_attribute_of_the_package() -> None:
+    assert ab.policies is policies
+    with pytest.raises(AttributeError, match="module 'autobatch' has no attribute 'polices'"):
+        ab.polices  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_run_goes_on_with_another_policy_only_if_asked_to(saved: Path, tmp_path: Path) -> None:
+    graph = random_dag(0, n_nodes=30)
+    with pytest.raises(PolicyError, match=r"learned for the types leaf, .* but this model has a, b, c, d; learn"):
+        policies.get(str(saved)).schedule(graph)
+    policy = policies.get(f"{saved} or score+both")
+    assert policy.name == "fsm+both+compact"
+    assert policy.schedule(trees()[0]).n_batches > 0
+    assert policy.unseen_share is not None  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match=r"learn a policy for this model\. Going on with score\+both\.$"):
+        schedule = policy.schedule(graph)
+    assert policy.name == "score+both"
+    assert policy.unseen_share is None  # type: ignore[attr-defined]
+    assert schedule.batch_type.tolist() == policies.get("score+both").schedule(graph).batch_type.tolist()
+    assert policy.schedule(graph).n_batches == schedule.n_batches  # without a further warning
+    with pytest.warns(UserWarning, match=r"^cannot load policy .*: no such file .* Going on with agenda\.$"):
+        assert policies.get(f"{tmp_path / 'none.json'} or agenda").name == "agenda"
+    with pytest.raises(PolicyError, match="'agneda' is not known"):
+        policies.get(f"{saved} or agneda")
+
+
+def test_names_need_not_be_identifiers(path: Path) -> None:
+    types = NamedTypes(("a > b", "a!", "a", "b*"))
+    graph = random_dag(0, n_nodes=50, types=types)
+    for encoding in ENCODINGS:
+        policy = learn([graph], encoding=encoding, episodes=20)
+        policy.save(path)
+        loaded = policies.load(path)
+        assert isinstance(policy, Fsm)
+        assert isinstance(loaded, Fsm)
+        assert [rows_of(loaded.tables[way]) for way in WAYS] == [rows_of(policy.tables[way]) for way in WAYS]
+    assert np.array_equal(loaded.schedule(graph).order, policy.schedule(graph).order)

@@ -1,0 +1,267 @@
+"""Learning: values against a plain table of dictionaries, the same seed the same table, and graphs of known best."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autobatch.dag import Dag, chains_ahead, to_dag
+from autobatch.errors import PolicyError
+from autobatch.graph import Graph, NamedTypes, merge_graphs
+from autobatch.models.data.listops import draw_trees
+from autobatch.models.shapes import make_tree_graph
+from autobatch.policies.cost import CostModel
+from autobatch.policies.directed import Direction
+from autobatch.policies.encoding import ENCODINGS
+from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames
+from autobatch.policies.learning import PUBLISHED, learn
+from autobatch.policies.qlearning import (
+    NO_PLAN,
+    REWARDS,
+    Course,
+    Progress,
+    QLearning,
+    Reward,
+    learn_fsm,
+    run_episode,
+    start_course,
+)
+from autobatch.policies.table import Table, copy_table, find_state, make_table, with_room
+from autobatch.schedule import check_schedule, min_batches
+from graphs import LETTERS, TREE, chain, random_dag, random_tree
+from test_fsm import rows_of, states_by_hand
+
+COSTS = CostModel(np.array([5.0, 1.0, 2.0, 3.0]), np.array([1.0, 0.5, 0.25, 2.0]), np.array([1.0, 4.0, 0.0, 2.0]))
+Learnt = dict[tuple[int, ...], tuple[list[float], list[int]]]
+
+
+def play(graph: Graph, machine: Machine, settings: QLearning, epsilon: float, seed: int) -> tuple[Course, Table]:
+    dag = to_dag(graph)
+    course = start_course(dag, COSTS.array())
+    table = make_table(dag.n_types, machine.width(dag.n_types), dag.type_id.size)
+    rng = np.random.default_rng(seed)
+    run_episode(course, table, machine.rules(), settings.rules(), epsilon, rng, NO_PLAN)
+    return course, table
+
+
+def rewards_by_hand(dag: Dag, sequence: list[int], reward: Reward) -> list[float]:
+    """From the definitions: what is left, and which paths are in it, is looked at anew before each batch."""
+    sources = [dag.edge_src[dag.edge_ptr[n] : dag.edge_ptr[n + 1]].tolist() for n in range(dag.type_id.size)]
+    critical = [state[dag.n_types :] for state in states_by_hand(dag, sequence, "base", True)]
+    unit = np.mean(COSTS.launch_us + COSTS.row_us * np.maximum(1.0, COSTS.efficient_rows))
+    done, rewards = set[int](), list[float]()
+    for k, kind in enumerate(sequence):
+        left = [n for n in range(dag.type_id.size) if n not in done]
+        run = [n for n in left if dag.type_id[n] == kind and set(sources[n]) <= done]
+        if reward == "published":
+            above: dict[int, bool] = {}  # whether a node of the type is left on a path to it
+            for n in left:
+                above[n] = any(above[s] or dag.type_id[s] == kind for s in sources[n] if s not in done)
+            frontier = [n for n in left if dag.type_id[n] == kind and not above[n]]
+            rewards.append(len(run) / len(frontier) - 1)
+        elif reward == "critical":
+            rewards.append(critical[k][kind] - 1)
+        else:
+            rewards.append(-COSTS.batch_us(kind, len(run)) / float(unit))
+        done.update(run)
+    return rewards
+
+
+def learn_by_hand(states: list[list[int]], sequence: list[int], rewards: list[float], settings: QLearning) -> Learnt:
+    """One episode: after n more steps, or at the end, the value of what ran moves towards the rewards since."""
+    values, updates = defaultdict[tuple[int, ...], list[float]](lambda: [0.0] * 4), {}
+    counts = defaultdict[tuple[int, ...], list[int]](lambda: [0] * 4)
+    for first, state in enumerate(map(tuple, states)):
+        window = rewards[first : first + settings.n_steps]
+        total = sum(reward * settings.discount**t for t, reward in enumerate(window))
+        values[state][sequence[first]] += settings.learning_rate * (total - values[state][sequence[first]])
+        counts[state][sequence[first]] += 1
+        updates[state] = (values[state], counts[state])
+    return updates
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+@pytest.mark.parametrize("n_steps", [1, 3, 100])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_episode_is_the_one_defined(reward: Reward, n_steps: int, seed: int) -> None:
+    graph = random_dag(seed, n_nodes=30)
+    dag, machine = to_dag(graph), Machine(ENCODINGS[seed % 3], critical=seed % 2 == 0)
+    settings = QLearning(reward=reward, n_steps=n_steps, learning_rate=0.3, discount=0.9)
+    course, table = play(graph, machine, settings, epsilon=1.0, seed=seed)
+    n_batches = int(course.sim.n_batches[0])
+    sequence = course.chosen[:n_batches].tolist()
+    states = states_by_hand(dag, sequence, machine.encoding, machine.critical)
+    rewards = rewards_by_hand(dag, sequence, reward)
+    np.testing.assert_allclose(course.rewards[:n_batches], rewards, atol=1e-12)
+    wanted, found = learn_by_hand(states, sequence, rewards, settings), rows_of(table)
+    assert found.keys() == wanted.keys()
+    for state, (values, updates) in wanted.items():
+        np.testing.assert_allclose(found[state][0], values, atol=1e-12)
+        assert found[state][1] == updates
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_critical_rewards_are_the_bound_less_the_batches(seed: int) -> None:
+    graph = random_dag(seed, n_nodes=60)
+    course, _ = play(graph, Machine(), QLearning(reward="critical"), epsilon=1.0, seed=seed)
+    n_batches = int(course.sim.n_batches[0])
+    assert course.rewards[:n_batches].sum() == min_batches(graph) - n_batches
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_episode_by_a_plan_follows_it(seed: int) -> None:
+    graph, machine, settings = random_dag(seed, n_nodes=40), Machine("sort", True), QLearning()
+    course, table = play(graph, machine, settings, epsilon=1.0, seed=seed)
+    sequence = course.chosen[: course.sim.n_batches[0]].copy()
+    again = make_table(4, 8, 40)
+    run_episode(course, again, machine.rules(), settings.rules(), 1.0, np.random.default_rng(99), sequence)
+    assert course.sim.batch_type[: sequence.size].tolist() == sequence.tolist()
+    assert rows_of(again) == rows_of(table)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_masked_machine_learns_critical_types_only(seed: int) -> None:
+    graph = random_dag(seed, n_nodes=60)
+    _, table = play(graph, Machine("sort", critical=True, mask=True), QLearning(), epsilon=1.0, seed=seed)
+    for state, (_, updates) in rows_of(table).items():
+        critical = state[4:]
+        assert not any(critical) or all(critical[kind] for kind in range(4) if updates[kind])
+
+
+def tables_of(policy: Fsm) -> list[Learnt]:
+    return [rows_of(policy.tables[way]) for way in WAYS]
+
+
+def test_the_same_seed_gives_the_same_table() -> None:
+    dags = [to_dag(merge_graphs([random_tree(10 * i + j) for j in range(6)])) for i in range(3)]
+
+    def tables(seed: int) -> list[Learnt]:
+        settings = QLearning(episodes=120, tolerance=0)
+        return tables_of(learn_fsm(dags, TypeNames.of(TREE), settings=settings, direction="both", seed=seed))
+
+    first, again, other = tables(1), tables(1), tables(2)
+    assert first == again
+    assert first != other
+    assert all(map(len, first))
+
+
+def repeated(*chains: str) -> Graph:
+    """Chains of a and b, side by side."""
+    types = NamedTypes(("a", "b"))
+    graphs = []
+    for names in chains:
+        graph = chain(*names)
+        numbers = np.array([types.names.index(graph.types.names[kind]) for kind in graph.type_id], np.int32)
+        graph.type_id[:] = numbers
+        graphs.append(Graph(graph.words, graph.floats, types, graph.structures))
+    return merge_graphs(graphs)
+
+
+@pytest.mark.parametrize(
+    ("chains", "fewest"),
+    [
+        (["abab", "bab", "bab", "bab"], 4),  # begin with the one a, not with the three b
+        (["ba", "ab"], 3),  # one type must run twice
+        (["aab", "ba", "ba", "ba"], 4),  # a at once for "aab" costs a batch of a unless b waits
+        (["ab", "ab", "b", "b", "b"], 2),
+        (["abb", "aba", "bab"], 4),
+    ],
+)
+@pytest.mark.parametrize("reward", ["published", "critical", "time"])
+@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+def test_the_best_policy_for_two_types_is_found(
+    chains: list[str], fewest: int, reward: Reward, direction: Direction
+) -> None:
+    graph = repeated(*chains)
+    dag = to_dag(graph)
+    settings = QLearning(episodes=200, reward=reward, evaluate_every=1)
+    costs = CostModel.counting(2)
+    policy = learn_fsm(
+        [dag], TypeNames.of(graph.types), Machine("sort", True), settings, direction=direction, costs=costs
+    )
+    schedule = policy.schedule(graph)
+    check_schedule(graph, schedule)
+    assert len(schedule) == fewest
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("published", [False, True])
+def test_on_trees_the_machine_reaches_the_bound_on_mini_batches_that_it_never_saw(
+    encoding: str, published: bool
+) -> None:
+    graphs = [make_tree_graph(draw_trees(16, np.random.default_rng(seed))) for seed in range(20)]
+    types = graphs[0].types
+    graphs = [Graph(g.words, g.floats, types, g.structures) for g in graphs]
+    policy = learn(graphs[:2], **{**(PUBLISHED if published else {}), "encoding": encoding})
+    for graph in graphs:
+        assert len(policy.schedule(graph)) == min_batches(graph)
+    assert isinstance(policy, Fsm)
+    assert len(rows_of(policy.tables["forward"])) < 30
+
+
+def test_held_out_mini_batches_choose_the_table() -> None:
+    """The last measurement is not the best one; the table that is kept gives the best."""
+    graphs = [merge_graphs([random_tree(50 * i + j) for j in range(20)]) for i in range(6)]
+    measured: list[Progress] = []
+    policy = learn(
+        graphs[:2], held_out=graphs[2:], direction="forward", compact=False, critical=False, mask=False,
+        episodes=300, on_progress=measured.append, seed=3,
+    )  # fmt: skip
+    batches = [progress.batches for progress in measured]
+    assert [progress.episodes for progress in measured] == list(range(50, 350, 50))
+    assert measured[0].bound == np.mean([chains_ahead(to_dag(g)).max(axis=0).sum() for g in graphs[2:]])
+    assert np.mean([len(policy.schedule(graph)) for graph in graphs[2:]]) == min(batches) < max(batches)
+    assert [row["batches"] for row in policy.about["curves"]["forward"]] == batches
+
+
+def test_tables_grow() -> None:
+    """Many types give more states than a table has room for at first."""
+    types = NamedTypes(tuple("abcdefgh"))
+    graph = random_dag(0, n_nodes=400, types=types)
+    policy = learn_fsm([to_dag(graph)], TypeNames.of(types), Machine("sort", True), QLearning(episodes=30))
+    table = policy.tables["forward"]
+    rows = rows_of(table)
+    assert len(rows) == table.n_states[0] > 500
+    for grown in (table, copy_table(table), with_room(table, 5000)):
+        assert rows_of(grown) == rows
+        assert [find_state(grown, state) for state in grown.states[: len(rows)]] == list(range(len(rows)))
+    assert len(with_room(table, 5000).states) >= 5000 + len(rows)
+
+
+def test_mini_batches_may_be_empty() -> None:
+    nothing = to_dag(merge_graphs([], LETTERS))
+    policy = learn_fsm([nothing], TypeNames.of(LETTERS), settings=QLearning(episodes=60))
+    assert tables_of(policy) == [{}, {}]
+    some = to_dag(random_dag(1))
+    assert tables_of(learn_fsm([nothing, some], TypeNames.of(LETTERS), settings=QLearning(episodes=60)))[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("episodes", -1), ("learning_rate", 0.0), ("learning_rate", 1.5), ("discount", -0.1), ("epsilon", 2.0),
+        ("epsilon_decay", -1.0), ("epsilon_min", 1.5), ("n_steps", 0), ("evaluate_every", 0), ("tolerance", -1.0),
+        ("reward", "pub"), ("learning_rate", float("nan")),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
+    with pytest.raises(PolicyError) as error:
+        learn([random_dag(0)], **{setting: value})
+    assert str(error.value) == f"learning a policy: {setting}={value!r} is out of range; see QLearning."
+
+
+def test_what_cannot_be_learned_is_refused() -> None:
+    graph = random_dag(0)
+    with pytest.raises(PolicyError, match="no mini-batches; give at least one"):
+        learn([])
+    with pytest.raises(PolicyError, match=r"algorithm 'k' is none of q, dqn, ppo, es"):
+        learn([graph], "k")
+    with pytest.raises(PolicyError, match=r"there is no option 'episode'; the settings of QLearning are episodes, "):
+        learn([graph], episode=3)
+    with pytest.raises(PolicyError, match=r"are not of one model; take them from one ab\.batched"):
+        learn([graph, random_tree(0)])
+    with pytest.raises(PolicyError, match=r'the reward "time" needs costs=, a CostModel'):
+        learn([graph], reward="time")

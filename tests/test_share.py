@@ -1,0 +1,312 @@
+"""Sharing equal nodes, against a dictionary of what each node computes; results and gradients stay what they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch import sharing
+from autobatch.executor.reference import Reference
+from autobatch.graph import Graph, check_graph, make_graph, merge_graphs, split_graph
+from autobatch.rewrite import DEFAULT, Rewrites, rewrite
+from counting import count_lines, plain_loops
+from graphs import CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, ToyTypes, chain, random_toys
+from twin_cases import CASES, Case
+
+SEEDS = range(40)
+TO_UNSHARED = 1e-12
+RANDOM_TOYS = ToyTypes(tuple(replace(kind, random=kind.name in ("cell", "identity")) for kind in TOYS.types))
+SPECIAL = np.array([0.0, -0.0, np.nan, -np.nan, 1.0, -1.0])
+"""Equal bits are what counts: the zeros differ, a NaN equals itself."""
+
+pytestmark = pytest.mark.usefixtures("_checked")
+
+
+def draw_batch(seed: int, n_nodes: int | None = None, types: ToyTypes = TOYS) -> Graph:
+    """Four toy instances, two of them alike, whose float attributes are few and peculiar."""
+    rng = np.random.default_rng(seed)
+    drawn = [random_toys(1000 * seed + k, n_nodes) for k in range(3)]
+    merged = merge_graphs([drawn[0], drawn[1], drawn[0], drawn[2]])
+    floats = rng.choice(SPECIAL[: rng.integers(1, 7)], merged.floats.size)
+    return Graph(merged.words, floats, types, merged.structures, np.array([7, 3, 5, 2]))
+
+
+def first_equals(graph: Graph, types: ToyTypes) -> list[int]:
+    """For each node the first that computes the same, from the definition: equal parts make equal nodes."""
+    known: dict[Any, int] = {}
+    first: list[int] = []
+    ints, floats = iter(graph.attr.tolist()), iter(graph.floats)
+    for node, number in enumerate(graph.type_id.tolist()):
+        kind = types.types[number]
+        edges = range(graph.edge_ptr[node], graph.edge_ptr[node + 1])
+        computation = (
+            number,
+            tuple((first[graph.edge_src[e]], int(graph.edge_out[e]), int(graph.edge_in[e])) for e in edges),
+            tuple(next(ints) for _ in range(kind.n_ints)),
+            tuple(next(floats).tobytes() for _ in range(kind.n_floats)),
+        )
+        first.append(node if kind.random else known.setdefault(computation, node))
+    return first
+
+
+def check_shared(graph: Graph, result: Graph, types: ToyTypes) -> int:
+    """Check the result node by node; return how many nodes went."""
+    first = first_equals(graph, types)
+    kept = sorted(set(first))
+    place = {node: kept.index(first[node]) for node in range(graph.n_nodes)}
+    n_ints, n_floats = types.arrays().int_width[graph.type_id], types.arrays().float_width[graph.type_id]
+    check_graph(result)
+    assert result.type_id.tolist() == graph.type_id[kept].tolist()
+    assert result.instance_ptr.tolist() == [sum(k < end for k in kept) for end in graph.instance_ptr]
+    for new, node in enumerate(kept):
+        own, read = (slice(*g.edge_ptr[n : n + 2]) for g, n in ((result, new), (graph, node)))
+        assert result.edge_src[own].tolist() == [place[source] for source in graph.edge_src[read]]
+        assert result.edge_out[own].tolist() == graph.edge_out[read].tolist()
+        assert result.edge_in[own].tolist() == graph.edge_in[read].tolist()
+    stays = np.isin(np.arange(graph.n_nodes), kept)
+    assert result.attr.tolist() == graph.attr[np.repeat(stays, n_ints)].tolist()
+    assert result.floats.tobytes() == graph.floats[np.repeat(stays, n_floats)].tobytes()
+    assert result.out_node.tolist() == [place[node] for node in graph.out_node]
+    for name in ("out_port", "out_slot", "output_ptr"):
+        assert getattr(result, name).tolist() == getattr(graph, name).tolist()
+    assert (result.keys.tolist(), result.structures) == (graph.keys.tolist(), graph.structures)
+    return graph.n_nodes - len(kept)
+
+
+@pytest.mark.parametrize("types", [TOYS, RANDOM_TOYS], ids=["plain", "some random"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_first_of_equal_nodes_stays(seed: int, types: ToyTypes) -> None:
+    graph = draw_batch(seed, types=types)
+    before = graph.words.copy()
+    result, done = rewrite(graph, ("share",))
+    assert graph.words.tolist() == before.tolist()
+    assert done == Rewrites(shared=check_shared(graph, result, types))
+    assert done.shared > 0
+    assert rewrite(result, ("share",))[0] is result
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_passes_share_what_the_others_leave(seed: int) -> None:
+    graph = draw_batch(seed)
+    others, done = rewrite(graph)
+    result, all_done = rewrite(graph, "all")
+    assert all_done == replace(done, shared=check_shared(others, result, TOYS))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_equal_hashes_are_not_enough(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All hashes are 0, so that every node is compared with every kind of node before it."""
+    graph = draw_batch(seed)
+    monkeypatch.setattr(sharing, "FACTOR", 0)
+    with plain_loops():
+        result, done = rewrite(graph, ("share",))
+    assert done.shared == check_shared(graph, result, TOYS) > 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_plain_loops_do_the_same(seed: int) -> None:
+    graph = draw_batch(seed)
+    compiled, done = rewrite(graph, "all")
+    with plain_loops():
+        plain, also_done = rewrite(graph, "all")
+    assert plain.words.tolist() == compiled.words.tolist()
+    assert plain.floats.tobytes() == compiled.floats.tobytes()
+    assert done == also_done
+
+
+def test_equal_parents_of_equal_nodes_are_shared() -> None:
+    r"""
+    0  1     4  5      words 3 4 and 3 4, in two instances
+     \ |     | /
+      2 swap 6
+      |      |
+      3      7 -> *    each instance returns its last node
+    """
+    edges = [(0, 2), (1, 2, 0, 1), (2, 3, 2)]
+    one = make_graph(TOYS, [WORD, WORD, SWAP, SUM_N], edges, [3], attr=[3, 4])
+    result, done = rewrite(merge_graphs([one, one]), ("share",))
+    assert done == Rewrites(shared=4)
+    assert result.instance_ptr.tolist() == [0, 4, 4]
+    assert result.out_node.tolist() == [3, 3]
+    with pytest.raises(ab.GraphError, match="used by another instance"):
+        split_graph(result)
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        [(0, 2, 0, 0), (1, 2, 0, 1), (1, 3, 0, 0), (0, 3, 0, 1)],
+        [(0, 2, 0, 0), (1, 2, 0, 1), (0, 3, 0, 0), (1, 3, 0, 0)],
+        [(0, 2, 0, 0), (1, 2, 0, 1), (0, 3, 0, 0), (1, 3, 1, 1)],
+        [(0, 2, 0, 0), (1, 2, 0, 1), (0, 3, 0, 0)],
+    ],
+    ids=["order", "port", "output", "number"],
+)
+def test_what_is_read_must_agree_in_all(edges: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes 2 and 3 have the same type and attributes; they differ whatever their hashes."""
+    graph = make_graph(TOYS, [CELL, SWAP, CELL, CELL], edges, [2, 3], attr=[1] * 6, floats=[0.5, 0.5, 0.5])
+    assert rewrite(graph, ("share",))[0] is graph
+    monkeypatch.setattr(sharing, "FACTOR", 0)
+    with plain_loops():
+        assert rewrite(graph, ("share",))[0] is graph
+
+
+def test_floats_that_differ_in_sign_alone_do_not_share_a_hash() -> None:
+    """Spins, all of them different: with one hash for all, the cost would grow with the square of their number."""
+    types = ToyTypes((replace(TOYS.types[CELL], n_ints=0, n_floats=12, ranges={}),))
+
+    def spins(n: int) -> Graph:
+        floats = 1.0 - 2.0 * (np.arange(n)[:, None] >> np.arange(12) & 1)
+        return make_graph(types, [0] * n, [], [0], floats=floats.ravel().tolist())
+
+    few, many = (count_lines(rewrite, spins(n), ("share",)) for n in (100, 1000))
+    assert many < 10.5 * few
+
+
+def test_a_random_node_is_shared_by_nobody() -> None:
+    """Two random identities of one word; only the word, and what reads the same random value, are shared."""
+    one = make_graph(RANDOM_TOYS, [WORD, IDENTITY, SWAP, SWAP], [(0, 1), (1, 2), (1, 3)], [2, 3], attr=[3])
+    result, done = rewrite(merge_graphs([one, one]), ("share",))
+    assert done == Rewrites(shared=3)
+    assert result.type_id.tolist() == [WORD, IDENTITY, SWAP, IDENTITY, SWAP]
+    assert result.out_node.tolist() == [2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_shared_unasked(seed: int) -> None:
+    graph = draw_batch(seed)
+    assert rewrite(graph)[1].shared == rewrite(graph, DEFAULT)[1].shared == 0
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["alike", "apart"])
+def test_the_cost_per_node_does_not_grow(alike: bool) -> None:
+    few, many = (
+        count_lines(rewrite, merge_graphs([random_toys(9 if alike else k, n_nodes=50) for k in range(n)]), ("share",))
+        for n in (10, 100)
+    )
+    assert many < 10.5 * few
+
+
+def test_types_without_attributes_are_shared_too() -> None:
+    one = chain("leaf", "inner", "inner", "output")
+    result, done = rewrite(merge_graphs([one] * 5), ("share",))
+    assert done == Rewrites(shared=16)
+    assert result.out_node.tolist() == [3] * 5
+
+
+def test_the_empty_graph_is_kept() -> None:
+    graph = merge_graphs([], TOYS)
+    assert rewrite(graph, "all")[0] is graph
+
+
+# Models.
+
+
+def relative(found: Any, expected: Any) -> float:
+    """The largest difference, relative to the largest expected number."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    return float(np.max(np.abs(found - expected), initial=0.0) / np.max(np.abs(expected), initial=1e-300))
+
+
+@pytest.mark.parametrize("policy", ["unbatched", "depth", "agenda"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_losses_and_gradients_are_those_without_sharing(case: Case, policy: str) -> None:
+    """Some instances come twice, with weights of their own."""
+    model, instances = case.draw(0, n_instances=12, dim=6)
+    instances += instances[3:7]
+    weights = np.random.default_rng(1).uniform(0.5, 2.0, len(instances))
+    apart, shared = (
+        ab.batched(model.loss, policy=policy, rewrites=rewrites, backend=Reference(poison=True))
+        for rewrites in (DEFAULT, "all")
+    )
+    assert relative(shared(instances), apart(instances)) < TO_UNSHARED
+    value, grads = shared.value_and_grad(instances, reduce=weights)
+    expected, expected_grads = apart.value_and_grad(instances, reduce=weights)
+    assert relative(value, expected) < TO_UNSHARED
+    assert grads.keys() == expected_grads.keys()
+    for name, gradient in grads.items():
+        assert relative(gradient, expected_grads[name]) < TO_UNSHARED, name
+    assert shared.last is not None
+    assert apart.last is not None
+    assert shared.last.nodes < 0.9 * apart.last.nodes
+
+
+def test_every_instance_gets_what_it_returned() -> None:
+    """Lists, and the same tree twice: the second gets the very values of the first."""
+    model, trees = CASES[0].draw(2, n_instances=8, dim=6)
+    trees.append(trees[4])
+    roots, nodes = ab.batched(model.scores)(trees)
+    shared_roots, shared_nodes = ab.batched(model.scores, rewrites="all")(trees)
+    assert relative(shared_roots, roots) < TO_UNSHARED
+    for found, expected in zip(shared_nodes, nodes, strict=True):
+        assert relative(found, expected) < TO_UNSHARED
+    assert np.array_equal(shared_nodes[4], shared_nodes[8])
+
+
+class Drops(ab.Module):
+    """Drops in one cell, after one that does not and before another."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.embedding = ab.Parameter(rng.standard_normal((5, 6)))
+        self.output = ab.Linear(6, 6, rng=rng)
+
+    @ab.cell
+    def read(self, word: int) -> Any:
+        return ab.lookup(self.embedding, word)
+
+    @ab.cell
+    def drop(self, state: Any) -> Any:
+        return ab.dropout(state, 0.5)
+
+    @ab.cell
+    def score(self, state: Any) -> Any:
+        return ab.sum(ab.tanh(self.output(state)))
+
+    def loss(self, words: list[int]) -> Any:
+        dropped = [self.drop(self.read(word)) for word in words]
+        return ab.sum_n([self.score(state) for state in [*dropped, *dropped]])
+
+
+def test_dropout_is_what_it_was() -> None:
+    model = Drops().astype("float64")
+    sentences = [[1, 2, 1], [1, 2, 1], [2], [2]]
+    apart, shared = (ab.batched(model.loss, rewrites=rewrites, seed=3) for rewrites in (DEFAULT, "all"))
+    value, grads = apart.value_and_grad(sentences, reduce=[1.0, 2.0, 3.0, 4.0])
+    shared_value, shared_grads = shared.value_and_grad(sentences, reduce=[1.0, 2.0, 3.0, 4.0])
+    assert relative(shared_value, value) < TO_UNSHARED
+    assert all(relative(shared_grads[name], gradient) < TO_UNSHARED for name, gradient in grads.items())
+    losses = shared(sentences)
+    assert relative(losses, apart(sentences)) < TO_UNSHARED
+    assert len(set(losses.tolist())) == 4
+    names = [shared.last.graph.type_of(node) for node in range(shared.last.nodes)] if shared.last else []
+    assert {name: names.count(name) for name in names} == {"read": 2, "drop": 8, "score": 8, "sum_n": 4}
+    model.eval()
+    assert relative(shared(sentences), apart(sentences)) < TO_UNSHARED
+
+
+def test_a_draw_that_nothing_needs_keeps_no_node_apart() -> None:
+    """The cell draws, which counts; but its value depends on the word alone."""
+
+    @ab.cell
+    def wasteful(word: int) -> Any:
+        values = ab.lookup(np.arange(4.0), word)
+        ab.dropout(values, 0.5)
+        return 2.0 * values
+
+    run = ab.batched(lambda words: ab.sum_n([wasteful(word) for word in words]), rewrites="all")
+    assert run([[1, 3], [3, 1], [1, 3]]).tolist() == [8.0, 8.0, 8.0]
+    assert run.last is not None
+    assert run.last.nodes == 4
+
+
+def test_explain_says_how_many_nodes_are_shared() -> None:
+    loss = ab.batched(Drops().loss, rewrites="all")
+    report = loss.explain([[1, 2, 1], [1, 2, 1], [2], [2]])
+    assert report.rewrites == Rewrites(shared=14)
+    assert "rewrites: 14 nodes shared" in str(report)

@@ -1,0 +1,146 @@
+"""The user's cache: where it is, what becomes of damaged entries, and that processes do not harm each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autobatch.errors import PolicyError
+from autobatch.policies import store
+from autobatch.policies.policy_file import load, save_policy
+from autobatch.policies.rules import LEARNED, Score
+from autobatch.policies.store import cache_folder, find_entry, keep_entry, sign
+
+SIGNATURE = sign(["leaf()", "merge(value)"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own."""
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def keep(critical: float = 0.65) -> Path | None:
+    rule = Score(weights=LEARNED._replace(critical=critical))
+    return keep_entry("policies", SIGNATURE, lambda path: save_policy(rule, path))
+
+
+@pytest.mark.parametrize("value", ["", "0", "off", " OFF "])
+def test_the_cache_can_be_switched_off(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOBATCH_CACHE", value)
+    assert cache_folder() is None
+    assert keep() is None
+    assert find_entry("policies", SIGNATURE, load) is None
+
+
+@pytest.mark.parametrize(
+    ("platform", "name", "expected"),
+    [
+        ("linux", "posix", "home/.cache/autobatch"),
+        ("darwin", "posix", "home/Library/Caches/autobatch"),
+        ("win32", "nt", "local/autobatch"),
+    ],
+)
+def test_the_cache_is_where_the_system_keeps_caches(
+    platform: str, name: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AUTOBATCH_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(store, "IS_WINDOWS", name == "nt")
+    assert cache_folder() == tmp_path / expected
+    if platform == "linux":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        assert cache_folder() == tmp_path / "xdg" / "autobatch"
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+        assert cache_folder() == tmp_path / expected
+
+
+def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("AUTOBATCH_CACHE")
+    monkeypatch.setattr(Path, "home", nobody)
+    assert cache_folder() is None
+
+
+def test_what_is_kept_is_found_and_nothing_else(folder: Path) -> None:
+    path = keep(0.25)
+    assert path == folder / "policies" / f"{SIGNATURE}.json"
+    found = find_entry("policies", SIGNATURE, load)
+    assert isinstance(found, Score)
+    assert found.weights.critical == 0.25
+    assert find_entry("costs", SIGNATURE, load) is None
+    assert find_entry("policies", sign(["leaf()"]), load) is None
+    signatures = [
+        sign(["a"]),
+        sign(["b"]),
+        sign(["a", "a"]),
+        sign(["a"], "cuda"),
+        sign(["a"], "auto", "cuda"),
+        sign([]),
+    ]
+    assert len(set(signatures)) == 6
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1]", json.dumps({"format": "x"}).encode()])
+def test_a_damaged_entry_is_told_and_replaced(folder: Path, content: bytes) -> None:
+    path = folder / "policies" / f"{SIGNATURE}.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match="a cached file is left aside and will be replaced: cannot load policy"):
+        assert find_entry("policies", SIGNATURE, load) is None
+    assert keep(0.5) == path
+    found = find_entry("policies", SIGNATURE, load)
+    assert isinstance(found, Score)
+    assert found.weights.critical == 0.5
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match=r"cannot keep policies in .*; going on without\. Set AUTOBATCH_CACHE"):
+        assert keep() is None
+    assert find_entry("policies", SIGNATURE, load) is None
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
+
+    def refuse(path: Path) -> None:
+        raise PolicyError(f"cannot save policy {str(path)!r}: permission denied.")
+
+    with pytest.warns(UserWarning, match="permission denied"):
+        assert keep_entry("policies", SIGNATURE, refuse) is None
+
+
+WRITER = """
+import sys, warnings
+from autobatch.policies.policy_file import load, save_policy
+from autobatch.policies.rules import LEARNED, Score
+from autobatch.policies.store import find_entry, keep_entry
+warnings.simplefilter("error")
+rule = Score(weights=LEARNED._replace(critical=float(sys.argv[1])))
+for _ in range(25):
+    assert keep_entry("policies", sys.argv[2], lambda path: save_policy(rule, path))
+    print(find_entry("policies", sys.argv[2], load).weights.critical)
+"""
+
+
+def test_processes_that_write_and_read_one_entry_see_whole_files(folder: Path) -> None:
+    """Four processes write 25 times each and read after each time; a torn file would end one with a warning."""
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(k), SIGNATURE], stdout=subprocess.PIPE, text=True)
+        for k in range(4)
+    ]
+    seen = [writer.communicate(timeout=100)[0].split() for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0, 0, 0]
+    assert [len(weights) for weights in seen] == [25, 25, 25, 25]
+    assert {float(weight) for weights in seen for weight in weights} <= {0.0, 1.0, 2.0, 3.0}
+    assert os.listdir(folder / "policies") == [f"{SIGNATURE}.json"]
