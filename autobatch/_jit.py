@@ -18,15 +18,21 @@ from hashlib import sha256
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from numpy import generic
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Compiled(Generic[P, R]):
-    """A function over arrays of ints that compiles itself when first called; `python` is the plain one."""
+    """A function over arrays of ints that compiles itself when first called; `python` is the plain one.
 
-    def __init__(self, python: Callable[P, R]) -> None:
+    `liberties` are those of LLVM's fast-math flags that its own arithmetic allows, wherever it is inlined.
+    """
+
+    def __init__(self, python: Callable[P, R], liberties: frozenset[str] = frozenset()) -> None:
         self.python = python
+        self.liberties = liberties
         self.__doc__ = python.__doc__
         self.__name__ = python.__name__
         self._dispatcher: Any = None
@@ -45,18 +51,21 @@ class Compiled(Generic[P, R]):
             named = FunctionType(self.python.__code__, self.python.__globals__, self.python.__name__)
             named.__module__ = self.python.__module__
             named.__qualname__ = f"{self.python.__qualname__}_{self.digest()}"
-            self._dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(named)
+            options: dict[str, Any] = {"fastmath": set(self.liberties)} if self.liberties else {}
+            self._dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True, **options)(
+                named
+            )
         return self._dispatcher
 
     def digest(self) -> str:
         """Tells this loop, the loops it calls and the constants they read from other versions of them."""
         code = self.python.__code__
-        parts = [marshal.dumps(code)]
+        parts = [marshal.dumps(code), *sorted(liberty.encode() for liberty in self.liberties)]
         for name in code.co_names:
             value = self.python.__globals__.get(name)
             if isinstance(value, Compiled) and value is not self:
                 parts.append(value.digest().encode())
-            elif isinstance(value, (int, float)) or hasattr(value, "_fields"):
+            elif isinstance(value, (int, float, generic, tuple)) or hasattr(value, "_fields"):
                 parts.append(repr((name, getattr(value, "_fields", value))).encode())
         return sha256(b"".join(parts)).hexdigest()[:12]
 
@@ -68,3 +77,24 @@ class Compiled(Generic[P, R]):
 def compiled(python: Callable[P, R]) -> Compiled[P, R]:
     """Mark a loop over flat arrays to be compiled at its first call."""
     return Compiled(python)
+
+
+def contracted(python: Callable[P, R]) -> Compiled[P, R]:
+    """Mark arithmetic on floats: as `compiled`, and a product and a sum may become one instruction that rounds once."""
+    return Compiled(python, frozenset({"contract"}))
+
+
+class Built(Compiled[P, R]):
+    """A function for compiled code that Python cannot express: `python`, called without arguments, builds it."""
+
+    def _compile(self) -> Any:
+        if self._dispatcher is None:
+            build: Any = self.python
+            self._dispatcher = build()
+        return self._dispatcher
+
+
+def built(build: Callable[[], Callable[P, R]]) -> Built[P, R]:
+    """Mark a function that builds one for compiled code with Numba's own means, when first met."""
+    built: Any = Built(build)
+    return built  # type: ignore[no-any-return]

@@ -119,10 +119,14 @@ class Derivative:
         return sorted(i for i in shown if i >= len(self.program.vars))
 
 
-def differentiate(program: CellProgram) -> Derivative:
+def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> Derivative:
     """Derive the backward stages of `program`.
 
     Every port and every trainable parameter gets a gradient. Cost: linear in the instructions.
+
+    Args:
+        program: of the cell.
+        kept: values that lie in the inputs, which all stages know, so that they need not be saved.
     """
     reverse = _Reverse(program)
     incoming = reverse.seed()
@@ -132,7 +136,7 @@ def differentiate(program: CellProgram) -> Derivative:
     scattered = {i: _scatters(reverse.builder.vars, g) for i, g in gradients}
     parameters = tuple((i, g) for i, g in gradients if not scattered[i])
     tables = tuple((i, scatters) for i, scatters in scattered.items() if scatters)
-    stages = _Stages(tuple(reverse.builder.vars), len(program.vars))
+    stages = _Stages(tuple(reverse.builder.vars), len(program.vars), kept)
     for gradient in (*(g for _, g in parameters), *(i for _, scatters in tables for s in scatters for i in s)):
         stages.need_for_weights(gradient)
     new = (i for i in stages.saved.copy() if i >= stages.n_forward)
@@ -291,8 +295,8 @@ def _row_sum_of(op: Op) -> Op:
 class _Stages:
     """Divides the new instructions into the backward and the weight stage, and finds what is kept for them."""
 
-    def __init__(self, vars: tuple[Var, ...], n_forward: int) -> None:
-        self.vars, self.n_forward = vars, n_forward
+    def __init__(self, vars: tuple[Var, ...], n_forward: int, kept: frozenset[int]) -> None:
+        self.vars, self.n_forward, self.kept = vars, n_forward, kept
         self.backward: set[int] = set()
         self.weights: set[int] = set()
         self.saved: set[int] = set()
@@ -302,7 +306,7 @@ class _Stages:
         source = self.vars[index].source
         if isinstance(source, Incoming):
             self.saved.add(index)
-        elif isinstance(source, Instruction):
+        elif isinstance(source, Instruction) and index not in self.kept:
             if self._cheap(index, source):
                 self.weights.add(index)
                 for arg in source.args:
@@ -313,7 +317,7 @@ class _Stages:
     def need_for_backward(self, index: int) -> None:
         """Make value `index` known to the backward stage: computed there if new, cheap or a view, else kept."""
         source = self.vars[index].source
-        if not isinstance(source, Instruction) or index in self.backward:
+        if not isinstance(source, Instruction) or index in self.backward or index in self.kept:
             return
         if index >= self.n_forward or self._cheap(index, source):
             self.backward.add(index)

@@ -2,7 +2,8 @@
 
     record -> merge -> rewrite -> schedule -> place -> execute
 
-Each stage is a call below; `Batched` holds what they keep from one mini-batch to the next.
+Each stage is a call below; `Batched` holds what they keep from one mini-batch to the next. Where `max_bytes` would be
+exceeded, `autobatch.budget` cuts the mini-batch into parts, which run one after the other.
 """
 
 from __future__ import annotations
@@ -13,21 +14,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.arguments import Key
-from autobatch.autodiff import differentiate
-from autobatch.errors import BackendError, DataError, GraphError, NumericError, PolicyError, ShapeError
-from autobatch.executor import NAMES, Backend, make_backend
-from autobatch.graph import Graph, checking, merge_graphs, split_graph
+from autobatch.budget import Part, check_max_bytes, fit_parts
+from autobatch.errors import GraphError, PolicyError
+from autobatch.executor import Backend, make_backend
+from autobatch.graph import Graph, checking, split_graph
+from autobatch.losses import (
+    check_finite,
+    check_gradients,
+    copy_gradients,
+    loss_slot,
+    loss_weights,
+    put_gradients,
+)
 from autobatch.module import Module, Parameter
-from autobatch.plan import PlannedCell, PlannedTypes, Planner, check_plan
+from autobatch.plan import PlannedTypes, Planner
+from autobatch.plan_check import check_plan
 from autobatch.prefetching import prefetch
 from autobatch.randomness import Randomness
-from autobatch.record import Recorder
+from autobatch.record import Recorder, list_instances
 from autobatch.report import Clock, LastCall, Report, Step, make_report
-from autobatch.results import Slot, SlotTable, stack_results
+from autobatch.results import join_columns, stack_results
 from autobatch.rewrite import DEFAULT, rewrite, to_passes
 from autobatch.rows import Gradient, Rows
 from autobatch.schedule import Policy, make_schedule
+from autobatch.stacks import make_gradients
 
 Array = NDArray[Any]
 
@@ -39,6 +49,7 @@ class Batched:
         last: counts and times of the last call; None before the first.
         seed, step: what random numbers depend on; `step` counts the calls of value_and_grad.
         policy, planner, backend: what decides the batches, decides the places, and computes.
+        max_bytes: what a mini-batch's values may take before it is run in parts; None for no limit.
     """
 
     def __init__(
@@ -50,9 +61,10 @@ class Batched:
         backend: Backend,
         rewrites: Sequence[str],
         seed: int,
+        max_bytes: int | None,
     ) -> None:
         self.policy, self.planner, self.backend, self.rewrites = policy, planner, backend, tuple(rewrites)
-        self.seed, self.step = seed, 0
+        self.seed, self.step, self.max_bytes = seed, 0, max_bytes
         self.last: LastCall | None = None
         self._module = module
         self._recorder = Recorder(function, module)
@@ -68,12 +80,15 @@ class Batched:
         Returns:
             The structure that the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back
             per instance. An array of shape (0,) for no instances.
+
+        Raises:
+            PlanError: an instance needs more than `max_bytes` alone.
         """
         step = self._prepare(instances, training=False)
         if step.graph.n_instances == 0:
             return np.zeros(0, self._dtype())
-        columns = self._forward(step)
-        self.last = step.finish(self.backend.counts())
+        columns = join_columns([columns for _, columns in self._run(step)])
+        self.last = step.finish()
         return stack_results(step.graph.structures, columns)
 
     def value_and_grad(
@@ -98,18 +113,27 @@ class Batched:
         Raises:
             DataError: no instances.
             GraphError: the function did not return a scalar value.
-            NumericError: a loss is not finite.
+            NumericError: a loss is not finite; `out` is as it was.
+            PlanError: an instance needs more than `max_bytes` alone.
         """
         step = self._prepare(instances, training=True)
         weights = loss_weights(reduce, step.graph.n_instances)
         slot = loss_slot(step.graph, self._recorder.slots, has_aux)
-        columns = self._forward(step)
-        losses = columns[slot]
-        check_finite(losses)
-        grads = self._backward(step, {slot: weights.astype(losses.dtype)}, out)
+        grads = out if len(step.parts) == 1 else copy_gradients(out, self._trainable())
+        found = []
+        for part, columns in self._run(step):
+            losses = columns[slot]
+            check_finite(losses, part.start)
+            grads = self._backward(step, {slot: weights[part].astype(losses.dtype)}, grads)
+            found.append(columns)
+        assert grads is not None, "there are instances, and so parts"
+        if out is not None and grads is not out:
+            put_gradients(out, grads)
+            grads = out
         self.step += 1
-        self.last = step.finish(self.backend.counts())
-        value = (weights * losses).sum().astype(losses.dtype)
+        self.last = step.finish()
+        columns = join_columns(found)
+        value = (weights * columns[slot]).sum().astype(columns[slot].dtype)
         if has_aux:
             return (value, stack_results([s.children[1] for s in step.graph.structures], columns)), grads
         return value, grads
@@ -151,35 +175,45 @@ class Batched:
         >>> [double(batch).tolist() for batch in double.prefetch([[np.ones(())], [np.zeros(()), np.ones(())]])]
         [[2.0], [0.0, 2.0]]
         """
-        return prefetch(minibatches, self._record_apart)
+        return prefetch(minibatches, self._recorder.to_graphs)
 
     def explain(
-        self, instances: Iterable[Any], training: bool = False, has_aux: bool = False, bound: str = "chain"
+        self,
+        instances: Iterable[Any],
+        training: bool = False,
+        has_aux: bool = False,
+        bound: str = "chain",
+        memory: bool = False,
     ) -> Report:
-        """Run a mini-batch and say what happened: nodes, batches, bound and gap, launches, copies, rewrites.
+        """Run a mini-batch and say what happened: nodes, batches, bound and gap, launches, copies, memory, rewrites.
 
         Args:
             instances: as for a call.
             training: run backward too; launches and copies are those of both.
             has_aux: as for `value_and_grad`, with `training`.
             bound: "chain", or "pairs" for a better bound on the batches, which takes a second or so.
+            memory: also say where values lie and what moves, in the largest part.
 
         Raises:
             PolicyError: there is no such bound.
+            PlanError: an instance needs more than `max_bytes` alone.
         """
+        from autobatch.memplan.memory_report import report_memory
         from autobatch.policies.judging import judge
 
         step = self._prepare(instances, training)
-        self._forward(step)
-        if training:
-            slot = loss_slot(step.graph, self._recorder.slots, has_aux)
-            self._backward(step, {slot: np.ones(step.graph.n_instances, self._dtype())}, None)
-        judgement = judge(step.plan.graph, step.plan.schedule, bound)
-        return make_report(step, self.policy, self.backend.counts(), self._recorder.types, judgement)
+        slot = loss_slot(step.graph, self._recorder.slots, has_aux) if training else -1
+        for part, _ in self._run(step):
+            if training:
+                self._backward(step, {slot: np.ones(part.stop - part.start, self._dtype())}, None)
+        judgements = [judge(part.plan.graph, part.plan.schedule, bound) for part in step.parts]
+        largest = max(step.parts, key=lambda part: part.n_bytes)
+        shown = report_memory(largest.plan, step.cells) if memory else None
+        return make_report(step, self.policy, self._recorder.types, judgements, shown)
 
     def merged(self, instances: Iterable[Any]) -> Graph:
         """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten."""
-        return rewrite(self._graph(instances), self.rewrites)[0]
+        return rewrite(self._recorder.to_graph(instances), self.rewrites)[0]
 
     def learn_policy(
         self,
@@ -201,7 +235,7 @@ class Batched:
             held_out: mini-batches that decide which of the machines met on the way is the best.
             online: go on learning, from each mini-batch in which the machine meets a state that it does not know.
             progress: show how far it is on standard error.
-            options: critical, mask, reward, direction, compact, episodes, ...: see `autobatch.policies.learning`, whose
+            options: critical, mask, rival, reward, direction, compact, ...: see `autobatch.policies.learning`, whose
                 defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`.
 
         Returns:
@@ -210,7 +244,8 @@ class Batched:
         Raises:
             PolicyError: no mini-batches, or an option that does not exist or is out of range.
 
-        Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction.
+        Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction, and as
+            much again for the machine as it was published, which is learned beside ours unless `rival=False`.
         """
         from autobatch.policies.learning import learn, show_learning
         from autobatch.policies.online import keep_learning
@@ -226,66 +261,62 @@ class Batched:
     # The stages of one mini-batch.
 
     def _prepare(self, instances: Iterable[Any], training: bool) -> Step:
-        """Record or merge, rewrite, schedule and place."""
+        """Record or merge, rewrite, schedule and place, in parts if the whole does not fit."""
         clock = Clock()
-        graph = self._graph(instances)
+        graph = self._recorder.to_graph(instances)
+        clock.lap("record_ms")
+        cells = self._planned_types(training)
+        clock.lap("place_ms")
+
+        def make_part(graph: Graph) -> Part:
+            return self._make_part(graph, cells, clock)
+
+        whole = make_part(graph)
+        parts = fit_parts(whole, make_part, self.max_bytes)
+        return Step(graph, whole.n_bytes, self.max_bytes, tuple(parts), cells, clock)
+
+    def _make_part(self, graph: Graph, cells: PlannedTypes, clock: Clock) -> Part:
+        """Rewrite, schedule and place; the time since the last stage went into merging."""
         clock.lap("record_ms")
         rewritten, rewrites = rewrite(graph, self.rewrites)
         schedule = make_schedule(rewritten, self.policy)
         clock.lap("schedule_ms")
-        cells = self._planned_types(training)
         plan = self.planner.place(rewritten, schedule, cells)
         if checking():
             check_plan(plan, cells)
         clock.lap("place_ms")
-        return Step(graph, rewrites, plan, cells, clock, getattr(self.policy, "unseen_share", None))
-
-    def _graph(self, instances: Iterable[Any]) -> Graph:
-        listed = list_instances(instances)
-        recorded = [isinstance(x, Graph) for x in listed]
-        if all(recorded):
-            return merge_graphs(listed, self._recorder.types)
-        if any(recorded):
-            raise GraphError("a mini-batch holds recorded graphs and unrecorded instances; give it one kind.")
-        return self._recorder.record(listed)
-
-    def _record_apart(self, instances: Iterable[Any]) -> list[Any]:
-        """Record each instance while other threads use the module; what is recorded stays as it is."""
-        listed = list_instances(instances)
-        if any(isinstance(x, Graph) for x in listed):
-            return listed
-        return split_graph(self._recorder.record(listed, in_place=False))
+        return Part(graph, rewrites, plan, plan.n_bytes(self._dtype()), getattr(self.policy, "unseen_share", None))
 
     def _planned_types(self, training: bool) -> PlannedTypes:
         """Layouts of all types met so far; those of known types are kept, for each set of trainable parameters."""
         types, shapes = self._recorder.types, self._recorder.slots.shapes
-        purpose = frozenset(name for name, p in self._parameters().items() if p.trainable) if training else None
+        purpose = frozenset(self._trainable()) if training else None
         known = self._planned.get(purpose)
         if known is None or len(known.cells) < len(types) or len(known.slot_shapes) < len(shapes):
             cells = list(known.cells) if known is not None else []
             for node_type in types.types[len(cells) :]:
-                derivative = differentiate(node_type.program) if training else None
-                cells.append(PlannedCell(node_type, derivative, self.planner.layout(node_type.program, derivative)))
+                cells.append(self.planner.plan_cell(node_type, training))
             known = self._planned[purpose] = PlannedTypes(cells, list(shapes), training)
         return known
 
-    def _forward(self, step: Step) -> list[Array]:
-        self._check_parameters(step.cells)
+    def _run(self, step: Step) -> Iterator[tuple[slice, list[Array]]]:
+        """Run the parts; give the instances and columns of each, which may be differentiated until the next one."""
+        self._recorder.check_parameters()
         training = self._module is None or self._module.training
         random = Randomness(self.seed, self.step, training=training)
-        columns = self.backend.forward(step.plan, step.cells, self._dtype(), random)
-        step.clock.lap("execute_ms")
-        return columns
+        first = 0
+        for part in step.parts:
+            columns = self.backend.forward(part.plan, step.cells, self._dtype(), random, self.max_bytes)
+            step.clock.lap("execute_ms")
+            end = first + part.graph.n_instances
+            yield slice(first, end), columns
+            step.counts.append(self.backend.counts())
+            first = end
 
     def _backward(self, step: Step, seeds: Mapping[int, Array], out: dict[str, Gradient] | None) -> dict[str, Gradient]:
-        trainable = {name: p for name, p in self._parameters().items() if p.trainable}
+        trainable = self._trainable()
         if out is None:
-            out = self._gradients = {
-                name: Rows.zeros(parameter.shape, parameter.dtype)
-                if id(parameter) in step.cells.row_parameters
-                else zeros_like(parameter.data, self._gradients.get(name))
-                for name, parameter in trainable.items()
-            }
+            out = self._gradients = make_gradients(trainable, step.cells.row_parameters, self._gradients)
         else:
             check_gradients(out, trainable)
             for name, parameter in trainable.items():
@@ -300,20 +331,11 @@ class Batched:
     def _parameters(self) -> dict[str, Parameter]:
         return self._module.parameters() if self._module is not None else {}
 
+    def _trainable(self) -> dict[str, Parameter]:
+        return {name: p for name, p in self._parameters().items() if p.trainable}
+
     def _dtype(self) -> np.dtype[Any]:
         return self._module.dtype if self._module is not None else np.dtype(np.float32)
-
-    def _check_parameters(self, cells: PlannedTypes) -> None:
-        """Refuse to compute with a parameter that the module does not have (any more)."""
-        known = {id(p) for p in self._parameters().values()}
-        owner = type(self._module).__name__ if self._module is not None else "a module, for ab.batched was given none"
-        for node_type in self._recorder.types.types:
-            for parameter in node_type.program.parameters:
-                if id(parameter) not in known:
-                    raise GraphError(
-                        f"cell {node_type.name!r} reads a {parameter!r} that is not, or no longer, a parameter of "
-                        f"{owner}; pass module=, and make a new ab.batched after replacing a parameter."
-                    )
 
 
 def batched(
@@ -325,6 +347,7 @@ def batched(
     planner: Planner | None = None,
     rewrites: Sequence[str] = DEFAULT,
     seed: int = 0,
+    max_bytes: int | None = None,
 ) -> Batched:
     """Turn a function over one instance into one over mini-batches.
 
@@ -338,9 +361,13 @@ def batched(
         rewrites: the passes that simplify the graph, see `autobatch.rewrite`. "all" adds the one that is off by
             default: nodes of a mini-batch that compute the same are computed once.
         seed: of random numbers (dropout).
+        max_bytes: what the values of a mini-batch may take, with their gradients in training: the buffer that
+            `explain` names, without parameters, their gradients, and what is on its way within one batch. A
+            mini-batch that would take more is run in parts; its results are those of the whole, to rounding.
 
     Raises:
         PolicyError, BackendError: there is no such policy or backend.
+        PlanError: `max_bytes` is no number of bytes.
         GraphError: there is no such rewrite, or `function` or `module` are none.
 
     >>> import autobatch as ab
@@ -352,7 +379,7 @@ def batched(
            [0., 0.]], dtype=float32)
     """
     from autobatch import policies
-    from autobatch.memplan.placement import WriteToReaders
+    from autobatch.memplan.planner import MemoryPlanner
 
     owner = getattr(function, "__self__", None)
     if module is None and isinstance(owner, Module):
@@ -362,10 +389,7 @@ def batched(
             f"ab.batched(function, module=...) takes a function over one instance and a Module, not {function!r} and "
             f"{module!r}; give a method of a model, such as model.loss."
         )
-    if isinstance(backend, str):
-        backend = make_backend(backend)
-    elif isinstance(backend, type) or not hasattr(backend, "forward"):
-        raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
+    backend = make_backend(backend)
     if isinstance(policy, str):
         policy = policies.Auto(backend.name) if policy == "auto" else policies.get(policy)
     elif isinstance(policy, type) or not hasattr(policy, "schedule"):
@@ -373,78 +397,6 @@ def batched(
             f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}, or the path "
             f"of a saved policy."
         )
-    return Batched(function, module, policy, planner or WriteToReaders(), backend, to_passes(rewrites), seed)
-
-
-def list_instances(instances: Iterable[Any]) -> list[Any]:
-    """The instances of a mini-batch; DataError for a single one."""
-    if not isinstance(instances, Iterable):
-        raise DataError(f"a mini-batch is a list of instances, not {instances!r}; for one instance, give [instance].")
-    return list(instances)
-
-
-def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Array:
-    """The factor of each instance's loss, float64 (B,)."""
-    if n_instances == 0:
-        raise DataError("value_and_grad of no instances: their mean has no value; give at least one instance.")
-    if isinstance(reduce, str):
-        if reduce not in ("mean", "sum"):
-            raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum' or an array of weights.")
-        return np.full(n_instances, 1.0 / n_instances if reduce == "mean" else 1.0)
-    try:
-        weights = np.asarray(reduce, np.float64)
-    except (TypeError, ValueError):
-        raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum' or an array of weights.") from None
-    if weights.shape != (n_instances,):
-        raise ShapeError(
-            f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each."
-        )
-    return weights
-
-
-def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
-    """The slot of the loss; GraphError if the function did not return one scalar value per instance."""
-    for number, structure in enumerate(graph.structures):
-        if has_aux and not (isinstance(structure, Key) and structure.kind == "tuple" and len(structure.children) == 2):
-            raise GraphError(f"with has_aux=True the function returns (loss, aux); for instance {number} it did not.")
-        loss = structure.children[0] if has_aux else structure
-        if not isinstance(loss, Slot) or slots.shapes[loss.number] != ():
-            what = f"a value of shape {slots.shapes[loss.number]}" if isinstance(loss, Slot) else "no single value"
-            raise GraphError(
-                f"value_and_grad needs a scalar loss; for instance {number} the function returned {what}. Sum what the "
-                f"loss is made of; where there is nothing to compute, return np.zeros(())."
-            )
-    first = graph.structures[0]
-    return int((first.children[0] if has_aux else first).number)
-
-
-def zeros_like(array: Array, buffer: Gradient | None) -> Array:
-    """`buffer`, filled with zeros, if it is an array of the shape and dtype of `array`; else a new array."""
-    if not isinstance(buffer, np.ndarray) or (buffer.shape, buffer.dtype) != (array.shape, array.dtype):
-        return np.zeros_like(array)
-    buffer.fill(0)
-    return buffer
-
-
-def check_gradients(out: Mapping[str, Gradient], trainable: Mapping[str, Parameter]) -> None:
-    """Refuse gradients to add to that are not those of the trainable parameters."""
-    given = {name: (np.shape(g), getattr(g, "dtype", None)) for name, g in out.items()}
-    wanted = {name: (p.shape, p.dtype) for name, p in trainable.items()}
-    if given != wanted:
-        name = next(n for n in (*wanted, *given) if given.get(n) != wanted.get(n))
-        what = ["{0[1]} of shape {0[0]}".format(x[name]) if name in x else "nothing" for x in (given, wanted)]
-        raise ShapeError(
-            f"out= has {what[0]} for parameter {name!r}, whose gradient is {what[1]}; give gradients as an earlier "
-            f"call returned them."
-        )
-
-
-def check_finite(losses: Array) -> None:
-    """Refuse losses that are NaN or infinite."""
-    wrong = np.flatnonzero(~np.isfinite(losses))
-    if wrong.size:
-        raise NumericError(
-            f"the loss of {wrong.size} of {losses.size} instances is not finite (instance {wrong[0]}: "
-            f"{losses[wrong[0]]}); no gradient was computed. Lower the learning rate, clip gradients, or call the "
-            f"function directly on that instance to see where the number comes from."
-        )
+    check_max_bytes(max_bytes)
+    planner = planner or MemoryPlanner()
+    return Batched(function, module, policy, planner, backend, to_passes(rewrites), seed, max_bytes)

@@ -9,6 +9,7 @@ concatenation and one compiled pass. Here graphs are made by hand, merged, split
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ __all__ = [
     "checking",
     "make_graph",
     "merge_graphs",
+    "of_instances",
     "split_graph",
 ]
 
@@ -58,6 +60,8 @@ class TypeArrays(NamedTuple):
     float_width: IntArray  # [T] float attributes per node
     out_ptr: IntArray  # [T+1] outputs of type t: out_ptr[t]:out_ptr[t+1]
     pass_port: IntArray  # [outputs] the port that the output is whenever that has one edge, or -1
+    port_ptr: IntArray  # [T+1] ports of type t: port_ptr[t]:port_ptr[t+1]; none at all where ports are not known
+    port_plain: IntArray  # [ports] 1 for a plain port, 0 for one of a variadic group
     sum_type: IntArray  # [T] the variadic sum that computes the same (for such a sum its own id), or -1
     range_ptr: IntArray  # [T+1] ranges of type t: range_ptr[t]:range_ptr[t+1]
     range_column: IntArray  # [ranges] the int attribute that is limited ...
@@ -99,7 +103,19 @@ class NamedTypes:
         n = len(self.names)
         zeros, unset, none = np.zeros(n + 1, np.int32), np.full(n, -1, np.int32), np.empty(0, np.int32)
         no = zeros[:n]
-        return TypeArrays(no, no, np.arange(n + 1, dtype=np.int32), unset, unset, zeros, none, none, random=no)
+        return TypeArrays(
+            int_width=no,
+            float_width=no,
+            out_ptr=np.arange(n + 1, dtype=np.int32),
+            pass_port=unset,
+            port_ptr=zeros,
+            port_plain=none,
+            sum_type=unset,
+            range_ptr=zeros,
+            range_column=none,
+            range_size=none,
+            random=no,
+        )
 
     def describe_range(self, r: int) -> str:
         """Refuse: types without attributes limit none."""
@@ -116,7 +132,7 @@ class Graph(Encoded):
         keys: int64[B], what tells the instances' random numbers apart; by default their positions.
     """
 
-    __slots__ = ("floats", "keys", "structures", "types")
+    __slots__ = ("_digest", "floats", "keys", "structures", "types")
 
     def __init__(
         self,
@@ -131,6 +147,7 @@ class Graph(Encoded):
         self.floats = floats
         self.types = types
         self.structures = structures
+        self._digest = b""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Graph, (self.words, self.floats, self.types, self.structures, self.keys)
@@ -143,6 +160,13 @@ class Graph(Encoded):
     @key.setter
     def key(self, key: int) -> None:
         self.keys = np.array([key], np.int64)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the words and floats, computed once: equal for graphs that are planned alike, attributes too."""
+        if not self._digest:
+            self._digest = hashlib.sha256(self.words.tobytes() + self.floats.tobytes()).digest()
+        return self._digest
 
     @property
     def n_types(self) -> int:
@@ -242,13 +266,18 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
             f"merging {len(graphs)} graphs gives {parts.size} words and {floats.size} float attributes, but positions "
             f"are int32, so {MAX_WORDS} is the most; merge fewer instances at a time."
         )
-    structures = tuple(chain.from_iterable(graph.structures for graph in graphs))
-    keys = np.concatenate([graph.keys for graph in graphs]) if graphs else None
-    merged = Graph(merge_words(parts), floats, types, structures, keys)
+    merged = of_instances(graphs, merge_words(parts), floats, types)
     check_ranges(merged)
     if checking():
         check_graph(merged)
     return merged
+
+
+def of_instances(graphs: Sequence[Graph], words: IntArray, floats: FloatArray, types: Types) -> Graph:
+    """Make a graph of what graphs became when merged, with the structures and keys of their instances."""
+    structures = tuple(chain.from_iterable(graph.structures for graph in graphs))
+    keys = np.concatenate([graph.keys for graph in graphs]) if graphs else None
+    return Graph(words, floats, types, structures, keys)
 
 
 def split_graph(graph: Graph) -> list[Graph]:
@@ -373,12 +402,16 @@ def _instance_lines(graph: Graph) -> Iterator[str]:
 
 
 def _inputs_text(graph: Graph, node: int) -> str:
-    """Write a node's ports in order, the values of a port with several edges in brackets."""
+    """Write a node's ports in order: several values of a plain port as their sum, of other ports in brackets."""
+    arrays = graph.types.arrays()
     edges = range(graph.edge_ptr[node], graph.edge_ptr[node + 1])
     ports = []
-    for _, group in groupby(edges, key=lambda e: int(graph.edge_in[e])):
+    for port, group in groupby(edges, key=lambda e: int(graph.edge_in[e])):
         values = [_value_text(graph.edge_src[e], graph.edge_out[e]) for e in group]
-        ports.append(values[0] if len(values) == 1 else f"[{', '.join(values)}]")
+        if arrays.port_plain.size and arrays.port_plain[arrays.port_ptr[graph.type_id[node]] + port]:
+            ports.append(" + ".join(values))
+        else:
+            ports.append(values[0] if len(values) == 1 else f"[{', '.join(values)}]")
     return ", ".join(ports)
 
 

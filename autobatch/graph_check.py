@@ -25,6 +25,10 @@ def checking() -> bool:
 def check_graph(graph: Graph) -> None:
     """Check that sizes, pointers, ids, ports and attributes agree, and that every edge points forward.
 
+    A node reads by the ports of its type only, at least one value by each plain port. Several are a folded sum: the
+    port reads what they add up to, and those that come from nodes of one type are all the same output of theirs.
+    Types of which no port is known, such as `NamedTypes`, may have any.
+
     Raises:
         GraphError: names the first thing that does not hold.
 
@@ -113,6 +117,33 @@ def _check_ports(graph: Graph) -> None:
         raise _broken(f"node {reader[e]} reads by port {graph.edge_in[e]} before port {graph.edge_in[e + 1]}")
     if (graph.edge_in < 0).any():
         raise _broken(f"an edge has port {graph.edge_in.min()}, but ports start at 0")
+    arrays = graph.types.arrays()
+    if arrays.port_plain.size:
+        _check_within("edge_in", graph.edge_in, np.diff(arrays.port_ptr)[graph.type_id[reader]])
+        _check_plain_ports(graph, reader, arrays.port_ptr, arrays.port_plain)
+
+
+def _check_plain_ports(graph: Graph, reader: NDArray[np.int64], port_ptr: IntArray, port_plain: IntArray) -> None:
+    """Check that every plain port has an edge, and what several edges of one may be."""
+    plain = port_plain[port_ptr[graph.type_id[reader]] + graph.edge_in] == 1
+    starts = np.ones(graph.n_edges, np.bool_)  # an edge that is the first of its port
+    starts[1:] = (np.diff(reader) > 0) | (np.diff(graph.edge_in) > 0)
+    n_read = np.bincount(reader[starts & plain], minlength=graph.n_nodes)
+    n_plain = np.diff(np.concatenate(([0], np.cumsum(port_plain)))[port_ptr])[graph.type_id]
+    for node in np.flatnonzero(n_read < n_plain).tolist():
+        kind, ports = graph.type_id[node], graph.edge_in[reader == node]
+        port = next(p for p in np.flatnonzero(port_plain[port_ptr[kind] : port_ptr[kind + 1]]) if p not in ports)
+        raise _broken(f"node {node} ({graph.type_of(node)!r}) reads nothing by port {port}, which takes a value")
+    of_port = np.cumsum(starts) - 1
+    sums = plain & (np.bincount(of_port)[of_port] > 1)
+    values = np.stack((reader, graph.edge_in, graph.type_id[graph.edge_src], graph.edge_out))
+    terms = np.unique(values[:, sums], axis=1)
+    for k in np.flatnonzero((terms[:3, 1:] == terms[:3, :-1]).all(axis=0)):
+        node, port, kind, output = terms[:, k].tolist()
+        raise _broken(
+            f"port {port} of node {node} ({graph.type_of(node)!r}) adds up outputs {output} and {terms[3, k + 1]} of "
+            f"nodes of type {graph.types.names[kind]!r}, but the values of one type in a sum are all the same output"
+        )
 
 
 def _check_pointer(name: str, pointer: IntArray, end: int) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Self, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ import numpy.typing as npt
 from autobatch.checkpoint import read_safetensors, write_whole
 from autobatch.errors import AutobatchError, CheckpointError, DataError, GraphError, ShapeError
 from autobatch.ops.operators import Operators
+
+if TYPE_CHECKING:
+    from autobatch.stacks import Home, Stack
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Shape: TypeAlias = tuple[int, ...]
@@ -35,6 +39,7 @@ class Parameter(Operators):
     """An array that is learned, or held fixed, and that takes part in arithmetic like any value.
 
     Hashing goes by identity while `==` is an op, so compare parameters with `is`. Optimizers change `data` in place.
+    Planning a cell, and `astype`, move the numbers to another array: read `data` anew after either.
 
     Args:
         data: numbers of any shape; copied, and stored as float32 until `Module.astype` says otherwise.
@@ -55,6 +60,13 @@ class Parameter(Operators):
     def __init__(self, data: npt.ArrayLike, trainable: bool = True) -> None:
         self._data = _to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
         self.trainable = trainable
+
+    home: Home | None = None  # where it lies beside others, see `autobatch.stacks`
+
+    @cached_property
+    def stacks(self) -> dict[tuple[int, ...], Stack]:
+        """The stacks that begin with this parameter, by the `id`s of their parts."""
+        return {}
 
     @property
     def data(self) -> FloatArray:
@@ -94,6 +106,15 @@ class Parameter(Operators):
         """
         self._data = self._data.astype(_float_dtype(dtype), copy=False)
         return self
+
+    def move_to(self, array: FloatArray) -> None:
+        """Copy the numbers into an array of the same shape, and keep them there from now on."""
+        np.copyto(array, self._data)
+        self._data = array
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles take along: the numbers, and not what lies beside them."""
+        return {name: value for name, value in vars(self).items() if name not in ("home", "stacks")}
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise GraphError(

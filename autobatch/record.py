@@ -15,7 +15,7 @@ import numpy as np
 from autobatch.calls import Calls, never
 from autobatch.decode import STALE, as_longs, decode_log
 from autobatch.errors import DataError, GraphError
-from autobatch.graph import Graph, check_ranges
+from autobatch.graph import Graph, check_ranges, merge_graphs, split_graph
 from autobatch.module import Module
 from autobatch.ops.operators import STAGE, stage
 from autobatch.results import SlotTable, read_result
@@ -72,6 +72,41 @@ class Recorder:
         check_ranges(graph)
         return graph
 
+    def to_graph(self, instances: Iterable[Any]) -> Graph:
+        """Record a mini-batch, or merge the graphs that it consists of.
+
+        Raises:
+            DataError: a single instance.
+            GraphError: instances and graphs in one mini-batch.
+        """
+        listed = list_instances(instances)
+        recorded = [isinstance(x, Graph) for x in listed]
+        if all(recorded):
+            return merge_graphs(listed, self.types)
+        if any(recorded):
+            raise GraphError("a mini-batch holds recorded graphs and unrecorded instances; give it one kind.")
+        return self.record(listed)
+
+    def to_graphs(self, instances: Iterable[Any]) -> list[Any]:
+        """Record each instance while other threads use the module; what is recorded stays as it is."""
+        listed = list_instances(instances)
+        if any(isinstance(x, Graph) for x in listed):
+            return listed
+        return split_graph(self.record(listed, in_place=False))
+
+    def check_parameters(self) -> None:
+        """Refuse to compute with a parameter that the module does not have (any more); GraphError."""
+        module = self.module
+        known = {id(p) for p in module.parameters().values()} if module is not None else set()
+        owner = type(module).__name__ if module is not None else "a module, for ab.batched was given none"
+        for node_type in self.types.types:
+            for parameter in node_type.program.parameters:
+                if id(parameter) not in known:
+                    raise GraphError(
+                        f"cell {node_type.name!r} reads a {parameter!r} that is not, or no longer, a parameter of "
+                        f"{owner}; pass module=, and make a new ab.batched after replacing a parameter."
+                    )
+
     def _run(self, instance: Any, refs: list[int], slots: list[int]) -> Any:
         self.calls.start_instance()
         try:
@@ -114,3 +149,10 @@ class Recorder:
                 f"instance. Compute it again there, or pass it as an array or Parameter."
             )
         return DataError(f"{where} was given an int that {TOO_LONG}")
+
+
+def list_instances(instances: Iterable[Any]) -> list[Any]:
+    """The instances of a mini-batch; DataError for a single one."""
+    if not isinstance(instances, Iterable):
+        raise DataError(f"a mini-batch is a list of instances, not {instances!r}; for one instance, give [instance].")
+    return list(instances)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from time import perf_counter
 from typing import Protocol
 
 import numpy as np
 
+from autobatch.budget import Part
 from autobatch.executor import Counts
-from autobatch.graph import Graph
-from autobatch.plan import Plan, PlannedTypes
+from autobatch.graph import Graph, merge_graphs
+from autobatch.plan import PlannedTypes
 from autobatch.plotting import Picture, plot_schedules
 from autobatch.rewrite import Rewrites
-from autobatch.schedule import Policy, chain_lengths, min_batches
+from autobatch.schedule import Policy, Schedule, chain_lengths, min_batches
 from autobatch.typetable import NodeType, TypeTable
 
 
@@ -38,16 +40,22 @@ class LastCall:
     """Counts and times of one call.
 
     Attributes:
-        graph: what was scheduled, after the rewrites.
+        graphs: what was scheduled, after the rewrites: one, or where `max_bytes` would have been exceeded one for each
+            part, in order.
+        batches, launches, copied_bytes, allocations: of all parts.
+        planned_bytes: what the largest plan's values take.
+        buffer_bytes: what the backend held for them.
         unseen_share: the share of batches for which the policy met a state that it had not learned; None for policies
             that do not learn.
     """
 
-    graph: Graph
+    graphs: tuple[Graph, ...]
     batches: int
     launches: int
     copied_bytes: int
     allocations: int
+    buffer_bytes: int
+    planned_bytes: int
     record_ms: float
     schedule_ms: float
     place_ms: float
@@ -55,32 +63,74 @@ class LastCall:
     unseen_share: float | None = None
 
     @property
+    def parts(self) -> int:
+        """How many parts the mini-batch ran in; 1 unless `max_bytes` would have been exceeded."""
+        return len(self.graphs)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """What was scheduled, after the rewrites; that of all parts is merged when asked for."""
+        return self.graphs[0] if len(self.graphs) == 1 else merge_graphs(self.graphs)
+
+    @property
     def nodes(self) -> int:
         """Nodes that ran."""
-        return self.graph.n_nodes
+        return sum(graph.n_nodes for graph in self.graphs)
 
     @cached_property
     def lower_bound(self) -> int:
-        """Batches that no schedule can go below; computed when asked for."""
-        return min_batches(self.graph)
+        """Batches that no schedules of the parts can go below; computed when asked for."""
+        return sum(map(min_batches, self.graphs))
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One mini-batch on its way: what each stage made of it."""
+    """One mini-batch on its way: what each stage made of it.
+
+    Attributes:
+        graph: of the whole, before the rewrites.
+        whole_bytes: what the values of the whole would take.
+        parts: what runs, one after the other; the whole, unless that takes more than `max_bytes`.
+        counts: of each part that has run.
+    """
 
     graph: Graph
-    rewrites: Rewrites
-    plan: Plan
+    whole_bytes: int
+    max_bytes: int | None
+    parts: tuple[Part, ...]
     cells: PlannedTypes
     clock: Clock
-    unseen_share: float | None = None
+    counts: list[Counts] = field(default_factory=list)
 
-    def finish(self, counts: Counts) -> LastCall:
+    @property
+    def planned_bytes(self) -> int:
+        """What the values of the largest part take."""
+        return max(part.n_bytes for part in self.parts)
+
+    @property
+    def unseen_share(self) -> float | None:
+        """The share of all batches that a learned policy did not know the state for."""
+        shares = [(part.unseen_share, part.n_batches) for part in self.parts if part.unseen_share is not None]
+        if len(shares) <= 1:
+            return shares[0][0] if shares else None
+        return sum(share * n for share, n in shares) / max(sum(n for _, n in shares), 1)
+
+    @property
+    def rewrites(self) -> Rewrites:
+        """What was done to all parts."""
+        return Rewrites(*map(sum, zip(*(astuple(part.rewrites) for part in self.parts), strict=True)))
+
+    def totals(self) -> Counts:
+        """What running all parts took."""
+        launches, copied, allocations, held = zip(*self.counts, strict=True)
+        return Counts(sum(launches), sum(copied), sum(allocations), max(held))
+
+    def finish(self) -> LastCall:
         """The counts and times of the call."""
         ms = self.clock.ms
         times = (ms["record_ms"], ms["schedule_ms"], ms["place_ms"], ms["execute_ms"])
-        return LastCall(self.plan.graph, self.plan.schedule.n_batches, *counts, *times, self.unseen_share)
+        graphs, n_batches = tuple(p.plan.graph for p in self.parts), sum(p.n_batches for p in self.parts)
+        return LastCall(graphs, n_batches, *self.totals(), self.planned_bytes, *times, self.unseen_share)
 
 
 @dataclass(frozen=True)
@@ -117,6 +167,13 @@ class Judgement(Protocol):
         """How the bound was found."""
 
 
+class Memory(Protocol):
+    """Where values lie and what moves, see `autobatch.memplan.memory_report`; prints as text."""
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw it into a file."""
+
+
 @dataclass(frozen=True)
 class Report:
     """What `explain` found; prints as a table.
@@ -126,8 +183,12 @@ class Report:
         lower_bound: batches that no schedule can go below, by `bound_kind`: "chain", or "pairs" for the better one.
         gap, optimal: how far `batches` is above it, and whether it is not.
         launches, copied_bytes: what the backend did.
+        planned_bytes, buffer_bytes: what the values of the largest part take, as planned, and what the backend held.
+        parts, whole_bytes: how many parts the mini-batch ran in, and what its values would take as a whole.
+        max_bytes: what they may take; None for no limit.
         unseen_share: of the batches, those in which a learned policy did not know the state.
         why: the policy was chosen, if it was not the user who chose it.
+        memory: where values lie and what moves; None unless asked for.
     """
 
     policy: str
@@ -139,11 +200,17 @@ class Report:
     bound_kind: str
     launches: int
     copied_bytes: int
+    planned_bytes: int
+    buffer_bytes: int
+    parts: int
+    whole_bytes: int
+    max_bytes: int | None
     rewrites: Rewrites
     types: tuple[TypeReport, ...]
     picture: Picture
     unseen_share: float | None = None
     why: str = ""
+    memory: Memory | None = None
 
     @property
     def optimal(self) -> bool:
@@ -161,7 +228,13 @@ class Report:
             f"({self.compacted} compacted); lower bound {self.lower_bound} ({self.bound_kind}), "
             + ("proven optimal" if self.optimal else f"gap {self.gap:.0%}"),
             f"{self.launches} launches, {self.copied_bytes} bytes copied; rewrites: {self.rewrites}",
+            f"memory of values: {self.planned_bytes} bytes planned, {self.buffer_bytes} held",
         ]
+        if self.parts > 1:
+            lines.append(
+                f"run in {self.parts} parts, one after the other: the whole needs {self.whole_bytes} bytes and "
+                f"max_bytes is {self.max_bytes}"
+            )
         if self.why:
             lines.append(f"the policy was chosen by auto: {self.why}")
         if self.unseen_share is not None:
@@ -169,7 +242,8 @@ class Report:
         width = max((len(t.name) for t in self.types), default=4)
         lines.append(f"  {'type':<{width}}  {'nodes':>7}  {'batches':>7}  {'bound':>5}  {'alone':>5}")
         lines += [f"  {t.name:<{width}}  {t.nodes:>7}  {t.batches:>7}  {t.bound:>5}  {t.alone:>5}" for t in self.types]
-        return "\n".join(lines + [f"  {t.name} ran one node at a time: {t.why}" for t in self.types if t.why])
+        lines += [f"  {t.name} ran one node at a time: {t.why}" for t in self.types if t.why]
+        return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw what ran when into a PNG, PDF or SVG file.
@@ -180,41 +254,59 @@ class Report:
         plot_schedules([self.picture], path)
 
 
-def make_report(step: Step, policy: Policy, counts: Counts, types: TypeTable, judgement: Judgement) -> Report:
-    """Describe a mini-batch that has run, and how good its schedule is."""
-    graph, schedule = step.plan.graph, step.plan.schedule
-    bounds = chain_lengths(graph)
-    sizes = np.diff(schedule.batch_ptr)
-    names = types.names
-    reports = []
+def make_report(
+    step: Step, policy: Policy, types: TypeTable, judgements: Sequence[Judgement], memory: Memory | None
+) -> Report:
+    """Describe a mini-batch that has run, and how good the schedules of its parts are, by a judgement of each."""
+    schedule, counts = join_schedules([part.plan.schedule for part in step.parts]), step.totals()
+    compacted, lower = sum(j.compacted for j in judgements), sum(j.bound for j in judgements)
+    kind = judgements[0].bound_kind
+    title = f"{policy.name}: {schedule.n_batches} batches, lower bound {lower} ({kind})"
+    return Report(
+        policy.name, step.graph.n_instances, schedule.n_nodes, schedule.n_batches, compacted, lower, kind,
+        counts.launches, counts.copied_bytes, step.planned_bytes, counts.buffer_bytes, len(step.parts),
+        step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
+        Picture(title, schedule, types.names), step.unseen_share, getattr(policy, "why", ""), memory,
+    )  # fmt: skip
+
+
+def join_schedules(schedules: Sequence[Schedule]) -> Schedule:
+    """The schedules of graphs, one after the other, as one of the graphs merged."""
+    order, ptr, n_nodes = [], [np.zeros(1, np.int32)], 0
+    for schedule in schedules:
+        order.append(schedule.order + n_nodes)
+        ptr.append(schedule.batch_ptr[1:] + n_nodes)
+        n_nodes += schedule.n_nodes
+    kinds = [schedule.batch_type for schedule in schedules]
+    return Schedule(np.concatenate(kinds), np.concatenate(ptr), np.concatenate(order))
+
+
+def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[TypeReport]:
+    """Describe each type that ran; a bound is the sum of those of the parts."""
+    bounds = np.sum([chain_lengths(part.plan.graph) for part in step.parts], axis=0)
+    sizes, present = np.diff(schedule.batch_ptr), set(schedule.batch_type.tolist())
     for node_type in types.types:
         own = sizes[schedule.batch_type == node_type.number]
         if own.size:
             bound = int(bounds[node_type.number])
-            why = why_alone(node_type, types, graph, own.size, bound) if own.max() == 1 else ""
-            alone = int(np.count_nonzero(own == 1))
-            reports.append(
-                TypeReport(names[node_type.number], node_type.signature, int(own.sum()), own.size, bound, alone, why)
-            )
-    title = f"{policy.name}: {schedule.n_batches} batches, lower bound {judgement.bound} ({judgement.bound_kind})"
-    return Report(
-        policy.name, graph.n_instances, graph.n_nodes, schedule.n_batches, judgement.compacted, judgement.bound,
-        judgement.bound_kind, counts.launches, counts.copied_bytes, step.rewrites, tuple(reports),
-        Picture(title, schedule, names), step.unseen_share, getattr(policy, "why", ""),
-    )  # fmt: skip
+            why = why_alone(node_type, types, present, own.size, bound, len(step.parts)) if own.max() == 1 else ""
+            alone, name = int(np.count_nonzero(own == 1)), types.names[node_type.number]
+            yield TypeReport(name, node_type.signature, int(own.sum()), own.size, bound, alone, why)
 
 
-def why_alone(node_type: NodeType, types: TypeTable, graph: Graph, n_nodes: int, bound: int) -> str:
-    """Why no two nodes of a type ran together."""
+def why_alone(
+    node_type: NodeType, types: TypeTable, present: Collection[int], n_nodes: int, bound: int, n_parts: int
+) -> str:
+    """Why no two nodes of a type ran together; `present` are the types of the mini-batch by number."""
     if n_nodes == 1:
-        present = set(np.unique(graph.type_id).tolist())
         siblings = [t for t in types.types if t.name == node_type.name and t is not node_type and t.number in present]
         if siblings:
             names = types.names
             return f"its only node differs from {names[siblings[0].number]} in {_difference(node_type, siblings[0])}"
         return "the mini-batch has one node of this type"
     if bound == n_nodes:
-        return "its nodes wait for each other: all lie on one path"
+        apart = ", or run in different parts" if n_parts > 1 else ": all lie on one path"
+        return f"its nodes wait for each other{apart}"
     return f"the policy ran them apart; {bound} batches would do for this type"
 
 

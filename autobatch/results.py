@@ -84,6 +84,11 @@ def stack_results(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
     return _stack(list(structures), [iter(column) for column in columns], columns)
 
 
+def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
+    """The columns of consecutive parts of a mini-batch as those of the whole."""
+    return list(parts[0]) if len(parts) == 1 else [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+
+
 def _stack(structures: list[Any], rows: list[Iterator[Any]], columns: Sequence[Any]) -> Any:
     first = structures[0]
     for i, structure in enumerate(structures):

@@ -1,11 +1,12 @@
 """Make a graph smaller before it is scheduled, without changing what it computes.
 
-Four passes, in this order:
+Five passes, in this order:
 
 - forward: who reads a value that a node only passes through reads it from where it comes from instead.
 - dead: nodes that reach no output, be it since the first pass, are dropped.
 - sums: a sum read once, by another sum of the same kind, dissolves into it, so that a chain or tree of additions
   becomes one sum of all its terms, left to right; every sum becomes the variadic one, so that all share a type.
+- fold: a sum that only plain ports read is taken by them instead, each of which then has its terms as edges.
 - share: of the nodes that compute the same, in whatever instance, only the first stays. Off unless asked for.
 
 Each is one or two compiled sweeps over the nodes, which are in topological order; what went is then cut out, once.
@@ -15,19 +16,29 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import compiled
 from autobatch.errors import GraphError
+from autobatch.folding import fold_sums
 from autobatch.graph import Graph, TypeArrays, check_graph, checking
 from autobatch.sharing import share_equal
-from autobatch.words import FloatArray, IntArray, Sections, copy_shifted, sections, words_size, write_header
+from autobatch.words import (
+    FloatArray,
+    IntArray,
+    Sections,
+    copy_attributes,
+    copy_outputs,
+    sections,
+    words_size,
+    write_header,
+)
 
-PASSES = ("forward", "dead", "sums", "share")
-DEFAULT = ("forward", "dead", "sums")
+PASSES = ("forward", "dead", "sums", "fold", "share")
+DEFAULT = ("forward", "dead", "sums", "fold")
 SEVERAL = -2
 DROPPED, KEPT, DISSOLVED = 0, 1, 2  # the fate of a node: uint8[N]
 Fate: TypeAlias = NDArray[np.uint8]
@@ -43,6 +54,8 @@ class Rewrites:
         widened: sums of fixed arity that became the variadic sum.
         sums: sums that took in others.
         dissolved: sums that were taken in, each a node less.
+        folded: sums that their readers take, each a node less.
+        folded_edges: edges by which these readers read the terms.
         shared: nodes cut because an earlier one computes the same.
     """
 
@@ -51,6 +64,8 @@ class Rewrites:
     widened: int = 0
     sums: int = 0
     dissolved: int = 0
+    folded: int = 0
+    folded_edges: int = 0
     shared: int = 0
 
     def __str__(self) -> str:
@@ -59,6 +74,7 @@ class Rewrites:
             f"{self.dropped} nodes without use dropped": self.dropped,
             f"{self.dissolved} sums dissolved into {self.sums}": self.dissolved,
             f"{self.widened} sums made variadic": self.widened,
+            f"{self.folded} sums folded into {self.folded_edges} edges": self.folded,
             f"{self.shared} nodes shared": self.shared,
         }
         return "; ".join(text for text, count in done.items() if count) or "nothing"
@@ -107,10 +123,17 @@ def to_passes(passes: Collection[str]) -> tuple[str, ...]:
 
 @compiled
 def _rewrite(
-    words: IntArray, floats: FloatArray, types: TypeArrays, forward: bool, dead: bool, sums: bool, share: bool
+    words: IntArray,
+    floats: FloatArray,
+    types: TypeArrays,
+    forward: bool,
+    dead: bool,
+    sums: bool,
+    fold: bool,
+    share: bool,
 ) -> tuple[IntArray, FloatArray, NDArray[np.int64]]:
     """Run the passes; counts are in the order of the fields of `Rewrites`."""
-    counts = np.zeros(6, np.int64)
+    counts = np.zeros(8, np.int64)
     ports = _passed_ports(types)
     if forward and _any_id(ports):
         forwarded = words.copy()
@@ -119,8 +142,10 @@ def _rewrite(
             words = forwarded
     if dead or sums:
         words, floats = _shrink(words, floats, types, dead, sums, counts)
+    if fold:
+        words, floats, counts[5], counts[6] = fold_sums(words, floats, types, ports)
     if share:
-        words, floats, counts[5] = share_equal(words, floats, types)
+        words, floats, counts[7] = share_equal(words, floats, types)
     return words, floats, counts
 
 
@@ -284,15 +309,11 @@ def _cut(
     result = write_header(words, n_instances, n_nodes, n_edges, n_attr, n_outputs, n_floats)
     for i in range(n_instances + 1):
         result.instance_ptr[i] = number[graph.instance_ptr[i]]
-    for o in range(n_outputs):
-        result.out_node[o] = number[graph.out_node[o]]
-    copy_shifted(result.output_ptr, 0, graph.output_ptr, 0)
-    copy_shifted(result.out_port, 0, graph.out_port, 0)
-    copy_shifted(result.out_slot, 0, graph.out_slot, 0)
+    copy_outputs(graph, result, number)
     _write_nodes(graph, result, _final_types(types.sum_type, sums), fate, number, n_terms)
     kept_floats = np.empty(n_floats, np.float64)
-    _copy_kept(graph.attr, result.attr, type_id, types.int_width, fate)
-    _copy_kept(floats, kept_floats, type_id, types.float_width, fate)
+    copy_attributes(graph.attr, result.attr, type_id, types.int_width, number)
+    copy_attributes(floats, kept_floats, type_id, types.float_width, number)
     return words, kept_floats
 
 
@@ -334,18 +355,3 @@ def _write_nodes(
                 result.edge_out[at] = graph.edge_out[e]
                 result.edge_in[at] = graph.edge_in[e] if kind == type_id[node] else 0
                 at += 1
-
-
-@compiled
-def _copy_kept(values: NDArray[Any], result: NDArray[Any], type_id: IntArray, width: IntArray, fate: Fate) -> None:
-    """Copy the attributes of kept nodes, `width[T]` of them a node."""
-    if values.size == 0:
-        return
-    source = target = 0
-    for node in range(fate.size):
-        n = width[type_id[node]]
-        if fate[node] == KEPT:
-            for i in range(n):
-                result[target + i] = values[source + i]
-            target += n
-        source += n

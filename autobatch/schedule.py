@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -80,8 +80,10 @@ class Schedule:
 class Policy(Protocol):
     """Turns a graph into a schedule; sees ints only.
 
-    One that learns may have `unseen_share`, a float: the share of the batches of its last schedule that were chosen in
-    states which it had not learned.
+    One that learns may have
+        unseen_share: the share of the batches of its last schedule that were chosen in states which it had not learned;
+        revision: anything hashable that changes when the schedule of a graph may: plans of earlier ones are not used;
+        repeat(graph, schedule): told of each schedule that runs again without being asked for.
     """
 
     @property
@@ -90,6 +92,18 @@ class Policy(Protocol):
 
     def schedule(self, graph: Graph) -> Schedule:
         """Order all nodes of `graph` into batches."""
+
+
+def revision_of(policy: Policy | None) -> Hashable:
+    """What changes when the policy may schedule a graph in another way; 0 for one that never does."""
+    return getattr(policy, "revision", 0)
+
+
+def repeat_schedule(policy: Policy | None, graph: Graph, schedule: Schedule) -> None:
+    """Tell a policy that wants to know that its schedule of a graph runs again."""
+    repeat = getattr(policy, "repeat", None)
+    if repeat is not None:
+        repeat(graph, schedule)
 
 
 def make_schedule(graph: Graph, policy: Policy) -> Schedule:

@@ -12,7 +12,7 @@ import numpy as np
 
 from autobatch._jit import compiled
 from autobatch.graph import TypeArrays
-from autobatch.words import FloatArray, IntArray, Sections, copy_shifted, sections, words_size, write_header
+from autobatch.words import FloatArray, IntArray, Sections, copy_outputs, sections, words_size, write_header
 
 HEAD = 3  # words of a record before its edges: its node's new number, type, number of edges
 LOW_32 = 0xFFFFFFFF
@@ -41,11 +41,7 @@ def share_equal(words: IntArray, floats: FloatArray, types: TypeArrays) -> tuple
     result = write_header(shared, n_instances, n_nodes, n_edges, n_attr, n_outputs, n_floats)
     _write_nodes(records, result, shared_floats.view(np.int32), types)
     _write_instances(graph, result, number)
-    for o in range(n_outputs):
-        result.out_node[o] = number[graph.out_node[o]]
-    copy_shifted(result.output_ptr, 0, graph.output_ptr, 0)
-    copy_shifted(result.out_port, 0, graph.out_port, 0)
-    copy_shifted(result.out_slot, 0, graph.out_slot, 0)
+    copy_outputs(graph, result, number)
     return shared, shared_floats, n_shared
 
 

@@ -1,23 +1,20 @@
 """Sketch a graph node by node: types and edges only, which is all that a decision about batches depends on.
 
 A `Sketch` grows by `add`, in topological order, and ends as a `Dag`. `to_graph` names the types of a `Dag`, so that
-whatever takes a graph takes it too, and `fold` leaves out nodes that a runtime need not run, such as sums that are
-added up where they are read.
+whatever takes a graph takes it too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.dag import Dag
 from autobatch.errors import GraphError
 from autobatch.graph import Graph, NamedTypes
-from autobatch.words import IntArray, words_size, write_header
+from autobatch.words import words_size, write_header
 
 
 class Sketch:
@@ -101,65 +98,3 @@ def to_graph(dag: Dag, names: Iterable[str] | None = None) -> Graph:
     parts.instance_ptr[1] = n_nodes
     parts.type_id[:], parts.edge_ptr[:], parts.edge_src[:] = dag.type_id, dag.edge_ptr, dag.edge_src
     return Graph(words, np.empty(0), types, (None,))
-
-
-def fold(dag: Dag, kinds: Collection[int]) -> Dag:
-    """Leave out the nodes of some types; what read one reads, in its place, all that it read.
-
-    A type string of the result is one of `dag` without the letters in `kinds`, so the result needs no more batches
-    of the other types. A node reads another once at most. Types keep their numbers; those in `kinds` have no node.
-
-    Args:
-        dag: N nodes, E edges.
-        kinds: the types to leave out.
-
-    Cost: O(N + E + edges that are made). A node that reads m sums of n values each ends with up to m * n edges.
-
-    >>> sketch = Sketch(2)
-    >>> total = sketch.add(1, [sketch.add(0), sketch.add(0)])
-    >>> sketch.add(0, [total])
-    3
-    >>> fold(sketch.to_dag(), {1}).edge_src.tolist()
-    [0, 1]
-    """
-    folded = np.zeros(dag.n_types, np.bool_)
-    folded[list(kinds)] = True
-    return Dag(*_fold(dag, folded), dag.n_types)
-
-
-@compiled
-def _fold(dag: Dag, folded: NDArray[np.bool_]) -> tuple[IntArray, IntArray, IntArray]:
-    """Give each node, left out or not, its list of nodes that stay, in a stack; then keep the lists of those."""
-    n_nodes = dag.type_id.size
-    number = np.full(n_nodes, -1, np.int32)
-    listed_by = np.full(n_nodes, -1, np.int32)
-    ptr = np.zeros(n_nodes + 1, np.int64)
-    stack = np.empty(dag.edge_src.size + 1, np.int32)
-    n_kept, n_edges, top = 0, 0, 0
-    for node in range(n_nodes):
-        for e in range(dag.edge_ptr[node], dag.edge_ptr[node + 1]):
-            source = dag.edge_src[e]
-            stays = number[source] >= 0
-            for k in range(1 if stays else ptr[source + 1] - ptr[source]):
-                value = number[source] if stays else stack[ptr[source] + k]
-                if listed_by[value] == node:
-                    continue
-                listed_by[value] = node
-                if top == stack.size:
-                    stack = np.concatenate((stack, np.empty_like(stack)))
-                stack[top] = value
-                top += 1
-        ptr[node + 1] = top
-        if not folded[dag.type_id[node]]:
-            number[node] = n_kept
-            n_kept += 1
-            n_edges += top - ptr[node]
-    type_id, edge_src = np.empty(n_kept, np.int32), np.empty(n_edges, np.int32)
-    edge_ptr = np.zeros(n_kept + 1, np.int32)
-    for node in range(n_nodes):
-        if number[node] >= 0:
-            kept = number[node]
-            type_id[kept] = dag.type_id[node]
-            edge_ptr[kept + 1] = edge_ptr[kept] + ptr[node + 1] - ptr[node]
-            edge_src[edge_ptr[kept] : edge_ptr[kept + 1]] = stack[ptr[node] : ptr[node + 1]]
-    return type_id, edge_ptr, edge_src

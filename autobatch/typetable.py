@@ -13,7 +13,7 @@ from autobatch.arguments import Key
 from autobatch.graph import TypeArrays
 from autobatch.module import Module
 from autobatch.ops.operators import OPS
-from autobatch.program import Attribute, CellProgram, Instruction, Port, origin
+from autobatch.program import NODE, Attribute, CellProgram, Instruction, Port, origin
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +101,8 @@ def _make_arrays(types: Sequence[NodeType]) -> TypeArrays:
         float_width=_ints([t.program.words(is_float=True) for t in types]),
         out_ptr=_ptr([len(p) for p in passed]),
         pass_port=_ints([port for p in passed for port in p]),
+        port_ptr=_ptr([len(t.program.ports) for t in types]),
+        port_plain=_ints([int(t.program.vars[port].domain == NODE) for t in types for port in t.program.ports]),
         sum_type=_ints([t.sum_type for t in types]),
         range_ptr=_ptr([len(r) for r in ranges]),
         range_column=_ints([column for r in ranges for column, _, _ in r]),

@@ -12,7 +12,7 @@ so that merging graphs is one concatenation and one pass that adds offsets, and 
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,34 @@ def copy_shifted(target: IntArray, at: int, source: IntArray, shift: int) -> Non
     """Write `source + shift` into `target` from position `at` on."""
     for k in range(source.size):
         target[at + k] = source[k] + shift
+
+
+@compiled
+def copy_outputs(graph: Sections, result: Sections, number: IntArray) -> None:
+    """Write what was asked for of a graph into one whose nodes have other numbers, `number[node]`."""
+    for o in range(graph.out_node.size):
+        result.out_node[o] = number[graph.out_node[o]]
+    copy_shifted(result.output_ptr, 0, graph.output_ptr, 0)
+    copy_shifted(result.out_port, 0, graph.out_port, 0)
+    copy_shifted(result.out_slot, 0, graph.out_slot, 0)
+
+
+@compiled
+def copy_attributes(
+    values: NDArray[Any], result: NDArray[Any], type_id: IntArray, width: IntArray, number: IntArray
+) -> None:
+    """Copy the attributes, `width[T]` of them a node, of the nodes that stay: those after which `number` rises."""
+    if values.size == result.size:
+        result[:] = values
+        return
+    source = target = 0
+    for node in range(type_id.size):
+        n = width[type_id[node]]
+        if number[node] < number[node + 1]:
+            for i in range(n):
+                result[target + i] = values[source + i]
+            target += n
+        source += n
 
 
 @compiled
@@ -214,7 +242,8 @@ class Encoded:
         type_id: [N].
         edge_ptr: [N+1]; node n reads edges edge_ptr[n]:edge_ptr[n+1].
         edge_src, edge_out, edge_in: [E] the node read, which of its outputs, and the port that reads it; ports
-            do not decrease within a node, and a variadic port has any number of edges, in sequence order.
+            do not decrease within a node. A variadic port has any number of edges, in sequence order; a plain one
+            has one, or several after pass "fold", and then reads the sum of their values.
         attr: [A] the int attributes in node order, as many per node as its type has.
         out_node, out_port, out_slot: [O] what was asked for: node, output of the node, place in what is returned.
     """

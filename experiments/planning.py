@@ -1,8 +1,9 @@
-"""Claim: merging and scheduling cost at most 80 ns per node together, and sharing equal nodes at most 100.
+"""Claim: merging and scheduling cost at most 80 ns per node together, sharing equal nodes at most 100, folding 20.
 
 Recorded Tree-LSTM graphs are merged, rewritten, scheduled by agenda and placed, in mini-batches of a thousand to a
 million nodes. A node is one of the merged graph, a call of a cell. Sharing is off by default: it is timed by itself, on
-the rewritten graph, and the later stages do without it. Also counted: the nodes that it leaves of the first 256 trees.
+the rewritten graph, and the later stages do without it. Trees have no sums to fold, so folding is timed on lattices,
+after the other passes. Also counted: the nodes that sharing leaves of 256 trees, and folding of 32 lattices.
 """
 
 from __future__ import annotations
@@ -12,25 +13,28 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 import numpy as np
 
 from autobatch import policies
-from autobatch.autodiff import differentiate
 from autobatch.cli.results import format_table
 from autobatch.graph import Graph, merge_graphs, split_graph
-from autobatch.memplan.placement import WriteToReaders
+from autobatch.memplan.planner import MemoryPlanner
+from autobatch.models.data.dataset import load_lattices
+from autobatch.models.lattice_lstm import LatticeLSTM
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.plan import PlannedCell, PlannedTypes
+from autobatch.plan import PlannedTypes
 from autobatch.record import Recorder
-from autobatch.rewrite import rewrite
-from autobatch.schedule import make_schedule
-from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run, take_turns
+from autobatch.rewrite import DEFAULT, rewrite
+from autobatch.schedule import make_schedule, min_batches
+from harness import Findings, Settings, find_data, load_sst_or_listops, medians, name_of, run, take_turns
 
 STAGES = ("merge", "rewrite", "share", "schedule", "place")
-LIMIT_NS = 80
-SHARE_LIMIT_NS = 100
+LIMITS_NS = {"merge + schedule": 80, "share": 100, "fold": 20}
 N_SHARED = 256
+N_FOLDED = 32
+UNFOLDED = tuple(name for name in DEFAULT if name != "fold")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ def measure(config: Config) -> Findings:
     recorder = Recorder(model.loss, model)
     graphs = split_graph(recorder.record(data.train[:2000]))
     planned = plan_types(recorder)
+    lattices = record_lattices(config)
     seconds: dict[str, list[float]] = {}
     rows, figures = [], []
     for wanted in config.n_nodes:
@@ -58,18 +63,44 @@ def measure(config: Config) -> Findings:
         repeats = config.repeats * max(1, math.isqrt(1_000_000 // n_nodes))
         timed = take_turns(stages(batch, config.policy, planned), repeats)
         seconds |= {f"{stage}, {n_nodes} nodes": times for stage, times in timed.items()}
-        ns = {stage: round(1e9 * median / n_nodes, 2) for stage, median in medians(timed).items()}
+        ns = {stage: round(1e9 * middle / n_nodes, 2) for stage, middle in medians(timed).items()}
         ns["merge + schedule"] = round(ns["merge"] + ns["schedule"], 2)
+        folding, n_in_lattices = time_folding(take_nodes(lattices, wanted), repeats)
+        seconds |= {f"fold, {n_in_lattices} nodes": folding}
+        ns["fold"] = round(1e9 * median(folding) / n_in_lattices, 2)
         figures.append({"nodes": n_nodes, "graphs": len(batch), "ns_per_node": ns})
         rows.append((f"{n_nodes:,}", *(f"{figure:.1f}" for figure in ns.values())))
-    limits = {"merge + schedule": LIMIT_NS, "share": SHARE_LIMIT_NS}
-    limited = " and ".join(f"{limit} for {stage}" for stage, limit in limits.items())
+    limited = ", ".join(f"{limit} for {stage}" for stage, limit in LIMITS_NS.items())
     title = f"{name_of(data)}, {config.policy}; median ns per node, limit {limited}\n\n"
-    table = title + format_table(("nodes", *STAGES, "merge + schedule"), rows)
+    table = title + format_table(("nodes", *STAGES, "merge + schedule", "fold"), rows)
     left = count_shared(graphs[:N_SHARED])
     table += f"\n\n{N_SHARED} trees have {left['nodes']:,} nodes, after sharing {left['after sharing']:,}"
-    figures_found = {"data": name_of(data), "sizes": figures, "limits_ns": limits, f"first {N_SHARED}": left}
-    return Findings(seconds, figures_found, table)
+    folded = count_folded(lattices[:N_FOLDED])
+    table += "\n" + "; ".join(f"{N_FOLDED} lattices, {what}: {n} nodes, bound {b}" for what, (n, b) in folded.items())
+    found = {"data": name_of(data), "sizes": figures, "limits_ns": LIMITS_NS, f"first {N_SHARED}": left}
+    return Findings(seconds, found | {f"first {N_FOLDED} lattices, nodes and bound": folded}, table)
+
+
+def record_lattices(config: Config) -> list[Graph]:
+    """Record the lattices of the training data, or drawn ones, one graph each."""
+    rng = np.random.default_rng(config.seed)
+    data = load_lattices(find_data("lattice") or "lattices", rng)
+    model = LatticeLSTM(dim=config.dim, rng=rng, **data.sizes)
+    return split_graph(Recorder(model.loss, model).record(data.train[:2000]))
+
+
+def time_folding(batch: Sequence[Graph], repeats: int) -> tuple[list[float], int]:
+    """Time folding a mini-batch, in seconds, and count the nodes of the merged graph."""
+    merged = merge_graphs(batch)
+    fold = partial(rewrite, rewrite(merged, UNFOLDED)[0], ("fold",))
+    return take_turns({"fold": fold}, repeats)["fold"], merged.n_nodes
+
+
+def count_folded(batch: Sequence[Graph]) -> dict[str, tuple[int, int]]:
+    """Count the nodes of a mini-batch, and bound its batches, without and with folding."""
+    merged = merge_graphs(batch)
+    graphs = {what: rewrite(merged, passes)[0] for what, passes in (("sums kept", UNFOLDED), ("folded", DEFAULT))}
+    return {what: (graph.n_nodes, min_batches(graph)) for what, graph in graphs.items()}
 
 
 def take_nodes(graphs: Sequence[Graph], n_nodes: int) -> list[Graph]:
@@ -92,10 +123,7 @@ def count_shared(batch: Sequence[Graph]) -> dict[str, int]:
 
 def plan_types(recorder: Recorder) -> PlannedTypes:
     """Lay out all types for training."""
-    planner, cells = WriteToReaders(), []
-    for kind in recorder.types.types:
-        derivative = differentiate(kind.program)
-        cells.append(PlannedCell(kind, derivative, planner.layout(kind.program, derivative)))
+    cells = [MemoryPlanner().plan_cell(kind, training=True) for kind in recorder.types.types]
     return PlannedTypes(cells, recorder.slots.shapes, training=True)
 
 
@@ -110,7 +138,7 @@ def stages(batch: list[Graph], policy: str, planned: PlannedTypes) -> dict[str, 
         "rewrite": partial(rewrite, merged),
         "share": partial(rewrite, rewritten, ("share",)),
         "schedule": partial(make_schedule, rewritten, chosen),
-        "place": partial(WriteToReaders().place, rewritten, schedule, planned),
+        "place": partial(MemoryPlanner().place, rewritten, schedule, planned),
     }
 
 

@@ -21,7 +21,7 @@ from autobatch.models.shapes import LATTICE_FORMS, SHAPES
 from autobatch.sketch import Sketch, to_graph
 from harness import find_data, load_sst_or_listops, name_of
 
-N_DAGS = 1792  # seven mini-batches of 256
+N_DAGS = 6400  # 25 mini-batches of 256
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,20 @@ class Workload:
     make_graph: Callable[[Sequence[Any], np.random.Generator], Graph]
 
     def minibatches(self, size: int, count: int, seed: int) -> tuple[str, list[Graph]]:
-        """Make the first mini-batches, fewer where the items end; also name the data."""
+        """Make mini-batches of the items in order; also name the data.
+
+        Where the items end, further mini-batches are drawn from all but those of the first, without repeating an item
+        within one.
+        """
         found = self.load(seed)
         rng = np.random.default_rng([seed, size])
-        starts = range(0, len(found.items) - size + 1, size)[:count]
-        return found.data, [self.make_graph(found.items[k : k + size], rng) for k in starts]
+        graphs = []
+        for k in range(0, count * size, size):
+            items = found.items[k : k + size]
+            if len(items) < size:
+                items = [found.items[i] for i in size + rng.choice(len(found.items) - size, size, replace=False)]
+            graphs.append(self.make_graph(items, rng))
+        return found.data, graphs
 
 
 def make_random_graph(dags: Sequence[Lattice[Any]], rng: np.random.Generator, n_types: int) -> Graph:

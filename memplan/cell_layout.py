@@ -21,12 +21,13 @@ from autobatch.memplan.constraints import (
     operands_of,
     pattern_of,
 )  # fmt: skip
-from autobatch.memplan.inner import Batches, Price, choose_batches, make_steps, run_late
-from autobatch.memplan.layout_search import Batch, Effort, Fit, Key, fit_hard, fit_soft, with_reasons
+from autobatch.memplan.inner import MAX_STATES, Batches, Price, choose_batches, make_steps, run_late
+from autobatch.memplan.layout_search import MAX_EFFORT, Batch, Effort, Fit, Key, fit_hard, fit_soft, with_reasons
 from autobatch.memplan.memory import SHARED_VALUES, Item, Memory
 from autobatch.program import CellProgram, Instruction
 
 ROWS = 32  # nodes of a batch, where copies are weighed
+QUICK = 20  # the limits of a search are divided by this where it should be over soon
 
 
 class Copy(NamedTuple):
@@ -122,12 +123,14 @@ class CellLayout:
         return show_layout(self)
 
 
-def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
+def plan_cell(program: CellProgram, rows: int = ROWS, one_input: bool = False, quick: bool = False) -> CellLayout:
     """Lay out a cell with the fewest launches of batches and copies, then the fewest copied bytes.
 
     Args:
         program: of the cell.
         rows: nodes of a batch, to weigh what nodes share against what each has.
+        one_input: batches of products by parameters have one input each, see `make_steps`.
+        quick: search a twentieth as far, and say of what element-wise ops read in place only that it did not fit.
 
     Cost: once per cell; 10 to 50 ms for a Tree-LSTM. Grows fast with the instructions that could run as one and whose
         runs conflict, up to the limits of `inner` and `layout_search`: ten seconds or more at 60 such instructions.
@@ -152,8 +155,8 @@ def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
         1: matmul x 2: result = %3 %5, x = b a, y = y x
         2: add x 1: result = %6, x = %3, y = %5
     """
-    memory = Memory(program)
-    steps, effort = make_steps(memory), Effort()
+    memory, share = Memory(program), QUICK if quick else 1
+    steps, effort = make_steps(memory, one_input), Effort(MAX_EFFORT // share)
     fits: dict[frozenset[Batch], Fit] = {}
 
     def price(batches: Batches) -> Price | None:
@@ -162,14 +165,15 @@ def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
         fits[frozenset(batches)] = fit = fit_hard(memory, batches, rows, effort)
         return fit.n_copies, fit.moved
 
-    choice = choose_batches(steps, price)
+    choice = choose_batches(steps, price, MAX_STATES // share)
     groupings = (choice.batches, run_late(steps, choice.batches))
     hard = fits[frozenset(batch for batch in choice.batches if is_hard(memory, batch))]
     soft = [tuple(batch for batch in batches if not is_hard(memory, batch)) for batches in groupings]
     tried = [(fit_soft(memory, hard, batches, rows), at) for at, batches in enumerate(soft)]
     fit, at = min(tried, key=lambda pair: sum(run.moved_bytes(rows) for run, _ in pair[0].dropped.values()))
     proven = choice.proven and not effort.gave_up
-    return _to_layout(memory, groupings[at], with_reasons(memory, fit, effort), choice.fewest, proven)
+    fit = fit if quick else with_reasons(memory, fit, effort)
+    return _to_layout(memory, groupings[at], fit, choice.fewest, proven)
 
 
 def _to_layout(memory: Memory, batches: Batches, fit: Fit, fewest: int, proven: bool) -> CellLayout:

@@ -165,7 +165,8 @@ def batch_runs(memory: Memory, batch: Sequence[int], grid: Grid, apart: frozense
 
 def join_run(memory: Memory, value: int, apart: frozenset[int] = frozenset()) -> Run:
     """The run of a join's parts, in the order of the program."""
-    line = Line(None, tuple(memory.span(part, apart) for part in memory.joins[value]))
+    spans = (memory.span(part, apart) for part in memory.joins[value])
+    line = Line(None, tuple(span for span in spans if span))
     return _make_run(memory, ("join", value), memory.joins[value], (line,), hard=True)
 
 

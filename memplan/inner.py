@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from autobatch.dag import Dag, chains_ahead
-from autobatch.memplan.memory import Memory, is_number
+from autobatch.memplan.memory import Memory, Read, is_number
 from autobatch.ops.linear import affine, matmul, outer
-from autobatch.program import Constant, Instruction
+from autobatch.program import SHARED, Constant, Instruction
 
 HARD_OPS = (matmul, affine, outer)
 MAX_STATES = 50_000  # sets of finished instructions; beyond, only the likeliest signature is run
@@ -62,17 +62,18 @@ class Choice:
     proven: bool
 
 
-def choose_batches(steps: Steps, price: Callable[[Batches], Price | None]) -> Choice:
+def choose_batches(steps: Steps, price: Callable[[Batches], Price | None], max_states: int = MAX_STATES) -> Choice:
     """Choose batches with the fewest launches, that is batches and copies, then with the fewest copied bytes.
 
     Args:
         steps: of the cell.
         price: what a choice of hard batches costs: copies made whenever the cell runs, and bytes copied; None, but not
             the first time, to end the search with the best so far.
+        max_states: sets of finished instructions that are tried before the search takes the likeliest.
 
-    Cost: exponential at worst, and bounded: `MAX_STATES` states, `MAX_GROUPINGS` calls of `price`.
+    Cost: exponential at worst, and bounded: `max_states` states, `MAX_GROUPINGS` calls of `price`.
     """
-    search = _Search(steps)
+    search = _Search(steps, max_states)
     fewest = n_batches = search.fewest()
     best: tuple[int, int] | None = None
     batches: Batches = ()
@@ -95,8 +96,14 @@ def _to_choice(steps: Steps, batches: Batches, fewest: int, price: Price, proven
     return Choice(tuple(tuple(steps.values[n] for n in b) for b in batches), fewest, price, proven)
 
 
-def make_steps(memory: Memory) -> Steps:
-    """Number the computing instructions of a program, and their signatures in order of appearance."""
+def make_steps(memory: Memory, one_input: bool = False) -> Steps:
+    """Number the computing instructions of a program, and their signatures in order of appearance.
+
+    Args:
+        memory: of the cell.
+        one_input: products by parameters may run together only if they read the same input: a backend without grids
+            of products runs one for each input anyway.
+    """
     number = {value: n for n, value in enumerate(memory.steps)}
     kinds: dict[Any, int] = {}
     hard: list[bool] = []
@@ -104,7 +111,8 @@ def make_steps(memory: Memory) -> Steps:
     for value in memory.steps:
         source = memory.program.vars[value].source
         assert isinstance(source, Instruction)
-        type_id.append(kinds.setdefault(signature(memory, value), len(kinds)))
+        shared_input = _input_of_product(memory, source) if one_input else None
+        type_id.append(kinds.setdefault((signature(memory, value), shared_input), len(kinds)))
         hard += [source.op in HARD_OPS] if len(hard) < len(kinds) else []
         edge_src += sorted({number[read] for arg in source.args for read in computed(memory, arg)})
         edge_ptr.append(len(edge_src))
@@ -159,11 +167,19 @@ def signature(memory: Memory, value: int) -> tuple[Any, ...]:
     return source.op, repr(sorted(source.static.items())), vars[value].shape, vars[value].domain, tuple(arguments)
 
 
+def _input_of_product(memory: Memory, source: Instruction) -> Read | None:
+    """What a product of a parameter and a value of the node reads; None for other instructions."""
+    if source.op not in (matmul, affine) or memory.program.vars[source.args[0]].domain != SHARED:
+        return None
+    return memory.reads[source.args[1]]
+
+
 @dataclass(eq=False)
 class _Search:
     """Branch and bound over sets of finished nodes, as bits of an int."""
 
     steps: Steps
+    max_states: int = MAX_STATES
     gave_up: bool = False
     _failed: dict[int, int] = field(default_factory=dict)  # the most batches that were too few to finish from a set
     _given: set[frozenset[tuple[int, ...]]] = field(default_factory=set)
@@ -209,7 +225,7 @@ class _Search:
                 if grouped not in self._given:
                     self._given.add(grouped)
                     yield batches
-            elif len(self._given) >= MAX_GROUPINGS or len(seen) >= MAX_STATES:
+            elif len(self._given) >= MAX_GROUPINGS or len(seen) >= self.max_states:
                 self.gave_up = True
                 return
             else:
@@ -236,7 +252,7 @@ class _Search:
             return False
         moves = self._moves(done)
         safe = [move for move in moves if move[1]]
-        if len(self._failed) > MAX_STATES:
+        if len(self._failed) > self.max_states:
             self.gave_up = True
             moves = moves[:1]
         for ready, _ in safe[:1] or moves:

@@ -10,6 +10,7 @@ what all nodes share (parameters); data attributes are areas of their own, in th
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -55,14 +56,7 @@ class Memory:
     @cached_property
     def reads(self) -> tuple[Read, ...]:
         """What each value refers to: itself, unless it is a view."""
-        found: list[Read] = []
-        for index, var in enumerate(self.program.vars):
-            if isinstance(var.source, Instruction) and var.source.op.view:
-                argument = var.source.args[0]
-                found.append(_view(var.source, self.program.vars[argument].shape, found[argument]))
-            else:
-                found.append(Read(index, 0, var.size))
-        return tuple(found)
+        return reads_of(self.program.vars)
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
@@ -77,7 +71,7 @@ class Memory:
     @cached_property
     def copying(self) -> tuple[int, ...]:
         """The instructions that only move bytes."""
-        return tuple(i for i in self.program.instructions if _op(self, i).copies)
+        return tuple(i for i in self.program.instructions if _op(self, i).copies and self.program.vars[i].size)
 
     @cached_property
     def items(self) -> dict[int, tuple[Item, ...]]:
@@ -161,18 +155,24 @@ class Memory:
         return source.args
 
 
+def reads_of(vars: Sequence[Var]) -> tuple[Read, ...]:
+    """What each value refers to: itself, unless it is a view."""
+    found: list[Read] = []
+    for index, var in enumerate(vars):
+        if isinstance(var.source, Instruction) and var.source.op.view:
+            argument = var.source.args[0]
+            found.append(seen_through(var.source, vars[argument].shape, found[argument]))
+        else:
+            found.append(Read(index, 0, var.size))
+    return tuple(found)
+
+
 def is_number(var: Var) -> bool:
     """Whether a value is a number written into a program."""
     return isinstance(var.source, Constant) and np.ndim(var.source.data) == 0
 
 
-def _op(memory: Memory, index: int) -> Op:
-    source = memory.program.vars[index].source
-    assert isinstance(source, Instruction)
-    return source.op
-
-
-def _view(source: Instruction, shape: Shape, argument: Read) -> Read:
+def seen_through(source: Instruction, shape: Shape, argument: Read) -> Read:
     """What a view of an argument of this shape refers to: a contiguous range of its elements, if it is one."""
     base = np.empty((1, *shape), np.int8)
     view = source.op.kernel(np, base, **source.static)
@@ -180,6 +180,12 @@ def _view(source: Instruction, shape: Shape, argument: Read) -> Read:
         return argument._replace(strided=(*argument.strided, f"{source.op.name} of {shape}, {source.static}"))
     start = argument.start + view.__array_interface__["data"][0] - base.__array_interface__["data"][0]
     return Read(argument.value, start, start + view.size)
+
+
+def _op(memory: Memory, index: int) -> Op:
+    source = memory.program.vars[index].source
+    assert isinstance(source, Instruction)
+    return source.op
 
 
 def _overlap(first: Read, other: Read) -> bool:

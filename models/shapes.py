@@ -6,7 +6,7 @@ the number of batches more than a policy does, so lattices come in three forms:
 
     arity      sums of two, of three, ... values are different types, as where a kernel has a fixed number of inputs
     variadic   all sums are one type
-    folded     there are no sums: whatever reads one reads its values, added up as they arrive
+    folded     there are no sums: whatever reads one reads its values, as pass "fold" leaves what the model records
 """
 
 from __future__ import annotations

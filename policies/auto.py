@@ -14,7 +14,7 @@ All budgets count steps: the same mini-batches and the same cache give the same 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, final
 
 from autobatch.graph import Graph
@@ -25,7 +25,7 @@ from autobatch.policies.qlearning import QLearning
 from autobatch.policies.rules import Score
 from autobatch.policies.search import STEPS, Search
 from autobatch.policies.store import find_entry, keep_entry, sign
-from autobatch.schedule import Policy, Schedule, min_batches
+from autobatch.schedule import Policy, Schedule, min_batches, revision_of
 
 LESSONS = 4  # mini-batches to learn from, and as many to judge on
 EPISODE_NS = 200  # per node, of an episode of learning
@@ -86,7 +86,7 @@ class Auto:
         self.chosen: Policy = Search(search_steps, seed=seed) if reused else self.make_rule()
         self.why = "plans that are used again are searched for" if reused else f"the rule for backend {self._backend}"
         self.settled = reused
-        self._seen = self._above = 0
+        self._seen = self._above = self._n_choices = 0
         self._lessons: list[Graph] = []
         self._signature = ""
         self._worth_from = math.inf
@@ -95,6 +95,11 @@ class Auto:
     def name(self) -> str:
         """`auto`, and what it has chosen."""
         return f"auto ({self.chosen.name})"
+
+    @property
+    def revision(self) -> Hashable:
+        """Changes when it chooses another policy, or what it has chosen learns."""
+        return self._n_choices, revision_of(self.chosen)
 
     @property
     def unseen_share(self) -> float | None:
@@ -113,12 +118,16 @@ class Auto:
         """
         self._recall(graph)
         schedule = self.chosen.schedule(graph)
+        self.repeat(graph, schedule)
+        return schedule
+
+    def repeat(self, graph: Graph, schedule: Schedule) -> None:
+        """Count a mini-batch that runs by a schedule made for it now or before; and learn, if it is time to."""
         if not self.settled and graph.n_nodes:
             self._attend(graph, schedule)
             self._seen += 1
             if self._seen >= self._worth_from:
                 self._learn()
-        return schedule
 
     def settle(self, graphs: Sequence[Graph], n_uses: int) -> Policy:
         """Choose for good, now: learn if that pays within so many mini-batches.
@@ -149,7 +158,7 @@ class Auto:
         self._signature = signature
         stored = find_entry("policies", signature, load)
         if stored is not None:
-            self.chosen, self.why = stored, f"{stored.about.get('why', 'learned')}; from the cache"
+            self._choose(stored, f"{stored.about.get('why', 'learned')}; from the cache")
             self._conclude()
 
     def _attend(self, graph: Graph, schedule: Schedule) -> None:
@@ -164,28 +173,34 @@ class Auto:
             self.why += ", which needs no more batches than the chain bound"
             self._conclude()
             return
-        directions = 2 if self._market.direction == "both" else 1
+        tables = 4 if self._market.free else 1  # two machines in two directions
         nodes = sum(lesson.n_nodes for lesson in self._lessons)
-        learning_us = directions * QLearning.episodes * nodes * EPISODE_NS / 1000
+        learning_us = tables * QLearning.episodes * nodes * EPISODE_NS / 1000
         self._worth_from = math.ceil(learning_us / (self._above * self._market.batch_us))
 
     def _learn(self) -> None:
         """Learn a machine, choose it or the rule, and keep the outcome in the cache."""
         to_learn, to_judge = self._lessons[:LESSONS], self._lessons[LESSONS:]
         market, rule = self._market, self.make_rule()
-        machine = learn(to_learn, direction=market.direction, compact=market.compact, seed=self._seed)
+        machine = learn(
+            to_learn, direction=market.direction, compact=market.compact, seed=self._seed, rival=market.free
+        )
         nodes = sum(graph.n_nodes for graph in to_judge)
         planning_us = 0.0 if market.free else nodes * MACHINE_NS / 1000
         saved_us = (_count(rule, to_judge) - _count(machine, to_judge)) * market.batch_us - planning_us
         chosen: Directed = machine if saved_us > 0 else rule
-        self.chosen = chosen
-        self.why = (
+        why = (
             f"a machine, learned on {len(to_learn)} mini-batches, is predicted to save {saved_us / len(to_judge):.0f} "
             f"microseconds on each of {len(to_judge)} others, planning included"
         )
+        self._choose(chosen, why)
         chosen.about["why"] = self.why
         keep_entry("policies", self._signature, lambda path: save_policy(chosen, path))
         self._conclude()
+
+    def _choose(self, policy: Policy, why: str) -> None:
+        self.chosen, self.why = policy, why
+        self._n_choices += 1
 
     def _conclude(self) -> None:
         """Change nothing any more, and forget what was kept to learn from."""

@@ -76,24 +76,30 @@ def learn_families(
     *,
     n_graphs: int = 256,
     n_held_out: int = 128,
+    direction: Direction = "both",
+    compact: bool = True,
     seed: int = 0,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     log_folder: str | os.PathLike[str] | None = None,
 ) -> Deep:
     """Learn a network on generated families only, to be used on any model.
 
-    With its defaults this learned the network that comes with the package.
+    With its defaults, as `autobatch policy learn families --algorithm ppo`, this learned the network that comes with
+    the package.
 
     Args:
         settings: of the learning.
         n_graphs, n_held_out: how many graphs it learns from, and how many others decide which network is the best.
-        seed, on_progress, log_folder: see `learn_deep`.
+        direction, compact, seed, on_progress, log_folder: see `learn_deep`.
 
     Raises:
         PolicyError: a package is missing.
     """
     graphs, held_out = (draw_graphs(n, [seed, part]) for part, n in enumerate((n_graphs, n_held_out)))
-    return learn_deep(graphs, settings, held_out=held_out, seed=seed, on_progress=on_progress, log_folder=log_folder)
+    return learn_deep(
+        graphs, settings, held_out=held_out, direction=direction, compact=compact, seed=seed, on_progress=on_progress,
+        log_folder=log_folder,
+    )  # fmt: skip
 
 
 def learn_deep(

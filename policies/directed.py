@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -76,6 +77,13 @@ class Directed(ABC):
         """Schedule a dag from its outputs."""
         return mirror(self.plan(reverse(dag)))
 
+    def plans(self, dag: Dag) -> Iterator[Batches]:
+        """Plan in the directions asked for."""
+        if self.direction != "backward":
+            yield self.plan(dag)
+        if self.direction != "forward":
+            yield self.plan_backward(dag)
+
     def schedule(self, graph: Graph) -> Schedule:
         """Plan in the directions asked for.
 
@@ -88,23 +96,15 @@ class Directed(ABC):
         return schedule
 
     def plan_best(self, dag: Dag) -> Schedule:
-        """Plan in the directions asked for, compact if asked to, and keep the schedule with fewer batches."""
-        plans = []
-        if self.direction != "backward":
-            plans.append(Schedule(*self.plan(dag)))
-        if self.direction != "forward":
-            plans.append(Schedule(*self.plan_backward(dag)))
-        if self.compact and all(plan.n_nodes == dag.type_id.size for plan in plans):
-            plans = [compact_schedule(dag, plan) for plan in plans]
-        return min(plans, key=len)
-
-
-def compact_schedule(dag: Dag, schedule: Schedule) -> Schedule:
-    """Delete superfluous batches, and run each node as early as the rest allow; the same schedule if there are none."""
-    shorter = compact_sequence(dag, schedule.batch_type)
-    if shorter.size == schedule.n_batches:
-        return schedule
-    return to_schedule_at(dag, shorter, embed_early(dag, shorter))
+        """Plan in the directions asked for, compact if asked to, and keep the schedule with the fewest batches."""
+        plans = [Schedule(*plan) for plan in self.plans(dag)]
+        if not self.compact or any(plan.n_nodes < dag.type_id.size for plan in plans):
+            return min(plans, key=len)
+        compacted = [compact_sequence(dag, plan.batch_type) for plan in plans]
+        plan, shortest = min(zip(plans, compacted, strict=True), key=lambda pair: pair[1].size)
+        if shortest.size == plan.n_batches:
+            return plan
+        return to_schedule_at(dag, shortest, embed_early(dag, shortest))
 
 
 @compiled

@@ -64,7 +64,7 @@ def learn_families(
     """Learn a rule on generated families only, to be used on any model.
 
     Plain trees in numbers that the families do not have are added as graphs whose bound must be reached. With its
-    defaults this learned the default weights of `Score`.
+    defaults, as `autobatch policy learn families --algorithm es`, this learned the default weights of `Score`.
 
     Args:
         settings: of the learning.

@@ -2,14 +2,15 @@
 
 The machine is a table of values, learned by `autobatch.policies.qlearning`. In a state it runs the type of the highest
 value among those it tried there. A state that it never met, or in which it tried nothing that may run now, is decided
-by the rule of `Score`, and counted; with a learner (`autobatch.policies.online`) it is known from then on.
-Source: ED-Batch (arXiv:2302.03851); the critical set, the mask and the fallback are ours.
+by the rule of `Score`, and counted; with a learner (`autobatch.policies.online`) it is known from then on. A policy may
+hold several machines; then each of them plans, and the schedule with the fewest batches is kept.
+Source: ED-Batch (arXiv:2302.03851); the critical set, the mask, the fallback and rivals are ours.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
 
@@ -79,6 +80,13 @@ class TypeNames:
         return cls(tuple(types.names), tuple(types.outlines))
 
 
+class Taught(NamedTuple):
+    """A machine, and what it has learned: a table for each direction."""
+
+    machine: Machine
+    tables: dict[Way, Table]
+
+
 Learner: TypeAlias = Callable[[Machine, Table, Dag, IntArray], Table]
 """Given a machine, its table, a dag and the sequence that it ran there: the table that it has learned."""
 
@@ -93,10 +101,13 @@ class Fsm(Directed):
         tables: what was learned, for "forward", "backward" or both; a direction without a table has met no state.
         direction, compact: see `Directed`.
         about: how it was learned, to be kept with it.
+        weights: of the rule that decides in states without a choice.
+        rivals: other machines for the same types. Each plans as the first one does, so that the schedule that is kept
+            has never more batches than that of any machine alone; and planning takes so much longer.
 
     Attributes:
         unseen, decided: batches of the last schedule that the rule decided, since the machine did not know the state;
-            and all batches, of both directions if it planned in both.
+            and all batches, of all machines in all directions that they planned in.
         learner: learns from a plan in which the rule decided; None, if the tables stay as they are.
     """
 
@@ -111,15 +122,45 @@ class Fsm(Directed):
         compact: bool = False,
         about: Mapping[str, Any] | None = None,
         weights: Weights = LEARNED,
+        rivals: Sequence[Taught] = (),
     ) -> None:
         super().__init__(direction, compact)
-        empty = make_table(len(types.names), machine.width(len(types.names)))
-        self.machine, self.types, self.weights = machine, types, weights
-        self.tables = {way: tables.get(way, empty) for way in WAYS}
+        self.types, self.weights, n_types = types, weights, len(types.names)
+        full = {way: tables.get(way) or make_table(n_types, machine.width(n_types)) for way in WAYS}
+        self.machines = (Taught(machine, full), *rivals)
         self.about = dict(about or {})
         self.unseen = self.decided = 0
         self.learner: Learner | None = None
+        self._n_lessons = 0
         self._placed: tuple[Types, IntArray] | None = None
+
+    def with_rival(self, other: Fsm) -> Fsm:
+        """Give the policy that plans with the machines of both, which are of the same types, and keeps the shorter."""
+        about = {**self.about, "rivals": [*self.about.get("rivals", []), other.about]}
+        rivals = [*self.machines[1:], *other.machines]
+        return Fsm(self.machine, self.types, self.tables, self.direction, self.compact, about, self.weights, rivals)
+
+    def apart(self) -> list[Fsm]:
+        """Give each machine as a policy of its own."""
+        return [
+            Fsm(machine, self.types, tables, self.direction, self.compact, weights=self.weights)
+            for machine, tables in self.machines
+        ]
+
+    @property
+    def machine(self) -> Machine:
+        """The first machine."""
+        return self.machines[0].machine
+
+    @property
+    def tables(self) -> dict[Way, Table]:
+        """What the first machine has learned."""
+        return self.machines[0].tables
+
+    @property
+    def revision(self) -> tuple[int, bool]:
+        """Changes with what it learns in use, and with whether it does."""
+        return self._n_lessons, self.learner is not None
 
     @property
     def unseen_share(self) -> float:
@@ -156,19 +197,30 @@ class Fsm(Directed):
         return dag._replace(type_id=place[dag.type_id], n_types=n_types)
 
     def plan(self, dag: Dag) -> Batches:
-        """Simulate batch by batch, from the inputs."""
-        return self._plan(dag, "forward")
+        """Simulate batch by batch, from the inputs, with the first machine."""
+        return self._plan(dag, "forward", self.machines[0])
 
     def plan_backward(self, dag: Dag) -> Batches:
-        """Simulate batch by batch, from the outputs, with the table learned for that."""
-        return mirror(self._plan(reverse(dag), "backward"))
+        """Simulate batch by batch, from the outputs, with the table that the first machine learned for that."""
+        return mirror(self._plan(reverse(dag), "backward", self.machines[0]))
 
-    def _plan(self, dag: Dag, way: Way) -> Batches:
-        batches, unseen = run_machine(dag, self.tables[way], self.machine.rules(), self.weights)
+    def plans(self, dag: Dag) -> Iterator[Batches]:
+        """Plan with every machine in the directions asked for."""
+        backward = reverse(dag) if self.direction != "forward" else None
+        for taught in self.machines:
+            if self.direction != "backward":
+                yield self._plan(dag, "forward", taught)
+            if backward is not None:
+                yield mirror(self._plan(backward, "backward", taught))
+
+    def _plan(self, dag: Dag, way: Way, taught: Taught) -> Batches:
+        machine, tables = taught
+        batches, unseen = run_machine(dag, tables[way], machine.rules(), self.weights)
         self.unseen += unseen
         self.decided += batches[0].size
         if self.learner is not None and unseen:
-            self.tables[way] = self.learner(self.machine, self.tables[way], dag, batches[0])
+            tables[way] = self.learner(machine, tables[way], dag, batches[0])
+            self._n_lessons += 1
         return batches
 
     def _place(self, types: Types) -> IntArray:
@@ -184,7 +236,10 @@ class Fsm(Directed):
         names, outlines = zip(*new, strict=True)
         self.types = TypeNames(self.types.names + names, self.types.outlines + outlines)
         n_types = len(self.types.names)
-        self.tables = {way: widen_table(self.tables[way], n_types, self.machine.width(n_types)) for way in WAYS}
+        self.machines = tuple(
+            Taught(machine, {way: widen_table(tables[way], n_types, machine.width(n_types)) for way in WAYS})
+            for machine, tables in self.machines
+        )
 
 
 def place_types(known: TypeNames, met: TypeNames) -> IntArray:

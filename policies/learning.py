@@ -1,15 +1,17 @@
 """Learn a policy from mini-batches: one call for every algorithm, with defaults that do best on mini-batches unseen.
 
 What ED-Batch published is `learn(..., **PUBLISHED)`: it does not tell which types are critical, and plans from the
-inputs only.
+inputs only. Ours is better on most graphs, but not on all. So by default the published machine is learned beside it,
+and both plan: no mini-batch gets more batches than from the published one, at twice the time of learning and planning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -23,6 +25,8 @@ from autobatch.policies.fsm import Fsm, Machine, TypeNames
 from autobatch.policies.qlearning import Progress, QLearning, Reward, learn_fsm
 
 T = TypeVar("T")
+TERMS = ("direction", "compact", "seed", "on_progress")
+"""What a lesson has besides graphs."""
 PUBLISHED: Mapping[str, Any] = MappingProxyType(
     {
         "critical": False,
@@ -31,6 +35,7 @@ PUBLISHED: Mapping[str, Any] = MappingProxyType(
         "optimism": True,
         "direction": "forward",
         "compact": False,
+        "rival": False,
     }
 )
 
@@ -62,11 +67,14 @@ class Algorithm(NamedTuple):
 
     Attributes:
         learn: takes a lesson, and options by keyword.
+        learn_families: learns on generated graphs; None for what must know the types. Takes direction, compact, seed
+            and on_progress as a lesson has them, and options.
         summary: what it learns, in a few words.
         options: the names of those that the command line has.
     """
 
     learn: Callable[..., Directed]
+    learn_families: Callable[..., Directed] | None
     summary: str
     options: tuple[str, ...]
 
@@ -93,8 +101,7 @@ def learn(
     Raises:
         PolicyError: there is no such algorithm or option, one is out of range, or there are no graphs.
     """
-    if algorithm not in ALGORITHMS:
-        raise PolicyError(f"learning a policy: algorithm {algorithm!r} is none of {', '.join(ALGORITHMS)}.")
+    chosen = _find_algorithm(algorithm)
     if not graphs:
         raise PolicyError("learning a policy: no mini-batches; give at least one.")
     if any(graph.types is not graphs[0].types for graph in [*graphs, *held_out]):
@@ -102,7 +109,37 @@ def learn(
     types = TypeNames.of(graphs[0].types)
     dags, held = ([to_dag(g)._replace(n_types=len(types.names)) for g in some] for some in (graphs, held_out))
     lesson = Lesson(dags, held, types, direction, compact, seed, on_progress)
-    return ALGORITHMS[algorithm].learn(lesson, **options)
+    return chosen.learn(lesson, **options)
+
+
+def learn_families(algorithm: str = "es", **options: Any) -> Directed:
+    """Learn a policy for any model, on generated graphs (`autobatch.policies.families`).
+
+    With its defaults "es" learned the weights of `Score`, and "ppo" the network of `Deep`.
+
+    Args:
+        algorithm: one of `ALGORITHMS` that need not know the types.
+        options: direction, compact, seed and on_progress as a `Lesson` has them; others see `learn`.
+
+    Raises:
+        PolicyError: there is no such algorithm or option, one is out of range, or a package is missing.
+
+    Cost: some minutes.
+    """
+    chosen = _find_algorithm(algorithm)
+    if chosen.learn_families is None:
+        able = ", ".join(name for name, other in ALGORITHMS.items() if other.learn_families)
+        raise PolicyError(
+            f"learning a policy on generated graphs: {algorithm!r} learns {chosen.summary}, which serves the types of "
+            f"one model only; take one of {able}."
+        )
+    return chosen.learn_families(**options)
+
+
+def _find_algorithm(name: str) -> Algorithm:
+    if name not in ALGORITHMS:
+        raise PolicyError(f"learning a policy: algorithm {name!r} is none of {', '.join(ALGORITHMS)}.")
+    return ALGORITHMS[name]
 
 
 def learn_machine(
@@ -113,19 +150,28 @@ def learn_machine(
     mask: bool = True,
     reward: Reward = "critical",
     optimism: bool = False,
+    rival: bool | None = None,
     costs: CostModel | None = None,
     **settings: Any,
 ) -> Fsm:
-    """Learn a state machine by Q-learning.
+    """Learn a state machine by Q-learning, and a rival.
 
     Args:
         lesson: what from.
         encoding, critical, mask: see `Machine`.
         reward, optimism, settings: see `QLearning`.
+        rival: also learn the machine as published, with this encoding and these settings, and keep the shorter plan of
+            the two; by default unless the reward is "time".
         costs: for the reward "time".
     """
+    terms = _terms(lesson)
     made = make_settings(QLearning, {"reward": reward, "optimism": optimism, **settings})
-    return learn_fsm(lesson.dags, lesson.types, Machine(encoding, critical, mask), made, costs=costs, **_terms(lesson))
+    learned = learn_fsm(lesson.dags, lesson.types, Machine(encoding, critical, mask), made, costs=costs, **terms)
+    if rival or (rival is None and reward != "time"):
+        as_published = replace(made, reward=PUBLISHED["reward"], optimism=PUBLISHED["optimism"])
+        other = learn_fsm(lesson.dags, lesson.types, Machine(encoding), as_published, **terms)
+        learned = learned.with_rival(other)
+    return learned
 
 
 def learn_weights(lesson: Lesson, **settings: Any) -> Directed:
@@ -135,23 +181,40 @@ def learn_weights(lesson: Lesson, **settings: Any) -> Directed:
     return learn_rule(lesson.dags, make_settings(Evolution, settings), **_terms(lesson))
 
 
-def learn_network(lesson: Lesson, algorithm: str, **settings: Any) -> Directed:
+def learn_family_weights(**options: Any) -> Directed:
+    """Learn the weights of the rule `score` on generated graphs; options are terms, and settings of `Evolution`."""
+    from autobatch.policies import evolution
+
+    terms, settings = _part_terms(options)
+    return evolution.learn_families(make_settings(evolution.Evolution, settings), **terms)
+
+
+def learn_network(lesson: Lesson, algorithm: str, log_folder: Path | None = None, **settings: Any) -> Directed:
     """Learn a network by "dqn" or "ppo"; settings are those of `DeepLearning`."""
     from autobatch.policies.deep import DeepLearning, learn_deep
 
     costs = settings.pop("costs", None)
     made = make_settings(DeepLearning, {"algorithm": algorithm, **settings})
-    return learn_deep(lesson.dags, made, costs=costs, **_terms(lesson))
+    return learn_deep(lesson.dags, made, costs=costs, log_folder=log_folder, **_terms(lesson))
+
+
+def learn_family_network(algorithm: str, log_folder: Path | None = None, **options: Any) -> Directed:
+    """Learn a network on generated graphs; options are terms, and settings of `DeepLearning`."""
+    from autobatch.policies import deep
+
+    terms, settings = _part_terms(options)
+    made = make_settings(deep.DeepLearning, {"algorithm": algorithm, **settings})
+    return deep.learn_families(made, log_folder=log_folder, **terms)
+
+
+def _part_terms(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part what a lesson has from settings of an algorithm."""
+    terms = {name: option for name, option in options.items() if name in TERMS}
+    return terms, {name: option for name, option in options.items() if name not in TERMS}
 
 
 def _terms(lesson: Lesson) -> dict[str, Any]:
-    return {
-        "held_out": lesson.held_out,
-        "direction": lesson.direction,
-        "compact": lesson.compact,
-        "seed": lesson.seed,
-        "on_progress": lesson.on_progress,
-    }
+    return {"held_out": lesson.held_out, **{name: getattr(lesson, name) for name in TERMS}}
 
 
 def make_settings(kind: type[T], given: Mapping[str, Any]) -> T:
@@ -184,17 +247,23 @@ def describe_progress(progress: Progress) -> str:
     >>> describe_progress(Progress(episodes=50, batches=31.5, bound=30.0, states=17))
     '50 episodes, 31.5 batches, bound 30.0, 17 states'
     """
-    return (
-        f"{progress.episodes} episodes, {progress.batches:.1f} batches, bound {progress.bound:.1f}, "
-        f"{progress.states} states"
-    )
+    states = f", {progress.states} states" if progress.states else ""
+    return f"{progress.episodes} episodes, {progress.batches:.1f} batches, bound {progress.bound:.1f}{states}"
 
 
 ALGORITHMS = {
     "q": Algorithm(
-        learn_machine, "a state machine by Q-learning", ("encoding", "critical", "mask", "reward", "episodes")
+        learn_machine, None, "a state machine by Q-learning",
+        ("encoding", "critical", "mask", "reward", "rival", "episodes"),
     ),
-    "dqn": Algorithm(partial(learn_network, algorithm="dqn"), "a network by DQN", ("reward", "steps")),
-    "ppo": Algorithm(partial(learn_network, algorithm="ppo"), "a network by PPO", ("reward", "steps")),
-    "es": Algorithm(learn_weights, "the weights of a rule by an evolution strategy", ("generations",)),
-}
+    **{
+        name: Algorithm(
+            partial(learn_network, algorithm=name), partial(learn_family_network, algorithm=name),
+            f"a network by {name.upper()}", ("reward", "steps", "log_folder", "plot"),
+        )
+        for name in ("dqn", "ppo")
+    },
+    "es": Algorithm(
+        learn_weights, learn_family_weights, "the weights of a rule by an evolution strategy", ("generations",)
+    ),
+}  # fmt: skip

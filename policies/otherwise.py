@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import final
 
 from autobatch.errors import PolicyError
 from autobatch.graph import Graph
-from autobatch.schedule import Policy, Schedule
+from autobatch.schedule import Policy, Schedule, repeat_schedule, revision_of
 
 
 @final
@@ -33,6 +33,11 @@ class Otherwise:
         return (self.first or self.second).name
 
     @property
+    def revision(self) -> Hashable:
+        """Changes when the first policy is given up, and when the one that plans now does."""
+        return self.first is None, revision_of(self.first or self.second)
+
+    @property
     def unseen_share(self) -> float | None:
         """As of the policy which plans now; None, if that does not learn."""
         return getattr(self.first or self.second, "unseen_share", None)
@@ -45,6 +50,10 @@ class Otherwise:
             except PolicyError as error:
                 self._give_up(error)
         return self.second.schedule(graph)
+
+    def repeat(self, graph: Graph, schedule: Schedule) -> None:
+        """Tell the policy which plans now of a schedule that runs again."""
+        repeat_schedule(self.first or self.second, graph, schedule)
 
     def _give_up(self, error: PolicyError) -> None:
         self.first = None

@@ -22,7 +22,7 @@ from autobatch.checkpoint import write_whole
 from autobatch.errors import PolicyError
 from autobatch.policies.directed import Directed, Direction
 from autobatch.policies.encoding import Encoding, State
-from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames
+from autobatch.policies.fsm import WAYS, Fsm, Machine, Taught, TypeNames
 from autobatch.policies.network import Deep, to_network
 from autobatch.policies.rules import Score, Weights
 from autobatch.policies.table import Table, add_state, make_table
@@ -156,20 +156,35 @@ def _rebuild_network(content: Mapping[str, Any], direction: Direction, compact: 
 
 
 def _describe_machine(policy: Any) -> dict[str, Any]:
-    names, machine = policy.types.names, policy.machine
+    names = policy.types.names
+    first, *rivals = (_describe_taught(taught, names) for taught in policy.machines)
     return {
-        "machine": {"encoding": machine.encoding, "critical": machine.critical, "mask": machine.mask},
         **_describe_rule(policy),
         "types": [{"name": name, "outline": o} for name, o in zip(names, policy.types.outlines, strict=True)],
-        "tables": {way: _describe_table(policy.tables[way], machine, names) for way in WAYS},
+        **first,
+        "rivals": rivals,
+    }
+
+
+def _describe_taught(taught: Taught, names: Sequence[str]) -> dict[str, Any]:
+    machine, tables = taught
+    return {
+        "machine": {"encoding": machine.encoding, "critical": machine.critical, "mask": machine.mask},
+        "tables": {way: _describe_table(tables[way], machine, names) for way in WAYS},
     }
 
 
 def _rebuild_machine(content: Mapping[str, Any], direction: Direction, compact: bool) -> Fsm:
-    machine, kinds = Machine(**content["machine"]), content["types"]
+    kinds = content["types"]
     types = TypeNames(tuple(str(kind["name"]) for kind in kinds), tuple(str(kind["outline"]) for kind in kinds))
-    tables = {way: _rebuild_table(content["tables"][way], machine, types.names) for way in WAYS}
-    return Fsm(machine, types, tables, direction, compact, weights=_rebuild_weights(content))
+    machine, tables = _rebuild_taught(content, types.names)
+    rivals = [_rebuild_taught(rival, types.names) for rival in content["rivals"]]
+    return Fsm(machine, types, tables, direction, compact, weights=_rebuild_weights(content), rivals=rivals)
+
+
+def _rebuild_taught(content: Mapping[str, Any], names: Sequence[str]) -> Taught:
+    machine = Machine(**content["machine"])
+    return Taught(machine, {way: _rebuild_table(content["tables"][way], machine, names) for way in WAYS})
 
 
 class Kind(NamedTuple):

@@ -52,7 +52,7 @@ class Weights(NamedTuple):
 
 
 LEARNED = Weights(critical=0.55, ready=1.0, own=0.12, height=0.66)
-"""What `learn_families` of `autobatch.policies.evolution` learns with its defaults; run experiments/transfer.py."""
+"""What `autobatch policy learn families --algorithm es` learns: see `autobatch.policies.evolution`."""
 ROUNDING = 1e-9
 """Scores that differ by less are equal: sums in another order would be."""
 

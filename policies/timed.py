@@ -9,7 +9,7 @@ Source: DESIGN, section 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from copy import copy
 from typing import final, get_args
 
@@ -26,7 +26,7 @@ from autobatch.policies.embedding import to_schedule_at
 from autobatch.policies.fsm import WAYS
 from autobatch.policies.leveling import Assign, assign_rows
 from autobatch.policies.local_search import local_search
-from autobatch.schedule import Policy, Schedule
+from autobatch.schedule import Policy, Schedule, repeat_schedule, revision_of
 from autobatch.words import IntArray
 
 
@@ -75,6 +75,11 @@ class Timed:
         return f"{self.rule}({self.policy.name})"
 
     @property
+    def revision(self) -> Hashable:
+        """As of the policy."""
+        return revision_of(self.policy)
+
+    @property
     def unseen_share(self) -> float | None:
         """As of the policy; None, if that does not learn."""
         return getattr(self.policy, "unseen_share", None)
@@ -95,6 +100,10 @@ class Timed:
         sequence = local_search(dag, best.batch_type, rng, self.search_steps, costs)
         found = [best, *(_assign(dag, sequence, assign, costs) for assign in get_args(Assign))]
         return min(found, key=lambda s: (costs.schedule_us(s), len(s)))
+
+    def repeat(self, graph: Graph, schedule: Schedule) -> None:
+        """Tell the policy of a schedule that runs again."""
+        repeat_schedule(self.policy, graph, schedule)
 
     def _candidates(self, graph: Graph, dag: Dag, costs: CostModel) -> Iterator[Schedule]:
         """Give the policy's schedules, and what moving rows makes of their sequences, compacted and not."""

@@ -14,9 +14,13 @@ TREE = NamedTypes(("leaf", "inner_a", "inner_b", "output", "loss"))
 
 @dataclass(frozen=True)
 class ToyType:
-    """One type: `passes` maps outputs to the port they pass through, `sum_type` names the variadic sum it equals."""
+    """One type: `passes` maps outputs to the port they pass through, `sum_type` names the variadic sum it equals.
+
+    `ports` has a letter for each port: p if it is plain, v if it is variadic.
+    """
 
     name: str
+    ports: str = ""
     n_outputs: int = 1
     n_ints: int = 0
     n_floats: int = 0
@@ -47,6 +51,8 @@ class ToyTypes:
             float_width=_ints([kind.n_floats for kind in self.types]),
             out_ptr=_ints(np.cumsum([0, *(kind.n_outputs for kind in self.types)])),
             pass_port=_ints([kind.passes.get(o, -1) for kind in self.types for o in range(kind.n_outputs)]),
+            port_ptr=_ints(np.cumsum([0, *(len(kind.ports) for kind in self.types)])),
+            port_plain=_ints([port == "p" for kind in self.types for port in kind.ports]),
             sum_type=_ints([self.names.index(kind.sum_type) if kind.sum_type else -1 for kind in self.types]),
             range_ptr=_ints(np.cumsum([0, *(len(kind.ranges) for kind in self.types)])),
             range_column=_ints([column for column, _ in ranges]),
@@ -66,13 +72,13 @@ def _ints(values: object) -> np.ndarray:
 TOYS = ToyTypes(
     (
         ToyType("word", n_ints=1, ranges={0: 100}),
-        ToyType("cell", n_outputs=2, n_ints=2, n_floats=1, ranges={1: 5}),
-        ToyType("swap", n_outputs=3, passes={0: 1, 1: 0}),
-        ToyType("add", sum_type="sum_n"),
-        ToyType("sum_n", sum_type="sum_n"),
-        ToyType("add_wide", sum_type="sum_n_wide"),
-        ToyType("sum_n_wide", sum_type="sum_n_wide"),
-        ToyType("identity", passes={0: 0}),
+        ToyType("cell", "pv", n_outputs=2, n_ints=2, n_floats=1, ranges={1: 5}),
+        ToyType("swap", "pp", n_outputs=3, passes={0: 1, 1: 0}),
+        ToyType("add", "pp", sum_type="sum_n"),
+        ToyType("sum_n", "v", sum_type="sum_n"),
+        ToyType("add_wide", "pp", sum_type="sum_n_wide"),
+        ToyType("sum_n_wide", "v", sum_type="sum_n_wide"),
+        ToyType("identity", "p", passes={0: 0}),
     )
 )
 WORD, CELL, SWAP, ADD, SUM_N, ADD_WIDE, SUM_N_WIDE, IDENTITY = range(8)

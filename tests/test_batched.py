@@ -303,11 +303,7 @@ def test_the_counts_of_the_last_call() -> None:
     loss(WORDS)
     inference = loss.last
     assert inference is not None
-    assert (inference.nodes, inference.batches, inference.lower_bound) == (
-        11 + 3 + 4,
-        4,
-        3,
-    )  # the one word of the first is its sum
+    assert (inference.nodes, inference.batches, inference.lower_bound) == (11 + 4, 2, 2)  # the sums are folded
     assert inference.graph.n_instances == 4
     loss.value_and_grad(WORDS)
     training = loss.last

@@ -228,6 +228,9 @@ def test_the_doctor_finds_everything_in_place(command: Command) -> None:
     assert out.endswith("Everything is in place.\n")
     for what in ("python", "numpy", "numba", "BLAS", "compiler", "self-check"):
         assert re.search(rf"^ok +{what} ", out, re.MULTILINE), what
+    extras = ("cma", "gymnasium", "matplotlib", "networkx", "sb3_contrib", "scipy", "stable_baselines3", "torch")
+    for extra in extras:
+        assert re.search(rf"^(ok|none) +{extra} ", out, re.MULTILINE), extra
 
 
 def test_the_doctor_names_what_is_at_fault(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

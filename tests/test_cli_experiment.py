@@ -102,7 +102,7 @@ def test_no_policy_is_counted_below_what_is_proven(command: Command, tmp_path: P
         *(reached[what] for what in ("chain bound", "better bound", "search", "fewest")), strict=True
     ):
         assert chain <= better <= fewest <= search
-    assert len(found["policies"]) == 9
+    assert len(found["policies"]) == 10
     for counted in found["policies"].values():
         raw, compacted = counted["held-out"][:3], counted["held-out"][3:]
         assert sum(reached["fewest"][1:]) / 2 <= compacted[2] <= min(compacted[:2]) <= min(raw[:2])

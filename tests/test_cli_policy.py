@@ -51,9 +51,9 @@ def learned(content: bytes, tmp_path: Path) -> Path:
     return path
 
 
-def table_of(output: str) -> dict[str, list[str]]:
+def table_of(output: str, rule: str = "fsm") -> dict[str, list[str]]:
     """The lines of a printed table by their first column."""
-    lines = [line.split() for line in output.splitlines() if line.startswith(("fsm", "score", "agenda"))]
+    lines = [line.split() for line in output.splitlines() if line.startswith((rule, "score", "agenda"))]
     return {first: rest for first, *rest in lines}
 
 
@@ -76,12 +76,12 @@ def test_learn_takes_what_was_published(command: Command, tmp_path: Path) -> Non
     path = tmp_path / "x.policy.json"
     status, _, _ = command(
         "policy", "learn", "tree-lstm", *SMALL, "--no-critical", "--no-mask", "--reward", "published",
-        "--direction", "forward", "--no-compact", "--encoding", "base", "--episodes", 50, "--out", path,
+        "--direction", "forward", "--no-compact", "--no-rival", "--encoding", "base", "--episodes", 50, "--out", path,
     )  # fmt: skip
     policy = policies.load(path)
     assert status == 0
     assert isinstance(policy, Fsm)
-    assert policy.name == "fsm"
+    assert (policy.name, len(policy.machines)) == ("fsm", 1)
     assert (policy.machine.encoding, policy.machine.critical, policy.machine.mask) == ("base", False, False)
     assert (policy.about["settings"]["reward"], policy.about["settings"]["episodes"]) == ("published", 50)
     assert [int(policy.tables[way].n_states[0]) > 0 for way in WAYS] == [True, False]
@@ -117,6 +117,37 @@ def test_learn_by_other_algorithms(
     status, output, errors = command("policy", "learn", "tree-lstm", "--algorithm", algorithm, "--encoding", "max")
     assert (status, output) == (2, "")
     assert errors == f"autobatch: learning a policy: algorithm {algorithm!r} has no option --encoding; leave it out.\n"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "packages"),
+    [
+        ("es", ("--generations", 1), ("cma",)),
+        pytest.param("ppo", ("--steps", 64), ("gymnasium", "sb3_contrib", "tensorboard"), marks=pytest.mark.slow),
+        pytest.param("dqn", ("--steps", 64), ("gymnasium", "tensorboard"), marks=pytest.mark.slow),
+    ],
+)
+def test_learn_on_families_gives_a_policy_for_any_model(
+    command: Command, tmp_path: Path, algorithm: str, options: tuple[object, ...], packages: tuple[str, ...]
+) -> None:
+    for package in packages:
+        pytest.importorskip(package)
+    path, log, plot = tmp_path / "x.policy.json", tmp_path / "log", tmp_path / "x.png"
+    shown = () if algorithm == "es" else ("--log-folder", log, "--plot", plot)
+    learned = ("policy", "learn", "families", "--algorithm", algorithm, *options, *shown, "--direction", "backward")
+    status, output, errors = command(*learned, "--seed", 5, "--out", path)
+    assert (status, errors) == (0, "")
+    policy = policies.load(path)
+    assert output.splitlines()[-2].startswith(f"families: learned {policy.name} in ")
+    assert output.endswith(f"\nThe policy, which serves any model, is in {path}.\n")
+    assert policy.name == f"{policy.rule}+backward+compact"
+    assert [policy.about[name] for name in ("algorithm", "model", "seed")] == [algorithm, "families", 5]
+    if shown:
+        assert plot.read_bytes().startswith(b"\x89PNG")
+        assert any(log.rglob("events*"))
+    for model in ("tree-lstm", "lattice-lstm"):
+        status, output, _ = command("policy", "eval", path, model, *SMALL)
+        assert (status, next(iter(table_of(output, policy.rule)))) == (0, policy.name)
 
 
 def test_learn_names_the_file_after_the_model(
@@ -156,6 +187,9 @@ def test_show_prints_each_state_and_what_runs(command: Command, learned: Path) -
         assert n_states == np.count_nonzero(policy.tables[way].updates.any(axis=1))
         assert lines[first + 1].split() == ["state", "runs", "value", "updates"]
         assert all(line.startswith("  ") for line in lines[first + 1 : first + 2 + n_states])
+    rival = lines.index("its rival, of which the schedule is kept where it is shorter: a state machine that sees sort")
+    told = [int(line.split()[1]) for line in lines[rival:] if line.startswith(WAYS)]
+    assert told == [int(table.updates.any(axis=1).sum()) for table in policy.machines[1].tables.values()]
     assert "  leaf!" in output
     assert "merge_other! > " in output
 
@@ -198,9 +232,9 @@ def test_eval_counts_on_mini_batches_that_were_not_learned_from(
 def test_diff_of_a_policy_and_itself(command: Command, learned: Path) -> None:
     status, output, errors = command("policy", "diff", learned, learned)
     assert (status, errors) == (0, "")
-    assert [line.split(", ")[1] for line in output.splitlines()] == [
-        "0 of them decided differently; 0 only in the first"
-    ] * 2
+    lines = output.splitlines()
+    assert lines.pop(2) == "the rival: a state machine that sees sort"
+    assert [line.split(", ")[1] for line in lines] == ["0 of them decided differently; 0 only in the first"] * 4
 
 
 def test_diff_lists_the_states_decided_differently(command: Command, learned: Path, tmp_path: Path) -> None:
@@ -262,6 +296,10 @@ def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
         (["learn", "tree-lstn"], "tree-lstn"),
         (["learn", "tree-lstm", "--algorithm", "k"], "--algorithm"),
         (["learn", "tree-lstm", "--episodes", "0"], "--episodes"),
+        (["learn", "tree-lstm", "--plot", "x.png"], "algorithm 'q' has no option --plot; leave it out."),
+        (["learn", "families"], "'q' learns a state machine by Q-learning, which serves the types of one model only; "),
+        (["learn", "families", "--algorithm", "es", "--data", "x"], "are generated, so there is no option --data;"),
+        (["learn", "families", "--algorithm", "ppo", "--plot", "none/x.png"], "cannot draw how learning went to 'none"),
         (["learn", "tree-lstm", *SMALL, "--minibatches", "100000"], "cannot take the first 800000 instances"),
         (["show", "none.json"], "cannot load policy 'none.json': no such file or directory; "),
         (["show", "broken.json"], "cannot load policy 'broken.json': it is cut short or no JSON"),

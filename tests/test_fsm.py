@@ -106,6 +106,37 @@ def test_a_masked_machine_that_knows_nothing_runs_critical_types_where_it_can() 
     assert n_masked > 200
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+@pytest.mark.parametrize("compact", [False, True])
+def test_with_a_rival_no_schedule_is_longer_than_that_of_either(direction: Direction, compact: bool) -> None:
+    """Machines of paths of four letters: each is the shorter one at times, and the pair is as good as the better."""
+    types = TypeNames.of(LETTERS)
+    dags = [to_dag(random_batch(seed)) for seed in range(3)]
+    machines = Machine("sort", mask=True), Machine("base", critical=True, mask=True)
+    alone = [
+        learn_fsm(dags, types, machine, QLearning(episodes=30), direction=direction, compact=compact)
+        for machine in machines
+    ]
+    pair = alone[0].with_rival(alone[1])
+    assert [machine for machine, _ in pair.machines] == [*machines]
+    assert pair.about["rivals"] == [alone[1].about]
+    shorter = np.zeros(2, int)
+    for seed in range(3, 60):
+        graph = random_batch(seed)
+        lengths = [len(policy.schedule(graph)) for policy in alone]
+        schedule = pair.schedule(graph)
+        check_schedule(graph, schedule)
+        assert len(schedule) == min(lengths)
+        assert pair.decided == sum(policy.decided for policy in alone)
+        assert pair.unseen == sum(policy.unseen for policy in alone)
+        shorter += np.array(lengths) < max(lengths)
+    assert shorter.min() > 3, "neither is always the better one"
+    for one, other in zip(pair.apart(), alone, strict=True):
+        assert [len(one.schedule(random_batch(k))) for k in range(9)] == [
+            len(other.schedule(random_batch(k))) for k in range(9)
+        ]
+
+
 def teach(policy: Fsm, state: list[int], values: dict[int, float]) -> None:
     number = add_state(policy.tables["forward"], np.array(state, np.int16))
     for kind, value in values.items():

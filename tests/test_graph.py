@@ -19,7 +19,7 @@ from autobatch.graph import (
     split_graph,
 )
 from counting import count_lines, plain_loops
-from graphs import CELL, LETTERS, SWAP, TOYS, WORD, chain, random_batch, random_dag, random_toys, same_graph
+from graphs import CELL, IDENTITY, LETTERS, SWAP, TOYS, WORD, chain, random_batch, random_dag, random_toys, same_graph
 
 SEEDS = range(20)
 
@@ -228,6 +228,30 @@ class TestCheckGraph:
         getattr(graph, section)[index] = value
         with pytest.raises(GraphError, match=message):
             check_graph(graph)
+
+    @pytest.mark.parametrize(
+        ("kinds", "edges", "message"),
+        [
+            ([WORD, CELL], [(0, 1), (0, 1, 0, 2)], r"edge_in\[1\] is 2, but must lie in 0..1"),
+            ([WORD, WORD], [(0, 1)], r"edge_in\[0\] is 0, but must lie in 0..-1"),
+            ([WORD, SWAP], [(0, 1, 0, 1)], r"node 1 \('swap'\) reads nothing by port 0, which takes a value"),
+            ([WORD, SWAP, SWAP], [(0, 1), (0, 1, 0, 1), (0, 2)], r"node 2 \('swap'\) reads nothing by port 1"),
+            (
+                [WORD, SWAP, IDENTITY], [(0, 1), (0, 1, 0, 1), (1, 2), (0, 2), (1, 2, 2)],
+                r"port 0 of node 2 \('identity'\) adds up outputs 0 and 2 of nodes of type 'swap', but the values of",
+            ),
+        ],
+    )  # fmt: skip
+    def test_ports_are_those_of_the_type(self, kinds: list[int], edges: list[tuple[int, ...]], message: str) -> None:
+        attr = [0] * (kinds.count(WORD) + 2 * kinds.count(CELL))
+        with pytest.raises(GraphError, match=message):
+            make_graph(TOYS, kinds, edges, attr=attr, floats=[0.0] * kinds.count(CELL))
+
+    def test_a_plain_port_may_read_a_sum(self) -> None:
+        """Of both words, one of them twice, and of one output of a swap."""
+        edges = [(0, 2), (1, 2, 0, 1), (0, 3), (1, 3), (0, 3), (2, 3, 2)]
+        graph = make_graph(TOYS, [WORD, WORD, SWAP, IDENTITY], edges, attr=[1, 2])
+        assert str(graph).splitlines()[-1] == "  3 = identity(0 + 1 + 0 + 2.2)"
 
     def test_sizes_must_agree(self) -> None:
         graph = chain("a", "b")

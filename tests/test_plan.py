@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.autodiff import differentiate
-from autobatch.memplan.placement import WriteToReaders
+from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.shaping import expand
-from autobatch.plan import Plan, PlannedCell, PlannedTypes, check_plan
+from autobatch.plan import Plan, PlannedTypes
+from autobatch.plan_check import check_plan
 from autobatch.policies import get
 from autobatch.record import Recorder
 from autobatch.rewrite import rewrite
@@ -55,11 +55,10 @@ def make_plan(policy: str = "agenda", training: bool = True) -> tuple[Plan, Plan
     model = Sums()
     recorder = Recorder(model.run, model)
     graph, _ = rewrite(recorder.record([words or [3] for words in INSTANCES]))
-    planner = WriteToReaders()
+    planner = MemoryPlanner()
     cells = []
     for node_type in recorder.types.types:
-        derivative = differentiate(node_type.program) if training else None
-        cells.append(PlannedCell(node_type, derivative, planner.layout(node_type.program, derivative)))
+        cells.append(planner.plan_cell(node_type, training))
     planned = PlannedTypes(cells, recorder.slots.shapes, training)
     return planner.place(graph, make_schedule(graph, get(policy)), planned), planned
 
@@ -72,7 +71,7 @@ def test_plans_pass_the_checker(policy: str, training: bool) -> None:
 
 def test_rows_are_in_schedule_order_so_a_batch_reads_contiguous_rows() -> None:
     plan, _ = make_plan("depth")
-    for (kind, start, end), (batch_type, nodes) in zip(plan.batches, plan.schedule, strict=True):
+    for (kind, start, end, _), (batch_type, nodes) in zip(plan.batches, plan.schedule, strict=True):
         assert kind == batch_type
         np.testing.assert_array_equal(plan.row[nodes], np.arange(start, end))
 
@@ -108,14 +107,14 @@ def other(values: Any, at: int, value: Any) -> Any:
 CORRUPTIONS: dict[str, Callable[[Plan], dict[str, Any]]] = {
     "a destination moved": lambda plan: {"dest": np.where(np.arange(plan.dest.size) == 5, plan.dest[0], plan.dest)},
     "a destination outside": lambda plan: {"dest": np.where(np.arange(plan.dest.size) == 5, plan.size, plan.dest)},
-    "two destinations exchanged": lambda plan: {"dest": plan.dest[np.r_[1, 0, 2 : plan.dest.size]]},
+    "two destinations exchanged": lambda plan: {"dest": plan.dest[np.r_[-1, 1 : plan.dest.size - 1, 0]]},
     "two nodes in one row": lambda plan: {"node_at": np.r_[plan.node_at[:1], plan.node_at[:1], plan.node_at[2:]]},
     "two rows exchanged": lambda plan: {"row": plan.row[np.r_[1, 0, 2 : plan.row.size]]},
     "an output elsewhere": lambda plan: {"slot_base": plan.slot_base + 1},
     "a segment longer": lambda plan: {
         "segment_ptr": {b: np.r_[ptr[:1], ptr[1:-1] + 1, ptr[-1:]] for b, ptr in plan.segment_ptr.items()}
     },
-    "blocks elsewhere": lambda plan: {"input_base": plan.input_base + (plan.block_rows * plan.tables.block_width > 0)},
+    "blocks elsewhere": lambda plan: {"base": plan.base + 1},
     "saved values over gradients": lambda plan: {"saved_base": plan.saved_base - plan.mirror},
     "saved values over others": lambda plan: {"saved_base": np.full_like(plan.saved_base, plan.saved_base[0])},
     "saved values outside": lambda plan: {"saved_base": plan.saved_base + plan.size},

@@ -99,7 +99,8 @@ def test_a_file_reads_well(saved: Path) -> None:
     rows = [line for line in text.splitlines() if '"ready": [' in line]
     policy = policies.load(saved)
     assert isinstance(policy, Fsm)
-    assert len(rows) == sum(int(policy.tables[way].n_states[0]) for way in WAYS)
+    assert len(policy.machines) == 2
+    assert len(rows) == sum(int(tables[way].n_states[0]) for _, tables in policy.machines for way in WAYS)
     assert max(len(line) for line in text.splitlines() if line not in rows) <= 120
     row = json.loads(rows[0].rstrip(","))
     assert row["ready"] == ["leaf"] == row["critical"] == list(row["values"])
@@ -185,6 +186,9 @@ CHANGES: list[Callable[[dict[str, Any]], object]] = [
     lambda content: content["types"][0].pop("name"),
     lambda content: content["types"].pop(),
     lambda content: content["tables"].pop("backward"),
+    lambda content: content.pop("rivals"),
+    lambda content: content["rivals"][0].pop("machine"),
+    lambda content: content["rivals"][0]["tables"].pop("forward"),
     lambda content: content["tables"]["forward"].append(content["tables"]["forward"][0]),
     lambda content: content["tables"]["forward"][0].update(ready=["leaves"]),
     lambda content: content["tables"]["forward"][0].update(values={"leaf": [1.0]}),
@@ -273,5 +277,7 @@ def test_names_need_not_be_identifiers(path: Path) -> None:
         loaded = policies.load(path)
         assert isinstance(policy, Fsm)
         assert isinstance(loaded, Fsm)
-        assert [rows_of(loaded.tables[way]) for way in WAYS] == [rows_of(policy.tables[way]) for way in WAYS]
+        assert [machine for machine, _ in loaded.machines] == [machine for machine, _ in policy.machines]
+        for (_, one), (_, other) in zip(loaded.machines, policy.machines, strict=True):
+            assert [rows_of(one[way]) for way in WAYS] == [rows_of(other[way]) for way in WAYS]
     assert np.array_equal(loaded.schedule(graph).order, policy.schedule(graph).order)

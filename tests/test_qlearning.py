@@ -208,7 +208,7 @@ def test_held_out_mini_batches_choose_the_table() -> None:
     measured: list[Progress] = []
     policy = learn(
         graphs[:2], held_out=graphs[2:], direction="forward", compact=False, critical=False, mask=False,
-        episodes=300, on_progress=measured.append, seed=3,
+        rival=False, episodes=300, on_progress=measured.append, seed=3,
     )  # fmt: skip
     batches = [progress.batches for progress in measured]
     assert [progress.episodes for progress in measured] == list(range(50, 350, 50))

@@ -1,9 +1,9 @@
-"""Graphs of models, against the counts of DESIGN and by hand; folding, against its definition."""
+"""Graphs of models, against the counts of DESIGN, by hand, and against what the models record."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from autobatch import policies
-from autobatch.dag import to_dag
 from autobatch.errors import GraphError
 from autobatch.graph import Graph, check_graph
 from autobatch.models.data.dag import draw_dags, draw_lattices
@@ -28,9 +27,11 @@ from autobatch.models.shapes import (
     make_tree_graph,
     make_two_type_tree_graph,
 )
+from autobatch.record import Recorder
+from autobatch.rewrite import rewrite
 from autobatch.schedule import min_batches
-from autobatch.sketch import Sketch, fold, to_graph
-from graphs import random_batch
+from autobatch.sketch import Sketch, to_graph
+from twin_cases import draw_lattices_case
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 needs_lattices = pytest.mark.skipif(not (DATA / "lattice").exists(), reason="../shared/data/lattice is not there")
@@ -117,63 +118,26 @@ def test_another_form_is_refused() -> None:
         make_lattice_graph([LATTICE], "packed")
 
 
-def fold_by_hand(graph: Graph, kinds: set[int]) -> list[tuple[int, int, set[int]]]:
-    """List (node, type, nodes it reads) of the nodes that stay, following paths through those that do not."""
-    stays = [kind not in kinds for kind in graph.type_id.tolist()]
-
-    def read(node: int) -> set[int]:
-        reached: set[int] = set()
-        waiting, seen = graph.inputs_of(node), set[int]()
-        while waiting:
-            source = waiting.pop()
-            if stays[source]:
-                reached.add(source)
-            elif source not in seen:
-                seen.add(source)
-                waiting += graph.inputs_of(source)
-        return reached
-
-    return [(node, int(graph.type_id[node]), read(node)) for node in range(graph.n_nodes) if stays[node]]
+def reads_of(graph: Graph, names: Mapping[str, str]) -> dict[tuple[str, int], set[tuple[str, int]]]:
+    """What each node of some types, renamed, reads of nodes of these types: all numbered within their type."""
+    kinds = [names.get(graph.type_of(node), "") for node in range(graph.n_nodes)]
+    keys = [(kind, kinds[:node].count(kind)) for node, kind in enumerate(kinds)]
+    read = {keys[node]: {keys[source] for source in graph.inputs_of(node)} for node in range(graph.n_nodes)}
+    return {key: {source for source in sources if source[0]} for key, sources in read.items() if key[0]}
 
 
-@pytest.mark.parametrize(("kinds", "left_out"), [((), 0), ((1,), 637), ((0, 3), 1230), ((0, 1, 2, 3), 2495)])
-def test_folding_joins_readers_to_sources(kinds: tuple[int, ...], left_out: int) -> None:
-    n_left_out = 0
-    for seed in range(60):
-        graph = random_batch(seed)
-        expected = fold_by_hand(graph, set(kinds))
-        found = to_graph(fold(to_dag(graph), kinds))
-        check_graph(found)
-        old = [node for node, _, _ in expected]
-        assert found.type_id.tolist() == [kind for _, kind, _ in expected]
-        for node, (_, _, sources) in enumerate(expected):
-            inputs = [old[source] for source in found.inputs_of(node)]
-            assert len(inputs) == len(sources)
-            assert set(inputs) == sources
-        n_left_out += graph.n_nodes - found.n_nodes
-    assert n_left_out == left_out
-
-
-def test_folded_sums_give_the_folded_form() -> None:
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        lattices = [*draw_lattices(8, rng), *draw_dags(8, rng, max_arcs=5)]
-        arity, variadic, folded = (to_dag(make_lattice_graph(lattices, form)) for form in LATTICE_FORMS)
-        for dag in (arity, variadic):
-            found = fold(dag, range(folded.n_types, dag.n_types))
-            assert dag.n_types > folded.n_types
-            for array, expected in zip(found[:3], folded[:3], strict=True):
-                assert np.array_equal(array, expected)
-
-
-def test_a_fold_may_make_more_edges_than_there_were() -> None:
-    """Ten values, one sum of them, ten readers."""
-    sketch = Sketch(2)
-    total = sketch.add(1, [sketch.add(0) for _ in range(10)])
-    for _ in range(10):
-        sketch.add(0, [total, total])
-    dag = sketch.to_dag()
-    assert (dag.edge_src.size, fold(dag, {1}).edge_src.size) == (30, 100)
+def test_the_folded_form_is_what_folding_makes_of_the_model() -> None:
+    """Arc by arc and position by position, the learned first state aside."""
+    model, lattices = draw_lattices_case(seed=0, n_instances=16, dim=2)
+    recorder = Recorder(model.loss, model)
+    n_folded = 0
+    for lattice in lattices:
+        recorded, done = rewrite(recorder.record([lattice]))
+        drawn = make_lattice_graph([lattice], "folded")
+        found = reads_of(recorded, {"read_character": "character", "read_word": "word", "tag_loss": "output"})
+        assert found == reads_of(drawn, {name: name for name in ("character", "word", "output")})
+        n_folded += done.folded
+    assert n_folded == 54
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from autobatch import cache
 from autobatch.errors import PolicyError
-from autobatch.policies import store
 from autobatch.policies.policy_file import load, save_policy
 from autobatch.policies.rules import LEARNED, Score
 from autobatch.policies.store import cache_folder, find_entry, keep_entry, sign
@@ -55,7 +55,7 @@ def test_the_cache_is_where_the_system_keeps_caches(
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(store, "IS_WINDOWS", name == "nt")
+    monkeypatch.setattr(cache, "IS_WINDOWS", name == "nt")
     assert cache_folder() == tmp_path / expected
     if platform == "linux":
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

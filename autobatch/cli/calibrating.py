@@ -18,7 +18,7 @@ from autobatch import policies
 from autobatch.cli.workload import Workload, record
 from autobatch.executor.reference import Reference
 from autobatch.graph import Graph
-from autobatch.plan import PlannedCell
+from autobatch.plan import Batch, PlannedCell
 from autobatch.policies.cost import MeasuredCosts, TypeCost
 from autobatch.schedule import Schedule
 from autobatch.words import FloatArray
@@ -63,16 +63,16 @@ class Stopwatch(Reference):
         self.laps: dict[tuple[str, int, int], list[float]] = defaultdict(list)
         self.row_bytes: dict[int, float] = {}
 
-    def _forward_batch(self, kind: int, start: int, end: int) -> None:
-        self.row_bytes[kind] = float(count_elements(self.cells.cells[kind]) * np.dtype(self.dtype).itemsize)
+    def _forward_batch(self, batch: Batch) -> None:
+        self.row_bytes[batch.kind] = float(count_elements(self.cells.cells[batch.kind]) * np.dtype(self.dtype).itemsize)
         began = perf_counter()
-        super()._forward_batch(kind, start, end)
-        self.laps["forward", kind, end - start].append(1e6 * (perf_counter() - began))
+        super()._forward_batch(batch)
+        self.laps["forward", batch.kind, batch.end - batch.start].append(1e6 * (perf_counter() - began))
 
-    def _backward_batch(self, kind: int, start: int, end: int, active: Any) -> None:
+    def _backward_batch(self, batch: Batch, active: Any) -> None:
         began = perf_counter()
-        super()._backward_batch(kind, start, end, active)
-        self.laps["backward", kind, end - start].append(1e6 * (perf_counter() - began))
+        super()._backward_batch(batch, active)
+        self.laps["backward", batch.kind, batch.end - batch.start].append(1e6 * (perf_counter() - began))
 
     def medians(self, kind: int) -> tuple[FloatArray, FloatArray]:
         """Give the numbers of rows that a type ran with often enough, and the microseconds forward and backward."""

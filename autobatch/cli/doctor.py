@@ -13,19 +13,27 @@ import numpy as np
 import autobatch as ab
 from autobatch.cli import options
 from autobatch.cli.calibrating import REPEATS, SIZES, calibrate
-from autobatch.cli.machine import blas_name, cpu_name, package_version
+from autobatch.cli.machine import blas_name, package_version
+from autobatch.cli.products import describe_providers, show_speeds
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
-from autobatch.cli.threads import DEFAULT_THREADS, threads_in_force, usable_cores, use_threads
+from autobatch.cli.threads import DEFAULT_THREADS, threads_in_force, use_threads
 from autobatch.cli.workload import load_workload
 from autobatch.models.data.listops import N_CLASSES, draw_trees
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.tree_lstm import TreeLSTM
+from autobatch.processor import cpu_name, usable_cores
 
 REQUIRED = ("numpy", "numba", "click", "rich", "safetensors", "threadpoolctl")
 OPTIONAL = {
     "matplotlib": "plots",
-    "torch": "runs the twins that the tests compare with",
+    "networkx": "draws state machines (policy show --plot)",
+    "scipy": "proves better bounds (explain --bound pairs)",
+    "cma": "learns the weights of a rule (policy learn --algorithm es)",
+    "gymnasium": "environments to learn policies in",
+    "stable_baselines3": "learns networks (policy learn --algorithm dqn)",
+    "sb3_contrib": "learns networks (policy learn --algorithm ppo)",
+    "torch": "learns networks, and runs the twins that the tests compare with",
     "tensorboard": "shows training (train --tensorboard)",
     "cupy": "runs on GPUs",
 }
@@ -56,9 +64,10 @@ class Finding(NamedTuple):
     help=f"Instead, measure what batches of a model's types cost here, for policies that minimise time, and keep that "
     f"in the user's cache ({CALIBRATED} unless a model is named).",
 )
+@click.option("--matmul", is_flag=True, help="Instead, measure the libraries that multiply matrices.")
 @options.data_option
 @options.dim_option
-def doctor(model: str | None, data: str | None, dim: int) -> int:
+def doctor(model: str | None, matmul: bool, data: str | None, dim: int) -> int:
     """Check the installation, and train a tiny model.
 
     Told: the versions of packages, the processor, BLAS, the compiler, and a training step. The exit status is 1 if
@@ -66,19 +75,25 @@ def doctor(model: str | None, data: str | None, dim: int) -> int:
 
     With --calibrate, the costs of batches are measured in training on the reference backend, and told: a launch, a
     row, the rows below which a batch takes no less time, and the bytes of a row. "timed(RULE)" as a policy makes a rule
-    minimise time by them.
+    minimise time by them. With --matmul, the speed of matrix products of each library that is there.
 
     \b
     Examples:
       autobatch doctor
+      autobatch doctor --matmul
       autobatch doctor --calibrate lattice-lstm --dim 64
       autobatch bench lattice-lstm --policy "score+both+compact,timed(score+both+compact)"
     """
     if model is not None:
         return _calibrate(model, data, dim)
-    findings = [*_versions(), *_hardware(), _try("compiler", _compile), _try("self-check", _train_a_step)]
+    if matmul:
+        show_speeds()
+        return 0
+    checks = {"matmul": describe_providers, "compiler": _compile, "self-check": _train_a_step}
+    findings = [*_versions(), *_hardware(), *(_try(what, check) for what, check in checks.items())]
+    width = max(len(finding.what) for finding in findings)
     for state, what, detail in findings:
-        click.echo(f"{state:<5}  {what:<13}  {detail}")
+        click.echo(f"{state:<5}  {what:<{width}}  {detail}")
     faults = [finding.what for finding in findings if finding.state == "FAULT"]
     click.echo(f"\nAt fault: {', '.join(faults)}." if faults else "\nEverything is in place.")
     return 1 if faults else 0

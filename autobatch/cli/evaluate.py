@@ -36,9 +36,12 @@ data_option = click.option(
 @options.model_argument
 @checkpoint_option
 @data_option
+@options.max_bytes_option
 @options.threads_option
 @options.json_option
-def evaluate(model: str, checkpoint: Path, data: str | None, threads: int, json_path: Path | None) -> None:
+def evaluate(
+    model: str, checkpoint: Path, data: str | None, max_bytes: int | None, threads: int, json_path: Path | None
+) -> None:
     """Measure a trained MODEL: its metrics on development or other data.
 
     MODEL is the name that it was trained by. Without --data, the metrics are those that training printed for the
@@ -56,7 +59,7 @@ def evaluate(model: str, checkpoint: Path, data: str | None, threads: int, json_
         raise DataError(f"cannot measure {model}: it has no metrics; give the model a method scores(instance).")
     instances = select_instances(workload, data)
     with open_json(json_path) as results:
-        metrics = make_scorer(workload, instances, stored).measure()
+        metrics = make_scorer(workload, instances, stored, max_bytes).measure()
         words = "  ".join(f"{in_words(metric)} {share:.1%}" for metric, share in metrics.items())
         click.echo(f"{workload.dataset.name}, {len(instances):,} instances:  {words}")
         settings = stored.settings
@@ -74,8 +77,11 @@ def evaluate(model: str, checkpoint: Path, data: str | None, threads: int, json_
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write to this file, in place of what it holds.  [default: standard output]",
 )
+@options.max_bytes_option
 @options.threads_option
-def predict(model: str, checkpoint: Path, data: str | None, out: Path | None, threads: int) -> None:
+def predict(
+    model: str, checkpoint: Path, data: str | None, out: Path | None, max_bytes: int | None, threads: int
+) -> None:
     """Write the predictions of a trained MODEL, one JSON object a line.
 
     MODEL is the name that it was trained by. The instances are those that `autobatch eval` measures with the same
@@ -90,17 +96,17 @@ def predict(model: str, checkpoint: Path, data: str | None, out: Path | None, th
     workload = stored.load_workload(data)
     if workload.spec.predict is None:
         raise DataError(f"cannot predict with {model}: it has no scores; give the model a method scores(instance).")
-    scorer = make_scorer(workload, select_instances(workload, data), stored)
+    scorer = make_scorer(workload, select_instances(workload, data), stored, max_bytes)
     with open_json(out) as results:
         lines = results if out is not None else JsonLines(sys.stdout)
         for prediction in scorer.predict():
             lines.write(prediction)
 
 
-def make_scorer(workload: Workload, instances: Sequence[Any], stored: StoredRun) -> Scorer:
-    """Record instances, to be run as training ran them."""
+def make_scorer(workload: Workload, instances: Sequence[Any], stored: StoredRun, max_bytes: int | None) -> Scorer:
+    """Record instances, to be run as training ran them, but within a limit of their own."""
     settings = stored.settings
-    return Scorer(workload, instances, stored.policy, settings.backend, settings.batch_size)
+    return Scorer(workload, instances, stored.policy, settings.backend, settings.batch_size, max_bytes)
 
 
 def select_instances(workload: Workload, data: str | None) -> Sequence[Any]:

@@ -31,14 +31,17 @@ from autobatch.plotting import plot_schedules
     show_default=True,
     help="How to bound the batches: by the chains of each type, or by pairs of types, which takes seconds.",
 )
+@click.option("--training", is_flag=True, help="Run backward too, and count it.")
+@click.option("--memory", is_flag=True, help="Show where values lie, in cells and between, and what moves.")
 @click.option(
     "--plot",
     "plot_path",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw what ran when into a PNG, PDF or SVG file.",
+    help="Draw what ran when, or with --memory where values lie under the first policy, into a PNG, PDF or SVG file.",
 )
 @options.backend_option
+@options.max_bytes_option
 @options.seed_option
 def explain(
     model: str,
@@ -47,15 +50,18 @@ def explain(
     batch_size: int,
     policies: tuple[str, ...],
     bound: str,
+    training: bool,
+    memory: bool,
     plot_path: Path | None,
     backend: str,
+    max_bytes: int | None,
     seed: int,
 ) -> None:
     """Show what runs together under several policies, and why not more.
 
     MODEL is a name that `autobatch models` lists, or package.module:Class. For each policy: the nodes and their types,
     the batches, what compacting would leave of them, the fewest possible, the launches, the bytes copied, what was
-    rewritten, and the types whose nodes ran alone, with the reason.
+    rewritten, the memory that values take, and the types whose nodes ran alone, with the reason.
 
     \b
     Example:
@@ -66,9 +72,12 @@ def explain(
     click.echo(f"{model}, the first {batch_size} instances of {workload.dataset.name}")
     reports = []
     for policy in policies:
-        loss = workload.batched("loss", policy, backend)
-        reports.append(loss.explain(record(loss, instances), bound=bound))
+        loss = workload.batched("loss", policy, backend, max_bytes)
+        reports.append(loss.explain(record(loss, instances), training, bound=bound, memory=memory))
         click.echo(f"\n{reports[-1]}")
     if plot_path is not None:
-        plot_schedules([report.picture for report in reports], plot_path)
+        if reports[0].memory is not None:
+            reports[0].memory.plot(plot_path)
+        else:
+            plot_schedules([report.picture for report in reports], plot_path)
         click.echo(f"\ndrawn: {plot_path}")

@@ -75,7 +75,15 @@ class Fitting:
         last_loss: mean over the last mini-batch.
     """
 
-    def __init__(self, workload: Workload, policy: str | Policy, backend: str, batch_size: int, lr: float) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        policy: str | Policy,
+        backend: str,
+        batch_size: int,
+        lr: float,
+        max_bytes: int | None = None,
+    ) -> None:
         """Record training and development data.
 
         Raises:
@@ -84,14 +92,14 @@ class Fitting:
         """
         if not workload.dataset.train:
             raise DataError(f"cannot train on {workload.dataset.name}: it holds no training instance; add some.")
-        self.loss = workload.batched("loss", policy, backend)
+        self.loss = workload.batched("loss", policy, backend, max_bytes)
         self.optimizer = ab.optim.Adam(workload.model, lr=lr)
         self.position = Position(order=workload.rng.bit_generator.state)
         self.last_loss = math.nan
         self._rng = workload.rng
         self._batch_size = batch_size
         self._graphs = record(self.loss, workload.dataset.train)
-        self._dev = Scorer(workload, workload.dataset.dev, policy, backend, batch_size)
+        self._dev = Scorer(workload, workload.dataset.dev, policy, backend, batch_size, max_bytes)
 
     def settle_policy(self) -> None:
         """Have "auto" choose now and for good, from the first mini-batches of the data, so that resuming can go on.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import autobatch as ab
-from autobatch.cli.threads import usable_cores
+from autobatch.processor import cpu_name, usable_cores
 
 
 def describe_machine() -> dict[str, Any]:
@@ -24,14 +23,6 @@ def describe_machine() -> dict[str, Any]:
         "blas": blas_name(),
         "autobatch": ab.__version__,
     }
-
-
-def cpu_name() -> str:
-    """Name the processor as the system does."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def blas_name() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,26 @@ from autobatch.cli.threads import DEFAULT_THREADS
 from autobatch.executor import NAMES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+UNITS = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+
+
+def to_bytes(text: str) -> int:
+    """Read a number of bytes with or without a unit.
+
+    Raises:
+        click.BadParameter: it is no number of bytes, or less than 1.
+
+    >>> [to_bytes(text) for text in ("512", "1.5kB", "2 GiB")]
+    [512, 1500, 2147483648]
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]*)", text.strip().lower())
+    n_bytes = int(float(found[1]) * UNITS[found[2]]) if found and found[2] in UNITS else 0
+    if n_bytes < 1:
+        raise click.BadParameter(f"{text!r} is no number of bytes; give one such as 2000000000, 2GB or 1.5GiB.")
+    return n_bytes
 
 
 def split_names(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
@@ -71,6 +92,12 @@ seed_option = click.option(
     default=0,
     show_default=True,
     help="Decides all random choices: the same seed, the same results.",
+)
+max_bytes_option = click.option(
+    "--max-bytes",
+    metavar="SIZE",
+    type=to_bytes,
+    help="Run a mini-batch whose values would take more than this, such as 2GB, in parts.  [default: no limit]",
 )
 threads_option = click.option(
     "--threads",

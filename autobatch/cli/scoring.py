@@ -16,7 +16,13 @@ class Scorer:
     """A model with instances that are recorded once, and measured as often as wanted."""
 
     def __init__(
-        self, workload: Workload, instances: Sequence[Any], policy: str | Policy, backend: str, batch_size: int
+        self,
+        workload: Workload,
+        instances: Sequence[Any],
+        policy: str | Policy,
+        backend: str,
+        batch_size: int,
+        max_bytes: int | None = None,
     ) -> None:
         """Record the instances, unless the model has no `scores`: then there are none to measure.
 
@@ -29,7 +35,7 @@ class Scorer:
         self._batch_size = batch_size
         self._instances = instances if workload.spec.count_correct or workload.spec.predict else []
         if self._instances:
-            self._scores = workload.batched("scores", policy, backend)
+            self._scores = workload.batched("scores", policy, backend, max_bytes)
             if isinstance(self._scores.policy, Auto):
                 self._scores.policy = self._scores.policy.make_rule()
             self._graphs = record(self._scores, self._instances)

@@ -38,6 +38,7 @@ class Settings:
     policy: str
     backend: str
     seed: int
+    max_bytes: int | None = None
 
 
 @dataclass(frozen=True)

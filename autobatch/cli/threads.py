@@ -7,8 +7,6 @@ commands use one thread unless told otherwise.
 
 from __future__ import annotations
 
-import os
-
 from threadpoolctl import threadpool_info, threadpool_limits
 
 DEFAULT_THREADS = 1
@@ -22,8 +20,3 @@ def use_threads(n_threads: int) -> None:
 def threads_in_force() -> int:
     """Tell how many threads matrix products use."""
     return max((int(pool["num_threads"]) for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
-
-
-def usable_cores() -> int:
-    """Count the cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -43,6 +43,7 @@ from autobatch.cli.workload import Workload, load_workload
 )
 @options.policy_option
 @options.backend_option
+@options.max_bytes_option
 @options.threads_option
 @options.seed_option
 @options.checkpoint_option("Keep the last and the best checkpoint in this folder.")
@@ -119,7 +120,7 @@ def _run(
     """Train; give the exit status."""
     click.echo(summarise(workload))
     policy = settings.policy if stored is None else stored.policy
-    fitting = Fitting(workload, policy, settings.backend, settings.batch_size, settings.lr)
+    fitting = Fitting(workload, policy, settings.backend, settings.batch_size, settings.lr, settings.max_bytes)
     if stored is None:
         fitting.settle_policy()
         settings = replace(settings, policy=name_policy(settings.policy, fitting.loss.policy), backend=fitting.backend)

@@ -32,9 +32,10 @@ class Workload:
     seed: int
     """Of dropout."""
 
-    def batched(self, method: str, policy: str | Policy, backend: str) -> Any:
+    def batched(self, method: str, policy: str | Policy, backend: str, max_bytes: int | None = None) -> Any:
         """Wrap the model's `loss` or `scores` to run batched."""
-        return ab.batched(getattr(self.model, method), policy=policy, backend=backend, seed=self.seed)
+        run = getattr(self.model, method)
+        return ab.batched(run, policy=policy, backend=backend, seed=self.seed, max_bytes=max_bytes)
 
     def first(self, n_instances: int) -> list[Any]:
         """Take the first instances in the order of the data's files.

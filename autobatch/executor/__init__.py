@@ -1,4 +1,7 @@
-"""Backends: what runs a plan. `reference` interprets cells op by op and is the oracle for every other."""
+"""Backends: what runs a plan. `reference` interprets cells op by op and is the oracle for every other.
+
+`cpu` compiles cells into matrix products and generated kernels.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from autobatch.errors import BackendError
-from autobatch.plan import Plan, PlannedTypes
+from autobatch.plan import Batch, Plan, PlannedTypes
 from autobatch.randomness import Randomness
 
-NAMES = ("reference",)
+NAMES = ("reference", "cpu")
 
 
 class Counts(NamedTuple):
@@ -20,23 +23,55 @@ class Counts(NamedTuple):
     Attributes:
         launches: kernels called, scatters, gathers and copies included.
         copied_bytes: bytes moved by launches that compute nothing.
-        allocations: times that the buffer had to grow.
+        allocations: times that the buffer had to be made anew.
+        buffer_bytes: what the buffer holds, from run to run.
     """
 
     launches: int
     copied_bytes: int
     allocations: int
+    buffer_bytes: int
+
+
+class Timer(Protocol):
+    """Takes the time of every batch."""
+
+    def lap(self, stage: str, batch: Batch | None) -> None:
+        """Note the time: what a stage did since the last lap was to run this batch.
+
+        Args:
+            stage: "forward" or "backward"; or "weights", the gradients of parameters, where a batch is all rows of a
+                type, with or without bases.
+            batch: None for what a stage does before its first batch.
+        """
 
 
 class Backend(Protocol):
-    """Runs plans; keeps its buffers from one run to the next."""
+    """Runs plans; keeps its buffers from one run to the next.
+
+    Attributes:
+        timer: who is told when each batch is done; None, at the cost of one test per batch, where nobody asks. A
+            backend that runs several batches in one go runs them one by one while there is a timer. The results are
+            the same, to the bit.
+    """
 
     name: str
+    timer: Timer | None
 
-    def forward(self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], random: Randomness) -> list[Any]:
+    def forward(
+        self,
+        plan: Plan,
+        cells: PlannedTypes,
+        dtype: np.dtype[Any],
+        random: Randomness,
+        max_bytes: int | None = None,
+    ) -> list[Any]:
         """Compute all values; return what the user asked for, per slot `[rows, *shape]`, as copies.
 
-        `random` has the seed and step of all draws, and whether dropout is on where a cell has no module to say so.
+        `random` has the seed and step of all draws, the key of each instance `[B]`, and whether dropout is on where a
+        cell has no module to say so. The keys in the graph of the plan may be those of other instances: a plan may
+        run again, for equal graphs.
+        The buffer has `max_bytes` or less afterwards, if the plan has; None is no limit.
         """
 
     def backward(self, seeds: Mapping[int, Any], gradients: Mapping[int, Any]) -> None:
@@ -53,10 +88,15 @@ class Backend(Protocol):
         """What was run since `forward` was last called."""
 
 
-def make_backend(name: str) -> Backend:
-    """The backend of this name ("auto": the best that this machine can run)."""
+def make_backend(backend: str | Backend) -> Backend:
+    """The backend of this name ("auto": the best that this machine can run); a `Backend` as it is."""
+    from autobatch.executor.cpu import Cpu
     from autobatch.executor.reference import Reference
 
-    if name not in (*NAMES, "auto"):
-        raise BackendError(f"there is no backend {name!r} in this version; there are {', '.join(NAMES)} and auto.")
-    return Reference()
+    if not isinstance(backend, str):
+        if isinstance(backend, type) or not hasattr(backend, "forward"):
+            raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
+        return backend
+    if backend not in (*NAMES, "auto"):
+        raise BackendError(f"there is no backend {backend!r} in this version; there are {', '.join(NAMES)} and auto.")
+    return Cpu() if backend == "cpu" else Reference()

@@ -1,14 +1,15 @@
 """The reference backend: cells interpreted op by op, in plain array code.
 
-Each batch reads contiguous rows of its type's blocks, runs the cell's instructions on arrays `(rows, *shape)`, and
-scatters the outputs to their destinations. Backward runs the batches in reverse: the gradients of the outputs are
-gathered from the same destinations, those of the ports written to the mirrored rows. Gradients of parameters are
-computed last, once per type over all its rows; those of tables are the rows that were looked up.
+Each batch reads contiguous rows of its type's blocks, runs the cell's instructions on arrays `(rows, *shape)`, each
+into its place if the layout gives it one, and scatters the outputs to their destinations. Backward runs the batches in
+reverse: the gradients of the outputs are gathered from the same destinations, those of the ports are made in, or copied
+to, the mirrored rows. Gradients of parameters are computed last, once per type over all its rows; those of tables are
+the rows that were looked up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,15 @@ from numpy.typing import NDArray
 
 from autobatch._jit import compiled
 from autobatch.autodiff import Scatter
-from autobatch.executor import Counts
+from autobatch.executor import Counts, Timer
+from autobatch.layout import Join, Layout, Place
 from autobatch.ops.define import run_kernel
 from autobatch.ops.variadic import Segments, segment_sum
-from autobatch.plan import Place, Plan, PlannedCell, PlannedTypes
+from autobatch.plan import Batch, Plan, PlannedCell, PlannedTypes
 from autobatch.program import NODE, SHARED, Attribute, Constant, Instruction, Port, Var, Weight
 from autobatch.randomness import Randomness
 from autobatch.rows import Gradient, Rows
+from autobatch.stacks import Targets, refresh
 
 Array = NDArray[Any]
 Env = dict[int, Any]
@@ -39,45 +42,71 @@ class Reference:
 
     def __init__(self, poison: bool = False) -> None:
         self.poison = poison
+        self.timer: Timer | None = None
         self._buffer: Array = np.empty(0, np.float32)
         self._windows: dict[int, Array] = {}
         self._launches = self._copied = self._allocations = 0
 
     def counts(self) -> Counts:
         """What was run since `forward` was last called."""
-        return Counts(self._launches, self._copied, self._allocations)
+        return Counts(self._launches, self._copied, self._allocations, self._buffer.nbytes)
 
-    def forward(self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], random: Randomness) -> list[Array]:
+    def forward(
+        self,
+        plan: Plan,
+        cells: PlannedTypes,
+        dtype: np.dtype[Any],
+        random: Randomness,
+        max_bytes: int | None = None,
+    ) -> list[Array]:
         """Compute all values; return what the user asked for, per slot, as copies."""
         self.plan, self.cells, self.dtype, self.random = plan, cells, dtype, random
         self._launches = self._copied = self._allocations = 0
-        self._reserve(plan.size, dtype)
+        self._reserve(plan.size, dtype, max_bytes)
+        self._copied += refresh(cells.stacks)
+        timer = self.timer
+        if timer is not None:
+            timer.lap("forward", None)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            for kind, start, end in plan.batches:
-                self._forward_batch(kind, start, end)
+            for batch in plan.batches:
+                self._forward_batch(batch)
+                if timer is not None:
+                    timer.lap("forward", batch)
         return [self._slot(slot).copy() for slot in range(len(cells.slot_shapes))]
 
     def backward(self, seeds: Mapping[int, Array], gradients: Mapping[int, Gradient]) -> None:
         """Differentiate the last run, starting from the gradients of slots; add to those of the parameters."""
         plan = self.plan
         active = active_nodes(plan, seeds)
+        targets = Targets(gradients, self.cells.stacks)
         for slot in range(len(self.cells.slot_shapes)):
             self._slot(slot, plan.mirror)[...] = seeds.get(slot, 0)
+        timer = self.timer
+        if timer is not None:
+            timer.lap("backward", None)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            for kind, start, end in reversed(plan.batches):
-                first = plan.type_ptr[kind]
-                self._backward_batch(kind, start, end, active[plan.node_at[first + start : first + end]])
+            for batch in reversed(plan.batches):
+                first = plan.type_ptr[batch.kind]
+                self._backward_batch(batch, active[plan.node_at[first + batch.start : first + batch.end]])
+                if timer is not None:
+                    timer.lap("backward", batch)
             for kind in range(len(self.cells.cells)):
                 rows = active[plan.node_at[plan.type_ptr[kind] : plan.type_ptr[kind + 1]]]
                 if rows.any():
-                    self._weight_gradients(kind, rows, gradients)
+                    self._weight_gradients(kind, rows, targets.arrays)
+                    if timer is not None:
+                        timer.lap("weights", Batch(kind, 0, rows.size, plan.type_bases[kind]))
+        self._copied += targets.finish()
 
     # The buffer and its views.
 
-    def _reserve(self, size: int, dtype: np.dtype[Any]) -> None:
-        if self._buffer.size < size or self._buffer.dtype != dtype:
-            self._buffer = np.empty(max(size, self._buffer.size * 5 // 4), dtype)
-            self._windows = {}
+    def _reserve(self, size: int, dtype: np.dtype[Any], max_bytes: int | None) -> None:
+        """Have room for `size` elements: at least a quarter more than before where it grows, within the limit."""
+        held = self._buffer.size if self._buffer.dtype == dtype else 0
+        limit = max(size, held * 5 // 4 if max_bytes is None else max_bytes // dtype.itemsize)
+        if not size <= held <= limit:
+            self._buffer, self._windows = np.empty(0, dtype), {}  # the old one is freed before there is a new one
+            self._buffer = np.empty(max(size, min(held * 5 // 4, limit)), dtype)
             self._allocations += 1
         if self.poison:
             self._buffer.fill(np.nan)
@@ -95,76 +124,54 @@ class Reference:
         first = int(self.plan.slot_base[slot]) + shift
         return self._buffer[first : first + rows * self.cells.slot_widths[slot]].reshape(rows, *shape)
 
-    def _view(
-        self, rows: RowRange, place: Place, var: Var, base: Any, widths: tuple[int, ...], shift: int = 0
-    ) -> Array:
-        """The columns of one value in a batch's rows, `(rows, *shape)`."""
-        number = place.domain - NODE
-        width, (start, end) = widths[number], rows.of(place.domain)
-        first = int(base[rows.block + number]) + shift
-        area = self._buffer[first + start * width : first + end * width].reshape(end - start, width)
-        return area[:, place.column : place.column + place.width].reshape(end - start, *var.shape)
-
-    def _port(self, rows: RowRange, cell: PlannedCell, number: int, shift: int = 0) -> Array:
-        var = cell.type.program.vars[cell.type.program.ports[number]]
-        return self._view(rows, cell.layout.inputs[number], var, self.plan.input_base, cell.layout.input_width, shift)
-
-    def _saved(self, rows: RowRange, cell: PlannedCell) -> Env:
-        if cell.derivative is None:
-            return {}
-        vars, layout = cell.derivative.vars, cell.layout
-        return {
-            i: self._view(rows, place, vars[i], self.plan.saved_base, layout.saved_width)
-            for i, place in layout.saved.items()
-        }
-
     # Batches.
 
-    def _forward_batch(self, kind: int, start: int, end: int) -> None:
-        cell, rows = self.cells.cells[kind], RowRange(self.plan, kind, start, end)
-        program = cell.type.program
-        env = self._known(rows, cell, program.vars)
-        saved = self._saved(rows, cell)
-        self._run(rows, program.vars, program.instructions, env, saved)
-        for number, index in enumerate(program.outputs):
-            self._scatter(rows, number, env[index], program.vars[index])
+    def _forward_batch(self, batch: Batch) -> None:
+        cell = self.cells.cells[batch.kind]
+        frame = self._frame(batch, cell.program.vars)
+        self._run(frame, cell.program.instructions)
+        for number, index in enumerate(cell.program.outputs):
+            self._scatter(frame, number, frame.env[index], cell.program.vars[index])
 
-    def _backward_batch(self, kind: int, start: int, end: int, active: Array) -> None:
-        cell, rows = self.cells.cells[kind], RowRange(self.plan, kind, start, end)
-        derivative = cell.derivative
+    def _backward_batch(self, batch: Batch, active: Array) -> None:
+        cell = self.cells.cells[batch.kind]
+        derivative, layout = cell.derivative, cell.layout
         assert derivative is not None, "backward follows a forward run in training"
-        ports = [self._port(rows, cell, number, self.plan.mirror) for number in range(len(cell.layout.inputs))]
+        rows = RowRange(self.plan, batch)
+        values = [cell.program.vars[index] for index in cell.program.ports]
+        ports = [self._inputs(rows, p, v, self.plan.mirror) for p, v in zip(layout.inputs, values, strict=True)]
         if active.any() and (derivative.backward or derivative.parameters or derivative.tables or ports):
-            saved = self._saved(rows, cell)
-            env = self._known(rows, cell, derivative.vars) | saved
+            frame = self._frame(batch, derivative.vars, backward=True)
             for number, index in enumerate(derivative.incoming):
-                env[index] = self._gather(rows, number, derivative.vars[index], saved.get(index))
-            targets = {g: port for g, port in zip(derivative.ports, ports, strict=True) if g is not None} | saved
-            self._run(rows, derivative.vars, derivative.backward, env, targets)
-            self._write(ports, [None if g is None else env[g] for g in derivative.ports])
+                frame.env[index] = self._gather(frame, number, index)
+            self._run(frame, derivative.backward)
+            for number, gradient in enumerate(derivative.ports):
+                if number not in layout.settled:
+                    self._write(ports[number], None if gradient is None else frame.env[gradient])
         if not active.all():
-            for port, place in zip(ports, cell.layout.inputs, strict=True):
+            for port, place in zip(ports, layout.inputs, strict=True):
                 port[~rows.spread(active, place.domain)] = 0
 
     def _weight_gradients(self, kind: int, active: Array, gradients: Mapping[int, Gradient]) -> None:
         """Run the weight stage of a type over all its rows that the loss depends on."""
-        cell, rows = self.cells.cells[kind], RowRange(self.plan, kind, 0, active.size)
-        derivative = cell.derivative
+        derivative = self.cells.cells[kind].derivative
         assert derivative is not None, "backward follows a forward run in training"
         if not derivative.parameters and not derivative.tables:
             return
-        env = self._known(rows, cell, derivative.vars) | self._saved(rows, cell)
+        batch = Batch(kind, 0, active.size, self.plan.type_bases[kind])
+        frame = self._frame(batch, derivative.vars, backward=True)
         if not active.all():
-            domains = {i: derivative.vars[i].domain for i in env}
-            env = {i: x if domains[i] == SHARED else x[rows.spread(active, domains[i])] for i, x in env.items()}
+            domains = {i: derivative.vars[i].domain for i in frame.env}
+            for i, x in frame.env.items():
+                frame.env[i] = x if domains[i] == SHARED else x[frame.rows.spread(active, domains[i])]
         owners = {p: dense(gradients[id(derivative.parameter(p))]) for p, _ in derivative.parameters}
-        targets = {g: owners[p][None] for p, g in derivative.parameters if g in derivative.accumulated}
-        self._run(rows, derivative.vars, derivative.weights, env, targets)
+        frame.targets = {g: owners[p][None] for p, g in derivative.parameters if g in derivative.accumulated}
+        self._run(frame, derivative.weights)
         for p, g in derivative.parameters:
-            if g not in targets:
-                owners[p] += env[g][0]
+            if g not in frame.targets:
+                owners[p] += frame.env[g][0]
         for p, scatters in derivative.tables:
-            self._add_rows(env, scatters, gradients[id(derivative.parameter(p))])
+            self._add_rows(frame.env, scatters, gradients[id(derivative.parameter(p))])
 
     def _add_rows(self, env: Env, scatters: Iterable[Scatter], gradient: Gradient) -> None:
         """Add the rows that a type looked up to the gradient of their table."""
@@ -178,13 +185,47 @@ class Reference:
                 found.add_to(gradient)
             self._launches += 1
 
+    # What a cell computes with.
+
+    def _frame(self, batch: Batch, vars: tuple[Var, ...], backward: bool = False) -> Frame:
+        """Set up a run of a cell over some rows: what is known, and where results go that have a place."""
+        cell, rows = self.cells.cells[batch.kind], RowRange(self.plan, batch)
+        env = self._known(rows, cell, vars)
+        inner = {i: self._inputs(rows, place, vars[i]) for i, place in cell.layout.inner.items()}
+        saved = self._saved(rows, cell)
+        if not backward:
+            return Frame(rows, cell.layout, vars, env, saved | inner)
+        places = cell.layout.gradients.items()
+        gradients = {i: self._inputs(rows, place, vars[i], self.plan.mirror) for i, place in places}
+        return Frame(rows, cell.layout, vars, env | saved | inner, gradients | saved)
+
+    def _inputs(self, rows: RowRange, place: Place, var: Var, shift: int = 0) -> Array:
+        """A value in the inputs, or (shifted) a gradient beside them: `(rows, *shape)`."""
+        number = place.domain - NODE
+        width = self.cells.cells[rows.kind].layout.input_width[number]
+        return self._columns(rows.bases[number] + shift, rows.count(place.domain), width, place, var)
+
+    def _saved(self, rows: RowRange, cell: PlannedCell) -> Env:
+        if cell.derivative is None:
+            return {}
+        found: Env = {}
+        for i, place in cell.layout.saved.items():
+            number, width = place.domain - NODE, cell.layout.saved_width[place.domain - NODE]
+            first = int(self.plan.saved_base[rows.block + number]) + rows.of(place.domain)[0] * width
+            found[i] = self._columns(first, rows.count(place.domain), width, place, cell.derivative.vars[i])
+        return found
+
+    def _columns(self, first: int, n_rows: int, width: int, place: Place, var: Var) -> Array:
+        area = self._buffer[first : first + n_rows * width].reshape(n_rows, width)
+        return area[:, place.column : place.column + place.width].reshape(n_rows, *var.shape)
+
     def _known(self, rows: RowRange, cell: PlannedCell, vars: Iterable[Var]) -> Env:
         """What is known before any instruction runs: ports, attributes, parameters, constants."""
         env: Env = {}
         for index, var in enumerate(vars):
             match var.source:
                 case Port(number=number):
-                    env[index] = self._port(rows, cell, number)
+                    env[index] = self._inputs(rows, cell.layout.inputs[number], var)
                 case Attribute(is_float=is_float, column=column):
                     data = (self.plan.float_data if is_float else self.plan.int_data)[rows.kind]
                     part = data[rows.start : rows.end, column : column + var.size].reshape(rows.n, *var.shape)
@@ -199,54 +240,97 @@ class Reference:
         """A constant array as a single row; ints stay ints, for they may be ids."""
         return (data if data.dtype.kind in "iu" else data.astype(self.dtype, copy=False))[None]
 
-    def _run(self, rows: RowRange, vars: tuple[Var, ...], indices: Iterable[int], env: Env, targets: Env) -> None:
-        """Run instructions, each into its target if it has one, and add the results to `env`."""
+    def _run(self, frame: Frame, indices: Iterable[int]) -> None:
+        """Run instructions, each into its place if it has one, and add the results to `frame.env`."""
         for index in indices:
-            var = vars[index]
+            var = frame.vars[index]
             source = var.source
             assert isinstance(source, Instruction)
-            op, args, static = source.op, [env[a] for a in source.args], source.static
+            op, args, static = source.op, [frame.env[a] for a in source.args], source.static
             if op.view:
-                env[index] = op.kernel(np, args[0], **static)
+                frame.env[index] = op.kernel(np, args[0], **static)
                 continue
-            out = targets.get(index)
-            if out is None:
-                n_rows = 1 if var.domain == SHARED else rows.count(var.domain)
-                out = (np.zeros if op.sums_rows else np.empty)((n_rows, *var.shape), self.dtype)
+            out = frame.env[index] = self._out(frame, index)
+            if index in frame.layout.joins:
+                self._join(frame.layout.joins[index], args, out)
+                continue
             if op.segments is not None:
-                domain = vars[source.args[1 if op.segments == "spread" else 0]].domain
-                static = {**static, "segments": rows.segments(domain)}
+                domain = frame.vars[source.args[1 if op.segments == "spread" else 0]].domain
+                static = {**static, "segments": frame.rows.segments(domain)}
             if op.random:
-                static = {**static, "random": self._randomness(rows)}
+                static = {**static, "random": self._randomness(frame.rows)}
             run_kernel(op, np, args, out, static)
-            env[index] = out
             self._launches += 1
-            self._copied += out.nbytes if op.copies else 0
+
+    def _out(self, frame: Frame, index: int) -> Array:
+        """Where a value is made: in a place of its own, as part of a join, or anywhere."""
+        if index in frame.layout.joins:
+            return self._whole(frame, index)
+        place = self._place(frame, index)
+        if place is not None:
+            return place
+        var, source = frame.vars[index], frame.vars[index].source
+        sums = isinstance(source, Instruction) and source.op.sums_rows
+        return (np.zeros if sums else np.empty)((frame.n_rows(var.domain), *var.shape), self.dtype)
+
+    def _place(self, frame: Frame, index: int) -> Array | None:
+        if index in frame.layout.within:
+            whole, part = frame.layout.within[index]
+            return self._whole(frame, whole)[(slice(None), *part)]
+        place: Array | None = frame.targets.get(index)
+        return place
+
+    def _whole(self, frame: Frame, index: int) -> Array:
+        """The memory of a join, the same for all its parts; zero where it has none."""
+        if index not in frame.wholes:
+            var, place = frame.vars[index], self._place(frame, index)
+            whole = np.empty((frame.n_rows(var.domain), *var.shape), self.dtype) if place is None else place
+            if not frame.layout.joins[index].covered:
+                whole[...] = 0
+                self._launches += 1
+            frame.wholes[index] = whole
+        held: Array = frame.wholes[index]
+        return held
+
+    def _join(self, join: Join, parts: Sequence[Array], out: Array) -> None:
+        """Copy the parts of a join that were not made in it."""
+        for number in join.copied:
+            place = out[(slice(None), *join.indices[number])]
+            place[...] = parts[number]
+            self._copied += place.nbytes
+        self._launches += bool(join.copied)
 
     def _randomness(self, rows: RowRange) -> Randomness:
-        """Where the nodes in these rows draw from: keyed by their instances."""
+        """Where the nodes in these rows draw from: keyed by their instances, as the caller numbers them."""
         graph, first, owner = self.plan.graph, self.plan.type_ptr[rows.kind], self.cells.cells[rows.kind].type.owner
         nodes = self.plan.node_at[first + rows.start : first + rows.end]
-        keys = graph.keys[np.searchsorted(graph.instance_ptr, nodes, side="right") - 1]
+        keys = self.random.key[np.searchsorted(graph.instance_ptr, nodes, side="right") - 1]
         training = self.random.training if owner is None else owner.training
         return Randomness(self.random.seed, self.random.step, keys, training)
 
     # Moving values between nodes.
 
-    def _scatter(self, rows: RowRange, number: int, value: Array, var: Var) -> None:
+    def _scatter(self, frame: Frame, number: int, value: Array, var: Var) -> None:
         """Write an output of a batch to all its destinations."""
-        ptr, dest = rows.destinations(number)
+        rows = frame.rows
+        ptr, dest, adds = rows.destinations(number)
         if not dest.size:
             return
         flat = np.broadcast_to(value, (rows.n, *var.shape)).reshape(rows.n, var.size)
         counts = np.diff(ptr)
-        self._window(var.size)[dest] = flat if (counts == 1).all() else np.repeat(flat, counts, axis=0)
+        flat = flat if (counts == 1).all() else np.repeat(flat, counts, axis=0)
+        window = self._window(var.size)
+        if adds.any():
+            window[dest[~adds]] = flat[~adds]
+            add_at(window, dest[adds], flat[adds])
+        else:
+            window[dest] = flat
         self._moved(dest.size * var.size)
 
-    def _gather(self, rows: RowRange, number: int, var: Var, out: Array | None) -> Array:
+    def _gather(self, frame: Frame, number: int, index: int) -> Array:
         """Sum the gradients at all destinations of an output of a batch."""
-        ptr, dest = rows.destinations(number)
-        out = np.empty((rows.n, *var.shape), self.dtype) if out is None else out
+        var, out = frame.vars[index], self._out(frame, index)
+        ptr, dest, _ = frame.rows.destinations(number)
         if not dest.size:
             out[...] = 0
             return out
@@ -258,27 +342,41 @@ class Reference:
         self._moved(parts.size)
         return out
 
-    def _write(self, places: Iterable[Array], values: Iterable[Array | None]) -> None:
-        """Copy values to their places, zero for None; a value that was computed in its place stays."""
-        for place, value in zip(places, values, strict=True):
-            if value is None:
-                place[...] = 0
-            elif value is not place:
-                place[...] = value
-                self._moved(place.size)
+    def _write(self, place: Array, value: Array | None) -> None:
+        """Copy a value to its place, zero for None."""
+        place[...] = 0 if value is None else value
+        self._moved(place.size)
 
     def _moved(self, elements: int) -> None:
         self._launches += 1
         self._copied += elements * self._buffer.itemsize
 
 
-class RowRange:
-    """A range of rows of one type: those of a batch, or all."""
+class Frame:
+    """A run of a stage of a cell over some rows.
 
-    def __init__(self, plan: Plan, kind: int, start: int, end: int) -> None:
-        self.plan, self.kind, self.start, self.end = plan, kind, start, end
-        self.n = end - start
-        self.block = plan.first_block(kind)
+    Attributes:
+        env: the values that are known, `(rows, *shape)`.
+        targets: where values that have a place go.
+        wholes: the memory of joins.
+    """
+
+    def __init__(self, rows: RowRange, layout: Layout, vars: tuple[Var, ...], env: Env, targets: Env) -> None:
+        self.rows, self.layout, self.vars, self.env, self.targets = rows, layout, vars, env, targets
+        self.wholes: Env = {}
+
+    def n_rows(self, domain: int) -> int:
+        """Rows of a value of this domain."""
+        return 1 if domain == SHARED else self.rows.count(domain)
+
+
+class RowRange:
+    """The rows of a batch, or all rows of a type."""
+
+    def __init__(self, plan: Plan, batch: Batch) -> None:
+        self.plan, (self.kind, self.start, self.end, self.bases) = plan, batch
+        self.n = self.end - self.start
+        self.block = plan.first_block(self.kind)
 
     def of(self, domain: int) -> tuple[int, int]:
         """First and end row in the block of a domain."""
@@ -301,11 +399,19 @@ class RowRange:
         """A flag per node as one per row of a domain."""
         return per_node if domain == NODE else per_node[self.segments(domain).rows]
 
-    def destinations(self, number: int) -> tuple[Array, Array]:
-        """The destinations of an output, and pointers to those of each row."""
+    def destinations(self, number: int) -> tuple[Array, Array, Array]:
+        """Pointers to the destinations of each row of an output, these, and whether it is added to what is there."""
         base = self.plan.dest_base[self.plan.tables.out_ptr[self.kind] + number]
         ptr = self.plan.dest_ptr[base + self.start : base + self.end + 1]
-        return ptr, self.plan.dest[ptr[0] : ptr[-1]]
+        return ptr, self.plan.dest[ptr[0] : ptr[-1]], self.plan.adds[ptr[0] : ptr[-1]]
+
+
+def add_at(window: Array, places: Array, values: Array) -> None:
+    """Add values to rows of `window`, which may come several times, in order."""
+    while places.size:
+        _, first = np.unique(places, return_index=True)
+        window[places[first]] += values[first]
+        places, values = np.delete(places, first), np.delete(values, first, axis=0)
 
 
 def dense(gradient: Gradient) -> Array:

@@ -1,0 +1,223 @@
+"""`autobatch policy learn`: learn a policy on mini-batches of a model, or for any model on generated graphs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, get_args
+
+import click
+
+from autobatch.cli import options
+from autobatch.cli.policy_eval import measure, minibatches_option, tabulate, take_minibatches, with_others
+from autobatch.cli.progress import show_progress
+from autobatch.cli.workload import load_workload
+from autobatch.errors import PolicyError
+from autobatch.graph import Graph
+from autobatch.policies.deep import DeepLearning, plot_curve
+from autobatch.policies.directed import Direction
+from autobatch.policies.encoding import ENCODINGS
+from autobatch.policies.evolution import Evolution
+from autobatch.policies.learning import ALGORITHMS, describe_progress, learn, learn_families
+from autobatch.policies.network import Deep
+from autobatch.policies.qlearning import REWARDS, QLearning
+
+FAMILIES = "families"
+LESSON = ("data", "dim", "batch_size", "minibatches", "held_out")
+"""Options that say which mini-batches of a model to learn from."""
+
+
+@click.command("learn")
+@options.model_argument
+@options.data_option
+@options.dim_option
+@options.batch_size_option
+@minibatches_option
+@click.option(
+    "--held-out",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How many further mini-batches decide which of the policies met on the way is the best.",
+)
+@click.option(
+    "--algorithm",
+    type=click.Choice([*ALGORITHMS]),
+    default="q",
+    show_default=True,
+    help="; ".join(f"{name}: {algorithm.summary}" for name, algorithm in ALGORITHMS.items()) + ".",
+)
+@click.option(
+    "--encoding",
+    type=click.Choice(ENCODINGS),
+    default="sort",
+    show_default=True,
+    help="q: what a state says of the ready nodes: their types, and the most frequent one, or all in order.",
+)
+@click.option(
+    "--critical/--no-critical", default=True, show_default=True, help="q: a state says which types are critical."
+)
+@click.option(
+    "--mask/--no-mask", default=True, show_default=True, help="q: only critical types run, where one is ready."
+)
+@click.option(
+    "--rival/--no-rival",
+    default=True,
+    show_default=True,
+    help="q: learn the published machine too, plan with both, and keep the shorter schedule.",
+)
+@click.option(
+    "--reward",
+    type=click.Choice([reward for reward in REWARDS if reward != "time"]),
+    default="critical",
+    show_default=True,
+    help="q, dqn, ppo: what learning maximizes.",
+)
+@click.option(
+    "--direction",
+    type=click.Choice(get_args(Direction)),
+    default="both",
+    show_default=True,
+    help="Plan from the inputs, from the outputs, or both and keep the better schedule.",
+)
+@click.option("--compact/--no-compact", default=True, show_default=True, help="Delete superfluous batches.")
+@click.option(
+    "--episodes",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=QLearning.episodes,
+    show_default=True,
+    help="q: at most so many in each direction.",
+)
+@click.option("--steps", metavar="N", type=click.IntRange(min=1), help="dqn, ppo: batches run while learning.")
+@click.option("--generations", metavar="N", type=click.IntRange(min=1), help="es: how often the weights move.")
+@click.option(
+    "--log-folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="dqn, ppo: write what TensorBoard shows.",
+)
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="dqn, ppo: draw how learning went, as PNG.",
+)
+@options.seed_option
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to write the policy.  [default: MODEL.policy.json]",
+)
+@click.pass_context
+def learn_command(
+    ctx: click.Context,
+    /,
+    model: str,
+    algorithm: str,
+    direction: Direction,
+    compact: bool,
+    seed: int,
+    out: Path | None,
+    plot: Path | None,
+    **chosen: Any,
+) -> None:
+    """Learn a policy for MODEL on mini-batches, and write it to a file.
+
+    MODEL is a name that `autobatch models` lists, or package.module:Class. The mini-batches are the first, in the order
+    of the data's files. The file is a policy for every command that takes one: --policy FILE; with --policy "FILE or
+    score" the rule `score` decides where the file or the model is refused.
+
+    In place of MODEL, "families" stands for generated graphs of many kinds: what es, ppo or dqn learns on them serves
+    any model.
+
+    \b
+    What ED-Batch (arXiv:2302.03851) published is learned by
+      autobatch policy learn MODEL --no-critical --no-mask --reward published \\
+          --direction forward --no-compact --no-rival
+    The weights of the rule score and the network that come with the package are learned by
+      autobatch policy learn families --algorithm es
+      autobatch policy learn families --algorithm ppo
+    """
+    out = out or Path(re.sub(r"[^\w.-]", "_", model) + ".policy.json")
+    _require_folder(out, "save policy")
+    lesson = {name: chosen.pop(name) for name in LESSON}
+    own = _options_of(ctx, algorithm, {**chosen, "plot": plot})
+    own.pop("plot", None)
+    if plot is not None:
+        _require_folder(plot, "draw how learning went to")
+    graphs: list[Graph] = []
+    about = {"algorithm": algorithm, "model": model}
+    if model == FAMILIES:
+        _refuse(ctx, LESSON, f"the graphs of {FAMILIES} are generated, so there is no option")
+    else:
+        graphs, more = _take_lesson(model, seed, **lesson)
+        about |= more
+    start = perf_counter()
+    with show_progress(_count_measurements(algorithm, own, direction)) as progress:
+        terms: dict[str, Any] = {
+            "direction": direction, "compact": compact, "seed": seed,
+            "on_progress": lambda measured: progress.advance(f"learning {model}", describe_progress(measured)),
+        }  # fmt: skip
+        n_seen = lesson["minibatches"]
+        learned = (
+            learn(graphs[:n_seen], algorithm, held_out=graphs[n_seen:], **terms, **own)
+            if graphs
+            else learn_families(algorithm, **terms, **own)
+        )
+    learned.about |= about
+    learned.save(out)
+    if plot is not None and isinstance(learned, Deep):
+        plot_curve(learned, plot)
+    source = f"{model}, {about['data']}" if graphs else model
+    click.echo(f"{source}: learned {learned.name} in {perf_counter() - start:.1f} s")
+    if not graphs:
+        click.echo(f"The policy, which serves any model, is in {out}.")
+        return
+    click.echo(tabulate([measure(policy, graphs[:n_seen]) for policy in with_others(learned)]))
+    click.echo(f"These are means over the {n_seen} mini-batches learned from; the policy is in {out}.")
+
+
+def _require_folder(path: Path, doing: str) -> None:
+    if not path.parent.is_dir():
+        raise PolicyError(f"cannot {doing} {str(path)!r}: there is no folder {str(path.parent)!r}; make it first.")
+
+
+def _take_lesson(
+    model: str, seed: int, data: str | None, dim: int, batch_size: int, minibatches: int, held_out: int
+) -> tuple[list[Graph], dict[str, Any]]:
+    """Merge the mini-batches of a model that are learned from, and then those held out; and say what they are."""
+    workload = load_workload(model, data, dim, seed)
+    graphs = take_minibatches(workload, 0, minibatches + held_out, batch_size)
+    return graphs, {
+        "model": workload.spec.name, "data": workload.dataset.name, "batch_size": batch_size,
+        "instances": len(graphs) * batch_size,
+    }  # fmt: skip
+
+
+def _options_of(ctx: click.Context, algorithm: str, learning: dict[str, Any]) -> dict[str, Any]:
+    """Pick the options that the algorithm has; those given that it lacks are refused."""
+    own = ALGORITHMS[algorithm].options
+    _refuse(ctx, sorted(learning.keys() - set(own)), f"algorithm {algorithm!r} has no option")
+    return {name: learning[name] for name in own if learning[name] is not None}
+
+
+def _refuse(ctx: click.Context, names: Sequence[str], why: str) -> None:
+    """Refuse options that were given on the command line."""
+    for name in names:
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise PolicyError(f"learning a policy: {why} --{name.replace('_', '-')}; leave it out.")
+
+
+def _count_measurements(algorithm: str, own: dict[str, Any], direction: Direction) -> int:
+    """Say how often learning tells how it goes, if it does not end early."""
+    if algorithm == "q":
+        n_tables = (2 if direction == "both" else 1) * (2 if own["rival"] else 1)
+        return int(-(-own["episodes"] // QLearning.evaluate_every) * n_tables)
+    if algorithm == "es":
+        return int(own.get("generations", Evolution.generations))
+    return int(own.get("steps", DeepLearning.steps)) // DeepLearning.measure_every + 2

@@ -1,0 +1,254 @@
+"""Take sums where they are read: a plain port with several edges reads the sum of their values.
+
+The node that summed is then not needed, and neither are its batches: a reader waits for the terms themselves. What is
+a sum is known from the types, an output that adds up the values of a variadic port. Two sweeps over the edges find the
+nodes that can go, a third writes the graph anew. A kept sum may be a term of a folded one; it is a value like others.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.graph import TypeArrays
+from autobatch.words import (
+    FloatArray,
+    IntArray,
+    Sections,
+    copy_attributes,
+    copy_outputs,
+    sections,
+    words_size,
+    write_header,
+)
+
+GROWTH = 4
+"""A sum stays where folding it would make more than this many times the edges that it takes.
+
+Every edge is a value written, and its gradient read back: r readers and t terms move r * t of them folded, r + t kept.
+A batch saved is worth some of that: a sum of at most 4 terms folds however often it is read, one of 8 terms if it is
+read up to 8 times, one of hundreds up to 4 times. The edges of the whole graph become at most 4 times as many.
+"""
+Flags: TypeAlias = NDArray[np.uint8]
+
+
+@compiled
+def fold_sums(
+    words: IntArray, floats: FloatArray, types: TypeArrays, passed: IntArray
+) -> tuple[IntArray, FloatArray, int, int]:
+    """Write a graph anew without the sums that their readers can take; the rest of it stays in order.
+
+    A node goes if all of this holds:
+
+    - Each of its outputs that is read is the sum of a variadic port, of two values at least: only sums can be taken
+      where they are read. The sum of nothing is zeros, which no edge brings; that of one value is for pass "forward".
+    - The user did not ask for it: that takes a node that writes it.
+    - All its readers, one at least, are plain ports that read nothing else. A variadic port has a row for each of its
+      values; and with several edges in a port, what comes of folding one of them would have no bound.
+    - The terms of one sum that come from nodes of one type are the same output of theirs. A batch writes one of its
+      outputs after another, so that the first to write a sum, which stores where the others add, would be unclear.
+    - Whatever it reads is a term of such a sum, so that no node is left without use; and it has no plain ports, so
+      that no sum folds into a node that goes.
+    - The edges made are at most `GROWTH` times the edges gone.
+
+    None of this changes with what else is folded, so a second time finds nothing.
+
+    Args:
+        passed: [outputs] the port that the output is whenever that has one edge, or -1.
+
+    Returns:
+        The words and float attributes, those given if no sum goes; how many went, and how many edges took their place.
+
+    Cost: O(N + E + edges made).
+    """
+    graph = sections(words)
+    sum_port = _sum_ports(types, passed)
+    folds = _find_sums(graph, types, sum_port)
+    if not folds.any():
+        return words, floats, 0, 0
+    n_edges = graph.edge_src.size
+    terms = np.empty(n_edges, np.int32)  # for an edge that reads a sum, the first edge of its terms
+    counts = _count_readers(graph, types, sum_port, folds, terms)  # for such a first edge: how many read the sum, ...
+    n_folded, n_made, n_gone = _choose(graph, types.sum_type.size, folds, counts)  # ... and now how many terms it has
+    if n_folded == 0:
+        return words, floats, 0, 0
+    folded, kept_floats = _write(graph, floats, types, folds, terms, counts, n_edges + n_made - n_gone)
+    return folded, kept_floats, n_folded, n_made
+
+
+@compiled
+def _sum_ports(types: TypeArrays, passed: IntArray) -> IntArray:
+    """Find the variadic port that each output sums, or -1."""
+    sum_port = passed.copy()
+    for kind in range(types.out_ptr.size - 1):
+        for out in range(types.out_ptr[kind], types.out_ptr[kind + 1]):
+            if passed[out] >= 0 and types.port_plain[types.port_ptr[kind] + passed[out]]:
+                sum_port[out] = -1
+    return sum_port
+
+
+@compiled
+def _find_sums(graph: Sections, types: TypeArrays, sum_port: IntArray) -> Flags:
+    """Flag the nodes of types that sum and have no plain ports, those asked for aside."""
+    of_type = np.zeros(types.sum_type.size, np.uint8)
+    for kind in range(of_type.size):
+        sums = sum_port[types.out_ptr[kind] : types.out_ptr[kind + 1]].max() >= 0
+        of_type[kind] = sums and not types.port_plain[types.port_ptr[kind] : types.port_ptr[kind + 1]].any()
+    type_id = graph.type_id
+    folds = np.zeros(type_id.size, np.uint8)
+    if of_type.any():
+        for node in range(folds.size):
+            folds[node] = of_type[type_id[node]]
+        for node in graph.out_node:
+            folds[node] = 0
+    return folds
+
+
+@compiled
+def _count_readers(graph: Sections, types: TypeArrays, sum_port: IntArray, folds: Flags, terms: IntArray) -> IntArray:
+    """Count the readers of each sum, at the first edge of its terms; take the flag off nodes that others must read."""
+    type_id, edge_ptr, edge_src, edge_out, edge_in = (
+        graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out, graph.edge_in,
+    )  # fmt: skip
+    out_ptr, port_ptr, port_plain = types.out_ptr, types.port_ptr, types.port_plain
+    n_readers = np.zeros(edge_src.size, np.int32)
+    for node in range(type_id.size):
+        first, end = edge_ptr[node], edge_ptr[node + 1]
+        ports = port_ptr[type_id[node]]
+        for e in range(first, end):
+            source = edge_src[e]
+            if not folds[source]:
+                continue
+            alone = (e == first or edge_in[e - 1] != edge_in[e]) and (e + 1 == end or edge_in[e + 1] != edge_in[e])
+            port = sum_port[out_ptr[type_id[source]] + edge_out[e]]
+            term, stop = edge_ptr[source], edge_ptr[source + 1]
+            while term < stop and edge_in[term] < port:
+                term += 1
+            if alone and port >= 0 and port_plain[ports + edge_in[e]] and term < stop and edge_in[term] == port:
+                terms[e] = term
+                n_readers[term] += 1
+            else:
+                folds[source] = 0
+    return n_readers
+
+
+@compiled
+def _choose(graph: Sections, n_types: int, folds: Flags, counts: IntArray) -> tuple[int, int, int]:
+    """Take the flag off nodes whose terms forbid it; count the nodes that fold, the edges made and those gone.
+
+    Args:
+        counts: the readers of each sum, at the first edge of its terms; replaced by how many these are.
+    """
+    type_id, edge_ptr, edge_src, edge_out, edge_in = (
+        graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out, graph.edge_in,
+    )  # fmt: skip
+    term_of = np.full(type_id.size, -1, np.int32)  # the node that last took this one as a term of a sum that is read
+    sum_of = np.full(n_types, -1, np.int32)  # the sum that last had a term of this type, ...
+    output_of = np.zeros(n_types, np.int32)  # ... and which output that was
+    n_folded = n_made = n_gone = 0
+    for node in range(type_id.size):
+        if not folds[node]:
+            continue
+        first, end = edge_ptr[node], edge_ptr[node + 1]
+        made, gone, fits, all_read, start = 0, end - first, True, True, first
+        while start < end:
+            stop = start + 1
+            while stop < end and edge_in[stop] == edge_in[start]:
+                stop += 1
+            if counts[start] > 0:
+                fits &= stop - start > 1
+                made += counts[start] * (stop - start)
+                gone += counts[start]
+                for e in range(start, stop):
+                    kind = type_id[edge_src[e]]
+                    fits &= sum_of[kind] != start or output_of[kind] == edge_out[e]
+                    sum_of[kind], output_of[kind] = start, edge_out[e]
+                counts[start] = stop - start
+            else:
+                all_read = False
+            start = stop
+        if fits and 0 < made <= GROWTH * gone and (all_read or _only_terms(graph, node, counts, term_of)):
+            n_folded, n_made, n_gone = n_folded + 1, n_made + made, n_gone + gone
+        else:
+            folds[node] = 0
+    return n_folded, n_made, n_gone
+
+
+@compiled
+def _only_terms(graph: Sections, node: int, counts: IntArray, term_of: IntArray) -> bool:
+    """Say whether all that a node reads are terms of a sum that is read, for which `term_of` is set."""
+    edge_src, edge_in = graph.edge_src, graph.edge_in
+    first, end = graph.edge_ptr[node], graph.edge_ptr[node + 1]
+    is_read = False
+    for e in range(first, end):
+        if e == first or edge_in[e] != edge_in[e - 1]:
+            is_read = counts[e] > 0
+        if is_read:
+            term_of[edge_src[e]] = node
+    n_others = 0
+    for e in range(first, end):
+        n_others += term_of[edge_src[e]] != node
+    return n_others == 0
+
+
+@compiled
+def _write(
+    graph: Sections,
+    floats: FloatArray,
+    types: TypeArrays,
+    folds: Flags,
+    terms: IntArray,
+    counts: IntArray,
+    n_edges: int,
+) -> tuple[IntArray, FloatArray]:
+    """Write the graph anew: `n_edges` edges, and the nodes that do not fold."""
+    type_id, int_width, float_width = graph.type_id, types.int_width, types.float_width
+    number = np.zeros(folds.size + 1, np.int32)
+    n_attr, n_floats = graph.attr.size, floats.size
+    for node in range(folds.size):
+        number[node + 1] = number[node] + 1 - folds[node]
+        if folds[node]:
+            n_attr -= int_width[type_id[node]]
+            n_floats -= float_width[type_id[node]]
+    instance_ptr = graph.instance_ptr
+    n_instances, n_nodes, n_outputs = instance_ptr.size - 1, number[folds.size], graph.out_node.size
+    words = np.empty(words_size(n_instances, n_nodes, n_edges, n_attr, n_outputs), np.int32)
+    result = write_header(words, n_instances, n_nodes, n_edges, n_attr, n_outputs, n_floats)
+    for i in range(n_instances + 1):
+        result.instance_ptr[i] = number[instance_ptr[i]]
+    copy_outputs(graph, result, number)
+    _write_nodes(graph, result, folds, terms, counts, number)
+    kept_floats = np.empty(n_floats, np.float64)
+    copy_attributes(graph.attr, result.attr, type_id, int_width, number)
+    copy_attributes(floats, kept_floats, type_id, float_width, number)
+    return words, kept_floats
+
+
+@compiled
+def _write_nodes(
+    graph: Sections, result: Sections, folds: Flags, terms: IntArray, counts: IntArray, number: IntArray
+) -> None:
+    """Write types and edges of the nodes that stay, terms in the place of what read their sum."""
+    type_id, edge_ptr, edge_src, edge_out, edge_in = (
+        graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out, graph.edge_in,
+    )  # fmt: skip
+    new_type, new_ptr = result.type_id, result.edge_ptr
+    new_src, new_out, new_in = result.edge_src, result.edge_out, result.edge_in
+    at = 0
+    for node in range(folds.size):
+        if folds[node]:
+            continue
+        for e in range(edge_ptr[node], edge_ptr[node + 1]):
+            if folds[edge_src[e]]:
+                first = terms[e]
+                for term in range(first, first + counts[first]):
+                    new_src[at], new_out[at], new_in[at] = number[edge_src[term]], edge_out[term], edge_in[e]
+                    at += 1
+            else:
+                new_src[at], new_out[at], new_in[at] = number[edge_src[e]], edge_out[e], edge_in[e]
+                at += 1
+        new_type[number[node]] = type_id[node]
+        new_ptr[number[node] + 1] = at

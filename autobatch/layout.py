@@ -1,0 +1,78 @@
+"""Columns inside a cell: where the values of one node lie in its rows.
+
+A node has a row of *inputs*, in training a row of their gradients of the same layout (the mirror), and a row of
+*saved* values. Values per edge of a variadic group have rows of their own, one per edge. Ports have columns in the
+inputs; so have joins (`concat`) of ports that lie side by side in order, which are then no copies, and values computed
+in the cell that are part of such a join. Every other join is made by computing its parts where it wants them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from autobatch.program import NODE
+
+Index: TypeAlias = tuple[Any, ...]
+
+
+class Place(NamedTuple):
+    """Columns column:column + width of the block of this domain."""
+
+    domain: int
+    column: int
+    width: int
+
+
+class Join(NamedTuple):
+    """A `concat` or `assemble` whose parts need not all be moved.
+
+    Attributes:
+        indices: where each argument lies in the result.
+        copied: the numbers of the arguments that do not lie there when they are made.
+        covered: whether the arguments are all of the result; what they leave is zero.
+    """
+
+    indices: tuple[Index, ...]
+    copied: tuple[int, ...]
+    covered: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Columns inside a cell.
+
+    Attributes:
+        inputs: the place of each port, by port number.
+        saved: the place of each value kept for the backward stages, by value.
+        input_width, saved_width: width of the block of each domain, node rows first, then the variadic groups.
+        inner: the places in the inputs of values that are no ports: joins, and parts of them.
+        gradients: the places in the mirror of values of the backward stage that are, in pieces, gradients of ports.
+        settled: the ports whose gradients are made in place.
+        joins: what making each join takes.
+        within: for a value that is made as part of a join, that join and where in it.
+    """
+
+    inputs: tuple[Place, ...]
+    saved: dict[int, Place]
+    input_width: tuple[int, ...]
+    saved_width: tuple[int, ...]
+    inner: dict[int, Place] = field(default_factory=dict)
+    gradients: dict[int, Place] = field(default_factory=dict)
+    settled: frozenset[int] = frozenset()
+    joins: dict[int, Join] = field(default_factory=dict)
+    within: dict[int, tuple[int, Index]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        inputs = [(f"port {number}", place) for number, place in enumerate(self.inputs)]
+        inner = [(f"%{index}", place) for index, place in self.inner.items()]
+        saved = [(f"%{index}", place) for index, place in self.saved.items()]
+        areas = (("inputs", inputs + inner, self.input_width), ("saved", saved, self.saved_width))
+        lines = [
+            f"{what} of {'a node' if domain == NODE else f'an edge of group {domain}'}, {width} columns: "
+            + ", ".join(f"{name} in {p.column}:{p.column + p.width}" for name, p in places if p.domain == domain)
+            for what, places, widths in areas
+            for domain, width in enumerate(widths, start=NODE)
+            if width
+        ]
+        return "\n".join(lines)

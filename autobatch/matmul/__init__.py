@@ -1,0 +1,28 @@
+"""Matrix products by the library that is fastest here: NumPy, MKL, torch, SciPy, or NumPy's own with better routines.
+
+`get_provider(name)` and `Chooser` give a `Provider`, which multiplies views without copies; `calling` calls one by
+address from compiled code; `limit_threads` keeps its threads few; `bf16` rounds and multiplies 16-bit numbers.
+"""
+
+from autobatch.matmul.bf16 import find_bf16, multiply_bf16, round_to_bf16
+from autobatch.matmul.choosing import Chooser, measure
+from autobatch.matmul.finding import get_provider, list_absent, list_providers
+from autobatch.matmul.product import Product, describe_product
+from autobatch.matmul.provider import Provider
+from autobatch.matmul.threads import limit_threads, threads_in_force
+
+__all__ = [
+    "Chooser",
+    "Product",
+    "Provider",
+    "describe_product",
+    "find_bf16",
+    "get_provider",
+    "limit_threads",
+    "list_absent",
+    "list_providers",
+    "measure",
+    "multiply_bf16",
+    "round_to_bf16",
+    "threads_in_force",
+]

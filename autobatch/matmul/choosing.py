@@ -1,0 +1,174 @@
+"""Choose the library that multiplies matrices of a size fastest here: measured once, kept in the user's cache.
+
+Sizes count by their nearest power of two, at most 1024, so that a few dozen measurements of some milliseconds serve all
+models. What was measured holds for a processor and the versions of the libraries. Without a cache NumPy is used, as
+two runs would else differ by what they measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from autobatch.cache import cache_folder, find_entry, keep_entry
+from autobatch.checkpoint import write_whole
+from autobatch.errors import BackendError
+from autobatch.matmul.calling import repeat_float32, repeat_float64
+from autobatch.matmul.finding import find_versions, get_provider, list_providers
+from autobatch.matmul.product import describe_product
+from autobatch.matmul.provider import Provider
+from autobatch.matmul.threads import limit_threads
+from autobatch.processor import cpu_name, has_avx512, has_bf16
+
+FORMAT = "autobatch matmul 1"
+MAX_SIZE = 1024
+LAP_S, LAPS = 1e-3, 5
+REPEATS: Mapping[str, Any] = {"float32": repeat_float32, "float64": repeat_float64, "uint16": repeat_float32}
+Table = dict[str, dict[str, float]]  # GFLOP/s by size, then by provider
+
+
+class Chooser:
+    """Chooses a provider for each size.
+
+    Args:
+        provider: the name of the only one to use; None chooses by measurement, or numpy where there is no cache.
+
+    Raises:
+        BackendError: the provider is unknown or absent.
+
+    >>> Chooser("numpy").choose(64, 320, 128).name
+    'numpy'
+    """
+
+    def __init__(self, provider: str | None = None) -> None:
+        if provider is None and cache_folder() is None:
+            provider = "numpy"
+        self._only = None if provider is None else get_provider(provider)
+        self._chosen: dict[str, Provider] = {}
+
+    def choose(
+        self, m: int, n: int, k: int, dtype: str = "float32", a_flipped: bool = False, b_flipped: bool = False
+    ) -> Provider:
+        """Choose for products of (m, k) by (k, n).
+
+        Args:
+            m, n, k: the sizes.
+            dtype: "float32" or "float64".
+            a_flipped, b_flipped: whether an operand is the transpose of rows in memory.
+
+        Cost: a few milliseconds per provider for a size that was never measured here, else less than a microsecond.
+        """
+        if self._only is not None:
+            return self._only
+        size = _name_size(m, n, k, dtype, a_flipped, b_flipped)
+        if size not in self._chosen:
+            self._chosen[size] = get_provider(self._fastest(size))
+        return self._chosen[size]
+
+    def _fastest(self, size: str) -> str:
+        signature = _sign()
+        table = find_entry("matmul", signature, _load) or {}
+        if size not in table:
+            measured = measure(list_providers(), *_read_size(size))
+            table = {**(find_entry("matmul", signature, _load) or {}), size: measured}  # others may have written it
+            keep_entry("matmul", signature, lambda path: _save(table, path))
+        return max(table[size], key=lambda name: table[size][name])
+
+
+def measure(
+    providers: Sequence[Provider], m: int, n: int, k: int, dtype: str = "float32",
+    a_flipped: bool = False, b_flipped: bool = False,
+) -> dict[str, float]:  # fmt: skip
+    """Measure GFLOP/s of products of (m, k) by (k, n) on one thread, as compiled code would call them if it can.
+
+    Args:
+        providers: to compare; laps of all take turns, and the fastest lap of each counts.
+        m, n, k, dtype, a_flipped, b_flipped: see `Chooser.choose`; "uint16" measures products of bf16.
+
+    Returns:
+        GFLOP/s by name, of those that multiply this dtype.
+
+    Cost: about 10 ms per provider, or eight products.
+    """
+    rng = np.random.default_rng(0)
+    a = _draw(rng, (k, m), dtype).T if a_flipped else _draw(rng, (m, k), dtype)
+    b = _draw(rng, (n, k), dtype).T if b_flipped else _draw(rng, (k, n), dtype)
+    out = np.zeros((m, n), np.float32 if dtype == "uint16" else dtype)
+    product = tuple(describe_product(a, b, out))
+
+    def run(provider: Provider, times: int) -> float:
+        began = perf_counter()
+        if dtype in provider.addresses:
+            REPEATS[dtype](times, provider.addresses[dtype], product, 0.0)
+        else:
+            for _ in range(times):
+                provider.multiply(a, b, out)
+        return perf_counter() - began
+
+    able = [provider for provider in providers if dtype in provider.addresses or dtype != "uint16"]
+    with limit_threads(1):
+        for provider in able:
+            run(provider, 1)  # loads what the library and the compiler load late
+        times = {p.name: max(1, int(LAP_S / max(1e-7, min(run(p, 1), run(p, 1))))) for p in able}
+        laps = [{p.name: run(p, times[p.name]) / times[p.name] for p in able} for _ in range(LAPS)]
+    return {p.name: round(2e-9 * m * n * k / min(lap[p.name] for lap in laps), 2) for p in able}
+
+
+def _draw(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Any:
+    if dtype == "uint16":
+        return rng.integers(0x3F00, 0x4000, shape, dtype=np.uint16)  # bf16 numbers between 0.5 and 2
+    return rng.random(shape).astype(dtype)
+
+
+def _name_size(m: int, n: int, k: int, dtype: str, a_flipped: bool, b_flipped: bool) -> str:
+    """Name a class of sizes, by which its speeds are kept.
+
+    >>> _name_size(100, 1280, 3, "float32", False, True)
+    'float32 128 1024 4 NT'
+    """
+    sizes = (min(MAX_SIZE, 2 ** round(np.log2(max(1, size)))) for size in (m, n, k))
+    return f"{dtype} {' '.join(map(str, sizes))} {'NT'[a_flipped]}{'NT'[b_flipped]}"
+
+
+def _read_size(name: str) -> tuple[int, int, int, str, bool, bool]:
+    dtype, m, n, k, flips = name.split()
+    return int(m), int(n), int(k), dtype, flips[0] == "T", flips[1] == "T"
+
+
+def _sign() -> str:
+    """Name what the speeds hold for: torch counts when it is loaded."""
+    content = json.dumps([FORMAT, cpu_name(), has_avx512(), has_bf16(), find_versions(), sys.platform])
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _save(table: Table, path: Path) -> None:
+    content = {"format": FORMAT, "cpu": cpu_name(), "versions": find_versions(), "gflops": table}
+    write_whole(path, json.dumps(content, indent=1).encode())
+
+
+def _load(path: Path) -> Table:
+    """Read a table; BackendError if there is none in the file."""
+    try:
+        content = json.loads(path.read_bytes())
+        table: Table = {
+            str(size): {str(name): float(speed) for name, speed in _items(speeds)}
+            for size, speeds in _items(content["gflops"])
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BackendError(f"reading speeds of matrix products from {str(path)!r}: {error}; delete it.") from error
+    if any(not speeds for speeds in table.values()):
+        raise BackendError(f"reading speeds of matrix products from {str(path)!r}: a size has none; delete it.")
+    return table
+
+
+def _items(content: Any) -> Iterable[tuple[Any, Any]]:
+    if not isinstance(content, dict):
+        raise TypeError(f"{content!r} is no table")
+    return content.items()

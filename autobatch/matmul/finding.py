@@ -1,0 +1,221 @@
+"""Find the libraries that multiply matrices, each when it is first asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import BackendError
+from autobatch.matmul.provider import Absent, ByAddress, ByNumPy, ByTorch, Provider
+from autobatch.matmul.threads import Pool, look_again
+from autobatch.processor import has_avx512
+
+ROUTINES = {"float32": "sgemm", "float64": "dgemm", "uint16": "gemm_bf16bf16f32"}
+OPENBLAS_NAMES = ("scipy_{}_64_", "scipy_{}_", "{}_64_", "{}_")  # in wheels of NumPy and SciPy, and elsewhere
+AVX2_ROUTINES = ("Haswell", "Zen")
+AVX512_ROUTINES = "SkylakeX"
+
+
+def get_provider(name: str) -> Provider:
+    """Give the provider of a name.
+
+    Raises:
+        BackendError: there is none of this name, or its library is not there; says what to install.
+
+    >>> get_provider("numpy").name
+    'numpy'
+    """
+    if name not in FINDERS:
+        raise BackendError(f"there is no matmul provider {name!r}; choose one of {', '.join(FINDERS)}.")
+    if name == "torch":
+        return _find_torch()  # loaded or not: that changes
+    return _find(name)
+
+
+def list_providers() -> list[Provider]:
+    """Give those that are there, numpy first."""
+    return [found for found in map(_try, FINDERS) if isinstance(found, Provider)]
+
+
+def list_absent() -> dict[str, str]:
+    """Say of each that is not there why."""
+    return {name: found for name, found in zip(FINDERS, map(_try, FINDERS), strict=True) if isinstance(found, str)}
+
+
+def find_versions() -> dict[str, str]:
+    """Give the versions of the libraries that there may be, without loading any."""
+    told = {"numpy": np.__version__}
+    for name in ("mkl", "scipy"):
+        with suppress(PackageNotFoundError):
+            told[name] = version(name)
+    if "torch" in sys.modules:
+        told["torch"] = str(sys.modules["torch"].__version__)
+    return told
+
+
+def _try(name: str) -> Provider | str:
+    try:
+        return get_provider(name)
+    except Absent as absent:
+        return absent.why
+
+
+@cache
+def _find(name: str) -> Provider:
+    provider = FINDERS[name]()
+    look_again()
+    return provider
+
+
+def _find_numpy() -> Provider:
+    pool = _pool_of_numpy()
+    if pool is None:
+        return ByNumPy({})
+    return ByNumPy(_addresses(ctypes.CDLL(pool.filepath), OPENBLAS_NAMES))
+
+
+def _find_openblas() -> Provider:
+    pool = _pool_of_numpy()
+    remedy = "choose numpy"
+    if pool is None or sys.platform != "linux":
+        raise Absent("openblas", "NumPy's library is not an OpenBLAS of which a second copy can be loaded", remedy)
+    if not has_avx512() or pool.architecture not in AVX2_ROUTINES:
+        raise Absent("openblas", f"nothing better is known than its {pool.architecture} routines", remedy)
+    try:
+        library = _load_a_copy(pool.filepath)
+    except OSError as error:
+        raise Absent("openblas", f"a second copy of NumPy's OpenBLAS cannot be loaded ({error})", remedy) from None
+    names = ("scipy_openblas_{}64_", "openblas_{}64_", "openblas_{}")
+    taken, get, put = (
+        _find_symbol(library, [name.format(what) for name in names])
+        for what in ("get_corename", "get_num_threads", "set_num_threads")
+    )
+    if taken is None or _text_of(taken) != AVX512_ROUTINES:
+        raise Absent("openblas", f"NumPy's OpenBLAS has no {AVX512_ROUTINES} routines", remedy)
+    look_again(Pool(f"openblas {AVX512_ROUTINES}", get, put))
+    return ByAddress("openblas", f"{pool.version} {AVX512_ROUTINES}", _addresses(library, OPENBLAS_NAMES))
+
+
+def _find_mkl() -> Provider:
+    remedy = "pip install 'autobatch[mkl]'"
+    try:
+        told = version("mkl")
+    except PackageNotFoundError:
+        raise Absent("mkl", "the package mkl is not installed", remedy) from None
+    for path in _files_of_mkl():
+        library = ctypes.CDLL(str(path))
+        addresses = _addresses(library, ("{}", "{}_"))
+        if addresses:
+            library.MKL_Set_Num_Threads(1)  # a library that is loaded here begins with one thread
+            return ByAddress("mkl", told, addresses)
+    raise Absent("mkl", f"the package mkl {told} has no library mkl_rt", remedy)
+
+
+def _find_torch() -> Provider:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise Absent("torch", "torch is not loaded in this process", "import torch first")
+    return _torch_of(str(torch.__version__), Path(str(torch.__file__)).parent / "lib")
+
+
+@cache
+def _torch_of(told: str, folder: Path) -> Provider:
+    path = folder / "libtorch_cpu.so"
+    addresses = _addresses(ctypes.CDLL(str(path)), ("{}",), str.upper) if path.exists() else {}
+    return ByTorch("torch", told, {dtype: at for dtype, at in addresses.items() if dtype != "uint16"})
+
+
+def _find_scipy() -> Provider:
+    if find_spec("scipy") is None:
+        raise Absent("scipy", "scipy is not installed", "pip install 'autobatch[search]'")
+    from scipy.linalg import cython_blas
+
+    capsules = cython_blas.__pyx_capi__
+    addresses = {dtype: _address_in(capsules[name]) for dtype, name in ROUTINES.items() if name in capsules}
+    return ByAddress("scipy", version("scipy"), addresses)
+
+
+FINDERS: Mapping[str, Callable[[], Provider]] = {
+    "numpy": _find_numpy,
+    "openblas": _find_openblas,
+    "mkl": _find_mkl,
+    "torch": _find_torch,
+    "scipy": _find_scipy,
+}
+
+
+def _pool_of_numpy() -> Any:
+    """Find the OpenBLAS that NumPy loaded, as threadpoolctl describes it; None if it has another library."""
+    from threadpoolctl import ThreadpoolController
+
+    home = Path(str(np.__file__)).parent
+    pools = [pool for pool in ThreadpoolController().lib_controllers if pool.internal_api == "openblas"]
+    own = [pool for pool in pools if Path(pool.filepath).parent in (home.parent / "numpy.libs", home / ".libs")]
+    return next(iter(own or pools), None)
+
+
+def _load_a_copy(path: str) -> ctypes.CDLL:
+    """Load a library a second time: from another file, as the system knows a loaded library by its file.
+
+    OpenBLAS reads from the environment which routines to use, once, when it is loaded.
+    """
+    settings = {"OPENBLAS_CORETYPE": AVX512_ROUTINES, "OPENBLAS_NUM_THREADS": "1"}
+    before = {name: os.environ.get(name) for name in settings}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copy(path, os.path.join(folder, "libopenblas_avx512.so"))
+        os.environ.update(settings)
+        try:
+            return ctypes.CDLL(copy)
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def _files_of_mkl() -> Iterator[Path]:
+    """The library that stands for all of MKL, as the wheel lists it, or in the environment's folders."""
+    for file in distribution("mkl").files or ():
+        if "mkl_rt" in file.name and (".so" in file.name or file.suffix in (".dll", ".dylib")):
+            yield Path(str(file.locate()))
+    for folder in (Path(sys.prefix) / "lib", Path(sys.prefix) / "Library" / "bin"):
+        yield from sorted(folder.glob("*mkl_rt*"))
+
+
+def _addresses(library: ctypes.CDLL, patterns: Sequence[str], spell: Callable[[str], str] = str) -> dict[str, int]:
+    """Look up the routines by any of several spellings; those that are missing are left out."""
+    found = {}
+    for dtype, name in ROUTINES.items():
+        routine = _find_symbol(library, [pattern.format(spell(name)) for pattern in patterns])
+        if routine is not None:
+            found[dtype] = int(ctypes.cast(routine, ctypes.c_void_p).value or 0)
+    return found
+
+
+def _find_symbol(library: ctypes.CDLL, names: Sequence[str]) -> Any:
+    return next((getattr(library, name) for name in names if hasattr(library, name)), None)
+
+
+def _text_of(function: Any) -> str:
+    function.restype = ctypes.c_char_p
+    return (function() or b"").decode()
+
+
+def _address_in(capsule: Any) -> int:
+    """Take the pointer out of what Cython exports."""
+    name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return int(pointer_of(capsule, name_of(capsule)))

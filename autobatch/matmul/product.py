@@ -1,0 +1,112 @@
+"""A matrix product as the numbers that a BLAS takes: flags, sizes, addresses and leading dimensions. No copies.
+
+An operand is a view whose last axis is contiguous and whose rows lie a stride apart, or the transpose of one. BLAS
+routines read columns first, so a row-major product out = a @ b is asked for as out' = b' @ a'. Of an `out` that is a
+transpose, the transposed product is described, so all three may be of either kind.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from autobatch.errors import ShapeError
+
+Matrix = NDArray[Any]
+KINDS = ("fff", "ddd", "HHf")  # dtypes of a, b and out: float32, float64, and bf16 with float32 sums
+
+
+class Product(NamedTuple):
+    """out = a @ b, in elements and addresses; what `call_float32` and `call_float64` take after the routine.
+
+    Attributes:
+        a_flipped, b_flipped: 1 if the operand is the transpose of what lies at its address.
+        m, n, k: out is (m, n), a is (m, k).
+        a, a_step, b, b_step, out, out_step: addresses in bytes, and elements between rows.
+    """
+
+    a_flipped: int
+    b_flipped: int
+    m: int
+    n: int
+    k: int
+    a: int
+    a_step: int
+    b: int
+    b_step: int
+    out: int
+    out_step: int
+
+
+def describe_product(a: Matrix, b: Matrix, out: Matrix) -> Product:
+    """Describe out = a @ b for BLAS.
+
+    Args:
+        a, b, out: arrays of shapes (m, k), (k, n) and (m, n): row-strided views or transposes of such. They must
+            outlive the description, which holds addresses.
+
+    Raises:
+        ShapeError: shapes or dtypes disagree, or strides are others; a broadcast axis counts as such.
+
+    >>> import numpy as np
+    >>> x = np.zeros((8, 6), np.float32)
+    >>> describe_product(x[:4, :2], x[4:, :2].T, np.zeros((4, 4), np.float32))[:5]
+    (0, 1, 4, 4, 2)
+    """
+    (a_flipped, a_step), (b_flipped, b_step), (out_flipped, out_step) = check_product(a, b, out)
+    (m, k), n = a.shape, b.shape[1]
+    if out_flipped:
+        return Product(
+            1 - b_flipped, 1 - a_flipped, n, m, k,
+            b.ctypes.data, b_step, a.ctypes.data, a_step, out.ctypes.data, out_step,
+        )  # fmt: skip
+    return Product(
+        int(a_flipped), int(b_flipped), m, n, k,
+        a.ctypes.data, a_step, b.ctypes.data, b_step, out.ctypes.data, out_step,
+    )  # fmt: skip
+
+
+def check_product(a: Matrix, b: Matrix, out: Matrix) -> list[tuple[bool, int]]:
+    """Refuse matrices that `describe_product` refuses; tell of each whether it is flipped, and its step.
+
+    Cost: about half of a description: addresses are slow to get from NumPy.
+    """
+    if not (a.ndim == b.ndim == out.ndim == 2 and a.shape == (len(out), len(b)) and b.shape[1] == out.shape[1]):
+        raise ShapeError(
+            f"multiplying a of shape {a.shape} by b of shape {b.shape} into out of shape {out.shape}: they must be "
+            f"(m, k), (k, n) and (m, n)."
+        )
+    kinds = a.dtype.char + b.dtype.char + out.dtype.char
+    if kinds not in KINDS:
+        raise ShapeError(
+            f"multiplying a of dtype {a.dtype} by b of {b.dtype} into out of {out.dtype}: give three arrays of float32 "
+            f"or of float64 (for bf16: uint16, uint16 and float32)."
+        )
+    return [find_step("a", a), find_step("b", b), find_step("out", out)]
+
+
+def find_step(name: str, array: Matrix, flipped_first: bool = False) -> tuple[bool, int]:
+    """Find how a matrix lies in memory; an axis of one element has no stride that matters.
+
+    Args:
+        name: of the matrix, for messages.
+        array: the matrix.
+        flipped_first: what to tell where both ways are right, as for a single row.
+
+    Returns:
+        Whether it is the transpose of rows that lie a step apart, and the elements of that step.
+
+    Raises:
+        ShapeError: no axis is contiguous, or rows overlap.
+    """
+    for flipped in (flipped_first, not flipped_first):
+        rows = array.T if flipped else array
+        (n_rows, n_columns), (row, column), size = rows.shape, rows.strides, array.itemsize
+        rows_fit = n_rows <= 1 or (row >= n_columns * size and row % size == 0)
+        if n_rows * n_columns == 0 or (rows_fit and (n_columns == 1 or column == size)):
+            return flipped, row // size if n_rows > 1 and n_columns else max(1, n_columns)
+    raise ShapeError(
+        f"reading {name} of shape {array.shape} and strides {array.strides}: one axis must be contiguous and the "
+        f"other's stride cover it; make a contiguous copy."
+    )

@@ -1,0 +1,120 @@
+"""Libraries that multiply matrices, behind one interface.
+
+NumPy is always there. The others are looked for when named or listed, never at import: MKL in its wheel, SciPy and
+torch in their packages, and `openblas`: a second copy of NumPy's own library, told to use its AVX-512 routines where
+it took lesser ones because it does not know the processor (on an AMD EPYC of 2024 that doubled its speed).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import BackendError, ShapeError
+from autobatch.matmul.calling import repeat_float32, repeat_float64
+from autobatch.matmul.product import Matrix, check_product, describe_product
+
+CALLS: Mapping[str, tuple[Any, str]] = {
+    "f": (repeat_float32, "float32"),
+    "d": (repeat_float64, "float64"),
+    "H": (repeat_float32, "uint16"),
+}
+"""By the character of the operands' dtype: what calls a routine, and the name of its address."""
+
+
+class Provider(ABC):
+    """A library that multiplies matrices.
+
+    Attributes:
+        name: by which it is chosen.
+        version: of the library.
+        addresses: of its routines for compiled code (`autobatch.matmul.calling`), by the dtype of the operands:
+            "float32", "float64", and "uint16" for bf16; without one, compiled code cannot call it.
+    """
+
+    def __init__(self, name: str, version: str, addresses: Mapping[str, int]) -> None:
+        self.name = name
+        self.version = version
+        self.addresses = addresses
+
+    @abstractmethod
+    def multiply(self, a: Matrix, b: Matrix, out: Matrix, accumulate: bool = False) -> None:
+        """Write a @ b to `out`, or add it to `out`.
+
+        Args:
+            a, b, out: (m, k), (k, n), (m, n), all float32 or all float64, row-strided views or transposes of such;
+                none is copied. `out` shares no memory with `a` and `b`.
+            accumulate: add to what is in `out`.
+
+        Raises:
+            ShapeError: shapes, dtypes or strides that do not fit.
+        """
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.version}>"
+
+
+class ByAddress(Provider):
+    """A library that is called by the addresses of its routines."""
+
+    def multiply(self, a: Matrix, b: Matrix, out: Matrix, accumulate: bool = False) -> None:
+        product = describe_product(a, b, out)
+        repeat, dtype = CALLS[a.dtype.char]
+        if dtype not in self.addresses:
+            raise _refuse(self, dtype)
+        if product.m and product.n:
+            repeat(1, self.addresses[dtype], tuple(product), float(accumulate))
+
+
+class ByNumPy(Provider):
+    """NumPy; its library's routines are known to compiled code where they can be found."""
+
+    def __init__(self, addresses: Mapping[str, int]) -> None:
+        super().__init__("numpy", np.__version__, addresses)
+        self._adding = ByAddress(self.name, self.version, addresses)
+
+    def multiply(self, a: Matrix, b: Matrix, out: Matrix, accumulate: bool = False) -> None:
+        if accumulate and self.addresses:
+            self._adding.multiply(a, b, out, accumulate=True)
+            return
+        _check_floats(self, a, b, out)
+        if accumulate:
+            out += a @ b
+        else:
+            np.matmul(a, b, out=out)
+
+
+class ByTorch(Provider):
+    """torch, on tensors that share the arrays' memory; its library is known to compiled code where it can be found."""
+
+    def multiply(self, a: Matrix, b: Matrix, out: Matrix, accumulate: bool = False) -> None:
+        import torch
+
+        _check_floats(self, a, b, out)
+        left, right, target = torch.from_numpy(a), torch.from_numpy(b), torch.from_numpy(out)
+        if accumulate:
+            torch.addmm(target, left, right, out=target)
+        else:
+            torch.mm(left, right, out=target)
+
+
+def _check_floats(provider: Provider, a: Matrix, b: Matrix, out: Matrix) -> None:
+    check_product(a, b, out)
+    if a.dtype.char not in "fd":
+        raise _refuse(provider, a.dtype.name)
+
+
+def _refuse(provider: Provider, dtype: str) -> ShapeError:
+    of = "bf16 numbers" if dtype == "uint16" else dtype
+    return ShapeError(f"multiplying matrices of {of}: {provider.name} does not; give others, or choose mkl.")
+
+
+class Absent(BackendError):
+    """A provider that is not there."""
+
+    def __init__(self, name: str, why: str, remedy: str) -> None:
+        super().__init__(f"multiplying matrices with {name!r}: {why}; {remedy}.")
+        self.why = why

@@ -1,0 +1,106 @@
+"""How many threads a matrix product uses: one, unless somebody asks for more, and never more than there are cores.
+
+BLAS libraries keep one number for the whole process. So blocks that ask at the same time, nested or in several Python
+threads, are served together: the smallest of their numbers is in force, and each thread that is inside a block gets
+its share of the cores at most.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from autobatch.errors import BackendError
+from autobatch.processor import usable_cores
+
+
+class Pool(NamedTuple):
+    """The threads of one library."""
+
+    name: str
+    get: Callable[[], int]
+    set: Callable[[int], object]
+
+
+_lock = threading.RLock()
+_asked: list[tuple[int, int]] = []  # thread and number of each block that is open
+_before: dict[str, tuple[Pool, int]] = {}  # what was in force outside all blocks
+_pools: list[Pool] | None = None
+_added: list[Pool] = []
+
+
+@contextmanager
+def limit_threads(n_threads: int = 1) -> Iterator[int]:
+    """Let every matrix product inside the block use at most `n_threads` threads.
+
+    Args:
+        n_threads: at least 1; more than there are cores, or than an enclosing block allows, has no effect.
+
+    Yields:
+        The number in force; it falls when other Python threads open blocks.
+
+    Raises:
+        BackendError: `n_threads` is less than 1.
+
+    Cost: about 10 us.
+
+    >>> with limit_threads(8) as outer, limit_threads(1) as inner:
+    ...     inner
+    1
+    """
+    if n_threads < 1:
+        raise BackendError(f"setting BLAS threads to {n_threads}: give at least 1.")
+    entry = (threading.get_ident(), n_threads)
+    with _lock:
+        _asked.append(entry)
+        in_force = _put_in_force()
+    try:
+        yield in_force
+    finally:
+        with _lock:
+            _asked.remove(entry)
+            if _asked:
+                _put_in_force()
+            else:
+                for pool, number in _before.values():
+                    pool.set(number)
+                _before.clear()
+
+
+def threads_in_force() -> dict[str, int]:
+    """Tell how many threads each library uses now, by its file or name."""
+    return {pool.name: int(pool.get()) for pool in _all_pools()}
+
+
+def look_again(*added: Pool) -> None:
+    """Take in libraries that were loaded, and such that cannot be found by their file."""
+    global _pools
+    with _lock:
+        _pools = None
+        _added.extend(added)
+        if _asked:
+            _put_in_force()
+
+
+def _put_in_force() -> int:
+    n_python_threads = len({thread for thread, _ in _asked})
+    number = max(1, min(min(number for _, number in _asked), usable_cores() // n_python_threads))
+    for pool in _all_pools():
+        if pool.name not in _before:
+            _before[pool.name] = (pool, int(pool.get()))
+        pool.set(number)
+    return number
+
+
+def _all_pools() -> list[Pool]:
+    global _pools
+    if _pools is None:
+        from threadpoolctl import ThreadpoolController
+
+        found = ThreadpoolController().select(user_api="blas").lib_controllers
+        _pools = [Pool(one.filepath, one.get_num_threads, one.set_num_threads) for one in found] + _added
+    torch = sys.modules.get("torch")  # counts threads for itself
+    return _pools if torch is None else [*_pools, Pool("torch", torch.get_num_threads, torch.set_num_threads)]

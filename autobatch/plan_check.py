@@ -1,0 +1,186 @@
+"""What makes a plan a plan, written from the definition: run it on a memory that remembers who wrote what."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.errors import PlanError
+from autobatch.plan import Batch, Plan, PlannedTypes
+from autobatch.program import NODE
+
+Source: TypeAlias = tuple[int, int]  # a node and the number of an output of it
+
+
+def check_plan(plan: Plan, cells: PlannedTypes) -> None:
+    """Check a plan by running its reads and writes, batch by batch.
+
+    When a batch runs, every port of its nodes must hold exactly the value, or the sum of values, that the graph says;
+    at the end so must every place that was asked for. A batch does not write to rows that it reads, nothing leaves
+    the buffer, and in training, where rows are read again backwards, nothing is overwritten and the batches of a type
+    follow one another. Every node has a row of its own in its batch, with its data.
+
+    Raises:
+        PlanError: names the first node for which that does not hold.
+
+    Cost: O(elements of the inputs).
+    """
+    _check_rows(plan)
+    memory = _Memory(plan, cells)
+    for k, batch in enumerate(plan.batches):
+        nodes = plan.node_at[plan.type_ptr[batch.kind] + np.arange(batch.start, batch.end)].tolist()
+        inputs = _input_ranges(plan, cells, batch)
+        if cells.training:
+            _check_follows(plan, cells, batch)
+        for node in nodes:
+            _check_inputs(plan, cells, batch, node, memory)
+        for node in nodes:
+            memory.write_outputs(node, k, inputs)
+    used = dict.fromkeys(range(len(cells.slot_shapes)), 0)
+    graph = plan.graph
+    for node, port, slot in zip(graph.out_node.tolist(), graph.out_port.tolist(), graph.out_slot.tolist(), strict=True):
+        place = int(plan.slot_base[slot]) + used[slot] * cells.slot_widths[slot]
+        used[slot] += 1
+        if cells.slot_widths[slot] and memory.read(place, cells.slot_widths[slot]) != [(node, port)]:
+            raise PlanError(f"checking a plan: what was asked of node {node}, output {port}, is not at {place}.")
+    _check_data(plan)
+    if cells.training:
+        _check_saved(plan, cells)
+
+
+class _Memory:
+    """The buffer, where each element knows the write that it holds, and each write what was added up in it."""
+
+    def __init__(self, plan: Plan, cells: PlannedTypes) -> None:
+        self.plan, self.cells = plan, cells
+        self.size = plan.mirror or plan.size
+        self.holds: NDArray[np.int64] = np.full(self.size, -1, np.int64)
+        self.writes: list[tuple[int, int, list[Source]]] = []  # first element, width, terms
+
+    def read(self, first: int, width: int) -> list[Source] | None:
+        """What lies in these elements, sorted; None unless they are all of one write."""
+        held = self.holds[first : first + width]
+        if held.size < width or held.size == 0 or held[0] < 0 or (held != held[0]).any():
+            return None
+        start, written, terms = self.writes[held[0]]
+        return sorted(terms) if (start, written) == (first, width) else None
+
+    def write_outputs(self, node: int, k: int, inputs: list[range]) -> None:
+        """Write the outputs of a node that runs in batch k, whose inputs lie in these ranges."""
+        plan, kind = self.plan, int(self.plan.graph.type_id[node])
+        program = self.cells.cells[kind].program
+        for number, output in enumerate(program.outputs):
+            width = program.vars[output].size
+            places = zip(plan.destinations(node, number), plan.added(node, number), strict=True)
+            for start, added in places:
+                what = f"checking a plan: output {number} of node {node}"
+                held = self.holds[start : start + width] if 0 <= start <= self.size - width else None
+                if held is None:
+                    raise PlanError(f"{what} leaves the buffer at {start}.")
+                if any(start < area.stop and area.start < start + width for area in inputs):
+                    raise PlanError(f"{what} is written to {start}, where batch {k} itself reads.")
+                if added:
+                    if width and self.read(start, width) is None:
+                        raise PlanError(f"{what} is added at {start}, where no value lies.")
+                    if width:
+                        self.writes[held[0]][2].append((node, number))
+                    continue
+                if self.cells.training and (held >= 0).any():
+                    raise PlanError(f"{what} overwrites a value at {start}.")
+                held[...] = len(self.writes)
+                self.writes.append((start, width, [(node, number)]))
+
+
+def _check_rows(plan: Plan) -> None:
+    """Every node must have one row, within those of its batch."""
+    graph = plan.graph
+    if sorted(plan.node_at.tolist()) != list(range(graph.n_nodes)):
+        raise PlanError("checking a plan: node_at is no permutation of the nodes; every node has one row.")
+    for batch, (kind, nodes) in zip(plan.batches, plan.schedule, strict=True):
+        for node in nodes.tolist():
+            row = int(plan.row[node])
+            if not batch.start <= row < batch.end or plan.node_at[plan.type_ptr[kind] + row] != node:
+                raise PlanError(f"checking a plan: node {node} is not where row {row} of type {kind} says.")
+
+
+def _check_follows(plan: Plan, cells: PlannedTypes, batch: Batch) -> None:
+    """The rows of a batch must lie behind those of earlier batches of its type."""
+    for number, width in enumerate(cells.cells[batch.kind].layout.input_width):
+        rows = batch.start
+        if number:
+            rows = int(plan.segment_ptr[plan.first_block(batch.kind) + number][batch.start])
+        if width and batch.bases[number] != plan.type_bases[batch.kind][number] + rows * width:
+            raise PlanError(
+                f"checking a plan: rows of type {batch.kind} at {batch.bases[number]} do not follow those before them."
+            )
+
+
+def _input_ranges(plan: Plan, cells: PlannedTypes, batch: Batch) -> list[range]:
+    """The elements of the inputs of a batch, block by block."""
+    found = []
+    for number, (base, width) in enumerate(
+        zip(batch.bases, cells.cells[batch.kind].layout.input_width, strict=True)
+    ):  # fmt: skip
+        rows = batch.end - batch.start
+        if number:
+            segments = plan.segment_ptr[plan.first_block(batch.kind) + number]
+            rows = int(segments[batch.end] - segments[batch.start])
+        if rows * width:
+            found.append(range(base, base + rows * width))
+    return found
+
+
+def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memory: _Memory) -> None:
+    """Every port of a node must hold its edge's value, or the sum of its edges', or one edge per row of its group."""
+    graph, row = plan.graph, int(plan.row[node])
+    layout = cells.cells[batch.kind].layout
+    expected: defaultdict[int, list[Source]] = defaultdict(list)
+    for e in range(int(graph.edge_ptr[node]), int(graph.edge_ptr[node + 1])):
+        expected[int(graph.edge_in[e])].append((int(graph.edge_src[e]), int(graph.edge_out[e])))
+    for port, place in enumerate(layout.inputs):
+        edges, number = expected[port], place.domain - NODE
+        if place.domain == NODE:
+            first_row, values = row - batch.start, [sorted(edges)]
+        else:
+            segments = plan.segment_ptr[plan.first_block(batch.kind) + number]
+            first_row, values = int(segments[row] - segments[batch.start]), [[edge] for edge in edges]
+            if len(edges) != segments[row + 1] - segments[row]:
+                raise PlanError(
+                    f"checking a plan: port {port} of node {node} has {len(edges)} edges and "
+                    f"{segments[row + 1] - segments[row]} rows."
+                )
+        for at, terms in enumerate(values):
+            first = batch.bases[number] + (first_row + at) * layout.input_width[number] + place.column
+            if place.width and memory.read(first, place.width) != terms:
+                raise PlanError(
+                    f"checking a plan: port {port} of node {node} reads {first}, where {terms} is not written."
+                )
+
+
+def _check_data(plan: Plan) -> None:
+    """Every row must have the attributes of its node."""
+    graph, arrays = plan.graph, plan.graph.types.arrays()
+    for data, width, rows in (
+        (graph.attr, arrays.int_width, plan.int_data),
+        (graph.floats, arrays.float_width, plan.float_data),
+    ):
+        ends = np.cumsum(width[graph.type_id])
+        for node, kind in enumerate(graph.type_id.tolist()):
+            own = data[ends[node] - width[kind] : ends[node]]
+            if own.size and not np.array_equal(rows[kind][plan.row[node]], own, equal_nan=True):
+                raise PlanError(f"checking a plan: row {plan.row[node]} of node {node} has other data than {own}.")
+
+
+def _check_saved(plan: Plan, cells: PlannedTypes) -> None:
+    """Blocks of saved values follow the gradients, and do not overlap."""
+    end = 2 * plan.mirror
+    for block in np.argsort(plan.saved_base, kind="stable"):
+        size = int(plan.block_rows[block] * cells.saved_width[block])
+        if size and not end <= plan.saved_base[block] <= plan.size - size:
+            raise PlanError(
+                f"checking a plan: saved values at {plan.saved_base[block]} overlap others or leave the buffer."
+            )
+        end = int(plan.saved_base[block]) + size if size else end

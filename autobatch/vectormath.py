@@ -1,0 +1,251 @@
+"""Transcendental functions of a float32 that LLVM turns into vector instructions: no call, no branch, no table.
+
+Generated kernels call them on elements; inlined, a loop over a row works on 8 or 16 at a time. Each is within 4 ulp of
+the exact result for every float32, denormal results included; NaN stays NaN and infinities give the limits. Only
+products and sums may be fused: other liberties of fast-math would drop NaN, or cancel the sums that round on purpose.
+
+The exponential is 2**n * e**r with n a whole number and |r| <= log(2) / 2, log(2) in two parts (Cody and Waite 1980);
+the logarithm is n * log(2) + log(1 + f) with 1 + f between sqrt(1/2) and sqrt(2). The polynomials are minimax fits of
+relative error: `tools/fit_minimax.py`. The float64 functions are the system's own: exact, one element at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from autobatch._jit import compiled, contracted
+from autobatch.ops.elementwise import GELU_CUBE, GELU_SCALE
+
+Float: TypeAlias = Any  # np.float32 or np.float64
+
+ZERO, HALF, ONE, TWO = np.float32(0), np.float32(0.5), np.float32(1), np.float32(2)
+INFINITY, NAN = np.float32(np.inf), np.float32(np.nan)
+
+LOG2_E = np.float32(math.log2(math.e))
+LOG_2 = np.float32(math.log(2))
+LOG_2_HIGH = np.float32(0.693145751953125)  # 15 bits, so that its product with n is exact
+LOG_2_LOW = np.float32(math.log(2) - 0.693145751953125)
+ROUND = np.float32(1.5 * 2**23)  # added to a smaller number, it leaves the nearest whole number in the last bits
+ROUND_BITS = np.int32(0x4B400000)
+BIAS, MANTISSA_BITS = np.int32(127), np.int32(23)
+SIGN_BIT, ALL_BUT_SIGN = np.int32(-(2**31)), np.int32(2**31 - 1)
+ALL_BUT_EXPONENT = np.int32(2**23 - 1)
+ROOT_HALF_BITS = np.int32(0x3F3504F3)  # of sqrt(1/2)
+
+LARGEST, SMALLEST = np.float32(89), np.float32(-104)  # beyond, exp is infinity and 0
+SATURATED = np.float32(20)  # of 2 |x|: beyond, tanh is 1
+NORMAL, TO_NORMAL = np.float32(2.0**-126), np.float32(2.0**23)
+ROOT_2_LESS_1, ROOT_HALF_LESS_1 = np.float32(math.sqrt(2) - 1), np.float32(math.sqrt(0.5) - 1)
+
+TWICE_SCALE = 2.0 * GELU_SCALE
+GELU_LEAST = np.float32(-20)  # gelu is 0 long before
+GELU_LARGEST = 110.0  # x * exp(-110) is 0 for such x
+LOG_2_WHOLE = math.log(2)
+
+# by tools/fit_minimax.py
+E2, E3, E4, E5, E6 = map(np.float32, (0.49999994, 0.16666521, 0.041668292, 0.0083687194, 0.0013818727))
+L3, L4, L5, L6 = map(np.float32, (0.33333331, -0.25000837, 0.20001285, -0.16622774))
+L7, L8, L9, L10 = map(np.float32, (0.14199832, -0.1316423, 0.12778357, -0.076451428))
+
+
+@contracted
+def _power_of_two(n: Any) -> Float:
+    """2**n for n from -126 to 127."""
+    return np.int32(np.int32(n + BIAS) << MANTISSA_BITS).view(np.float32)
+
+
+@contracted
+def _expm1_near_zero(r: Float) -> Float:
+    """exp(r) - 1 for |r| <= log(2) / 2."""
+    return r + r * r * (E2 + r * (E3 + r * (E4 + r * (E5 + r * E6))))
+
+
+@contracted
+def _log1p_near_zero(f: Float) -> Float:
+    """log(1 + f) for 1 + f from sqrt(1/2) to sqrt(2), less f."""
+    tail = L3 + f * (L4 + f * (L5 + f * (L6 + f * (L7 + f * (L8 + f * (L9 + f * L10))))))
+    return f * f * (f * tail - HALF)
+
+
+@contracted
+def _reduce(x: Float) -> tuple[Any, Float]:
+    """Split x into n * log(2) + r."""
+    shifted = x * LOG2_E + ROUND
+    n = shifted - ROUND
+    r = (x - n * LOG_2_HIGH) - n * LOG_2_LOW
+    return np.int32(np.float32(shifted).view(np.int32) - ROUND_BITS), r
+
+
+@contracted
+def _scale(x: Float, n: Any) -> Float:
+    """x * 2**n for n from -252 to 254, in two steps, as 2**n need not be a normal float32."""
+    half = np.int32(n >> np.int32(1))
+    return x * _power_of_two(half) * _power_of_two(np.int32(n - half))
+
+
+@contracted
+def exp32(x: Float) -> Float:
+    """exp(x)."""
+    x = LARGEST if x > LARGEST else x
+    x = SMALLEST if x < SMALLEST else x
+    n, r = _reduce(x)
+    return _scale(ONE + _expm1_near_zero(r), n)
+
+
+@contracted
+def _split_power(x: Float) -> tuple[Any, Float]:
+    """Split a positive normal x into 2**n * (1 + f)."""
+    above = np.int32(np.float32(x).view(np.int32) - ROOT_HALF_BITS)
+    f = np.int32(np.int32(above & ALL_BUT_EXPONENT) + ROOT_HALF_BITS).view(np.float32) - ONE
+    return np.int32(above >> MANTISSA_BITS), f
+
+
+@contracted
+def log32(x: Float) -> Float:
+    """log(x); -infinity at 0, NaN below."""
+    is_tiny = x < NORMAL
+    n, f = _split_power(x * TO_NORMAL if is_tiny else x)
+    n = np.float32(np.int32(n - MANTISSA_BITS) if is_tiny else n)
+    result = (f + (_log1p_near_zero(f) + n * LOG_2_LOW)) + n * LOG_2_HIGH
+    result = result if x < INFINITY else x
+    return result if x > ZERO else (-INFINITY if x == ZERO else NAN)
+
+
+@contracted
+def log1p32(x: Float) -> Float:
+    """log(1 + x); -infinity at -1, NaN below. What 1 + x loses to rounding is added, divided by 1 + x."""
+    is_near = (x > ROOT_HALF_LESS_1) & (x < ROOT_2_LESS_1)
+    u = ONE + x
+    n, f = _split_power(u)
+    f = x if is_near else f
+    n = ZERO if is_near else np.float32(n)
+    lost = ZERO if is_near else (x - (u - ONE)) / u
+    result = (f + (_log1p_near_zero(f) + (n * LOG_2_LOW + lost))) + n * LOG_2_HIGH
+    result = result if x < INFINITY else x
+    return result if x > -ONE else (-INFINITY if x == -ONE else NAN)
+
+
+@contracted
+def tanh32(x: Float) -> Float:
+    """tanh(x), as -(e / (e + 2)) of e = exp(-2 |x|) - 1, with the sign of x: exact near 0, never beyond 1."""
+    bits = np.float32(x).view(np.int32)
+    doubled = TWO * np.int32(bits & ALL_BUT_SIGN).view(np.float32)
+    doubled = SATURATED if doubled > SATURATED else doubled
+    n, r = _reduce(-doubled)
+    power = _power_of_two(n)
+    e = power * _expm1_near_zero(r) + (power - ONE)
+    magnitude = np.float32(-e / (e + TWO)).view(np.int32)
+    return np.int32(np.int32(magnitude & ALL_BUT_SIGN) | np.int32(bits & SIGN_BIT)).view(np.float32)
+
+
+@contracted
+def _exp_of_minus_magnitude(x: Float) -> Float:
+    """exp(-|x|)."""
+    x = -np.float32(abs(x))
+    x = SMALLEST if x < SMALLEST else x
+    n, r = _reduce(x)
+    return _scale(ONE + _expm1_near_zero(r), n)
+
+
+@contracted
+def sigmoid32(x: Float) -> Float:
+    """1 / (1 + exp(-x)), as exp(min(x, 0)) / (1 + exp(-|x|)): its lower tail is as exact as exp."""
+    e = _exp_of_minus_magnitude(x)
+    return (e if x < ZERO else ONE) / (ONE + e)
+
+
+@contracted
+def softplus32(x: Float) -> Float:
+    """log(1 + exp(x)), as log1p(exp(-|x|)) + max(x, 0)."""
+    e = _exp_of_minus_magnitude(x)
+    is_large = e > ROOT_2_LESS_1
+    f = (e - ONE) * HALF if is_large else e
+    return (f + (_log1p_near_zero(f) + (LOG_2 if is_large else ZERO))) + (x if x > ZERO else ZERO)
+
+
+@contracted
+def gelu32(x: Float) -> Float:
+    """x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x**3): what 0.5 x (1 + tanh(u)) is without cancellation.
+
+    u is computed in float64, as its rounding error grows in the exponential; the limit at -infinity is 0.
+    """
+    wide = float(x)
+    magnitude = abs(TWICE_SCALE * (wide + GELU_CUBE * wide * wide * wide))
+    magnitude = GELU_LARGEST if magnitude > GELU_LARGEST else magnitude
+    shifted = -np.float32(magnitude) * LOG2_E + ROUND
+    n = np.int32(np.float32(shifted).view(np.int32) - ROUND_BITS)
+    r = np.float32(-magnitude - np.float64(shifted - ROUND) * LOG_2_WHOLE)
+    power = ONE + _expm1_near_zero(r)
+    bounded = GELU_LEAST if x < GELU_LEAST else x
+    return (_scale(bounded * power, n) if x < ZERO else x) / (ONE + _scale(power, n))
+
+
+@compiled
+def exp64(x: Float) -> Float:
+    """exp(x)."""
+    return math.exp(x)
+
+
+@compiled
+def log64(x: Float) -> Float:
+    """log(x); -infinity at 0, NaN below."""
+    return np.log(x)
+
+
+@compiled
+def log1p64(x: Float) -> Float:
+    """log(1 + x); -infinity at -1, NaN below."""
+    return np.log1p(x)
+
+
+@compiled
+def tanh64(x: Float) -> Float:
+    """tanh(x)."""
+    return math.tanh(x)
+
+
+@compiled
+def sigmoid64(x: Float) -> Float:
+    """1 / (1 + exp(-x))."""
+    e = math.exp(-abs(x))
+    return (e if x < 0.0 else 1.0) / (1.0 + e)
+
+
+@compiled
+def softplus64(x: Float) -> Float:
+    """log(1 + exp(x))."""
+    return math.log1p(math.exp(-abs(x))) + (x if x > 0.0 else 0.0)
+
+
+@compiled
+def gelu64(x: Float) -> Float:
+    """x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x**3)."""
+    bounded = -1e100 if x < -1e100 else x
+    return bounded * sigmoid64(TWICE_SCALE * (bounded + GELU_CUBE * bounded * bounded * bounded))
+
+
+FUNCTIONS: Mapping[str, Mapping[str, Callable[[Float], Float]]] = {
+    "float32": {
+        "exp": exp32,
+        "log": log32,
+        "log1p": log1p32,
+        "tanh": tanh32,
+        "sigmoid": sigmoid32,
+        "softplus": softplus32,
+        "gelu": gelu32,
+    },
+    "float64": {
+        "exp": exp64,
+        "log": log64,
+        "log1p": log1p64,
+        "tanh": tanh64,
+        "sigmoid": sigmoid64,
+        "softplus": softplus64,
+        "gelu": gelu64,
+    },
+}
+"""By dtype and name: element-wise ops that are no instruction (but for `pow`), and what those are written with."""

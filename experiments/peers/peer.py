@@ -1,0 +1,52 @@
+"""What every model in PyTorch can do here, so that all are checked and timed alike.
+
+An instance is prepared once, ahead of time, as autobatch records it; prepared instances are merged into a mini-batch,
+which autobatch does for every mini-batch and a user of PyTorch perhaps ahead of time: both are timed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[np.floating[Any]]]
+
+
+class Peer(nn.Module, ABC):
+    """A model with a loss for every instance of a mini-batch."""
+
+    @abstractmethod
+    def prepare(self, instance: Any) -> Any:
+        """Make what can be made of one instance ahead of time."""
+
+    @abstractmethod
+    def merge(self, prepared: Sequence[Any]) -> Any:
+        """Make a mini-batch of B prepared instances."""
+
+    @abstractmethod
+    def losses(self, minibatch: Any) -> Tensor:
+        """Sum the cross-entropies of all places of each instance: (B,)."""
+
+    def backward(self, minibatch: Any) -> None:
+        """Compute the gradients of the mean loss, in place of those that are there."""
+        self.zero_grad()
+        torch.autograd.backward(self.losses(minibatch).mean())
+
+    def translate(self, arrays: Arrays) -> dict[str, npt.NDArray[np.floating[Any]]]:
+        """Name and arrange as here what belongs to autobatch's parameters: their values, or their gradients."""
+        return dict(arrays)
+
+    def copy_parameters(self, state: Arrays) -> None:
+        """Take over the `state_dict()` of the same model in autobatch."""
+        self.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in self.translate(state).items()})
+
+
+def as_ids(numbers: Iterable[int]) -> Tensor:
+    """Make a tensor of integers, also of none."""
+    return torch.tensor(list(numbers), dtype=torch.long)

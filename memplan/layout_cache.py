@@ -1,0 +1,48 @@
+"""Layouts kept for the process: cells that differ in their parameters only are laid out once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+import numpy as np
+
+from autobatch.memplan.cell_layout import ROWS, CellLayout, plan_cell
+from autobatch.memplan.memory import Memory
+from autobatch.program import Attribute, CellProgram, Constant, Instruction, Port, Var
+
+_NO_PROGRAM = Memory(CellProgram("", (), ()))  # so that what is kept keeps no parameters
+_known: dict[Hashable, CellLayout] = {}
+
+
+def lay_out(program: CellProgram, rows: int = ROWS) -> CellLayout:
+    """The layout by which a cell is executed; it is made once for programs that differ in parameters and names only.
+
+    A layout speaks of values by number, so it holds for every program with the same ops, arguments and shapes. Where
+    it has copies, their reasons name values, and the names count as well.
+
+    Cost: that of `plan_cell` for a program of a new form, else linear in its values.
+    """
+    form = (rows, program.outputs, program.ties, *(_form(var) for var in program.vars))
+    named = (program.name, form, *(getattr(var.source, "name", None) for var in program.vars))
+    layout = _known.get(form) or _known.get(named)
+    if layout is None:
+        layout = plan_cell(program, rows, one_input=True, quick=True)
+        _known[named if layout.copies or layout.apart else form] = replace(layout, memory=_NO_PROGRAM)
+    return replace(layout, memory=Memory(program))
+
+
+def _form(var: Var) -> Hashable:
+    """All of a value that a layout depends on."""
+    match var.source:
+        case Instruction(op, args, static):
+            source: Hashable = op, args, repr(sorted(static.items()))
+        case Port(number=number):
+            source = number
+        case Attribute(is_float=is_float, column=column):
+            source = is_float, column
+        case Constant(data) if np.ndim(data) == 0:
+            source = np.asarray(data).item()
+        case _:
+            source = None
+    return type(var.source), source, var.shape, var.domain

@@ -1,0 +1,143 @@
+"""Memory that is used again: in inference the rows of a batch live from their first writer to the batch's run.
+
+Areas are given out in the order of the batches that first write to them, each to the smallest gap that holds it (best
+fit), or else to the end of memory, with the gap before it if there is one. They come back when their batch has run;
+gaps side by side become one. So the peak is planned, not found out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.plan import ALIGNMENT, TypeTables
+from autobatch.words import IntArray
+
+if TYPE_CHECKING:
+    from autobatch.memplan.placement import Edges
+
+LongArray = NDArray[np.int64]
+
+
+@compiled
+def place_areas(
+    edges: Edges, tables: TypeTables, base_ptr: LongArray, rows: LongArray, start: int
+) -> tuple[LongArray, int]:
+    """Place the blocks of each batch, one area a batch, behind `start`.
+
+    Returns:
+        where each block of each batch starts, and the end of what is used.
+
+    Cost: O(N + E), and O(gaps) per batch.
+    """
+    n_batches = edges.batch_type.size
+    base, size = np.zeros(rows.size, np.int64), np.zeros(n_batches, np.int64)
+    block_ptr, width = tables.block_ptr, tables.block_width
+    for k in range(n_batches):
+        first = block_ptr[edges.batch_type[k]]
+        for at in range(base_ptr[k], base_ptr[k + 1]):
+            base[at] = size[k]
+            elements = rows[at] * width[first + at - base_ptr[k]]
+            size[k] += (elements + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    area, end = give_out(first_writers(edges), size, start)
+    for k in range(n_batches):
+        for at in range(base_ptr[k], base_ptr[k + 1]):
+            base[at] += area[k]
+    return base, end
+
+
+@compiled
+def first_writers(edges: Edges) -> IntArray:
+    """Find, for each batch, the first that writes to its rows; itself if none does: int32[K]."""
+    batch_ptr, order = edges.batch_ptr, edges.order
+    edge_ptr, edge_src = edges.edge_ptr, edges.edge_src
+    n_batches = edges.batch_type.size
+    batch_of, first = np.empty(order.size, np.int32), np.empty(n_batches, np.int32)
+    for k in range(n_batches):
+        first[k] = k
+        for i in range(batch_ptr[k], batch_ptr[k + 1]):
+            node = order[i]
+            batch_of[node] = k
+            for e in range(edge_ptr[node], edge_ptr[node + 1]):
+                first[k] = min(first[k], batch_of[edge_src[e]])
+    return first
+
+
+@compiled
+def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, int]:
+    """Place areas of these sizes, area k alive in the steps first[k] to k.
+
+    Args:
+        first: int32[K], at most k.
+        size: int64[K].
+        start: where memory begins.
+
+    Returns:
+        the place of each area (where nothing is placed, `start`), and the end of what is used.
+
+    >>> place, end = give_out(np.array([0, 0, 1, 2], np.int32), np.array([0, 16, 32, 16]), 0)
+    >>> place.tolist(), int(end)
+    ([0, 0, 16, 0], 48)
+    """
+    n = first.size
+    place, end = np.full(n, start, np.int64), start
+    next_born, born_at = np.full(n, -1, np.int32), np.full(n, -1, np.int32)  # per step a list of who is born
+    for k in range(n - 1, -1, -1):
+        next_born[k], born_at[first[k]] = born_at[first[k]], k
+    gap_start, gap_end, n_gaps = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), 0
+    for step in range(n):
+        k = born_at[step]
+        while k >= 0:
+            if size[k] > 0:
+                best = -1
+                for g in range(n_gaps):
+                    room = gap_end[g] - gap_start[g]
+                    if room >= size[k] and (best < 0 or room < gap_end[best] - gap_start[best]):
+                        best = g
+                if best < 0:
+                    if n_gaps > 0 and gap_end[n_gaps - 1] == end:
+                        n_gaps -= 1
+                        end = gap_start[n_gaps]
+                    place[k] = end
+                    end += size[k]
+                else:
+                    place[k] = gap_start[best]
+                    gap_start[best] += size[k]
+                    if gap_start[best] == gap_end[best]:
+                        n_gaps = _close_gap(gap_start, gap_end, n_gaps, best)
+            k = next_born[k]
+        if size[step] > 0:
+            n_gaps = _open_gap(gap_start, gap_end, n_gaps, place[step], place[step] + size[step])
+    return place, end
+
+
+@compiled
+def _close_gap(gap_start: LongArray, gap_end: LongArray, n_gaps: int, at: int) -> int:
+    """Remove a gap from the list, which is in order of place; return how many are left."""
+    for g in range(at, n_gaps - 1):
+        gap_start[g], gap_end[g] = gap_start[g + 1], gap_end[g + 1]
+    return n_gaps - 1
+
+
+@compiled
+def _open_gap(gap_start: LongArray, gap_end: LongArray, n_gaps: int, start: int, end: int) -> int:
+    """Add a gap to the list, joined with gaps that it touches; return how many there are."""
+    at = n_gaps
+    while at > 0 and gap_start[at - 1] >= end:
+        at -= 1
+    if at > 0 and gap_end[at - 1] == start:
+        gap_end[at - 1] = end
+        if at < n_gaps and gap_start[at] == end:
+            gap_end[at - 1] = gap_end[at]
+            return _close_gap(gap_start, gap_end, n_gaps, at)
+        return n_gaps
+    if at < n_gaps and gap_start[at] == end:
+        gap_start[at] = start
+        return n_gaps
+    for g in range(n_gaps, at, -1):
+        gap_start[g], gap_end[g] = gap_start[g - 1], gap_end[g - 1]
+    gap_start[at], gap_end[at] = start, end
+    return n_gaps + 1

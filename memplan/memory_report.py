@@ -1,0 +1,192 @@
+"""Where the values of a mini-batch lie, and what moves: what `explain --memory` prints and draws."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import AutobatchError
+from autobatch.memplan.layout_cache import lay_out
+from autobatch.memplan.movement import FLOAT_BYTES, Movement, movements
+from autobatch.plan import Plan, PlannedCell, PlannedTypes
+from autobatch.program import NODE, Attribute, Instruction, Port, Var, Weight
+
+NARROW = 0.04  # of the widest row: items that have no room for a name in a picture
+KINDS = ("by kernel", "scatter", "gather", "copy")
+
+
+@dataclass(frozen=True, eq=False)
+class CellMemory:
+    """A type of cell, laid out.
+
+    Attributes:
+        layout: its items before and after, its inner batches, and its copies, as text; None for a single op.
+        rows: per block, what it is, its columns, and what lies in them, in order.
+        launches: forward, as written and as executed: instructions, views and joins in place aside.
+    """
+
+    name: str
+    layout: str | None
+    rows: tuple[tuple[str, int, str], ...]
+    launches: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryReport:
+    """A plan as people read it; prints as text.
+
+    Attributes:
+        cells: the types that have nodes.
+        areas: what the buffer holds, and its bytes in float32.
+        movements: between cells and inside them.
+        written_again: bytes of values written to a second reader's rows, a third's and so on, forward.
+    """
+
+    cells: tuple[CellMemory, ...]
+    areas: tuple[tuple[str, int], ...]
+    movements: tuple[Movement, ...]
+    written_again: int
+
+    def __str__(self) -> str:
+        return "\n".join([*self._cell_lines(), *self._movement_lines(), *self._area_lines()])
+
+    def _cell_lines(self) -> Iterator[str]:
+        for cell in self.cells:
+            written, executed = cell.launches
+            yield f"{cell.name}: {executed} launches forward, as written {written}"
+            for what, columns, names in cell.rows:
+                yield f"  {what}, {columns} columns: {names}"
+            if cell.layout is not None:
+                yield from (f"  {line}" for line in cell.layout.splitlines()[1:])
+
+    def _movement_lines(self) -> Iterator[str]:
+        """A line per edge between types, with both ways where there are gradients, and one per copy inside."""
+        yield "between cells, by rule (float32; a launch of its own per batch where it is not the kernel's)"
+        width = max((len(f"{m.source} -> {m.target}") for m in self.movements), default=0)
+        for m in self.movements:
+            way = f"{m.target} -> {m.source}" if m.backward else f"{m.source} -> {m.target}"
+            yield f"  {way:<{width}}  {m.n_bytes:>12,} bytes  {m.how}" + (f", {m.launches} launches" * (m.launches > 0))
+
+    def _area_lines(self) -> Iterator[str]:
+        for how, launches, n_bytes in self.totals():
+            yield f"{how}: {n_bytes:,} bytes" + (f", {launches} launches" if how != "by kernel" else "")
+        yield f"of what goes forward, written again for further readers of a value: {self.written_again:,} bytes"
+        yield "buffer: " + ", ".join(f"{what} {n_bytes:,} bytes" for what, n_bytes in self.areas)
+
+    def totals(self) -> list[tuple[str, int, int]]:
+        """Launches of their own, and bytes, per way in which values move."""
+        return [
+            (how, sum(m.launches for m in found), sum(m.n_bytes for m in found))
+            for how in KINDS
+            for found in [[m for m in self.movements if m.how == how]]
+        ]
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the columns of each cell's rows, and the bytes that move, into a PNG, PDF or SVG file.
+
+        Raises:
+            AutobatchError: Matplotlib is missing, or the file cannot be written.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise AutobatchError(
+                "cannot draw a memory plan: matplotlib is not installed; pip install 'autobatch[plot]'."
+            ) from None
+        rows = [(f"{cell.name}: {what}", names) for cell in self.cells for what, _, names in cell.rows]
+        figure = Figure(figsize=(11, 1.6 + 0.35 * len(rows) + 0.3 * len(KINDS)), layout="constrained")
+        upper, lower = figure.subplots(2, 1, height_ratios=[max(len(rows), 1), len(KINDS)])
+        widest = max((columns for cell in self.cells for _, columns, _ in cell.rows), default=1)
+        for at, (_, names) in enumerate(rows):
+            _draw_row(upper, at, names, widest * NARROW)
+        upper.set_yticks(range(len(rows)), [label for label, _ in rows])
+        upper.invert_yaxis()
+        upper.set_xlabel("column")
+        totals = self.totals()
+        lower.barh([how for how, _, _ in totals], [n_bytes / 1e6 for _, _, n_bytes in totals], color="C0")
+        lower.set_xlabel("MB moved in this mini-batch")
+        for axes in (upper, lower):
+            axes.spines[["top", "right"]].set_visible(False)
+        try:
+            figure.savefig(path)
+        except (OSError, ValueError) as error:
+            raise AutobatchError(f"cannot draw a memory plan into {os.fspath(path)!r}: {error}") from error
+
+
+def _draw_row(axes: Any, at: int, names: str, narrow: float) -> None:
+    """Draw one row of columns: a bar per item, `name[first:end]`, with its name unless it is narrow."""
+    for number, item in enumerate(names.split()):
+        name, _, columns = item.rpartition("[")
+        first, _, end = columns.rstrip("]").partition(":")
+        start, width = int(first), int(end) - int(first)
+        axes.barh(at, width, left=start, height=0.8, color=f"C{number % 10}", alpha=0.6)
+        if width > narrow:
+            axes.text(start + width / 2, at, name, ha="center", va="center", fontsize="x-small")
+
+
+def report_memory(plan: Plan, cells: PlannedTypes) -> MemoryReport:
+    """Collect what `explain --memory` shows of a plan.
+
+    Args:
+        plan: of a mini-batch.
+        cells: its types, planned for training if the gradients are to be shown.
+    """
+    used = np.bincount(plan.graph.type_id, minlength=len(cells.cells))
+    names = plan.graph.types.names
+    shown = tuple(_describe_cell(names[kind], cell) for kind, cell in enumerate(cells.cells) if used[kind])
+    return MemoryReport(shown, _areas(plan, cells), tuple(movements(plan, cells)), _written_again(plan, cells))
+
+
+def _areas(plan: Plan, cells: PlannedTypes) -> tuple[tuple[str, int], ...]:
+    asked = int((plan.slot_rows * np.array(cells.slot_widths, np.int64)).sum())
+    if not cells.training:
+        return ("asked for", FLOAT_BYTES * asked), ("inputs, used again", FLOAT_BYTES * (plan.size - asked))
+    return (
+        ("inputs", FLOAT_BYTES * (plan.mirror - asked)),
+        ("asked for", FLOAT_BYTES * asked),
+        ("gradients", FLOAT_BYTES * plan.mirror),
+        ("saved", FLOAT_BYTES * (plan.size - 2 * plan.mirror)),
+    )
+
+
+def _written_again(plan: Plan, cells: PlannedTypes) -> int:
+    """Bytes of all destinations of a node output but the first."""
+    sizes = [cell.program.vars[output].size for cell in cells.cells for output in cell.program.outputs]
+    rows = np.diff(plan.dest_base)
+    again = np.maximum(np.diff(plan.dest_ptr) - 1, 0)
+    return int((np.repeat(np.array(sizes, np.int64), rows) * again).sum()) * FLOAT_BYTES
+
+
+def _describe_cell(name: str, cell: PlannedCell) -> CellMemory:
+    program, layout = cell.program, cell.layout
+    written = _launches(cell.type.program.vars, cell.type.program.instructions)
+    executed = _launches(program.vars, program.instructions)
+    vars: Sequence[Var] = program.vars if cell.derivative is None else cell.derivative.vars
+    inputs = [(place, _name(vars, program.ports[number])) for number, place in enumerate(layout.inputs)]
+    made = {value: place for value, place in layout.inner.items() if value not in layout.joins}
+    inputs += [(place, _name(vars, value)) for value, place in made.items()]
+    saved = [(place, _name(vars, value)) for value, place in layout.saved.items()]
+    rows = []
+    for what, places, widths in (("inputs", inputs, layout.input_width), ("saved", saved, layout.saved_width)):
+        for domain, width in enumerate(widths, start=NODE):
+            each = "node" if domain == NODE else f"edge of group {domain}"
+            items = sorted((p.column, p.column + p.width, n) for p, n in places if p.domain == domain and p.width)
+            if items:
+                rows.append((f"{what} per {each}", width, " ".join(f"{n}[{a}:{b}]" for a, b, n in items)))
+    text = str(lay_out(cell.type.program)) if written > 1 else None
+    return CellMemory(name, text, tuple(rows), (written, executed))
+
+
+def _launches(vars: Sequence[Var], instructions: Sequence[int]) -> int:
+    """Instructions that compute: neither views nor joins."""
+    sources = [vars[i].source for i in instructions]
+    return sum(isinstance(s, Instruction) and not s.op.view and not s.op.copies for s in sources)
+
+
+def _name(vars: Sequence[Var], value: int) -> str:
+    source = vars[value].source
+    return source.name if isinstance(source, (Port, Weight, Attribute)) else f"%{value}"

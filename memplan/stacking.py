@@ -1,0 +1,300 @@
+"""A cell with its inner batches made real: one instruction on stacked parameters instead of one for each member.
+
+The products of a hard batch that read one input become one product of their stacked weights, so a grid becomes one
+product per row; its members are slices of the result, in the order that the layout decided. Element-wise instructions
+whose operands are neighbours, slices of one value or parameters, become one instruction on the larger slice. What the
+layout says is no view stays as it is. The result is a program like any other: it is differentiated and planned as if
+it had been written so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from autobatch.graph_check import checking
+from autobatch.memplan.cell_layout import CellLayout, InnerBatch
+from autobatch.memplan.constraints import RESULT
+from autobatch.memplan.layout_cache import lay_out
+from autobatch.memplan.memory import SHARED_VALUES, Read, is_number, seen_through
+from autobatch.module import Parameter
+from autobatch.ops.define import Shape
+from autobatch.ops.linear import affine, matmul
+from autobatch.ops.shaping import slice_
+from autobatch.program import Attribute, Builder, CellProgram, Constant, Instruction, Port, Traced, Weight
+from autobatch.program_check import check_cell
+from autobatch.stacks import Stack, make_stack, settle
+
+STACKED = (matmul, affine)  # weight and bias are stacked
+INPUT = 1  # the operand of these that is not
+MAX_INSTRUCTIONS = 200  # laying out more takes long
+
+
+class Same(NamedTuple):
+    """An operand that all members of a group read."""
+
+    what: object
+
+
+class Part(NamedTuple):
+    """An operand that is some rows of a larger value: elements start:stop, and what parts must share to be joined."""
+
+    start: int
+    stop: int
+    of: object
+
+
+Operands: TypeAlias = tuple[Same | Part, ...]
+Group: TypeAlias = tuple[int, ...]  # values of the old program that one instruction computes, in order
+
+
+def make_stacked(program: CellProgram, soft: bool = True) -> CellProgram:
+    """The program by which a cell is executed: laid out and stacked, or itself if it has too many instructions.
+
+    Args:
+        program: as traced.
+        soft: see `stack_program`; a backend that makes one kernel of element-wise instructions needs it not.
+
+    Cost: that of `lay_out`, so most of it once per form of program.
+    """
+    too_many = len(program.instructions) > MAX_INSTRUCTIONS
+    return program if too_many else stack_program(program, lay_out(program), soft)
+
+
+def stack_program(program: CellProgram, layout: CellLayout, soft: bool = True) -> CellProgram:
+    """Make the inner batches of a layout single instructions, where one can compute them.
+
+    Args:
+        program: of a cell.
+        layout: of this program.
+        soft: also join element-wise instructions whose operands are neighbours.
+
+    Returns:
+        A program with the same name, ports, attributes and outputs, whose parameters may be `Stack`s; these have
+        their places, in the order of the layout.
+
+    Cost: linear in the values, and in the members of batches times their operands.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> from autobatch.arguments import Key
+    >>> from autobatch.cell import Tracer
+    >>> from autobatch.memplan.cell_layout import plan_cell
+    >>> a, b = ab.Parameter(np.zeros((2, 2))), ab.Parameter(np.zeros((2, 2)))
+    >>> tracer, key = Tracer("both", {id(a): "a", id(b): "b"}), Key("value", (2,))
+    >>> program, _ = tracer.trace(lambda given: (ab.tanh(a @ given["x"]), ab.tanh(b @ given["x"])), {"x": key})
+    >>> print(stack_program(program, plan_cell(program)))
+    both(%0 x: (2,))
+      %1: (4, 2) = parameter [a b]
+      %2: (4,) = matmul(%1, %0)
+      %3: (4,) = tanh(%2)
+      %4: (2,) = slice(%3, index=(slice(0, 2, None),))
+      %5: (2,) = slice(%3, index=(slice(2, 4, None),))
+      return %4, %5
+    """
+    stacked = _Stacking(program, layout).run(soft)
+    if checking():
+        check_cell(stacked)
+    return stacked
+
+
+class _Stacking:
+    """Grows the new program batch by batch; `number` maps values of the old one to their places in it."""
+
+    def __init__(self, program: CellProgram, layout: CellLayout) -> None:
+        self.program, self.layout, self.memory = program, layout, layout.memory
+        self.names = {id(v.source.parameter): v.source.name for v in program.vars if isinstance(v.source, Weight)}
+        self.builder = Builder(program.name, weight_names=self.names)
+        self.number: dict[int, int] = {}
+        self.reads: list[Read] = []
+        self.stacks: list[Stack] = []
+
+    def run(self, soft: bool) -> CellProgram:
+        """The whole new program."""
+        for index, var in enumerate(self.program.vars):
+            if isinstance(var.source, (Port, Attribute)):
+                self._value(index)
+        for batch in self.layout.batches:
+            for group in self._groups(batch, soft):
+                self._emit(group)
+        outputs = [self.builder.value(self._value(output)) for output in self.program.outputs]
+        made = replace(self.builder.finish(outputs), ties=self.program.ties, draws=self.program.draws)
+        kept = {id(parameter) for parameter in made.parameters}
+        settle([stack for stack in self.stacks if id(stack) in kept], self._parameter_order())
+        return made
+
+    # What one instruction can compute.
+
+    def _groups(self, batch: InnerBatch, soft: bool) -> list[Group]:
+        """The members of a batch, divided into those that one instruction computes."""
+        operands = {index: self._operands(batch, index) for index in batch.values if batch.hard or soft}
+        joined = {index: found for index in batch.values if (found := operands.get(index)) is not None}
+        apart: list[Group] = [(index,) for index in batch.values if index not in joined]
+        groups: list[list[int]] = []
+        for index in sorted(joined, key=lambda index: _place(joined[index])):
+            if groups and _follows(joined[groups[-1][-1]], joined[index]):
+                groups[-1].append(index)
+            else:
+                groups.append([index])
+        return apart + [tuple(group) for group in groups]
+
+    def _operands(self, batch: InnerBatch, index: int) -> Operands | None:
+        """Where the operands of a member lie; None if it runs by itself."""
+        source, shape = self._source(index), self.program.vars[index].shape
+        if batch.hard:
+            found = [self._product_operand(batch, k, arg) for k, arg in enumerate(source.args)]
+            possible = source.op in STACKED and RESULT in batch.views
+        else:
+            found = [self._soft_operand(batch, k, arg, shape) for k, arg in enumerate(source.args)]
+            possible = source.op.scalar is not None and not source.op.random
+        known = [operand for operand in found if operand is not None]
+        if not possible or not shape or not all(shape) or len(known) < len(found):
+            return None
+        return tuple(known)
+
+    def _product_operand(self, batch: InnerBatch, k: int, arg: int) -> Same | Part | None:
+        if k == INPUT:
+            return Same(self.memory.reads[arg])
+        return self._weight(arg) if k in batch.views and (k > 0 or len(self.program.vars[arg].shape) == 2) else None
+
+    def _soft_operand(self, batch: InnerBatch, k: int, arg: int, shape: Shape) -> Same | Part | None:
+        var, new = self.program.vars[arg], self._value(arg)
+        if is_number(var):
+            assert isinstance(var.source, Constant)
+            return Same(np.asarray(var.source.data).item())
+        if var.shape != shape:
+            spread = len(var.shape) < len(shape) or var.shape[0] == 1
+            return Same(("value", new)) if spread else None
+        if self._parameter(arg) is not None:
+            return self._weight(arg) if k in batch.views else None
+        read = self._read(new)
+        base = self.builder.vars[read.value]
+        if read.strided or base.shape[1:] != shape[1:] or read.start % math.prod(shape[1:]):
+            return None
+        return Part(read.start, read.stop, read.value)
+
+    def _weight(self, arg: int) -> Part | None:
+        """Where a parameter, or some rows of one, lies among those of the cell."""
+        parameter, shape = self._parameter(arg), self.program.vars[arg].shape
+        read = self.memory.reads[arg]
+        if parameter is None or read.strided or not shape or parameter.shape[1:] != shape[1:]:
+            return None
+        if read.start % math.prod(shape[1:]):
+            return None
+        start = self.layout.offset(arg)
+        return Part(start, start + read.stop - read.start, parameter.trainable)
+
+    # The new program.
+
+    def _emit(self, group: Group) -> None:
+        """Append the instruction that computes a group, and the slices that its members are; or each by itself."""
+        source = self._source(group[0])
+        operands = [self._joined([self._source(index).args[k] for index in group]) for k in range(len(source.args))]
+        known = [operand for operand in operands if operand is not None]
+        if len(group) == 1 or len(known) < len(operands):
+            for index in group:
+                self._copy(index)
+            return
+        result = self.builder.apply(source.op, tuple(known), source.static)
+        start = 0
+        for index in group:
+            stop = start + self.program.vars[index].shape[0]
+            self.number[index] = slice_(result, index=(slice(start, stop),)).index
+            start = stop
+
+    def _joined(self, args: Sequence[int]) -> Traced | None:
+        """One value for an operand of all members of a group; None if parameters are wanted in pieces."""
+        if len({self.memory.reads[arg] for arg in args}) == 1 or is_number(self.program.vars[args[0]]):
+            return self.builder.value(self._value(args[0]))
+        if self._parameter(args[0]) is not None:
+            return self._stacked(args)
+        first, last = self._read(self._value(args[0])), self._read(self._value(args[-1]))
+        return self._rows(self.builder.value(first.value), first.start, last.stop)
+
+    def _stacked(self, args: Sequence[int]) -> Traced | None:
+        """Neighbouring parameters as one: a stack of whole ones, or rows of a single one."""
+        pieces: list[Read] = []
+        for read in (self.memory.reads[arg] for arg in args):
+            if pieces and (pieces[-1].value, pieces[-1].stop) == (read.value, read.start):
+                pieces[-1] = pieces[-1]._replace(stop=read.stop)
+            else:
+                pieces.append(read)
+        parameters = [parameter for piece in pieces if (parameter := self._parameter(piece.value)) is not None]
+        if len(pieces) == 1:
+            return self._rows(self.builder.wrap(parameters[0]), pieces[0].start, pieces[0].stop)
+        if any(piece.stop - piece.start < self.program.vars[piece.value].size for piece in pieces):
+            return None
+        stack = make_stack(parameters)
+        self.stacks.append(stack)
+        self.names[id(stack)] = f"[{' '.join(self.names[id(parameter)] for parameter in parameters)}]"
+        return self.builder.wrap(stack)
+
+    def _rows(self, whole: Traced, start: int, stop: int) -> Traced:
+        """The rows of a value that its elements start:stop are."""
+        if (start, stop) == (0, whole.var.size):
+            return whole
+        width = math.prod(whole.shape[1:])
+        rows: Traced = slice_(whole, index=(slice(start // width, stop // width),))
+        return rows
+
+    def _value(self, index: int) -> int:
+        """The place of a value; views and copies, and what no instruction computes, are appended when first read."""
+        if index not in self.number:
+            self._copy(index)
+        return self.number[index]
+
+    def _copy(self, index: int) -> None:
+        var = self.program.vars[index]
+        source = var.source
+        if isinstance(source, Weight):
+            self.number[index] = self.builder.wrap(source.parameter).index
+            return
+        if isinstance(source, Instruction):
+            source = replace(source, args=tuple(self._value(arg) for arg in source.args))
+        self.number[index] = self.builder.add(source, var.shape, var.domain).index
+
+    # What is known of values.
+
+    def _source(self, index: int) -> Instruction:
+        source = self.program.vars[index].source
+        assert isinstance(source, Instruction)
+        return source
+
+    def _parameter(self, index: int) -> Parameter | None:
+        """The parameter that a value is, or is a view of."""
+        source = self.program.vars[self.memory.reads[index].value].source
+        return source.parameter if isinstance(source, Weight) else None
+
+    def _read(self, new: int) -> Read:
+        """What a value of the new program refers to."""
+        for number in range(len(self.reads), new + 1):
+            var = self.builder.vars[number]
+            if isinstance(var.source, Instruction) and var.source.op.view:
+                arg = var.source.args[0]
+                self.reads.append(seen_through(var.source, self.builder.vars[arg].shape, self.reads[arg]))
+            else:
+                self.reads.append(Read(number, 0, var.size))
+        return self.reads[new]
+
+    def _parameter_order(self) -> list[Parameter]:
+        """The parameters as the layout orders them."""
+        items = self.layout.areas.get(SHARED_VALUES, ())
+        return [parameter for item in items if (parameter := self._parameter(item.value)) is not None]
+
+
+def _place(operands: Operands) -> tuple[tuple[str, int], ...]:
+    """A key that sorts members so that those whose operands are neighbours follow one another."""
+    same = [(repr(operand), 0) for operand in operands if isinstance(operand, Same)]
+    return (*same, *((repr(operand.of), operand.start) for operand in operands if isinstance(operand, Part)))
+
+
+def _follows(before: Operands, after: Operands) -> bool:
+    """Whether each operand is the same, or the part that follows; at least one is a part."""
+    return any(isinstance(operand, Part) for operand in after) and all(
+        (x.of, x.stop) == (y.of, y.start) if isinstance(x, Part) and isinstance(y, Part) else x == y
+        for x, y in zip(before, after, strict=True)
+    )

@@ -1,0 +1,132 @@
+"""Runs programs and their derivatives on drawn rows, by the kernels of their ops and nothing else of the runtime."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autobatch.autodiff import differentiate
+from autobatch.module import Parameter
+from autobatch.ops.define import run_kernel
+from autobatch.ops.variadic import Segments
+from autobatch.program import NODE, SHARED, Attribute, CellProgram, Constant, Instruction, Port, Var, Weight, origin
+from autobatch.randomness import Randomness
+from autobatch.stacks import parts_of
+
+EDGES = (0, 2, 1, 3)  # of each node, in every variadic group
+N_ROWS = {NODE: len(EDGES), SHARED: 1}
+
+
+class Drawn(NamedTuple):
+    """Rows for the ports and attributes of a program, by name of the leaf, and gradients of its outputs."""
+
+    leaves: dict[tuple[str, int], Any]
+    incoming: list[Any]
+
+
+class Results(NamedTuple):
+    """What a program and its derivative compute; gradients of parameters by their ids."""
+
+    outputs: list[Any]
+    ports: list[Any]
+    parameters: dict[int, Any]
+
+
+def draw_rows(program: CellProgram, rng: np.random.Generator) -> Drawn:
+    """Draw what a batch of nodes reads; ints are ids of the smallest table that they are looked up in."""
+    limits: defaultdict[int, list[int]] = defaultdict(lambda: [2])
+    for index in program.instructions:
+        source = program.vars[index].source
+        if isinstance(source, Instruction) and source.op.index_axis is not None:
+            found = origin(program.vars, source.args[1])
+            limits[id(found)].append(program.vars[source.args[0]].shape[source.op.index_axis])
+    leaves: dict[tuple[str, int], Any] = {}
+    for var in program.vars:
+        if isinstance(var.source, Attribute) and not var.source.is_float:
+            data: Any = rng.integers(min(limits[id(var)]), size=(len(EDGES), *var.shape))
+        else:
+            data = rng.standard_normal((n_rows(var.domain), *var.shape))
+        if isinstance(var.source, (Port, Attribute)):
+            leaves[var.source.name, var.source.leaf] = data
+    outputs = [program.vars[index] for index in program.outputs]
+    incoming = [rng.standard_normal((n_rows(NODE if v.domain == SHARED else v.domain), *v.shape)) for v in outputs]
+    return Drawn(leaves, incoming)
+
+
+def run_program(program: CellProgram, drawn: Drawn) -> Results:
+    """Compute the outputs, and pull the drawn gradients back, in float64."""
+    derivative = differentiate(program)
+    env = _known(derivative.vars, drawn)
+    _run(derivative.vars, program.instructions, env)
+    env |= dict(zip(derivative.incoming, drawn.incoming, strict=True))
+    _run(derivative.vars, sorted({*derivative.backward, *derivative.weights}), env)
+    parameters: dict[int, Any] = {}
+    for index, gradient in derivative.parameters:
+        start = 0
+        for part in parts_of(derivative.parameter(index)):
+            stop = start + part.data.size
+            found = env[gradient].reshape(-1)[start:stop].reshape(part.shape)
+            parameters[id(part)] = parameters.get(id(part), 0) + found
+            start = stop
+    for index, scatters in derivative.tables:
+        table = derivative.parameter(index)
+        total = parameters.setdefault(id(table), np.zeros(table.shape))
+        for scatter in scatters:
+            np.add.at(total, env[scatter.ids], env[scatter.values])
+    ports = [None if g is None else env[g] for g in derivative.ports]
+    return Results([env[output] for output in program.outputs], ports, parameters)
+
+
+def draw_parameters(program: CellProgram, rng: np.random.Generator) -> list[Parameter]:
+    """Give the parameters of a program random numbers in float64."""
+    for parameter in program.parameters:
+        parameter.astype("float64").data = rng.standard_normal(parameter.shape)
+    return program.parameters
+
+
+def count_launches(vars: Sequence[Var], indices: Iterable[int]) -> tuple[int, int, int]:
+    """Of some instructions, how many are products, element-wise or other computations, and copies; views are none."""
+    counted: Counter[str] = Counter()
+    for index in indices:
+        source = vars[index].source
+        assert isinstance(source, Instruction)
+        product = any(name in source.op.name for name in ("matmul", "affine", "outer"))
+        counted["product" if product else "copy" if source.op.copies else "view" if source.op.view else "other"] += 1
+    return counted["product"], counted["other"], counted["copy"]
+
+
+def n_rows(domain: int) -> int:
+    """Rows of a domain."""
+    return N_ROWS.get(domain, sum(EDGES))
+
+
+def _known(vars: Sequence[Var], drawn: Drawn) -> dict[int, Any]:
+    env: dict[int, Any] = {}
+    for index, var in enumerate(vars):
+        match var.source:
+            case Port(name=name, leaf=leaf) | Attribute(name=name, leaf=leaf):
+                env[index] = drawn.leaves[name, leaf]
+            case Weight(parameter=parameter):
+                env[index] = parameter.data[None]
+            case Constant(data=data):
+                env[index] = data if isinstance(data, (int, float)) else data[None]
+    return env
+
+
+def _run(vars: Sequence[Var], indices: Iterable[int], env: dict[int, Any]) -> None:
+    for index in indices:
+        var = vars[index]
+        assert isinstance(var.source, Instruction)
+        op, args, static = var.source.op, [env[arg] for arg in var.source.args], dict(var.source.static)
+        if op.view:
+            env[index] = op.kernel(np, args[0], **static)
+            continue
+        if op.segments is not None:
+            static["segments"] = Segments(np, np.cumsum((0, *EDGES)))
+        if op.random:
+            static["random"] = Randomness(key=np.arange(len(EDGES)))
+        env[index] = np.zeros((n_rows(var.domain), *var.shape))
+        run_kernel(op, np, args, env[index], static)

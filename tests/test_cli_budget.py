@@ -1,0 +1,86 @@
+"""Commands with `--max-bytes`: what they say, that results stay the same, and sizes that are none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autobatch.cli.ending import run_to_the_end
+from autobatch.cli.main import dispatch
+
+TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
+RUN = ("--data", "trees.txt", "--dim", 4, "--batch-size", 32, "--lr", 0.03, "--policy", "score")
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command in this process, in a folder with 120 trees; give its exit status and what it printed."""
+    (tmp_path / "trees.txt").write_text("\n".join(TREES * 30) + "\n")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = run_to_the_end(lambda: dispatch([str(argument) for argument in arguments]))
+        return (status, *capfd.readouterr())
+
+    return call
+
+
+def read_json(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("policy", ["depth", "agenda"])
+def test_explain_says_into_how_many_parts(command: Command, policy: str) -> None:
+    explain = ("explain", "tree-lstm", "--data", "trees.txt", "--dim", 4, "--policy", policy)
+    status, out, err = command(*explain)
+    assert (status, err) == (0, "")
+    ((planned, held),) = re.findall(r"memory of values: (\d+) bytes planned, (\d+) held", out)
+    assert planned == held
+    limit = int(planned) // 2
+    status, out, err = command(*explain, "--max-bytes", f"{limit / 1000}kB")
+    assert (status, err) == (0, "")
+    (parts,) = re.findall(rf"run in (\d+) parts, .* the whole needs {planned} bytes and max_bytes is {limit}\n", out)
+    assert 2 <= int(parts) <= 6
+    ((planned, held),) = re.findall(r"memory of values: (\d+) bytes planned, (\d+) held", out)
+    assert int(planned) <= int(held) <= limit
+
+
+def test_training_in_parts_resumes_and_gives_the_same_model(command: Command) -> None:
+    """The losses are those of the whole to rounding; a resumed run keeps its limit, and refuses another."""
+    limit = ("--max-bytes", "8kB")
+    assert command("train", "tree-lstm", *RUN, "--epochs", 2, "--json", "whole.jsonl", "--checkpoint", "whole")[0] == 0
+    assert command("train", "tree-lstm", *RUN, *limit, "--epochs", 1, "--checkpoint", "parts")[0] == 0
+    again = ("train", "tree-lstm", "--checkpoint", "parts", "--resume", "--epochs", 2, "--json", "parts.jsonl")
+    status, _, err = command(*again, "--max-bytes", "9kB")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "trained with max bytes 8000 and 9000 was asked for; leave that out" in err
+    assert command(*again)[0] == 0
+    whole, parts = read_json("whole.jsonl")[1], read_json("parts.jsonl")[0]
+    assert (whole["epoch"], parts["epoch"]) == (2, 2)
+    assert parts["train_loss"] == pytest.approx(whole["train_loss"], rel=1e-4)
+    assert parts["nodes"] == whole["nodes"]
+    assert parts["batches"] > 2 * whole["batches"]
+    metrics = [command("eval", "tree-lstm", "--checkpoint", "whole", *more)[:2] for more in ((), limit)]
+    assert metrics[0] == metrics[1]
+    assert metrics[0][0] == 0
+    lines = [command("predict", "tree-lstm", "--checkpoint", "whole", *more)[1] for more in ((), limit)]
+    assert lines[0] == lines[1]
+    assert lines[0].count("\n") > 0
+    status, _, err = command("eval", "tree-lstm", "--checkpoint", "whole", "--max-bytes", "12 B")
+    assert (status, err.count("\n")) == (2, 1)
+    assert re.search(r"cannot run instance 0: its \d+ nodes need \d+ bytes and max_bytes is 12; allow as many", err)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "0.5", "2 chunks", "GB", ""])
+def test_a_size_that_is_none_is_refused(command: Command, size: str) -> None:
+    status, out, err = command("explain", "tree-lstm", "--max-bytes", size)
+    assert (status, out) == (2, "")
+    assert f"{size!r} is no number of bytes; give one such as 2000000000, 2GB or 1.5GiB" in err

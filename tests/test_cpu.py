@@ -1,0 +1,118 @@
+"""The cpu backend gives what the reference backend gives: models and random programs, outputs and gradients.
+
+Generated source runs here as plain Python, but for one model: compiling every random cell would take a second each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.executor.cpu import Cpu
+from autobatch.executor.reference import Reference
+from autobatch.rewrite import DEFAULT, PASSES
+from random_programs import draw_instances, draw_model
+from twin_cases import CASES, Case
+
+RELATIVE = 1e-10
+N_SEEDS, N_SLOW_SEEDS = 25, 300
+
+
+def assert_equal(found: Any, expected: Any, relative: float = RELATIVE) -> None:
+    """Equal structures of arrays, within `relative` of the largest number of each."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        found, expected = list(found.values()), list(expected.values())
+    if isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_equal(one, other, relative)
+        return
+    if hasattr(expected, "c"):
+        assert_equal((found.h, found.c), (expected.h, expected.c), relative)
+        return
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    assert np.all(np.abs(found - expected) <= relative * np.max(np.abs(expected), initial=1e-3))
+
+
+def compare(function: Any, instances: list[Any], relative: float = RELATIVE, **options: Any) -> Cpu:
+    """Run a function on both backends, in inference and, if it has a loss, in training; return the backend."""
+    cpu = Cpu(poison=True, jitted=False)
+    ours = ab.batched(function, backend=cpu, **options)
+    theirs = ab.batched(function, backend=Reference(poison=True), **options)
+    assert_equal(ours(instances), theirs(instances), relative)
+    return cpu
+
+
+def compare_gradients(
+    function: Any, instances: list[Any], cpu: Cpu, relative: float = RELATIVE, has_aux: bool = False, **options: Any
+) -> None:
+    """Train a step on both backends."""
+    weights = np.random.default_rng(0).uniform(0.5, 2.0, len(instances))
+    ours = ab.batched(function, backend=cpu, **options)
+    theirs = ab.batched(function, backend=Reference(poison=True), **options)
+    found = ours.value_and_grad(instances, reduce=weights, has_aux=has_aux)
+    assert_equal(found, theirs.value_and_grad(instances, reduce=weights, has_aux=has_aux), relative)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_models(case: Case) -> None:
+    model, instances = case.draw(seed=3, n_instances=6, dim=5)
+    cpu = compare(model.loss, instances)
+    compare_gradients(model.loss, instances, cpu)
+    compare(model.scores, instances)
+
+
+def seeds() -> list[Any]:
+    """A few seeds, and many more that are slow."""
+    return [*range(N_SEEDS), *(pytest.param(s, marks=pytest.mark.slow) for s in range(N_SEEDS, N_SLOW_SEEDS))]
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_random_programs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=seed % 2 == 0)
+    instances = draw_instances(rng, model, n=5)
+    for policy, rewrites in (("agenda", PASSES), ("depth", DEFAULT), ("agenda", ())):
+        cpu = compare(model.everything, instances, policy=policy, rewrites=rewrites)
+        compare_gradients(
+            model.everything, instances, cpu, has_aux=True, policy=policy, rewrites=rewrites
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_compiled_kernels(dtype: str) -> None:
+    """The same for compiled kernels, in both types."""
+    model, instances = CASES[0].draw(seed=1, n_instances=6, dim=20)
+    model.astype(dtype)
+    relative = {"float32": 2e-5, "float64": RELATIVE}[dtype]
+    compare_gradients(model.loss, instances, Cpu(poison=True, jitted=True), relative)
+
+
+def test_backward_skips_what_no_loss_reads() -> None:
+    """Rows that the loss does not depend on get no gradient, even where it would be infinite."""
+    weight = ab.Parameter(np.array([2.0, 3.0]))
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.weight = weight
+
+        @ab.cell
+        def root(self, x: Any) -> Any:
+            return ab.sqrt(x * self.weight)
+
+        def loss(self, numbers: Any) -> Any:
+            first, second = self.root(numbers[0]), self.root(numbers[1])
+            return ab.sum(first), second
+
+    model = Model().astype("float64")
+    instances = [np.array([[1.0, 4.0], [0.0, 0.0]]), np.array([[9.0, 1.0], [0.0, 1.0]])]
+    cpu = Cpu(poison=True, jitted=False)
+    compare_gradients(model.loss, instances, cpu, has_aux=True)
+    found = ab.batched(model.loss, backend=cpu).value_and_grad(instances, reduce="sum", has_aux=True)[1]
+    np.testing.assert_allclose(found["weight"], [0.5 * np.sqrt(1 / 2) + 0.5 * np.sqrt(9 / 2), 0.5 * np.sqrt(4 / 3) + 0.5 * np.sqrt(1 / 3)])

@@ -1,0 +1,167 @@
+"""Values made where they are wanted: nothing is copied inside the cells of the literature and of the models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.executor.reference import Reference
+from autobatch.memplan.homes import make_layout, place_columns
+from autobatch.memplan.movement import movements
+from autobatch.memplan.planner import MemoryPlanner
+from autobatch.plan import Plan, PlannedTypes
+from literature_cells import SEVEN, Weights, trace_cell
+from random_programs import draw_instances, draw_model
+
+WIDTH = 6
+
+
+class OneCell(ab.Module):
+    """A cell of the literature over a list of inputs, and the sum of squares of what it gives."""
+
+    def __init__(self, body: Callable[..., Any], width: int = WIDTH) -> None:
+        rng = np.random.default_rng(0)
+        weights = Weights(width)
+        names = body.__code__.co_varnames[1 : body.__code__.co_argcount]
+        self.shapes = [(width, width) if name.startswith("m") else (width,) for name in names]
+        body(weights, *(np.zeros(shape, np.float32) for shape in self.shapes))
+        self.weights = weights.made
+        for parameter in self.weights.values():
+            parameter.data = rng.standard_normal(parameter.shape)
+        self.cell = ab.cell(lambda values: body(weights, *values))
+
+    def outputs(self, values: tuple[Any, ...]) -> Any:
+        return self.cell(values)
+
+    def loss(self, values: tuple[Any, ...]) -> Any:
+        made = self.cell(tuple(ab.tanh(value) for value in values))
+        return sum(ab.sum(y * y) for y in (made if isinstance(made, tuple) else (made,)))
+
+    def draw(self, n: int) -> list[tuple[Any, ...]]:
+        rng = np.random.default_rng(1)
+        return [tuple(rng.standard_normal(shape) for shape in self.shapes) for _ in range(n)]
+
+
+def moved_bytes(plan: Plan, cells: PlannedTypes, itemsize: int) -> int:
+    """What goes between cells: every destination once forward, and once backward where a type has a backward stage."""
+    total = 0
+    for kind, cell in enumerate(cells.cells):
+        derivative = cell.derivative
+        times = 2 if derivative and (derivative.backward or derivative.parameters or derivative.ports) else 1
+        for number, output in enumerate(cell.program.outputs):
+            first = plan.dest_base[plan.tables.out_ptr[kind] + number]
+            last = plan.dest_base[plan.tables.out_ptr[kind] + number + 1]
+            n_places = plan.dest_ptr[last] - plan.dest_ptr[first]
+            total += times * int(n_places) * cell.program.vars[output].size * itemsize
+    return total
+
+
+def run(loss: ab.Batched, instances: list[Any]) -> tuple[Any, Plan, PlannedTypes]:
+    result = loss.value_and_grad(instances)
+    step = loss._prepare(instances, training=True)
+    return result, step.parts[0].plan, step.cells
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_nothing_is_copied_inside_the_seven_cells(name: str) -> None:
+    """What the backend moves, forward and backward, is what goes between cells, to the byte.
+
+    Besides, `sum`, which squares are added up with, spreads its gradient to a port: a copy outside these cells.
+    """
+    model = OneCell(SEVEN[name].body).astype("float64")
+    instances = model.draw(5)
+    loss = ab.batched(model.loss, backend=Reference(poison=True))
+    (value, grads), plan, cells = run(loss, instances)
+    assert loss.last is not None
+    copies = [m for m in movements(plan, cells) if m.how == "copy"]
+    assert {m.source.split()[0].split("#")[0] for m in copies} <= {"sum"}
+    assert loss.last.copied_bytes == moved_bytes(plan, cells, 8) + 2 * sum(m.n_bytes for m in copies)
+    plain = ab.batched(model.loss, planner=MemoryPlanner(joins=False), backend=Reference(poison=True))
+    expected, others = plain.value_and_grad(instances)
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    for key, gradient in others.items():
+        np.testing.assert_allclose(np.asarray(grads[key]), np.asarray(gradient), rtol=1e-10, atol=1e-12)
+    assert value == pytest.approx(float(np.mean([float(np.asarray(model.loss(x))) for x in instances])), rel=1e-10)
+
+
+def test_ports_in_the_order_of_the_program_cost_copies_where_joins_want_another() -> None:
+    """An MV-RNN joins its children's matrices and saves the join; in the order of ports these lie apart."""
+    program = trace_cell(SEVEN["MV-RNN"].body, WIDTH)
+    columns, plain = place_columns(program), place_columns(program, joined=False)
+    left, right = (p for p in columns.ports if p.width == WIDTH * WIDTH)
+    assert abs(left.column - right.column) == WIDTH * WIDTH
+    assert [p.column for p in plain.ports] == [0, WIDTH, WIDTH + WIDTH**2, 2 * WIDTH + WIDTH**2]
+    assert len(make_layout(program, columns, None).joins) == 2
+    assert sum(len(join.copied) for join in make_layout(program, columns, None).joins.values()) == 0
+    assert sum(len(join.copied) for join in make_layout(program, plain, None).joins.values()) == 2
+
+
+class Pairs(ab.Module):
+    """A Tree-LSTM's kind of cell: the h of both children side by side, and each with its c."""
+
+    def __init__(self) -> None:
+        self.gates = ab.Linear(2 * WIDTH, WIDTH, rng=np.random.default_rng(0))
+
+    @ab.cell
+    def merge(self, left: Any, right: Any) -> Any:
+        h = ab.tanh(self.gates(ab.concat((left[0], right[0]))))
+        return h, h + left[1] * right[1]
+
+    def run(self, x: Any) -> Any:
+        leaf = ab.tanh(x), ab.exp(x)
+        return ab.sum(self.merge(leaf, leaf)[1])
+
+
+def test_what_one_node_gives_lies_side_by_side_where_joins_leave_a_choice() -> None:
+    loss = ab.batched(Pairs().run)
+    loss([np.ones(WIDTH)])
+    (cell,) = (c for c in loss._planned_types(training=False).cells if c.type.name == "merge")
+    h_left, c_left, h_right, c_right = (place.column for place in cell.layout.inputs)
+    assert h_right - h_left == WIDTH
+    assert sorted((c_left, h_left, h_right, c_right)) == [c_left, h_left, h_right, c_right]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_places_of_random_cells_do_not_overlap(seed: int, training: bool) -> None:
+    """Ports, and values computed in the inputs, have columns of their own; joins have those of their parts."""
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=True)
+    loss = ab.batched(model.loss)
+    loss._recorder.record(draw_instances(rng, model, n=4))
+    for cell in loss._planned_types(training).cells:
+        layout, vars = cell.layout, cell.program.vars
+        used: set[tuple[int, int]] = set()
+        made = [layout.inner[i] for i in layout.inner if i not in layout.joins]
+        for place in (*layout.inputs, *made):
+            columns = {(place.domain, place.column + k) for k in range(place.width)}
+            assert not used & columns
+            assert place.column >= 0
+            assert place.column + place.width <= layout.input_width[place.domain + 1]
+            used |= columns
+        assert len(used) == sum(layout.input_width)
+        for value, place in layout.inner.items():
+            assert place.width == vars[value].size
+        homes = {*layout.inner, *layout.saved, *layout.gradients}
+        assert homes & set(layout.within) <= set(layout.saved)
+        for part in homes & set(layout.within):
+            inside, around = layout.saved[part], layout.saved[layout.within[part][0]]
+            assert around.column <= inside.column
+            assert inside.column + inside.width <= around.column + around.width
+        assert not set(layout.gradients) & (set(layout.saved) | set(layout.inner))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_models_move_no_more_with_joins(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=True).astype("float64")
+    instances = draw_instances(rng, model, n=6)
+    losses = {joins: ab.batched(model.loss, planner=MemoryPlanner(joins=joins)) for joins in (False, True)}
+    values = {joins: loss.value_and_grad(instances)[0] for joins, loss in losses.items()}
+    assert values[True] == pytest.approx(values[False], rel=1e-12)
+    copied = {joins: loss.last.copied_bytes if loss.last else 0 for joins, loss in losses.items()}
+    assert 0 < copied[True] <= copied[False]

@@ -1,0 +1,89 @@
+"""Memory that is used again: areas that live at one time lie apart, and the peak is near what lives at once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.executor.reference import Reference
+from autobatch.memplan.lifetimes import give_out
+from autobatch.plan import Plan
+from autobatch.plan_check import check_plan
+from autobatch.schedule import make_schedule
+from random_programs import draw_instances, draw_model
+
+START = 7
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_areas_that_live_at_one_time_lie_apart(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 40))
+    first = np.array([rng.integers(k + 1) for k in range(n)], np.int32)
+    size = 16 * rng.integers(0, 5, n)
+    place, end = give_out(first, size, START)
+    alive = [{k for k in range(step, n) if first[k] <= step and size[k]} for step in range(n)]
+    for together in alive:
+        ranges = sorted((int(place[k]), int(place[k] + size[k])) for k in together)
+        assert all(stop <= begin for (_, stop), (begin, _) in pairwise(ranges))
+        assert all(begin >= START and stop <= end for begin, stop in ranges)
+    most = max(sum(int(size[k]) for k in together) for together in alive)
+    assert most <= end - START <= int(size.sum())
+
+
+@pytest.mark.parametrize("n", [1, 2, 50])
+def test_a_chain_needs_two_areas(n: int) -> None:
+    """A batch writes to the next one's rows while it reads its own."""
+    place, end = give_out(np.maximum(np.arange(n) - 1, 0).astype(np.int32), np.full(n, 16), 0)
+    assert end == 16 * min(n, 2)
+    assert set(place.tolist()) == {0, 16} or n == 1
+
+
+class Chain(ab.Module):
+    """A chain of cells of width 64."""
+
+    def __init__(self) -> None:
+        self.linear = ab.Linear(64, 64, rng=np.random.default_rng(0))
+
+    @ab.cell
+    def step(self, x: object) -> object:
+        return ab.tanh(self.linear(x))
+
+    def run(self, n: int) -> object:
+        x: object = np.ones(64)
+        for _ in range(n):
+            x = self.step(x)
+        return x
+
+
+def place(loss: ab.Batched, instances: list[Any], training: bool) -> Plan:
+    graph = loss._recorder.record(instances)
+    cells = loss._planned_types(training)
+    plan = loss.planner.place(graph, make_schedule(graph, loss.policy), cells)
+    check_plan(plan, cells)
+    return plan
+
+
+def test_inference_over_a_long_chain_takes_no_more_than_over_a_short_one() -> None:
+    chain = Chain()
+    loss = ab.batched(chain.run)
+    sizes = [place(loss, [n] * 3, training=False).size for n in (2, 10, 100)]
+    assert sizes[0] == sizes[1] == sizes[2] == 3 * 64 * 3  # two areas, and what was asked for
+    assert place(loss, [100] * 3, training=True).size > 50 * sizes[0]
+
+
+@pytest.mark.parametrize("policy", ["agenda", "depth", "unbatched", "score"])
+@pytest.mark.parametrize("seed", range(15))
+def test_rows_that_are_used_again_hold_what_their_readers_want(seed: int, policy: str) -> None:
+    """Random cells over random graphs, checked, on a buffer of NaN, against one instance at a time."""
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=True).astype("float64")
+    instances = draw_instances(rng, model, n=6)
+    loss = ab.batched(model.loss, policy=policy, backend=Reference(poison=True))
+    place(loss, instances, training=False)
+    expected = [float(np.asarray(model.loss(instance))) for instance in instances]
+    np.testing.assert_allclose(loss(instances), expected, rtol=1e-10, atol=1e-10)

@@ -1,0 +1,380 @@
+"""Matrix products of every library that is here, against NumPy in float64; how they are chosen, and their threads."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import tracemalloc
+from importlib.metadata import PackageNotFoundError
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from autobatch._jit import compiled
+from autobatch.cli import products
+from autobatch.cli.main import commands
+from autobatch.errors import BackendError, ShapeError
+from autobatch.matmul import (
+    Chooser,
+    Provider,
+    bf16,
+    choosing,
+    describe_product,
+    find_bf16,
+    finding,
+    get_provider,
+    limit_threads,
+    list_absent,
+    list_providers,
+    measure,
+    multiply_bf16,
+    round_to_bf16,
+    threads_in_force,
+)  # fmt: skip
+from autobatch.matmul.bf16 import to_bf16
+from autobatch.matmul.calling import repeat_float32, repeat_float64
+from autobatch.matmul.finding import FINDERS
+from autobatch.processor import usable_cores
+
+SIZES = [(1, 1, 1), (1, 7, 5), (7, 1, 5), (5, 6, 1), (33, 20, 65), (4, 3, 0), (0, 3, 2)]
+DTYPES = ("float32", "float64")
+REPEATS: dict[str, Any] = {"float32": repeat_float32, "float64": repeat_float64}
+
+
+@pytest.fixture(params=FINDERS)
+def provider(request: pytest.FixtureRequest) -> Provider:
+    """Each library in turn; those that are not here are skipped and say why."""
+    if request.param == "torch":
+        pytest.importorskip("torch")
+    try:
+        return get_provider(request.param)
+    except BackendError as absent:
+        pytest.skip(str(absent))
+
+
+def draw(rng: np.random.Generator, n_rows: int, n_columns: int, dtype: str, is_flipped: bool) -> Any:
+    """A view into a larger array, of rows or of columns, neither first nor last of its neighbours."""
+    if is_flipped:
+        return draw(rng, n_columns, n_rows, dtype, False).T
+    return rng.standard_normal((n_rows + 2, n_columns + 5)).astype(dtype)[1 : 1 + n_rows, 2 : 2 + n_columns]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products_of_views_are_exact_and_stay_in_their_place(
+    provider: Provider, size: tuple[int, int, int], dtype: str
+) -> None:
+    """All eight ways for three matrices to lie in memory, overwriting and adding."""
+    rng = np.random.default_rng(0)
+    m, n, k = size
+    for *flips, accumulate in product((False, True), repeat=4):
+        a, b = draw(rng, m, k, dtype, flips[0]), draw(rng, k, n, dtype, flips[1])
+        out = draw(rng, m, n, dtype, flips[2])
+        around = out.base if out.base is not None else out
+        before, start = around.copy(), out.copy()
+        expected = a.astype(float) @ b.astype(float) + (start if accumulate else 0.0)
+        if not accumulate:
+            out[...] = np.nan
+        provider.multiply(a, b, out, accumulate)
+        rtol = float(4 * (k + 2) * np.finfo(dtype).eps)
+        np.testing.assert_allclose(out, expected, rtol=rtol, atol=rtol)
+        out[...] = start
+        np.testing.assert_array_equal(around, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_called_from_compiled_code_are_those_of_python(provider: Provider, dtype: str) -> None:
+    if dtype not in provider.addresses:
+        pytest.skip(f"{provider} cannot be called from compiled code")
+    rng = np.random.default_rng(1)
+    for flips in product((False, True), repeat=3):
+        a, b = draw(rng, 9, 14, dtype, flips[0]), draw(rng, 14, 6, dtype, flips[1])
+        out = draw(rng, 9, 6, dtype, flips[2])
+        start = out.astype(float)
+        REPEATS[dtype](3, provider.addresses[dtype], tuple(describe_product(a, b, out)), 1.0)
+        np.testing.assert_allclose(out, start + 3 * (a.astype(float) @ b.astype(float)), rtol=1e-4, atol=1e-5)
+
+
+def test_no_operand_is_copied(provider: Provider) -> None:
+    """A matrix is a megabyte; what a product allocates where Python can see it is a hundredth of that."""
+    a, b, out = (np.ones((600, 1024), np.float32)[:512, :512] for _ in range(3))
+    views = [(a, b, out), (a.T, b, out), (a, b.T, out), (a, b, out.T)]
+    provider.multiply(a, b, out)
+    tracemalloc.start()
+    for left, right, target in views:
+        provider.multiply(left, right, target)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000
+
+
+def test_matrices_that_do_not_fit_are_refused(provider: Provider) -> None:
+    x = np.zeros((4, 6), np.float32)
+    for a, b, out, why in [
+        (x, x, np.zeros((4, 6), np.float32), r"a of shape \(4, 6\) by b of shape \(4, 6\)"),
+        (x, x.T, np.zeros((4, 5), np.float32), r"into out of shape \(4, 5\)"),
+        (x, x.T.astype(float), np.zeros((4, 4), np.float32), "a of dtype float32 by b of float64"),
+        (x, x.T, np.zeros((4, 4), float), "into out of float64: give three arrays of float32"),
+        (x.astype(np.int32), x.T.astype(np.int32), np.zeros((4, 4), np.int32), "dtype int32 by b of int32"),
+        (x[:, ::2], x.T[::2], np.zeros((4, 4), np.float32), "one axis must be contiguous"),
+        (np.broadcast_to(x[:1], (4, 6)), x.T, np.zeros((4, 4), np.float32), "the other's stride cover it"),
+        (x[::-1], x.T, np.zeros((4, 4), np.float32), "one axis must be contiguous"),
+    ]:
+        with pytest.raises(ShapeError, match=why):
+            provider.multiply(a, b, out)
+    if "uint16" not in provider.addresses:
+        with pytest.raises(ShapeError, match=r"matrices of bf16 numbers: .* does not"):
+            provider.multiply(x.astype(np.uint16), x.T.astype(np.uint16), np.zeros((4, 4), np.float32))
+
+
+def test_a_provider_that_is_unknown_or_absent_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BackendError, match=r"no matmul provider 'blas'; choose one of numpy, openblas, mkl"):
+        get_provider("blas")
+
+    def nothing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(finding, "_find", lambda name: FINDERS[name]())
+    monkeypatch.setattr(finding, "version", nothing)
+    monkeypatch.setattr(finding, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    for name, why in [
+        ("mkl", r"'mkl': the package mkl is not installed; pip install 'autobatch\[mkl\]'\."),
+        ("scipy", r"'scipy': scipy is not installed; pip install 'autobatch\[search\]'\."),
+        ("torch", r"'torch': torch is not loaded in this process; import torch first\."),
+    ]:
+        with pytest.raises(BackendError, match=why):
+            get_provider(name)
+        with pytest.raises(BackendError, match=why):
+            Chooser(name)
+    monkeypatch.setattr(finding, "has_avx512", lambda: False)
+    assert [one.name for one in list_providers()] == ["numpy"]
+    assert sorted(list_absent()) == ["mkl", "openblas", "scipy", "torch"]
+
+
+def test_without_an_openblas_numpy_multiplies_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "_pool_of_numpy", lambda: None)
+    numpy = finding._find_numpy()
+    assert numpy.addresses == {}
+    out = np.ones((2, 2))
+    numpy.multiply(np.eye(2), np.eye(2), out, accumulate=True)
+    assert out.tolist() == [[2.0, 1.0], [1.0, 2.0]]
+    with pytest.raises(BackendError, match="not an OpenBLAS of which a second copy"):
+        finding._find_openblas()
+
+
+def test_threads_are_limited_inside_blocks_and_set_back(provider: Provider) -> None:
+    """The smallest number of nested blocks is in force, never more than there are cores."""
+    before = threads_in_force()
+    with limit_threads(10**6) as n_outer:
+        assert n_outer == usable_cores()
+        with limit_threads(1) as n_inner:
+            assert n_inner == 1
+            assert set(threads_in_force().values()) == {1}
+        assert set(threads_in_force().values()) == {n_outer}
+    assert threads_in_force() == before
+    assert len(before) >= 1
+    with pytest.raises(BackendError, match="setting BLAS threads to 0: give at least 1"), limit_threads(0):
+        pass
+
+
+def test_python_threads_share_the_cores() -> None:
+    """Four threads that each ask for all cores get a quarter each, and one at least."""
+    granted, arrived = [], threading.Barrier(4)
+
+    def work() -> None:
+        with limit_threads(usable_cores()):
+            arrived.wait(timeout=60)
+            with limit_threads(usable_cores()) as n_threads:
+                granted.append(n_threads)
+                arrived.wait(timeout=60)
+
+    before = threads_in_force()
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert granted == [max(1, usable_cores() // 4)] * 4
+    assert threads_in_force() == before
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own."""
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    return tmp_path / "matmul"
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What is measured, by a clock for which scipy is fastest, else numpy."""
+    asked: list[tuple[Any, ...]] = []
+
+    def pretend(providers: list[Provider], *size: Any) -> dict[str, float]:
+        asked.append(size)
+        return {one.name: {"scipy": 3.0, "numpy": 2.0}.get(one.name, 1.0) for one in providers}
+
+    monkeypatch.setattr(choosing, "measure", pretend)
+    return asked
+
+
+def test_the_fastest_is_measured_once_per_size_and_kept(folder: Path, measured: list[tuple[Any, ...]]) -> None:
+    fastest = "scipy" if "scipy" not in list_absent() else "numpy"
+    chooser = Chooser()
+    for _ in range(3):
+        assert chooser.choose(60, 1280, 500).name == fastest
+        assert chooser.choose(5, 60, 70, "float64", b_flipped=True).name == fastest
+    assert measured == [(64, 1024, 512, "float32", False, False), (4, 64, 64, "float64", False, True)]
+    assert Chooser().choose(70, 1000, 512).name == fastest
+    assert len(measured) == 2
+    (path,) = folder.iterdir()
+    kept = json.loads(path.read_bytes())
+    assert list(kept["gflops"]) == ["float32 64 1024 512 NN", "float64 4 64 64 NT"]
+    assert kept["versions"]["numpy"] == np.__version__
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b'{"gflops": 1}', b'{"gflops": {"a": {}}}', b'{"gflops": {"a": 1}}']
+)
+def test_a_damaged_table_is_told_and_replaced(folder: Path, measured: list[tuple[Any, ...]], content: bytes) -> None:
+    Chooser().choose(64, 64, 64)
+    (path,) = folder.iterdir()
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match="left aside and will be replaced: reading speeds of matrix products"):
+        Chooser().choose(64, 64, 64)
+    assert len(measured) == 2
+    Chooser().choose(64, 64, 64)
+    assert len(measured) == 2
+
+
+def test_numpy_is_used_where_nothing_is_kept_and_one_that_is_named_always(measured: list[tuple[Any, ...]]) -> None:
+    assert Chooser().choose(64, 64, 64).name == "numpy"
+    for provider in list_providers():
+        assert Chooser(provider.name).choose(3, 4, 5) is provider
+    assert measured == []
+
+
+def test_speeds_are_measured_of_all_that_multiply_the_dtype() -> None:
+    providers = list_providers()
+    names = [one.name for one in providers]
+    assert sorted(measure(providers, 8, 16, 16)) == sorted(names)
+    speeds = measure(providers, 8, 16, 16, "float64", a_flipped=True, b_flipped=True)
+    assert sorted(speeds) == sorted(names)
+    assert min(speeds.values()) > 0
+    assert sorted(measure(providers, 8, 16, 16, "uint16")) == [
+        one.name for one in providers if "uint16" in one.addresses
+    ]
+
+
+def nearest_bf16(x: Any) -> Any:
+    """By distance, from both neighbours: what is cut off, and the next; infinity is a neighbour as 2**128 would be."""
+    low = x.view(np.uint32) >> 16
+    distances = []
+    for bits in (low, low + 1):
+        number = (bits.astype(np.uint32) << 16).view(np.float32).astype(float)
+        distances.append(
+            np.abs(np.where(np.isinf(number), np.copysign(np.float64(2.0**128), x), number) - x.astype(float))
+        )
+    up = (distances[1] < distances[0]) | ((distances[1] == distances[0]) & (low % 2 == 1))
+    return (low + up).astype(np.uint16)
+
+
+def test_rounding_to_bf16_takes_the_nearest_and_the_even_of_two() -> None:
+    rng = np.random.default_rng(2)
+    bits = rng.integers(0, 2**32, 200_000, dtype=np.uint64).astype(np.uint32)
+    bits[::4] = (bits[::4] & np.uint32(0xFFFF0000)) | np.uint32(0x8000)  # ties
+    x = bits.view(np.float32)[np.isfinite(bits.view(np.float32))]
+    x = x[: x.size // 8 * 8].reshape(-1, 8)
+    np.testing.assert_array_equal(round_to_bf16(x), nearest_bf16(x))
+    n_ties = int(((x.view(np.uint32) & 0xFFFF) == 0x8000).sum())
+    assert n_ties > 40_000
+
+
+def test_rounding_to_bf16_keeps_nan_and_infinity() -> None:
+    bits = np.array([[0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F7FFFFF, 0x80000000]], np.uint32)
+    rounded = round_to_bf16(bits.view(np.float32))[0]
+    assert [hex(word) for word in rounded[[0, 1, 5, 6]]] == ["0x7f80", "0xff80", "0x7f80", "0x8000"]
+    assert np.isnan((rounded[2:5].astype(np.uint32) << 16).view(np.float32)).all()
+
+
+def test_rounding_to_bf16_reads_and_writes_views() -> None:
+    rng = np.random.default_rng(3)
+    for is_flipped in (False, True):
+        x = draw(rng, 5, 9, "float32", is_flipped)
+        out = draw(rng, 5, 9, "uint16", is_flipped)
+        assert round_to_bf16(x, out) is out
+        np.testing.assert_array_equal(out, nearest_bf16(np.ascontiguousarray(x)))
+        np.testing.assert_array_equal(round_to_bf16(x), out)
+    assert round_to_bf16(np.zeros((0, 3), np.float32)).shape == (0, 3)
+    misfits: list[tuple[Any, Any, str]] = [
+        (np.zeros((2, 3), np.float32), np.zeros((3, 2), np.uint16), "shape"),
+        (np.zeros((2, 3), np.float64), np.zeros((2, 3), np.uint16), "float64"),
+        (np.zeros((2, 3), np.float32), np.zeros((3, 2), np.uint16).T, "lie the same way"),
+    ]
+    for x, out, why in misfits:
+        with pytest.raises(ShapeError, match=why):
+            round_to_bf16(x, out)
+
+
+def test_a_number_is_rounded_to_bf16_in_compiled_code() -> None:
+    @compiled
+    def first(x: Any) -> int:
+        return int(to_bf16(x[0]))
+
+    assert first(np.array([1.00390625], np.float32)) == 0x3F80  # a tie
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products_of_bf16_are_sums_in_float32(size: tuple[int, int, int]) -> None:
+    try:
+        find_bf16()
+    except BackendError as absent:
+        pytest.skip(str(absent))
+    rng = np.random.default_rng(4)
+    m, n, k = size
+    for *flips, accumulate in product((False, True), repeat=4):
+        a, b = (
+            round_to_bf16(draw(rng, rows, columns, "float32", flip))
+            for rows, columns, flip in ((m, k, flips[0]), (k, n, flips[1]))
+        )
+        out = draw(rng, m, n, "float32", flips[2])
+        wide = [(bits.astype(np.uint32) << 16).view(np.float32).astype(float) for bits in (a, b)]
+        expected = wide[0] @ wide[1] + (out if accumulate else 0.0)
+        bound = np.abs(wide[0]) @ np.abs(wide[1]) + np.abs(out)
+        multiply_bf16(a, b, out, accumulate)
+        assert (np.abs(out - expected) <= (k + 2) * 2.0**-23 * bound).all()
+
+
+def test_where_bf16_cannot_be_multiplied_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    class Old:
+        version = "2020.0"
+        addresses: ClassVar[dict[str, int]] = {}
+
+    monkeypatch.setattr(bf16, "get_provider", lambda name: Old())
+    with pytest.raises(BackendError, match=r"MKL 2020\.0 does not; install a newer one"):
+        find_bf16()
+    Old.addresses = {"uint16": 1}
+    monkeypatch.setattr(bf16, "has_bf16", lambda: False)
+    with pytest.raises(BackendError, match="neither AMX nor AVX-512 instructions for bf16; use float32"):
+        find_bf16()
+
+
+def test_the_doctor_tells_every_library_and_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "ROWS", (4,))
+    told = CliRunner().invoke(commands, ["doctor", "--matmul"])
+    assert told.exit_code == 0, told.output
+    lines = [line.split() for line in told.output.splitlines()]
+    for one in list_providers():
+        for kind in ("float32", "float64"):
+            (line,) = (line for line in lines if line[:1] == [one.name] and kind in line)
+            assert float(line[-1]) > 0
+    for name, why in list_absent().items():
+        assert f"Without {name}: {why}." in told.output
+    assert "Chosen for 4 rows: numpy." in told.output

@@ -1,0 +1,277 @@
+"""Stacked programs: they compute what the originals do, from the same parameters, in fewer launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.arguments import Key
+from autobatch.autodiff import differentiate
+from autobatch.cell import Tracer
+from autobatch.memplan.cell_layout import plan_cell
+from autobatch.memplan.layout_cache import lay_out
+from autobatch.memplan.stacking import stack_program
+from autobatch.ops.linear import affine, matmul
+from autobatch.program import CellProgram, Instruction
+from autobatch.program_check import check_cell
+from autobatch.record import Recorder
+from autobatch.stacks import Stack, parts_of
+from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf
+from program_runs import count_launches, draw_parameters, draw_rows, run_program
+from random_programs import draw_instances, draw_model
+from small_cells import draw_matmuls, draw_ops
+from twin_cases import CASES, Case
+
+TOLERANCE = 1e-12
+BODIES: dict[str, Callable[..., Any]] = {name: case.body for name, case in SEVEN.items()}
+BODIES["tree-GRU with shared parameters"] = tree_gru_shared
+
+
+def stack_checked(program: CellProgram, rng: np.random.Generator, soft: bool = True) -> CellProgram:
+    """Stack a program; what it computes, and from which numbers, is unchanged."""
+    drawn = draw_rows(program, rng)
+    before, expected = [p.data.copy() for p in program.parameters], run_program(program, drawn)
+    stacked = stack_program(program, lay_out(program), soft)
+    check_cell(stacked)
+    check_interface(program, stacked)
+    found = run_program(stacked, drawn)
+    for parameter, numbers in zip(program.parameters, before, strict=True):
+        np.testing.assert_array_equal(parameter.data, numbers)
+    check_equal(found.outputs, expected.outputs)
+    check_equal(found.ports, expected.ports)
+    assert found.parameters.keys() == expected.parameters.keys()
+    check_equal(list(found.parameters.values()), [expected.parameters[key] for key in found.parameters])
+    return stacked
+
+
+def check_interface(program: CellProgram, stacked: CellProgram) -> None:
+    """The name, ports, attributes, outputs and parameters are those of the original."""
+    given = [[v for v in p.vars if not isinstance(v.source, Instruction)] for p in (program, stacked)]
+    leaves = [[(v.source, v.shape, v.domain) for v in vars if hasattr(v.source, "leaf")] for vars in given]
+    assert leaves[0] == leaves[1]
+    assert [(p.name, p.ties, p.draws, len(p.ports)) for p in (program, stacked)] == [
+        (program.name, program.ties, program.draws, len(program.ports))
+    ] * 2
+    outputs = [[(p.vars[o].shape, p.vars[o].domain) for o in p.outputs] for p in (program, stacked)]
+    assert outputs[0] == outputs[1]
+    parts = {id(part) for parameter in stacked.parameters for part in parts_of(parameter)}
+    assert parts == {id(parameter) for parameter in program.parameters}
+
+
+def check_equal(found: list[Any], expected: list[Any]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        if one is None or other is None:
+            assert one is other
+        else:
+            scale = 1 + float(np.abs(other).max(initial=0))
+            np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * scale)
+
+
+def launches(program: CellProgram) -> tuple[tuple[int, int, int], ...]:
+    derivative = differentiate(program)
+    return (
+        count_launches(program.vars, program.instructions),
+        count_launches(derivative.vars, derivative.backward),
+        count_launches(derivative.vars, derivative.weights),
+    )
+
+
+@pytest.mark.parametrize("soft", [True, False])
+@pytest.mark.parametrize("name", BODIES)
+def test_cells_of_the_literature_compute_the_same(name: str, soft: bool) -> None:
+    rng = np.random.default_rng(0)
+    program = trace_cell(BODIES[name], 4)
+    draw_parameters(program, rng)
+    stack_checked(program, rng, soft)
+
+
+# Products, element-wise and other computations, copies: of the forward, backward and weight stages, before and after.
+LAUNCHES = {
+    "GRU": (((6, 14, 0), (6, 22, 0), (6, 3, 0)), ((3, 11, 0), (3, 16, 2), (3, 2, 0))),
+    "LSTM": (((8, 17, 0), (8, 28, 0), (8, 4, 0)), ((2, 9, 0), (2, 16, 2), (2, 1, 0))),
+    "MV-RNN": (((4, 3, 2), (6, 5, 0), (2, 2, 0)), ((4, 3, 2), (6, 5, 0), (2, 2, 0))),
+    "tree-GRU inner": (((6, 24, 0), (6, 41, 0), (6, 6, 0)), ((4, 20, 0), (4, 33, 2), (4, 4, 0))),
+    "tree-GRU leaf": (((3, 11, 0), (3, 20, 0), (3, 3, 0)), ((2, 9, 0), (2, 16, 1), (2, 2, 0))),
+    "Tree-LSTM inner": (((10, 22, 0), (10, 35, 0), (10, 6, 0)), ((2, 18, 0), (2, 27, 1), (2, 6, 0))),
+    "Tree-LSTM leaf": (((3, 9, 0), (3, 19, 0), (3, 3, 0)), ((1, 6, 0), (1, 14, 2), (1, 1, 0))),
+    "tree-GRU with shared parameters": (((6, 24, 0), (6, 41, 0), (6, 12, 0)), ((4, 20, 0), (4, 33, 2), (4, 8, 0))),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_launches_of_the_cells_of_the_literature(name: str) -> None:
+    program = trace_cell(BODIES[name], 4)
+    assert (launches(program), launches(stack_program(program, lay_out(program)))) == LAUNCHES[name]
+
+
+def test_gradients_of_stacks_are_added_up_in_place() -> None:
+    program = trace_cell(SEVEN["LSTM"].body, 4)
+    derivative = differentiate(stack_program(program, lay_out(program)))
+    assert len(derivative.accumulated) == len(derivative.parameters) == 3
+
+
+def count_stacked(programs: list[CellProgram], rng: np.random.Generator) -> tuple[int, int]:
+    """Check programs stacked; the instructions that are fewer, and the stacks."""
+    saved = n_stacks = 0
+    for program in programs:
+        stacked = stack_checked(program, rng)
+        before, after = (sum(count_launches(p.vars, p.instructions)) for p in (program, stacked))
+        assert after <= before
+        saved += before - after
+        n_stacks += sum(isinstance(parameter, Stack) for parameter in stacked.parameters)
+    return saved, n_stacks
+
+
+def draw_gates(rng: np.random.Generator) -> CellProgram:
+    """Gates of two inputs and their products, by parameters of which some are shared, some rows of a larger one."""
+    weights, width = Weights(3), 3
+
+    def pick(*choices: Any) -> Any:
+        return choices[int(rng.integers(len(choices)))]
+
+    def gate(k: int, x: Any, h: Any) -> Any:
+        name = pick(k, k, k, 0)
+        if rng.random() < 0.2:
+            made = affine(weights[f"A{name}"], x, weights[f"b{name}"])
+        elif rng.random() < 0.2:
+            at = int(rng.integers(3)) * width
+            made = weights.shaped("wide", (3 * width, width))[at : at + width] @ x
+        else:
+            made = weights[f"W{name}"] @ x
+        if rng.random() < 0.7:
+            made = made + weights[f"U{k}"] @ h
+        if rng.random() < 0.6:
+            made = made + pick(weights[f"b{name}"], 1.0, weights.shaped("b", (1,)))
+        return pick(ab.sigmoid, ab.tanh, lambda value: 1.0 - value)(made)
+
+    def body(x: Any, h: Any) -> tuple[Any, ...]:
+        first = [gate(k, x, h) for k in range(int(rng.integers(2, 5)))]
+        second = [gate(k, first[0] * h, pick(x, h, first[-1])) for k in range(int(rng.integers(1, 4)))]
+        return tuple(value for value in (*first, *second) if rng.random() < 0.7) or (x,)
+
+    tracer, key = Tracer("gates", {}), Key("value", (width,))
+    program, _ = tracer.trace(lambda given: body(**given), {"x": key, "h": key})
+    return program
+
+
+def test_random_gates_compute_the_same() -> None:
+    rng = np.random.default_rng(0)
+    programs = [draw_gates(rng) for _ in range(60)]
+    for program in programs:
+        for parameter in draw_parameters(program, rng):
+            parameter.trainable = bool(rng.random() < 0.9)
+    assert count_stacked(programs, rng) == (65, 45)
+
+
+def test_random_products_compute_the_same() -> None:
+    rng = np.random.default_rng(0)
+    programs = [draw_matmuls(rng) for _ in range(60)]
+    for program in programs:
+        draw_parameters(program, rng)
+    assert count_stacked(programs, rng) == (17, 13)
+
+
+def test_random_products_sums_and_tangents_compute_the_same() -> None:
+    rng = np.random.default_rng(0)
+    programs = [draw_ops(rng, 20) for _ in range(15)]
+    for program in programs:
+        draw_parameters(program, rng)
+    assert count_stacked(programs, rng) == (17, 13)
+
+
+def test_cells_of_random_models_compute_the_same() -> None:
+    """With slices, joins, attributes, lookups, variadic ports and dropout."""
+    rng = np.random.default_rng(0)
+    programs: list[CellProgram] = []
+    for _ in range(15):
+        model = draw_model(rng, smooth=True)
+        recorder = Recorder(model.loss, model)
+        recorder.record(draw_instances(rng, model, n=4))
+        programs += [kind.program for kind in recorder.types.types]
+    assert (len(programs), *count_stacked(programs, rng)) == (426, 5, 5)
+
+
+# Launches saved in the forward stage of all types of a model, and stacks: the models are written with wide parameters.
+MODELS = {
+    "tree-lstm": (3, 0),
+    "tree-lstm-2type": (5, 0),
+    "bilstm-tagger, 1 layers": (2, 0),
+    "bilstm-tagger, 2 layers": (4, 0),
+    "lattice-lstm": (2, 0),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_cells_of_models_compute_the_same(case: Case) -> None:
+    model, instances = case.draw(0, n_instances=4, dim=3)
+    recorder = Recorder(model.loss, model)
+    recorder.record(instances)
+    programs = [kind.program for kind in recorder.types.types]
+    assert count_stacked(programs, np.random.default_rng(0)) == MODELS[case.name]
+
+
+def test_a_grid_is_one_product_per_input_and_one_stack_for_both() -> None:
+    program = trace_cell(tree_gru_shared, 4)
+    stacked = stack_program(program, lay_out(program))
+    stacks = [parameter for parameter in stacked.parameters if isinstance(parameter, Stack)]
+    assert sorted(len(stack.parts) for stack in stacks) == [2, 2]
+    sources = [stacked.vars[i].source for i in stacked.instructions]
+    products = [source for source in sources if isinstance(source, Instruction) and source.op is matmul]
+    assert len(products) == 4
+    assert len({source.args[0] for source in products}) == 2
+
+
+def test_two_cells_that_want_the_same_parameters_have_the_same_stack() -> None:
+    weights = Weights(4)
+    programs = [replace(trace_with(weights, tree_lstm_leaf), name=name) for name in ("first", "second")]
+    stacks = [{p for p in stack_program(q, lay_out(q)).parameters if isinstance(p, Stack)} for q in programs]
+    assert stacks[0] == stacks[1]
+    assert len(stacks[0]) == 2
+
+
+def trace_with(weights: Weights, body: Callable[..., Any]) -> CellProgram:
+    """A cell that takes one vector x, with parameters that other cells have too."""
+    body(weights, np.zeros(weights.width, np.float32))
+    tracer = Tracer(body.__name__, {id(made): name for name, made in weights.made.items()})
+    program, _ = tracer.trace(lambda given: body(weights, **given), {"x": Key("value", (weights.width,))})
+    return program
+
+
+def test_parameters_that_are_learned_and_that_are_not_are_not_stacked() -> None:
+    weights = Weights(4)
+    program = trace_with(weights, lambda w, x: tuple(w[name] @ x for name in "ABCD"))
+    weights["B"].trainable = weights["C"].trainable = False
+    stacked = stack_checked(program, np.random.default_rng(0))
+    mixed = [p for p in stacked.parameters if len({part.trainable for part in parts_of(p)}) > 1]
+    assert not mixed
+    assert len(stacked.parameters) <= 4
+
+
+def test_affine_maps_are_stacked_with_their_biases() -> None:
+    weights = Weights(4)
+    program = trace_with(weights, lambda w, x: tuple(affine(w[name], x, w["b" + name]) for name in "ABC"))
+    draw_parameters(program, np.random.default_rng(0))
+    stacked = stack_checked(program, np.random.default_rng(0))
+    assert count_launches(stacked.vars, stacked.instructions) == (1, 0, 0)
+    assert [len(parts_of(p)) for p in stacked.parameters] == [3, 3]
+
+
+def test_rows_of_one_parameter_are_read_together_without_a_stack() -> None:
+    weights = Weights(4)
+    program = trace_with(weights, lambda w, x: (w.shaped("A", (8, 4))[:4] @ x, w.shaped("A", (8, 4))[4:] @ x))
+    stacked = stack_checked(program, np.random.default_rng(0))
+    assert count_launches(stacked.vars, stacked.instructions) == (1, 0, 0)
+    assert [len(parts_of(p)) for p in stacked.parameters] == [1]
+
+
+def test_a_layout_is_made_once_for_programs_of_one_form() -> None:
+    first, second = trace_cell(SEVEN["LSTM"].body, 3), trace_cell(SEVEN["LSTM"].body, 3)
+    assert lay_out(first).batches is lay_out(second).batches
+    assert lay_out(second).memory.program is second
+    assert str(lay_out(second)) == str(plan_cell(second, one_input=True, quick=True))
+    assert lay_out(trace_cell(SEVEN["LSTM"].body, 5)).batches is not lay_out(first).batches

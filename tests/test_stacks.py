@@ -1,0 +1,315 @@
+"""Stacks: parameters lie side by side, and everything that knows them by name goes on as before."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch import stacks
+from autobatch.checkpoint import load_checkpoint, save_checkpoint
+from autobatch.errors import GraphError
+from autobatch.memplan.planner import MemoryPlanner
+from autobatch.module import Parameter
+from autobatch.stacks import Home, Stack, Targets, make_gradients, make_stack, settle
+
+WIDTH = 3
+N_WORDS = 5
+OPTIMIZERS: dict[str, Callable[[ab.Module], ab.optim.Optimizer]] = {
+    "sgd": lambda model: ab.optim.SGD(model, lr=0.1, momentum=0.9),
+    "adam": lambda model: ab.optim.Adam(model, lr=0.01),
+    "adamw, lazy": lambda model: ab.optim.AdamW(model, lr=0.01, lazy=True),
+}
+
+
+class Gates(ab.Module):
+    """A recurrent cell with a parameter per gate, a table that is read both ways, and a head of two parameters."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.table = Parameter(rng.standard_normal((N_WORDS, WIDTH)))
+        self.other = Parameter(rng.standard_normal((N_WORDS, WIDTH)))
+        self.w = [Parameter(rng.standard_normal((WIDTH, WIDTH))) for _ in range(3)]
+        self.u = [Parameter(rng.standard_normal((WIDTH, WIDTH))) for _ in range(3)]
+        self.b = [Parameter(rng.standard_normal(WIDTH)) for _ in range(3)]
+
+    @ab.cell
+    def read(self, h: Any, word: int) -> Any:
+        x = ab.lookup(self.table, word)
+        r, z, c = (w @ x + u @ h + b for w, u, b in zip(self.w, self.u, self.b, strict=True))
+        return ab.sigmoid(z) * h + ab.sigmoid(r) * ab.tanh(c)
+
+    @ab.cell
+    def compare(self, h: Any, word: int) -> Any:
+        """Reads the table as a matrix beside another, and two weights of `read` in the other order."""
+        scores = ab.tanh(self.table @ h) + self.other @ h
+        return ab.cross_entropy(scores, word) + ab.sum(ab.tanh(self.w[1] @ h) * ab.tanh(self.w[0] @ h))
+
+    def loss(self, words: list[int]) -> Any:
+        h, losses = np.zeros(WIDTH), []
+        for word in words:
+            h = self.read(h, word)
+            losses.append(self.compare(h, word))
+        return ab.sum_n(losses)
+
+
+def draw_words(seed: int, n: int = 6) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(N_WORDS, size=size).tolist() for size in rng.integers(1, 5, size=n)]
+
+
+def make_loss(seed: int = 0, stacked: bool = True, **options: Any) -> tuple[Gates, ab.Batched]:
+    model = Gates(seed).astype("float64")
+    return model, ab.batched(model.loss, planner=MemoryPlanner(stacks=stacked), **options)
+
+
+def parameters(*shapes: tuple[int, ...], dtype: str = "float64") -> list[Parameter]:
+    numbers = np.arange(100.0)
+    made = []
+    for shape in shapes:
+        size = int(np.prod(shape))
+        made.append(Parameter(numbers[:size].reshape(shape)).astype(dtype))
+        numbers = numbers[size:]
+    return made
+
+
+def settled(parts: list[Parameter]) -> Stack:
+    stack = make_stack(parts)
+    settle([stack])
+    return stack
+
+
+def add_in_place(gradient: Any, part: Any) -> None:
+    gradient += part
+
+
+def lie_in(array: Any, whole: Any) -> bool:
+    return bool(np.shares_memory(array, whole)) and array.base is not None
+
+
+def test_parts_are_views_of_their_stack() -> None:
+    first, second = parameters((2, 3), (1, 3))
+    stack = settled([second, first])
+    assert stack.shape == (3, 3)
+    assert stack.data.tolist() == [[6.0, 7.0, 8.0], [0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    first.data = np.ones((2, 3))
+    second.data[...] = 2
+    assert stack.data[:, 0].tolist() == [2.0, 1.0, 1.0]
+    stack.data = np.arange(9.0).reshape(3, 3)
+    assert first.data[0].tolist() == [3.0, 4.0, 5.0]
+    assert stacks.refresh([stack]) == 0
+
+
+def test_a_stack_within_a_home_and_stacks_that_overlap_are_views_of_one_array() -> None:
+    a, b, c, d = parameters((2,), (2,), (2,), (2,))
+    two = [make_stack([a, b]), make_stack([b, c])]
+    settle(two, [a, b, c, d])
+    within = settled([b, c])
+    assert within is two[1]
+    assert two[0].data.base is two[1].data.base
+    assert stacks.refresh([*two, within]) == 0
+    assert (a.home, d.home) == (c.home, None)
+
+
+def test_a_second_home_holds_copies_that_are_refreshed_and_counted() -> None:
+    a, b, c = parameters((2,), (2,), (2,))
+    first, second = settled([a, b]), settled([c, b])
+    b.data = [8.0, 9.0]
+    assert first.data.tolist() == [0.0, 1.0, 8.0, 9.0]
+    assert stacks.refresh([first, second, second]) == b.data.nbytes
+    assert second.data.tolist() == [4.0, 5.0, 8.0, 9.0]
+    assert lie_in(c.data, second.data)
+    assert not lie_in(b.data, second.data)
+    assert lie_in(b.data, first.data)
+
+
+def test_a_stack_packs_again_after_astype() -> None:
+    a, b, c = parameters((2,), (2,), (2,))
+    first, second = settled([a, b]), settled([c, b])
+    for part in (a, b, c):
+        part.astype("float32")
+    for stack in (first, second):
+        assert stack.data.dtype == stack.dtype == np.dtype(np.float32)
+    assert lie_in(a.data, first.data)
+    assert stacks.refresh([first, second]) == 8
+    assert first.astype("float64").data.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_parts_of_two_dtypes_are_refused_and_nothing_is_moved() -> None:
+    a, b = parameters((2,), (2,))
+    before = a.data
+    with pytest.raises(GraphError, match="differ in dtype; call astype"):
+        settled([a, b.astype("float32")])
+    assert (a.home, b.home) == (None, None)
+    assert a.data is before
+
+
+def test_copies_and_pickles_of_a_parameter_lie_by_themselves() -> None:
+    a, b = parameters((2,), (2,))
+    stack = settled([a, b])
+    for twin in (copy.deepcopy(a), pickle.loads(pickle.dumps(a))):
+        assert twin.home is None
+        assert twin.stacks == {}
+        twin.data = [7.0, 7.0]
+        assert stack.data.tolist() == [0.0, 1.0, 2.0, 3.0]
+    model, loss = make_loss()
+    loss.value_and_grad(draw_words(0))
+    twin = copy.deepcopy(model)
+    before = model.state_dict()
+    for parameter in twin.parameters().values():
+        parameter.data = np.zeros(parameter.shape)
+    for name, numbers in model.state_dict().items():
+        np.testing.assert_array_equal(numbers, before[name])
+
+
+def test_trainable_is_that_of_the_parts() -> None:
+    a, b = parameters((2,), (2,))
+    stack = make_stack([a, b])
+    assert stack.trainable
+    stack.trainable = False
+    assert (a.trainable, b.trainable, stack.trainable) == (False, False, False)
+
+
+def test_gradients_of_neighbours_are_allocated_together_and_again_used() -> None:
+    a, b, c = parameters((2, 3), (1, 3), (4,))
+    stack = settled([b, a])
+    named = {"a": a, "b": b, "c": c}
+    made = make_gradients(named, (), {})
+    assert list(made) == ["a", "b", "c"]
+    targets = Targets({id(p): made[name] for name, p in named.items()}, [stack])
+    add_in_place(targets.arrays[id(stack)], np.ones(stack.shape))
+    assert targets.finish() == 0
+    assert [np.asarray(made[name]).sum() for name in named] == [6.0, 3.0, 0.0]
+    again = make_gradients(named, (), made)
+    assert all(again[name] is made[name] for name in named)
+    assert [np.asarray(again[name]).sum() for name in named] == [0.0, 0.0, 0.0]
+    rows = make_gradients(named, {id(c)}, made)
+    assert isinstance(rows["c"], ab.Rows)
+    for parameter in named.values():
+        parameter.astype("float32")
+    assert all(array.dtype == np.float32 for array in make_gradients(named, (), made).values())
+
+
+@pytest.mark.parametrize("order", ["apart", "exchanged", "with a gap", "of columns"])
+def test_gradients_that_lie_otherwise_are_added_to_afterwards(order: str) -> None:
+    a, b = parameters((2, 2), (2, 2))
+    stack = settled([a, b])
+    whole = np.zeros(12)
+    given = {
+        "apart": (np.zeros((2, 2)), np.zeros((2, 2))),
+        "exchanged": (whole[4:8].reshape(2, 2), whole[:4].reshape(2, 2)),
+        "with a gap": (whole[:4].reshape(2, 2), whole[5:9].reshape(2, 2)),
+        "of columns": (whole[:4].reshape(2, 2).T, whole[4:8].reshape(2, 2).T),
+    }[order]
+    given[0][...] = 1
+    targets = Targets(dict(zip((id(a), id(b)), given, strict=True)), [stack, stack])
+    add_in_place(targets.arrays[id(stack)], np.arange(8.0).reshape(4, 2))
+    assert targets.finish() == 64
+    assert [array.tolist() for array in given] == [[[1.0, 2.0], [3.0, 4.0]], [[4.0, 5.0], [6.0, 7.0]]]
+
+
+def test_planning_moves_parameters_and_changes_no_number() -> None:
+    model, loss = make_loss()
+    before, arrays = model.state_dict(), {name: p.data for name, p in model.parameters().items()}
+    loss(draw_words(0))
+    homes = {name: p.home for name, p in model.parameters().items() if p.home is not None}
+    assert sorted(homes) == sorted(["table", "other", *(f"{k}.{n}" for k in "wub" for n in range(3))])
+    assert all(model.parameters()[name].data is not arrays[name] for name in homes)
+    for name, numbers in model.state_dict().items():
+        np.testing.assert_array_equal(numbers, before[name])
+
+
+def test_a_parameter_that_two_cells_stack_otherwise_is_copied_once_per_run() -> None:
+    """`read` stacks three weights; the two that `compare` wants lie side by side there, or are copied."""
+    model, loss = make_loss()
+    loss.value_and_grad(draw_words(0))
+    planned = loss._planned_types(training=True)
+    moved = stacks.refresh(planned.stacks)
+    assert len(planned.stacks) == 5
+    assert moved in (0, 2 * model.w[0].data.nbytes)
+    homes = {id(home): home for home in (p.home for p in model.parameters().values()) if isinstance(home, Home)}
+    assert sum(len(home.residents) for home in homes.values()) == 11
+
+
+def train_all_ways(stacked: bool, optimizer: str, folder: Path) -> list[float]:
+    """Losses of steps, between which the parameters are cast, stored and read back."""
+    model, loss = make_loss(stacked=stacked)
+    optim = OPTIMIZERS[optimizer](model)
+    losses: list[float] = []
+
+    def train(out: Any = None, seed: int = 0) -> Any:
+        value, grads = loss.value_and_grad(draw_words(seed), out=out)
+        losses.append(float(value))
+        optim.step(grads)
+        return grads
+
+    for seed in range(3):
+        grads = train(seed=seed)
+    train({name: np.asarray(g).copy() for name, g in grads.items()})
+    train(grads)
+    model.astype("float32")
+    loss.value_and_grad(draw_words(0))
+    model.astype("float64")
+    train()
+    state = model.state_dict()
+    model.load_state_dict({name: array + 0.125 for name, array in state.items()})
+    train()
+    model.load_state_dict(state)
+    model.save(folder / "model")
+    train()
+    model.load(folder / "model")
+    train()
+    save_checkpoint(folder / "all", {name: p.data for name, p in model.parameters().items()}, {})
+    train()
+    model.load_state_dict(load_checkpoint(folder / "all").arrays)
+    train()
+    return losses
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_gives_the_same_losses_as_unstacked(optimizer: str, tmp_path: Path) -> None:
+    """Also with gradients of the user's, after casting there and back, a state dict, a file and a checkpoint."""
+    losses, expected = (train_all_ways(stacked, optimizer, tmp_path) for stacked in (True, False))
+    np.testing.assert_allclose(losses[:5], expected[:5], rtol=1e-12)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)  # they have been in float32 in between
+    assert len(losses) == 11
+
+
+def test_freezing_parameters_stacks_anew_and_gradients_stay_the_same() -> None:
+    found = []
+    for stacked in (False, True):
+        model, loss = make_loss(stacked=stacked)
+        made = []
+        for frozen in ((), (0, 2), (1,), ()):
+            for number, weight in enumerate(model.w):
+                weight.trainable = number not in frozen
+            value, grads = loss.value_and_grad(draw_words(0))
+            made.append((float(value), {name: np.asarray(g).copy() for name, g in grads.items()}))
+        found.append(made)
+    for (value, grads), (other, others) in zip(*found, strict=True):
+        assert value == pytest.approx(other, rel=1e-12)
+        assert grads.keys() == others.keys()
+        for name, gradient in grads.items():
+            np.testing.assert_allclose(gradient, others[name], rtol=1e-12, atol=1e-12)
+    assert [len(grads) for _, grads in found[0]] == [11, 9, 10, 11]
+
+
+def test_a_mini_batch_in_parts_adds_to_stacked_gradients() -> None:
+    model, loss = make_loss()
+    words = draw_words(0, n=12)
+    value, grads = loss.value_and_grad(words)
+    whole = {name: np.asarray(g).copy() for name, g in grads.items()}
+    needed = loss._prepare(words, training=True).parts[0].n_bytes
+    split = ab.batched(model.loss, planner=MemoryPlanner(stacks=True), max_bytes=needed // 2)
+    in_parts, grads = split.value_and_grad(words)
+    assert split.last is not None
+    assert split.last.parts > 1
+    assert float(in_parts) == pytest.approx(float(value), rel=1e-12)
+    for name, gradient in grads.items():
+        np.testing.assert_allclose(gradient, whole[name], rtol=1e-12, atol=1e-12)

@@ -1,0 +1,175 @@
+"""Transcendental functions in vector instructions: error in ulp, special values, and what was compiled."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from llvmlite import binding
+from numpy.typing import NDArray
+
+from autobatch.ops import elementwise
+from autobatch.vectormath import FUNCTIONS
+
+NAMES = sorted(FUNCTIONS["float32"])
+MAX_ULP = 4.0
+STRIDE, SLOW_STRIDE = 1409, 31  # of the bit patterns of all float32: 3 and 139 million
+CHUNK = 2**22
+
+FloatArray = NDArray[Any]
+
+
+@cache
+def loop_over(name: str, dtype: str) -> Any:
+    """A compiled loop over an array, as a generated kernel is one."""
+    function = FUNCTIONS[dtype][name]
+
+    @numba.njit(error_model="numpy")
+    def loop(x: Any, out: Any) -> None:
+        for i in range(x.size):
+            out[i] = function(x[i])
+
+    return loop
+
+
+def apply(name: str, x: FloatArray) -> FloatArray:
+    out = np.empty_like(x)
+    loop_over(name, x.dtype.name)(x, out)
+    return out
+
+
+def exact(name: str, x: FloatArray) -> FloatArray:
+    """In float64, from the definition; forms that overflow in one half of the line are used in the other."""
+    with np.errstate(all="ignore"):
+        x = x.astype(np.float64)
+        match name:
+            case "sigmoid":
+                return np.where(x < 0, np.exp(x) / (1 + np.exp(x)), 1 / (1 + np.exp(-x)))
+            case "softplus":
+                return np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0)
+            case "gelu":
+                bounded = np.maximum(x, -50)
+                inner = np.sqrt(2 / np.pi) * (bounded + 0.044715 * bounded**3)
+                gate: FloatArray = np.where(inner < 0, np.exp(2 * inner), 1) / (1 + np.exp(-2 * np.abs(inner)))
+                return np.asarray(bounded * gate)
+        return np.asarray(getattr(np, name)(x))
+
+
+def ulps(found: FloatArray, expected: FloatArray) -> FloatArray:
+    """Distance in units of the last place of float32 at the expected value; infinite where NaN is missed or made."""
+    with np.errstate(all="ignore"):
+        rounded = expected.astype(np.float32)
+        unit = np.spacing(np.minimum(np.abs(expected), np.finfo(np.float32).max).astype(np.float32))
+        distance = np.abs(found.astype(np.float64) - expected) / unit
+    distance[(found == rounded) | (np.isnan(found) & np.isnan(expected))] = 0.0
+    return np.where(np.isnan(distance), np.inf, distance)
+
+
+def worst(name: str, stride: int) -> tuple[float, float]:
+    """The greatest error in ulp among every `stride`-th float32, and where it is."""
+    greatest, place = 0.0, 0.0
+    for start in range(0, 2**32, CHUNK * stride):
+        x = np.arange(start, min(2**32, start + CHUNK * stride), stride).astype(np.uint32).view(np.float32)
+        errors = ulps(apply(name, x), exact(name, x))
+        if errors.max() > greatest:
+            greatest, place = float(errors.max()), float(x[errors.argmax()])
+    return greatest, place
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_float32_is_within_four_ulp(name: str) -> None:
+    error, place = worst(name, STRIDE)
+    assert 0.5 < error < MAX_ULP, f"{error} ulp at {place!r}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_kernel_allows_itself_does_not_reach_a_function_inlined_in_it(name: str) -> None:
+    """The sums that round on purpose stay, NaN too, in a loop that may reorder its own."""
+    function = FUNCTIONS["float32"][name]
+
+    @numba.njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+    def loop(x: Any, out: Any) -> None:
+        for i in range(x.size):
+            out[i] = function(x[i])
+
+    x = np.arange(0, 2**32, 4099, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    out = np.empty_like(x)
+    loop(x, out)
+    assert ulps(out, exact(name, x)).max() < MAX_ULP
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_float32_is_within_four_ulp_looked_at_closely(name: str) -> None:
+    error, place = worst(name, SLOW_STRIDE)
+    assert 0.5 < error < MAX_ULP, f"{error} ulp at {place!r}"
+
+
+SPECIAL = {
+    "exp": ([0.0, -0.0, np.inf, -np.inf, 88.73, -104.0, 1e-45], [1.0, 1.0, np.inf, 0.0, np.inf, 0.0, 1.0]),
+    "log": ([0.0, -0.0, np.inf, 1.0, -1e-45, -np.inf, -1.0], [-np.inf, -np.inf, np.inf, 0.0, np.nan, np.nan, np.nan]),
+    "log1p": (
+        [0.0, np.inf, -1.0, -1.0000001, -np.inf, 1e-45, -1e-45],
+        [0.0, np.inf, -np.inf, np.nan, np.nan, 1e-45, -1e-45],
+    ),
+    "tanh": ([0.0, -0.0, np.inf, -np.inf, 10.0, -10.0, 1e-45], [0.0, -0.0, 1.0, -1.0, 1.0, -1.0, 1e-45]),
+    "sigmoid": ([0.0, -0.0, np.inf, -np.inf, 20.0, -104.0, 1e-45], [0.5, 0.5, 1.0, 0.0, 1.0, 0.0, 0.5]),
+    "softplus": ([np.inf, -np.inf, 100.0, -104.0, 3e38, -3e38], [np.inf, 0.0, 100.0, 0.0, 3e38, 0.0]),
+    "gelu": ([0.0, -0.0, np.inf, -np.inf, 3e38, -3e38], [0.0, -0.0, np.inf, -0.0, 3e38, -0.0]),
+}
+
+
+@pytest.mark.parametrize("copies", [1, 64])
+@pytest.mark.parametrize("name", NAMES)
+def test_limits_signs_and_nan_are_exact(name: str, copies: int) -> None:
+    """In rows long enough for vector instructions, and in such that only the loop after them sees."""
+    given, expected = (np.array(values, np.float32) for values in SPECIAL[name])
+    for value, wanted in zip([*given, np.float32(np.nan)], [*expected, np.float32(np.nan)], strict=True):
+        found = apply(name, np.full(copies, value))
+        np.testing.assert_array_equal(found, np.full(copies, wanted))
+        if not np.isnan(wanted):
+            np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+def test_tanh_is_odd_and_no_function_with_bounds_leaves_them() -> None:
+    x = np.linspace(-30, 30, 400_001).astype(np.float32)
+    np.testing.assert_array_equal(apply("tanh", -x), -apply("tanh", x))
+    assert np.abs(apply("tanh", x)).max() == 1.0
+    assert apply("sigmoid", x).max() == 1.0
+    assert apply("sigmoid", x).min() > 0.0
+    assert apply("softplus", x).min() > 0.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loops_are_vector_instructions_without_calls(name: str) -> None:
+    if not binding.get_host_cpu_features().get("avx", False):
+        pytest.skip("this processor has no AVX, whose instructions are counted")
+    x = np.ones(64, np.float32)
+    apply(name, x)
+    loop = loop_over(name, "float32")
+    (assembly,) = loop.inspect_asm().values()
+    (llvm,) = loop.inspect_llvm().values()
+    packed = re.findall(r"\tv(?:mul|add|sub|div|fn?m(?:add|sub)\d*)ps\t.*%[yz]mm", assembly)
+    divisions = re.findall(r"\tvdivps\t.*%[yz]mm", assembly)
+    assert len(packed) >= 12, f"{len(packed)} vector instructions of arithmetic"
+    assert bool(divisions) == (name in ("gelu", "log1p", "sigmoid", "tanh"))
+    assert not re.findall(r"call [^@]*@(?:llvm\.)?(?:exp|log|tanh|pow)[12p]{0,2}f?[.(]", llvm)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float64_is_as_exact_as_the_system(name: str) -> None:
+    x = np.concatenate([np.linspace(1e-3, 40, 10_001), [np.inf, np.nan]])
+    x = x if name == "log" else np.concatenate([-x, x])
+    rtol = 1e-11 if name == "gelu" else 1e-15  # its exponential multiplies the rounding of its argument
+    np.testing.assert_allclose(apply(name, x), exact(name, x), rtol=rtol, atol=1e-300)
+
+
+def test_every_function_is_an_op_that_is_no_instruction() -> None:
+    ops = {name: op.scalar for name, op in vars(elementwise).items() if getattr(op, "scalar", None)}
+    calls = {name: set(re.findall(r"\b(exp|log|log1p|tanh)\(", scalar)) for name, scalar in ops.items()}
+    assert {name for name in calls if calls[name]}.union(*calls.values()) == set(NAMES)
+    assert set(FUNCTIONS["float64"]) == set(NAMES)
