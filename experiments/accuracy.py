@@ -24,7 +24,7 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import Workload, load_workload
 from harness import Findings, Settings, find_data, name_of, run
-from torch_models import TorchBiLSTMTagger, TorchLatticeLSTM, TorchModel, TorchTreeLSTM
+from peers.torch_models import TorchBiLSTMTagger, TorchLatticeLSTM, TorchModel, TorchTreeLSTM
 
 
 @dataclass(frozen=True)

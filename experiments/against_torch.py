@@ -19,7 +19,7 @@ from autobatch.cli.results import format_table
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM
 from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run, take_turns
-from torch_models import TorchTreeLSTM
+from peers.torch_models import TorchTreeLSTM
 
 TOLERANCE = 1e-4  # relative, of the losses in float32, before training parts the two
 LR = 1e-3

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch import policies
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.shaping import expand
 from autobatch.plan import Plan, PlannedTypes
 from autobatch.plan_check import check_plan
 from autobatch.policies import get
 from autobatch.record import Recorder
-from autobatch.rewrite import rewrite
+from autobatch.rewrite import DEFAULT, PASSES, rewrite
 from autobatch.schedule import make_schedule
 from random_programs import draw_instances, draw_model
 
@@ -67,6 +68,26 @@ def make_plan(policy: str = "agenda", training: bool = True) -> tuple[Plan, Plan
 @pytest.mark.parametrize("policy", ["unbatched", "depth", "agenda"])
 def test_plans_pass_the_checker(policy: str, training: bool) -> None:
     check_plan(*make_plan(policy, training))
+
+
+EVERY_POLICY = [*policies.names(), "score+backward", "score+both+compact", "critical+both+compact"]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_plans_of_random_programs_pass_the_checker_under_every_policy(policy: str, training: bool) -> None:
+    """Random cells over random graphs, with sums folded: many ports read sums, some of one value several times."""
+    n_added = 0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        model = draw_model(rng, smooth=True)
+        loss = ab.batched(model.loss, policy=policy)
+        graph, _ = rewrite(loss._recorder.record(draw_instances(rng, model, n=5)), PASSES if seed % 2 else DEFAULT)
+        cells = loss._planned_types(training)
+        plan = loss.planner.place(graph, make_schedule(graph, loss.policy), cells)
+        check_plan(plan, cells)
+        n_added += int(plan.adds.sum())
+    assert n_added > 0
 
 
 def test_rows_are_in_schedule_order_so_a_batch_reads_contiguous_rows() -> None:

@@ -46,7 +46,8 @@ class ExpertTreeLSTM(LevelTreeLSTM):
         """Give rows of an array that is kept, and made anew where it is too short; what they hold is arbitrary."""
         kept = self.kept.get(name)
         if kept is None or len(kept) < n_rows:
-            kept = self.kept[name] = self.embedding.new_empty(n_rows + n_rows // 4, width)
+            with torch.inference_mode(False):  # for training as well
+                kept = self.kept[name] = torch.empty(n_rows + n_rows // 4, width, dtype=self.embedding.dtype)
         return kept[:n_rows]
 
     def blocks(self, forest: Forest) -> Iterator[tuple[int, int]]:

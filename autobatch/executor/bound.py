@@ -1,0 +1,286 @@
+"""The steps of a stage bound to the arrays of one run: calls that take nothing but the number of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.executor.reference import RowRange
+from autobatch.kernels.fusing import Kernel
+from autobatch.kernels.loop import Alone, Product, Term
+from autobatch.kernels.lowering import Home
+from autobatch.kernels.source import ARRAYS, letter_of
+from autobatch.kernels.stage import Stage, compile_backward, compile_forward
+from autobatch.kernels.view import View
+from autobatch.matmul.calling import call_float32, call_float64
+from autobatch.matmul.product import describe_product
+from autobatch.ops.define import run_kernel
+from autobatch.plan import Batch, PlannedCell
+from autobatch.program import NODE, SHARED, Attribute, Constant, Instruction, Weight
+
+if TYPE_CHECKING:
+    from autobatch.executor.cpu import Cpu
+
+Array = NDArray[Any]
+Call: TypeAlias = Callable[[int], object]
+
+
+class CompiledCell:
+    """The stages of a planned cell in one float type, each compiled when first needed."""
+
+    def __init__(self, cell: PlannedCell, dtype: np.dtype[Any], jitted: bool) -> None:
+        self.cell, self.dtype, self.jitted = cell, dtype, jitted
+        self._stages: dict[str, CompiledStage] = {}
+
+    def stage(self, name: str) -> CompiledStage:
+        """The stage "forward" or "backward"."""
+        if name not in self._stages:
+            stage = compile_forward(self.cell) if name == "forward" else compile_backward(self.cell)
+            self._stages[name] = CompiledStage(stage, self.dtype, self.jitted)
+        return self._stages[name]
+
+
+class CompiledStage:
+    """A stage with its functions, and what of its values all rows share."""
+
+    def __init__(self, stage: Stage, dtype: np.dtype[Any], jitted: bool) -> None:
+        self.stage = stage
+        self.functions = stage.load(dtype, jitted)
+        self.sizes = [None if s is None else np.array(s.sizes, np.int64) for s in stage.sources]
+        self.packed = np.zeros(stage.storage.shared_width, dtype)
+        vars, lowered = stage.lowered.vars, stage.lowered
+        read = {*stage.storage.shared, *self._read_by_steps()}
+        for index in reversed(lowered.shared):
+            if index in read:
+                source = vars[index].source
+                assert isinstance(source, Instruction)
+                read.update(source.args)
+        self.shared = [index for index in lowered.shared if index in read]
+        self.weights = [i for i in sorted(read) if isinstance(vars[i].source, Weight)]
+        self.constants = {
+            i: _constant(vars[i].source.data, dtype) for i in sorted(read) if isinstance(vars[i].source, Constant)
+        }
+
+    def _read_by_steps(self) -> set[int]:
+        """The shared values that steps read otherwise than packed."""
+        found: set[int] = set()
+        for step in self.stage.steps:
+            match step:
+                case Product(terms=terms):
+                    found.update(term.weight for term in terms)
+                case Alone(args=args):
+                    found.update(arg for arg in args if self.stage.lowered.domains[arg] == SHARED)
+                case Kernel():
+                    loops = (loop for block in step.blocks for loop in block.loops)
+                    found.update(o.view.value for loop in loops for o in loop.operands if o.index is not None)
+        return found
+
+    def compute_shared(self) -> dict[int, Any]:
+        """What all rows share: parameters, constants, and what is computed from them; `(1, *shape)`."""
+        vars = self.stage.lowered.vars
+        env: dict[int, Any] = dict(self.constants)
+        for index in self.weights:
+            source = vars[index].source
+            assert isinstance(source, Weight)
+            env[index] = source.parameter.data[None]
+        for index in self.shared:
+            source = vars[index].source
+            assert isinstance(source, Instruction)
+            args = [env[arg] for arg in source.args]
+            if source.op.view:
+                env[index] = source.op.kernel(np, args[0], **source.static)
+            else:
+                env[index] = np.empty((1, *vars[index].shape), self.packed.dtype)
+                run_kernel(source.op, np, args, env[index], source.static)
+        for value, first in self.stage.storage.shared.items():
+            size = self.stage.lowered.sizes[value]
+            self.packed[first : first + size] = np.reshape(env[value], -1)
+        return env
+
+
+class BoundStage:
+    """A stage of a type in one run."""
+
+    def __init__(
+        self, cpu: Cpu, kind: int, cell: PlannedCell, compiled_stage: CompiledStage, table: Array, columns: tuple[str, ...]
+    ) -> None:
+        self.cpu, self.kind, self.cell, self.compiled = cpu, kind, cell, compiled_stage
+        self.stage, self.table, self.columns = compiled_stage.stage, table, columns
+        self.shared = compiled_stage.compute_shared()
+
+    def calls(self) -> list[Call]:
+        """Its steps."""
+        arrays = self._arrays()
+        found: list[Call] = []
+        parts = zip(
+            self.stage.steps, self.stage.sources, self.compiled.functions, self.compiled.sizes, strict=True
+        )  # fmt: skip
+        for step, source, function, sizes in parts:
+            if isinstance(step, Product):
+                found += [self._product(step, term, number > 0) for number, term in enumerate(step.terms)]
+            elif isinstance(step, Alone):
+                found.append(partial(self._run_alone, step))
+            elif source is not None and function is not None:
+                arrays["sizes"] = sizes
+                found.append(partial(function, *[arrays[name] for name in source.arguments[:-1]]))
+        return found
+
+    def _arrays(self) -> dict[str, Any]:
+        """What kernels take, by name."""
+        cpu, plan = self.cpu, self.cpu.plan
+        found: dict[str, Any] = {
+            "buffer": cpu.buffer, "scratch": cpu.scratch, "shared": self.compiled.packed, "table": self.table,
+            "ptr": plan.dest_ptr, "dest": plan.dest, "adds": plan.adds,
+            "ints": plan.int_data[self.kind].reshape(-1), "floats": plan.float_data[self.kind].reshape(-1),
+        }  # fmt: skip
+        for value in self.compiled.weights:
+            array = self.shared[value]
+            found[f"table_{value}"] = array.reshape(-1)
+        for group in range(self.cell.program.n_groups):
+            found[f"segments_{group}"] = plan.segment_ptr[plan.first_block(self.kind) + 1 + group]
+        return found
+
+    # Products.
+
+    def _product(self, step: Product, term: Term, accumulate: bool) -> Call:
+        """A product as one compiled call, if the library has an address."""
+        cpu, table = self.cpu, self.table
+        weight = self.shared[term.weight][0]
+        weight = weight.T if term.transposed else weight
+        out = View(step.target, 0, (self.stage.lowered.sizes[step.target],), (1,))
+        rows_column = self.columns.index(f"rows_{letter_of(step.domain)}")
+        dtype = weight.dtype.name
+        provider = cpu.provider_for(int(table[:, rows_column].max(initial=1)), *weight.shape[::-1], dtype)
+        address = provider.addresses.get(dtype) if cpu.jitted else None
+        if address is None or not weight.size:
+            return partial(self._multiply, term.rows, weight, out, accumulate, provider)
+        size = weight.itemsize
+        one_row, one_out = np.empty((1, weight.shape[0]), weight.dtype), np.empty((1, weight.shape[1]), weight.dtype)
+        product = describe_product(one_row, weight, one_out)
+        a_column, a_first, a_step = self._place(term.rows)
+        out_column, out_first, out_step = self._place(out)
+        numbers = np.array(
+            (
+                rows_column, product.n, product.k, size, a_column, a_first, a_step, product.b_flipped, product.b,
+                product.b_step, out_column, out_first, out_step,
+            ),
+            np.int64,
+        )  # fmt: skip
+        multiply = multiply_float32 if dtype == "float32" else multiply_float64
+        return partial(multiply, address, numbers, float(accumulate), table)
+
+    def _place(self, view: View) -> tuple[int, int, int]:
+        """The column that says where rows begin, the address that this is counted from, elements between rows."""
+        home, view = self.stage.storage.home(view)
+        array = self._array(home)
+        shift = int(self.cpu.plan.mirror) if home.area == "mirror" else 0
+        first = array.ctypes.data + (home.column + view.offset + shift) * array.itemsize
+        return self.columns.index(self._column(home)), first, max(self._width(home), 1)
+
+    def _multiply(self, rows: View, weight: Array, out: View, accumulate: bool, provider: Any, k: int) -> None:
+        left = self.view(rows, k)
+        if left.size:
+            provider.multiply(left, weight, self.view(out, k), accumulate=accumulate)
+        elif not accumulate:
+            self.view(out, k)[...] = 0
+
+    # Ops that run alone.
+
+    def _run_alone(self, step: Alone, k: int) -> None:
+        """Run an instruction as the reference backend does."""
+        lowered = self.stage.lowered
+        var = lowered.vars[step.target]
+        assert isinstance(var.source, Instruction)
+        op, static = var.source.op, var.source.static
+        start, rows_n = int(self.table[k, 0]), int(self.table[k, self.columns.index("rows_n")])
+        rows = RowRange(self.cpu.plan, Batch(self.kind, start, start + rows_n, ()))
+        if op.segments is not None:
+            domain = lowered.vars[step.args[1 if op.segments == "spread" else 0]].domain
+            static = {**static, "segments": rows.segments(domain)}
+        if op.random:
+            static = {**static, "random": self.cpu.randomness(rows)}
+        run_kernel(op, np, [self._argument(arg, k) for arg in step.args], self.view(lowered.views[step.target], k), static)
+
+    def _argument(self, arg: int, k: int) -> Any:
+        lowered = self.stage.lowered
+        if lowered.domains[arg] == SHARED:
+            return self.shared[arg]
+        array = self.view(lowered.views[arg], k)
+        source = lowered.vars[lowered.views[arg].value].source
+        return array.astype(self.cpu.dtype) if isinstance(source, Attribute) and source.is_float else array
+
+    # Memory.
+
+    def view(self, view: View, k: int) -> Array:
+        """The elements of a view in all rows of a batch: `(rows, *shape)`."""
+        home, view = self.stage.storage.home(view)
+        array, width, columns = self._array(home), self._width(home), self.columns
+        column = self._column(home)
+        first = int(self.table[k, columns.index(column)])
+        first = first * width if column == "start" else first
+        first += int(self.cpu.plan.mirror) if home.area == "mirror" else 0
+        n_rows = int(self.table[k, columns.index(f"rows_{letter_of(home.domain)}")])
+        size = array.itemsize
+        offset = (first + home.column + view.offset) * size if n_rows and all(view.shape) else 0
+        strides = (width * size, *(stride * size for stride in view.strides))
+        found: Array = np.ndarray((n_rows, *view.shape), array.dtype, array, offset, strides)
+        return found
+
+    def _array(self, home: Home) -> Array:
+        cpu = self.cpu
+        if home.area in ("ints", "floats"):
+            data = cpu.plan.int_data if home.area == "ints" else cpu.plan.float_data
+            return data[self.kind].reshape(-1)
+        return cpu.scratch if ARRAYS[home.area] == "scratch" else cpu.buffer
+
+    def _column(self, home: Home) -> str:
+        """The column of the table that says where the rows of an area begin."""
+        if home.area in ("ints", "floats"):
+            return "start"
+        named = {"mirror": "inputs", "scratch": self.stage.lowered.stage}.get(home.area, home.area)
+        return f"{named}_{letter_of(home.domain)}"
+
+    def _width(self, home: Home) -> int:
+        """Elements from one row of an area to the next."""
+        if home.area in ("ints", "floats"):
+            return self.cell.program.words(home.area == "floats")
+        if home.area == "scratch":
+            return self.stage.storage.scratch_width[home.domain]
+        layout = self.cell.layout
+        return (layout.saved_width if home.area == "saved" else layout.input_width)[home.domain - NODE]
+
+
+def _constant(data: Any, dtype: np.dtype[Any]) -> Any:
+    """A constant as a single row; ints stay ints, for they may be ids."""
+    if isinstance(data, (int, float)):
+        return data
+    return (data if data.dtype.kind in "iu" else data.astype(dtype, copy=False))[None]
+
+
+@compiled
+def multiply_float32(address: int, numbers: Array, beta: float, table: Array, k: int) -> None:
+    """Multiply the rows of a batch by a matrix; `numbers` as `BoundStage` packs them."""
+    rows, n, inner, size = table[k, numbers[0]], numbers[1], numbers[2], numbers[3]
+    a = numbers[5] + table[k, numbers[4]] * size
+    out = numbers[11] + table[k, numbers[10]] * size
+    if rows > 0:
+        call_float32(
+            address, 0, numbers[7], rows, n, inner, a, numbers[6], numbers[8], numbers[9], out, numbers[12], beta
+        )
+
+
+@compiled
+def multiply_float64(address: int, numbers: Array, beta: float, table: Array, k: int) -> None:
+    """Multiply the rows of a batch by a matrix; `numbers` as `BoundStage` packs them."""
+    rows, n, inner, size = table[k, numbers[0]], numbers[1], numbers[2], numbers[3]
+    a = numbers[5] + table[k, numbers[4]] * size
+    out = numbers[11] + table[k, numbers[10]] * size
+    if rows > 0:
+        call_float64(
+            address, 0, numbers[7], rows, n, inner, a, numbers[6], numbers[8], numbers[9], out, numbers[12], beta
+        )
