@@ -64,8 +64,8 @@ class Parameter(Operators):
     home: Home | None = None  # where it lies beside others, see `autobatch.stacks`
 
     @cached_property
-    def stacks(self) -> dict[tuple[int, ...], Stack]:
-        """The stacks that begin with this parameter, by the `id`s of their parts."""
+    def stacks(self) -> dict[tuple[tuple[int, ...], ...], Stack]:
+        """The stacks that begin with this parameter, by the `id`s of their parts, row by row."""
         return {}
 
     @property

@@ -1,4 +1,4 @@
-"""From instances to plans: record or merge, rewrite, schedule and place, or take the plan of a mini-batch seen before."""
+"""From instances to plans: record or merge, rewrite, schedule and place; or find what was planned before."""
 
 from __future__ import annotations
 
@@ -60,10 +60,12 @@ class Planning:
             cells = self.cells(choices.planner, choices.purpose)
             clock.lap("lookup")
             return self._step(graph, found, choices, cells, clock, plan_hit=True)
+        if key is not None:
+            clock.lap("lookup")
         graph = self._recorder.to_graph(listed)
         clock.lap("merge" if listed and isinstance(listed[0], Graph) else "record")
         cells = self.cells(choices.planner, choices.purpose)
-        clock.lap("place")
+        clock.lap("layout")
         planned = self._plan(graph, choices, cells, clock)
         if key is not None:
             self.cache.keep(key, planned)
@@ -97,8 +99,7 @@ class Planning:
         """Rewrite, schedule and place, in parts if the whole does not fit."""
         scheduled: list[tuple[Graph, Schedule]] = []
 
-        def make_part(graph: Graph) -> Part:
-            clock.lap("merge")
+        def plan_part(graph: Graph) -> Part:
             rewritten, rewrites = rewrite(graph, choices.rewrites)
             clock.lap("rewrite")
             schedule = make_schedule(rewritten, choices.policy)
@@ -111,8 +112,12 @@ class Planning:
             unseen_share = getattr(choices.policy, "unseen_share", None)
             return Part(graph, rewrites, plan, plan.n_bytes(choices.dtype), unseen_share)
 
-        whole = make_part(graph)
-        parts = fit_parts(whole, make_part, choices.max_bytes)
+        def plan_again(graph: Graph) -> Part:
+            clock.lap("merge")
+            return plan_part(graph)
+
+        whole = plan_part(graph)
+        parts = fit_parts(whole, plan_again, choices.max_bytes)
         return Planned(graph, tuple(parts), whole.n_bytes, tuple(scheduled))
 
     def _step(

@@ -11,19 +11,24 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autobatch.checkpoint import write_whole
 from autobatch.errors import DataError
 from autobatch.graph import Graph, Types
-from autobatch.plan import Batch, Plan, PlannedCell
+from autobatch.plan import Batch, PlannedTypes
 from autobatch.report import Span, Step
 
+Lap: TypeAlias = tuple[str, Batch | None, float]  # of `Timer.lap`, and when
 N_CALLS = 100
-STAGES = ("record", "lookup", "merge", "rewrite", "schedule", "place", "forward", "backward", "weights")
+RUNNING = ("forward", "backward", "weights")
+STAGES = ("record", "lookup", "merge", "layout", "rewrite", "schedule", "place", *RUNNING)
 HEADER = ("type", "batches", "rows", "forward ms", "backward ms", "weights ms", "MB")
 
 
@@ -47,6 +52,65 @@ class Call:
     batches: tuple[Span, ...]
 
 
+class Taken(NamedTuple):
+    """A call as it was taken, to be worked out when somebody looks at it.
+
+    Attributes:
+        call: its stages as the clock knows them, and no batches.
+        laps: what the backend told.
+        cells, segments, itemsize: what bytes are counted by: `segment_ptr` of each part's plan.
+        made: bytes of what the stages before running make.
+    """
+
+    call: Call
+    laps: list[Lap]
+    cells: PlannedTypes
+    segments: list[dict[int, NDArray[np.int64]]]
+    made: dict[str, int]
+    itemsize: int
+
+    def to_call(self) -> Call:
+        """Work out rows and bytes of batches, and bytes of stages."""
+        batches = tuple(self._batches())
+        return replace(self.call, stages=tuple(self._stages(batches)), batches=batches)
+
+    def _batches(self) -> Iterator[Span]:
+        parts, since = iter(self.segments), self.call.start
+        segments = self.segments[0]
+        for stage, batch, end in self.laps:
+            if batch is not None:
+                n_bytes = self.itemsize * self._count_elements(segments, batch, backward=stage != "forward")
+                yield Span(stage, since, end, n_bytes, batch.kind, batch.end - batch.start)
+            elif stage == "forward":
+                segments = next(parts)
+            since = end
+
+    def _count_elements(self, segments: dict[int, NDArray[np.int64]], batch: Batch, backward: bool) -> int:
+        """Count the numbers that the rows of a batch have: inputs and saved values, and with `backward` gradients."""
+        layout, block = self.cells.cells[batch.kind].layout, int(self.cells.tables.block_ptr[batch.kind])
+        total, rows = 0, batch.end - batch.start
+        for number, (inputs, saved) in enumerate(zip(layout.input_width, layout.saved_width, strict=True)):
+            if number:
+                ptr = segments[block + number]
+                rows = int(ptr[batch.end] - ptr[batch.start])
+            total += rows * ((2 * inputs if backward else inputs) + (saved if self.cells.training else 0))
+        return total
+
+    def _stages(self, batches: tuple[Span, ...]) -> Iterator[Span]:
+        """The stages with their bytes; what computes the gradients of parameters is one of its own."""
+        made, ran = dict(self.made), deque(batches)
+        for span in self.call.stages:
+            inner = []
+            while ran and ran[0].end <= span.end:
+                inner.append(ran.popleft())
+            weights = [batch for batch in inner if batch.stage == "weights"]
+            end = weights[0].start if weights else span.end
+            n_bytes = made.pop(span.stage, 0) + sum(batch.n_bytes for batch in inner if batch.stage == span.stage)
+            yield span._replace(end=end, n_bytes=n_bytes)
+            if weights:
+                yield Span("weights", end, span.end, sum(batch.n_bytes for batch in weights))
+
+
 class Profile:
     """The times of the last calls; prints as a table. While it is entered, calls are added.
 
@@ -58,15 +122,18 @@ class Profile:
         n_calls: how many to keep.
         watch: makes a profile the one that is taken, None for none; gives the one before.
 
-    Attributes:
-        calls: oldest first.
+    Raises:
+        DataError: `n_calls` is no number of calls.
     """
 
     def __init__(self, types: Types, n_calls: int, watch: Callable[[Profile | None], Profile | None]) -> None:
-        self.calls: deque[Call] = deque(maxlen=n_calls)
+        if not isinstance(n_calls, int) or n_calls < 1:
+            raise DataError(f"n_calls={n_calls!r} is no number of calls; give an int, such as {N_CALLS}.")
+        self._n_calls = n_calls
+        self._taken: deque[Call | Taken] = deque(maxlen=n_calls)
         self._types, self._watch = types, watch
         self._before: Profile | None = None
-        self._laps: list[tuple[str, Batch | None, float]] = []
+        self._laps: list[Lap] = []
 
     def __enter__(self) -> Profile:
         self._before = self._watch(self)
@@ -77,9 +144,16 @@ class Profile:
     ) -> None:
         self._watch(self._before)
 
+    @property
+    def calls(self) -> list[Call]:
+        """The calls, oldest first."""
+        found = [taken if isinstance(taken, Call) else taken.to_call() for taken in self._taken]
+        self._taken = deque(found, self._n_calls)
+        return found
+
     def begin(self) -> None:
         """Forget the batches of a call that did not come to its end."""
-        self._laps.clear()
+        self._laps = []
 
     def lap(self, stage: str, batch: Batch | None) -> None:
         """Note that a batch is done; see `autobatch.executor.Timer`."""
@@ -87,24 +161,14 @@ class Profile:
 
     def add(self, step: Step, itemsize: int) -> None:
         """Take in a call that has just ended, whose numbers have `itemsize` bytes."""
-        batches = tuple(self._batches(step, itemsize))
-        stages = tuple(_stages(step, batches))
-        nodes = sum(part.plan.graph.n_nodes for part in step.parts)
-        self.calls.append(
-            Call(step.clock.start, perf_counter(), step.graph.n_instances, nodes, step.plan_hit, stages, batches)
-        )
-        self._laps.clear()
-
-    def _batches(self, step: Step, itemsize: int) -> Iterator[Span]:
-        parts, since = iter(step.parts), step.clock.start
-        plan = step.parts[0].plan
-        for stage, batch, end in self._laps:
-            if batch is not None:
-                n_bytes = itemsize * count_elements(plan, step.cells.cells[batch.kind], batch, stage != "forward")
-                yield Span(stage, since, end, n_bytes, batch.kind, batch.end - batch.start)
-            elif stage == "forward":
-                plan = next(parts).plan
-            since = end
+        plans = [part.plan for part in step.parts]
+        call = Call(
+            step.clock.start, perf_counter(), step.graph.n_instances, sum(plan.graph.n_nodes for plan in plans),
+            step.plan_hit, tuple(step.clock.spans or ()), (),
+        )  # fmt: skip
+        segments = [plan.segment_ptr for plan in plans]
+        self._taken.append(Taken(call, self._laps, step.cells, segments, _made(step), itemsize))
+        self._laps = []
 
     def stage_ms(self) -> dict[str, float]:
         """Mean milliseconds of a call in each stage that ran."""
@@ -137,6 +201,10 @@ class Profile:
         for name, counts, numbers in rows:
             cells = [f"{count:.1f}" for count in counts] + [f"{number:.3f}" for number in numbers]
             lines.append(f"  {name:<{width}}" + "".join(f"  {cell:>11}" for cell in cells))
+        for k, stage in enumerate(RUNNING):
+            if stage in totals:
+                ms = totals[stage][0] - sum(row[2][k] for row in rows)
+                lines.append(f"  {stage} besides its batches: {ms:.3f} ms")
         return "\n".join(lines)
 
     def _type_rows(self) -> list[tuple[str, list[float], list[float]]]:
@@ -145,7 +213,7 @@ class Profile:
         for kind in {span.kind for span in spans}:
             own = [span for span in spans if span.kind == kind]
             ran = [span for span in own if span.stage == "forward"]
-            ms = [sum(s.ms for s in own if s.stage == stage) / n for stage in ("forward", "backward", "weights")]
+            ms = [sum(s.ms for s in own if s.stage == stage) / n for stage in RUNNING]
             counts = [len(ran) / n, sum(span.rows for span in ran) / n]
             rows.append((self._types.names[kind], counts, [*ms, sum(span.n_bytes for span in own) / n / 1e6]))
         return sorted(rows, key=lambda row: -sum(row[2][:3]))
@@ -160,8 +228,8 @@ class Profile:
             write_whole(path, json.dumps({"traceEvents": list(self._events()), "displayTimeUnit": "ms"}).encode())
         except OSError as error:
             raise DataError(
-                f"cannot write a trace to {os.fspath(path)!r}: {error.strerror}; give a file in a folder that exists "
-                f"and can be written."
+                f"cannot write a trace to {os.fspath(path)!r}: {(error.strerror or str(error)).lower()}; give a file "
+                f"in a folder that can be written."
             ) from error
 
     def _events(self) -> Iterator[dict[str, Any]]:
@@ -183,40 +251,17 @@ class Profile:
                 yield event(names[span.kind], span.stage, span, {"rows": span.rows, "bytes": span.n_bytes})
 
 
-def count_elements(plan: Plan, cell: PlannedCell, batch: Batch, backward: bool) -> int:
-    """Count the numbers that the rows of a batch have: inputs and saved values, and with `backward` gradients."""
-    layout, block, total, rows = cell.layout, plan.first_block(batch.kind), 0, batch.end - batch.start
-    for number, (inputs, saved) in enumerate(zip(layout.input_width, layout.saved_width, strict=True)):
-        if number:
-            ptr = plan.segment_ptr[block + number]
-            rows = int(ptr[batch.end] - ptr[batch.start])
-        total += rows * ((2 * inputs if backward else inputs) + (saved if plan.mirror else 0))
-    return total
-
-
-def _stages(step: Step, batches: tuple[Span, ...]) -> Iterator[Span]:
-    """The stages of a call with their bytes; what computes the gradients of parameters is one of its own."""
-    made = _made(step)
-    for span in step.clock.spans or ():
-        inner = [batch for batch in batches if span.start <= batch.start and batch.end <= span.end]
-        weights = [batch for batch in inner if batch.stage == "weights"]
-        end = weights[0].start if weights else span.end
-        n_bytes = made.get(span.stage, 0) + sum(batch.n_bytes for batch in inner if batch.stage == span.stage)
-        yield span._replace(end=end, n_bytes=n_bytes)
-        if weights:
-            yield Span("weights", end, span.end, sum(batch.n_bytes for batch in weights))
-
-
 def _made(step: Step) -> dict[str, int]:
     """Bytes of what the stages before running make."""
     plans, merged = [part.plan for part in step.parts], _graph_bytes(step.graph)
-    schedules = [plan.schedule for plan in plans]
+    schedules = [(plan.schedule.batch_type, plan.schedule.batch_ptr, plan.schedule.order) for plan in plans]
+    places = [(plan.row, plan.node_at, plan.dest_ptr, plan.dest, plan.adds) for plan in plans]
     return {
         "record": merged,
         "merge": merged,
         "rewrite": sum(_graph_bytes(plan.graph) for plan in plans),
-        "schedule": sum(s.batch_type.nbytes + s.batch_ptr.nbytes + s.order.nbytes for s in schedules),
-        "place": sum(p.row.nbytes + p.node_at.nbytes + p.dest_ptr.nbytes + p.dest.nbytes + p.adds.nbytes for p in plans),
+        "schedule": sum(array.nbytes for arrays in schedules for array in arrays),
+        "place": sum(array.nbytes for arrays in places for array in arrays),
     }
 
 

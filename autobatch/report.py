@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,18 +21,46 @@ from autobatch.schedule import Policy, Schedule, chain_lengths, min_batches
 from autobatch.typetable import NodeType, TypeTable
 
 
-@dataclass
-class Clock:
-    """Milliseconds per stage; a lap goes to the stage that it ends."""
+class Span(NamedTuple):
+    """When a stage, or a batch in it, ran: seconds of `time.perf_counter`; of a batch also its type and rows."""
 
-    ms: dict[str, float] = field(default_factory=dict)
-    _since: float = field(default_factory=perf_counter)
+    stage: str
+    start: float
+    end: float
+    n_bytes: int = 0
+    kind: int = -1
+    rows: int = 0
+
+    @property
+    def ms(self) -> float:
+        """How long it took."""
+        return 1e3 * (self.end - self.start)
+
+
+class Clock:
+    """Milliseconds per stage; a lap goes to the stage that it ends.
+
+    Attributes:
+        start: when it began.
+        spans: every lap, while a profile is taken; else None.
+    """
+
+    def __init__(self, profiled: bool = False) -> None:
+        self.ms: dict[str, float] = {}
+        self.spans: list[Span] | None = [] if profiled else None
+        self.start = self._since = perf_counter()
 
     def lap(self, stage: str) -> None:
         """Add the time since the last lap to `stage`."""
         now = perf_counter()
         self.ms[stage] = self.ms.get(stage, 0.0) + 1e3 * (now - self._since)
+        if self.spans is not None:
+            self.spans.append(Span(stage, self._since, now))
         self._since = now
+
+    def total(self, *stages: str) -> float:
+        """Milliseconds of several stages."""
+        return sum(self.ms.get(stage, 0.0) for stage in stages)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +69,14 @@ class LastCall:
 
     Attributes:
         graphs: what was scheduled, after the rewrites: one, or where `max_bytes` would have been exceeded one for each
-            part, in order.
+            part, in order. With a plan from the cache, those of the mini-batch that it was made for.
         batches, launches, copied_bytes, allocations: of all parts.
         planned_bytes: what the largest plan's values take.
         buffer_bytes: what the backend held for them.
         unseen_share: the share of batches for which the policy met a state that it had not learned; None for policies
             that do not learn.
+        plan_hit: whether the plan came from the cache; None if it was not looked for, which it is for recorded graphs.
+        plan_hit_rate: the share of such lookups so far that found a plan.
     """
 
     graphs: tuple[Graph, ...]
@@ -61,6 +91,8 @@ class LastCall:
     place_ms: float
     execute_ms: float
     unseen_share: float | None = None
+    plan_hit: bool | None = None
+    plan_hit_rate: float = 0.0
 
     @property
     def parts(self) -> int:
@@ -91,6 +123,7 @@ class Step:
         graph: of the whole, before the rewrites.
         whole_bytes: what the values of the whole would take.
         parts: what runs, one after the other; the whole, unless that takes more than `max_bytes`.
+        plan_hit, plan_hit_rate: as in `LastCall`.
         counts: of each part that has run.
     """
 
@@ -100,6 +133,8 @@ class Step:
     parts: tuple[Part, ...]
     cells: PlannedTypes
     clock: Clock
+    plan_hit: bool | None = None
+    plan_hit_rate: float = 0.0
     counts: list[Counts] = field(default_factory=list)
 
     @property
@@ -127,10 +162,13 @@ class Step:
 
     def finish(self) -> LastCall:
         """The counts and times of the call."""
-        ms = self.clock.ms
-        times = (ms["record_ms"], ms["schedule_ms"], ms["place_ms"], ms["execute_ms"])
+        total, known = self.clock.total, (self.unseen_share, self.plan_hit, self.plan_hit_rate)
+        times = (
+            total("record", "lookup", "merge"), total("rewrite", "schedule"), total("layout", "place"),
+            total("forward", "backward"),
+        )  # fmt: skip
         graphs, n_batches = tuple(p.plan.graph for p in self.parts), sum(p.n_batches for p in self.parts)
-        return LastCall(graphs, n_batches, *self.totals(), self.planned_bytes, *times, self.unseen_share)
+        return LastCall(graphs, n_batches, *self.totals(), self.planned_bytes, *times, *known)
 
 
 @dataclass(frozen=True)
@@ -188,6 +226,7 @@ class Report:
         max_bytes: what they may take; None for no limit.
         unseen_share: of the batches, those in which a learned policy did not know the state.
         why: the policy was chosen, if it was not the user who chose it.
+        plan_hit, plan_hit_rate: as in `LastCall`.
         memory: where values lie and what moves; None unless asked for.
     """
 
@@ -210,6 +249,8 @@ class Report:
     picture: Picture
     unseen_share: float | None = None
     why: str = ""
+    plan_hit: bool | None = None
+    plan_hit_rate: float = 0.0
     memory: Memory | None = None
 
     @property
@@ -235,6 +276,8 @@ class Report:
                 f"run in {self.parts} parts, one after the other: the whole needs {self.whole_bytes} bytes and "
                 f"max_bytes is {self.max_bytes}"
             )
+        if self.plan_hit:
+            lines.append(f"the plan was made before and kept; so were {self.plan_hit_rate:.0%} of those looked for")
         if self.why:
             lines.append(f"the policy was chosen by auto: {self.why}")
         if self.unseen_share is not None:
@@ -266,7 +309,8 @@ def make_report(
         policy.name, step.graph.n_instances, schedule.n_nodes, schedule.n_batches, compacted, lower, kind,
         counts.launches, counts.copied_bytes, step.planned_bytes, counts.buffer_bytes, len(step.parts),
         step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
-        Picture(title, schedule, types.names), step.unseen_share, getattr(policy, "why", ""), memory,
+        Picture(title, schedule, types.names), step.unseen_share, getattr(policy, "why", ""), step.plan_hit,
+        step.plan_hit_rate, memory,
     )  # fmt: skip
 
 

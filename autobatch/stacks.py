@@ -1,20 +1,19 @@
-"""Stacks: parameters that lie one after the other in memory, so that one matrix product reads them all.
+"""Stacks: parameters that lie together in memory, so that one matrix product reads them all.
 
-A program reads a `Stack` as one parameter. What lies there are the parameters themselves: each has one *home*, a
-buffer shared with its neighbours, of which its `data` is a view; so state dicts, optimizers and checkpoints see
-separate named arrays, and nothing is copied per step. A parameter is moved into the first home that it is given. A home
-that is wanted for it later holds a copy, which `refresh` brings up to date once per run and counts.
-Gradients are the mirror image: those of parameters that lie together are allocated together, so that the gradient of a
-stack is added to all of them in place; arrays that lie apart get theirs from an array between (`Targets`).
+A program reads a `Stack` as one parameter: rows of parameters side by side, `[[W_i, U_i], [W_f, U_f]]`. What lies there
+are the parameters themselves: each has one *home*, a buffer of which its `data` is a view, a rectangle; so state dicts,
+optimizers and checkpoints see separate named arrays, and nothing is copied per step. A parameter is moved into the
+first home that it is given. A home that is wanted for it later holds a copy, which `refresh` brings up to date once per
+run and counts. Gradients are the mirror image: those of parameters that lie together are allocated together, so that
+the gradient of a stack is added to all of them in place; arrays that lie apart get theirs from an array between
+(`Targets`).
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,49 +21,57 @@ import numpy.typing as npt
 from autobatch.errors import GraphError
 from autobatch.losses import zeros_like
 from autobatch.module import FloatArray, Parameter, Shape
+from autobatch.rectangles import Rectangle, bounds, find_whole, tile
 from autobatch.rows import Gradient, Rows
 
 if TYPE_CHECKING:
     from autobatch.program import Var
 
+Row: TypeAlias = tuple[Parameter, ...]  # side by side: their first axes agree
+
 
 class Home:
-    """One buffer with the numbers of several parameters, one after the other.
+    """One buffer with the numbers of several parameters, in rows of parameters side by side.
 
     Attributes:
         parts: the parameters, each once; those without a home get this one.
+        rectangles: where each lies.
     """
 
-    def __init__(self, parts: Sequence[Parameter]) -> None:
-        self.parts = tuple(parts)
-        self.starts = tuple(accumulate((p.data.size for p in parts), initial=0))
-        self._place = {id(part): place for place, part in enumerate(parts)}
-        self._residents = [place for place, part in enumerate(parts) if part.home is None]
-        self._guests = [place for place, part in enumerate(parts) if part.home is not None]
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.parts, self.rectangles = _parts(rows)
+        self.shape = bounds(self.rectangles)
+        self._place = {id(part): place for place, part in enumerate(self.parts)}
+        self._residents = [place for place, part in enumerate(self.parts) if part.home is None]
+        self._guests = [place for place, part in enumerate(self.parts) if part.home is not None]
         self._pack()
         for place in self._residents:
             self.parts[place].home = self
 
     @property
-    def residents(self) -> list[Parameter]:
-        """The parameters whose home it is, in order."""
-        return [self.parts[place] for place in self._residents]
+    def residents(self) -> dict[int, Rectangle]:
+        """Where the parameters lie whose home it is, by their `id`s."""
+        return {id(self.parts[place]): self.rectangles[place] for place in self._residents}
 
-    def find(self, parts: Sequence[Parameter]) -> tuple[int, int] | None:
-        """Where parameters lie one after the other in this order: their number of copies, and the first one's place."""
-        first = self._place.get(id(parts[0]), len(self.parts))
-        if [id(p) for p in self.parts[first : first + len(parts)]] != [id(p) for p in parts]:
+    def find(self, stack: Stack) -> tuple[int, Rectangle] | None:
+        """Where the parts of a stack lie as it wants them: how many are copies, and the rectangle of them all."""
+        places = [self._place.get(id(part)) for part in stack.parts]
+        known = [place for place in places if place is not None]
+        if len(known) < len(places):
             return None
-        return sum(first <= guest < first + len(parts) for guest in self._guests), first
+        row, column = self.rectangles[known[0]][:2]
+        wanted = [rectangle.moved(row, column) for rectangle in stack.rectangles]
+        if wanted != [self.rectangles[place] for place in known]:
+            return None
+        return sum(place in self._guests for place in known), Rectangle(row, column, *bounds(stack.rectangles))
 
-    def view(self, first: int, shape: Shape) -> FloatArray:
-        """The numbers from a part on, as an array of this shape; packed again if a parameter was moved elsewhere."""
+    def view(self, where: Rectangle, shape: Shape) -> FloatArray:
+        """The numbers of a rectangle, as an array of this shape; packed again if a parameter was moved elsewhere."""
         if self._is_stale():
             self._pack()
-        if (first, shape) not in self._seen:
-            start = self.starts[first]
-            self._seen[first, shape] = self._buffer[start : start + math.prod(shape)].reshape(shape)
-        return self._seen[first, shape]
+        if (where, shape) not in self._seen:
+            self._seen[where, shape] = where.of(self._buffer, shape)
+        return self._seen[where, shape]
 
     def refresh(self) -> int:
         """Bring the copies up to date; the bytes copied."""
@@ -89,10 +96,11 @@ class Home:
                 f"cannot stack {self.parts[0]!r} and {other!r}, which differ in dtype; "
                 "call astype() on the whole model."
             )
-        self._buffer = np.empty(self.starts[-1], dtype)
-        spans = zip(self.starts, self.starts[1:], self.parts, strict=False)
-        self._views = [self._buffer[start:stop].reshape(part.shape) for start, stop, part in spans]
-        self._seen: dict[tuple[int, Shape], FloatArray] = {}
+        self._buffer = np.empty(self.shape, dtype)
+        self._views = [
+            where.of(self._buffer, part.shape) for part, where in zip(self.parts, self.rectangles, strict=True)
+        ]
+        self._seen: dict[tuple[Rectangle, Shape], FloatArray] = {}
         for place in self._residents:
             self.parts[place].move_to(self._views[place])
         for place in self._guests:
@@ -100,12 +108,17 @@ class Home:
 
 
 class Stack(Parameter):
-    """Parameters one after the other along the first axis, read by programs as one; made by `make_stack`."""
+    """Parameters read by programs as one: rows of parameters side by side, one row below the other.
 
-    def __init__(self, parts: Sequence[Parameter]) -> None:
-        self.parts = tuple(parts)
-        self._shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        self._first = 0
+    It is made by `make_stack` and `make_row`.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = tuple(rows)
+        self.parts, self.rectangles = _parts(rows)
+        height, width = bounds(self.rectangles)
+        self._shape = (height, width) if len(rows[0]) > 1 else (height, *rows[0][0].shape[1:])
+        self._where = Rectangle(0, 0, height, width)
 
     @property
     def data(self) -> FloatArray:
@@ -113,17 +126,16 @@ class Stack(Parameter):
         if self.home is None:
             settle([self])
         assert self.home is not None
-        return self.home.view(self._first, self._shape)
+        return self.home.view(self._where, self._shape)
 
     @data.setter
     def data(self, values: npt.ArrayLike) -> None:
-        starts = accumulate((part.shape[0] for part in self.parts), initial=0)
-        for part, start in zip(self.parts, starts, strict=False):
-            part.data = np.asarray(values)[start : start + part.shape[0]]
+        for part, piece in pieces_of(self, np.asarray(values)):
+            part.data = piece
 
     @property
     def shape(self) -> Shape:
-        """That of the first part, with the first axes added up."""
+        """The first axes of the rows added up; then the others, or the columns of one row."""
         return self._shape
 
     @property
@@ -147,17 +159,17 @@ class Stack(Parameter):
             part.astype(dtype)
         return self
 
-    def lies_in(self, home: Home, first: int) -> None:
-        """Read the numbers from this part of a home on."""
-        self.home, self._first = home, first
+    def lies_in(self, home: Home, where: Rectangle) -> None:
+        """Read the numbers from this rectangle of a home."""
+        self.home, self._where = home, where
 
 
 def make_stack(parts: Sequence[Parameter]) -> Stack:
-    """The stack of these parameters in this order: the same one whenever it is asked for.
+    """The stack of these parameters in this order, one below the other: the same one whenever it is asked for.
 
     Args:
         parts: two or more different ones, whose shapes differ in the first axis at most, and that are either all
-            trainable or all not.
+            trainable or all not; a part may be a row of others.
 
     Its numbers get their place when `settle` is called, or when they are first read.
 
@@ -171,11 +183,27 @@ def make_stack(parts: Sequence[Parameter]) -> Stack:
     >>> make_stack([weight, other]) is stack
     True
     """
-    known = parts[0].stacks
-    key = tuple(id(part) for part in parts)
-    if key not in known:
-        known[key] = Stack(parts)
-    return known[key]
+    return _stack_of([row for part in parts for row in _rows_of(part)])
+
+
+def make_row(parts: Sequence[Parameter]) -> Stack:
+    """The stack of these matrices in this order, side by side: the same one whenever it is asked for.
+
+    Args:
+        parts: two or more different matrices with equally many rows, either all trainable or all not.
+
+    >>> import autobatch as ab
+    >>> left, right = ab.Parameter([[1.0, 2.0], [3.0, 4.0]]), ab.Parameter([[5.0], [6.0]])
+    >>> make_row([left, right]).data
+    array([[1., 2., 5.],
+           [3., 4., 6.]], dtype=float32)
+    >>> left.data[1] = 0
+    >>> make_stack([make_row([left, right]), make_row([ab.Parameter([[7.0]]), ab.Parameter([[8.0, 9.0]])])]).data
+    array([[1., 2., 5.],
+           [0., 0., 6.],
+           [7., 8., 9.]], dtype=float32)
+    """
+    return _stack_of([tuple(parts)])
 
 
 def settle(stacks: Iterable[Stack], order: Sequence[Parameter] = ()) -> None:
@@ -183,16 +211,16 @@ def settle(stacks: Iterable[Stack], order: Sequence[Parameter] = ()) -> None:
 
     Args:
         stacks: those that have places keep them.
-        order: stacks that share parts get one home, whose parts lie in this order; it keeps the parts of each stack
-            side by side.
+        order: stacks that share rows get one home, whose rows lie in this order; it keeps the rows of each stack
+            together.
     """
-    place = {id(part): at for at, part in enumerate(order)}
+    place = {id(part): at for at, parameter in enumerate(order) for part in parts_of(parameter)}
     for cluster in _overlapping([stack for stack in stacks if stack.home is None and not _lies_somewhere(stack)]):
-        parts = {id(part): part for stack in cluster for part in stack.parts}
-        home = Home(sorted(parts.values(), key=lambda part: place.get(id(part), 0)))
+        rows = {_key(row): row for stack in cluster for row in stack.rows}
+        home = Home(sorted(rows.values(), key=lambda row: place.get(id(row[0]), 0)))
         for stack in cluster:
-            found = home.find(stack.parts)
-            assert found is not None, "the order keeps the parts of each stack side by side"
+            found = home.find(stack)
+            assert found is not None, "the order keeps the rows of each stack together"
             stack.lies_in(home, found[1])
 
 
@@ -204,9 +232,19 @@ def stacks_in(vars: Iterable[Var]) -> Iterator[Stack]:
             yield parameter
 
 
-def parts_of(parameter: Parameter) -> tuple[Parameter, ...]:
+def parts_of(parameter: Parameter) -> Row:
     """The parameters that a parameter of a program stands for: its parts if it is a stack, else itself."""
     return parameter.parts if isinstance(parameter, Stack) else (parameter,)
+
+
+def pieces_of(parameter: Parameter, array: FloatArray) -> Iterator[tuple[Parameter, FloatArray]]:
+    """The parts of a parameter, each with its piece, a view, of an array of the shape of the whole."""
+    if not isinstance(parameter, Stack):
+        yield parameter, array
+        return
+    matrix = array.reshape(bounds(parameter.rectangles))
+    for part, rectangle in zip(parameter.parts, parameter.rectangles, strict=True):
+        yield part, rectangle.of(matrix, part.shape)
 
 
 def refresh(stacks: Iterable[Stack]) -> int:
@@ -220,7 +258,7 @@ def refresh(stacks: Iterable[Stack]) -> int:
 def make_gradients(
     parameters: Mapping[str, Parameter], rows: Collection[int], buffers: Mapping[str, Gradient]
 ) -> dict[str, Gradient]:
-    """Zeros for the gradient of each parameter; those of parameters with one home lie together.
+    """Zeros for the gradient of each parameter; those of parameters with one home lie together, as these do.
 
     Args:
         parameters: by name.
@@ -238,10 +276,8 @@ def make_gradients(
             neighbours[parameter.home][id(parameter)] = name
     for home, names in neighbours.items():
         assert home is not None
-        residents = [part for part in home.residents if id(part) in names]
-        before = [buffers.get(names[id(part)]) for part in residents]
-        zeros = _zeros_together(residents, before)
-        made |= {names[id(part)]: array for part, array in zip(residents, zeros, strict=True)}
+        where = {names[part]: rectangle for part, rectangle in home.residents.items() if part in names}
+        made |= _zeros_together({name: parameters[name] for name in where}, home.shape, list(where.values()), buffers)
     return {name: made[name] for name in parameters}
 
 
@@ -258,78 +294,84 @@ class Targets:
 
     def __init__(self, gradients: Mapping[int, Gradient], stacks: Iterable[Stack]) -> None:
         self.arrays: dict[int, Gradient] = dict(gradients)
-        self._apart: list[tuple[list[FloatArray], FloatArray]] = []
+        self._apart: list[tuple[Stack, FloatArray]] = []
+        self._gradients = gradients
         for stack in {id(stack): stack for stack in stacks if stack.trainable}.values():
             parts = [array for part in stack.parts if isinstance(array := gradients[id(part)], np.ndarray)]
             assert len(parts) == len(stack.parts), "the gradient of a parameter in a stack is no Rows"
-            together = _as_one(parts)
+            together = find_whole(parts, stack.rectangles)
             if together is None:
-                together = np.zeros(sum(array.size for array in parts), stack.dtype)
-                self._apart.append((parts, together))
+                together = np.zeros(stack.shape, stack.dtype)
+                self._apart.append((stack, together))
             self.arrays[id(stack)] = together.reshape(stack.shape)
 
     def finish(self) -> int:
         """Add what was added to stacks to those of their parts that lie apart; call it once. The bytes moved."""
-        for parts, together in self._apart:
-            start = 0
-            for array in parts:
-                array += together[start : start + array.size].reshape(array.shape)
-                start += array.size
+        for stack, together in self._apart:
+            for part, piece in pieces_of(stack, together):
+                array = self._gradients[id(part)]
+                assert isinstance(array, np.ndarray)
+                array += piece
         return sum(together.nbytes for _, together in self._apart)
 
 
+def _parts(rows: Sequence[Row]) -> tuple[Row, tuple[Rectangle, ...]]:
+    """The parameters in rows, and the rectangle of each."""
+    return tuple(part for row in rows for part in row), tile([[part.shape for part in row] for row in rows])
+
+
+def _rows_of(parameter: Parameter) -> tuple[Row, ...]:
+    return parameter.rows if isinstance(parameter, Stack) else ((parameter,),)
+
+
+def _key(row: Row) -> tuple[int, ...]:
+    return tuple(id(part) for part in row)
+
+
+def _stack_of(rows: Sequence[Row]) -> Stack:
+    known = rows[0][0].stacks
+    key = tuple(_key(row) for row in rows)
+    if key not in known:
+        known[key] = Stack(rows)
+    return known[key]
+
+
 def _lies_somewhere(stack: Stack) -> bool:
-    """Place a stack where its parts lie side by side already, with the fewest copies."""
+    """Place a stack where its parts lie as it wants them already, with the fewest copies."""
     homes = {id(part.home): part.home for part in stack.parts}.values()
-    found = [(*place, home) for home in homes if home is not None and (place := home.find(stack.parts)) is not None]
+    found = [(*place, home) for home in homes if home is not None and (place := home.find(stack)) is not None]
     if found:
-        _, first, home = min(found, key=lambda option: option[0])
-        stack.lies_in(home, first)
+        _, where, home = min(found, key=lambda option: option[0])
+        stack.lies_in(home, where)
     return bool(found)
 
 
 def _overlapping(stacks: Sequence[Stack]) -> list[list[Stack]]:
-    """The stacks in groups that share parts, directly or through others."""
-    groups: list[tuple[set[int], list[Stack]]] = []
+    """The stacks in groups that share rows, directly or through others."""
+    groups: list[tuple[set[tuple[int, ...]], list[Stack]]] = []
     for stack in stacks:
-        parts, members = {id(part) for part in stack.parts}, [stack]
-        for group in [g for g in groups if not parts.isdisjoint(g[0])]:
-            parts |= group[0]
+        rows, members = {_key(row) for row in stack.rows}, [stack]
+        for group in [g for g in groups if not rows.isdisjoint(g[0])]:
+            rows |= group[0]
             members = [*group[1], *members]
             groups.remove(group)
-        groups.append((parts, members))
+        groups.append((rows, members))
     return [members for _, members in groups]
 
 
-def _zeros_together(parameters: Sequence[Parameter], buffers: Sequence[Gradient | None]) -> list[FloatArray]:
-    """`buffers`, filled with zeros, if they fit the parameters and lie together; else parts of a new array."""
-    arrays = [array for array in buffers if isinstance(array, np.ndarray)]
-    if [(a.shape, a.dtype) for a in arrays] == [(p.shape, p.dtype) for p in parameters]:
-        together = _as_one(arrays)
-        if together is not None:
-            together.fill(0)
-            return arrays
-    starts = list(accumulate((p.data.size for p in parameters), initial=0))
-    made = np.zeros(starts[-1], parameters[0].dtype)
-    return [made[start : start + p.data.size].reshape(p.shape) for p, start in zip(parameters, starts, strict=False)]
-
-
-def _as_one(arrays: Sequence[FloatArray]) -> FloatArray | None:
-    """The flat array that arrays are consecutive parts of; None if they are not."""
-    base = arrays[0].base
-    if not isinstance(base, np.ndarray) or base.ndim != 1 or not base.flags.c_contiguous:
-        return None
-    address = start = _address(arrays[0])
-    for array in arrays:
-        if array.base is not base or array.dtype != base.dtype or not array.flags.c_contiguous:
-            return None
-        if _address(array) != address:
-            return None
-        address += array.nbytes
-    first = (start - _address(base)) // base.itemsize
-    return base[first : first + (address - start) // base.itemsize]
-
-
-def _address(array: FloatArray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+def _zeros_together(
+    parameters: Mapping[str, Parameter],
+    shape: tuple[int, int],
+    rectangles: Sequence[Rectangle],
+    buffers: Mapping[str, Gradient],
+) -> dict[str, FloatArray]:
+    """`buffers`, filled with zeros, if they fit and are these rectangles of one array; else those of a new one."""
+    arrays = {name: array for name in parameters if isinstance(array := buffers.get(name), np.ndarray)}
+    fits = [(a.shape, a.dtype) for a in arrays.values()] == [(p.shape, p.dtype) for p in parameters.values()]
+    if fits and find_whole(list(arrays.values()), rectangles) is not None:
+        for array in arrays.values():
+            array.fill(0)
+        return arrays
+    made = np.zeros(shape, next(iter(parameters.values())).dtype)
+    places = zip(parameters.items(), rectangles, strict=True)
+    return {name: where.of(made, parameter.shape) for (name, parameter), where in places}

@@ -1,117 +1,197 @@
-"""Question: how much faster than PyTorch, tree by tree, is the reference backend, with no compiled kernel yet?
+"""Question: how fast is autobatch beside PyTorch, one instance at a time, batched by hand, and written by an expert?
 
-Both run the Tree-LSTM of the README on the same trees with the same parameters, in turn, in one process, with one
-thread each. PyTorch runs eagerly, tree by tree, with what can be computed at once within a tree (torch_models.py); its
-tensors are made beforehand, as our trees are recorded beforehand. PyTorch batched over trees by hand is several times
-faster and comes into the comparison with the compiled backends.
+All run the same models on the same data from the same parameters, in turn on every mini-batch, in one process; each
+first shows that its losses and gradients are autobatch's. Rates are instances over the sum of the mini-batches' median
+times. Training is forward, backward and the same dense Adam. `autobatch bench --peers` runs this; a small part of it:
+
+    python experiments/against_torch.py models=tree-lstm dims=64, batch_sizes=64, threads=1
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
-import autobatch as ab
+from autobatch.cli.progress import show_progress
+from autobatch.cli.racing import MODES, take_turns
 from autobatch.cli.results import format_table
-from autobatch.models.data.tree import Tree
-from autobatch.models.tree_lstm import TreeLSTM
-from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run, take_turns
-from peers.torch_models import TorchTreeLSTM
+from autobatch.cli.workload import Workload, load_workload
+from harness import Findings, Settings, find_data, name_of, run
+from peers.chart import draw
+from peers.ways import DATA, PEERS, Way, check_equal, make_peers, our_ways, torch_ways
 
-TOLERANCE = 1e-4  # relative, of the losses in float32, before training parts the two
-LR = 1e-3
+LIBRARIES = ("OPENBLAS_", "MKL_", "OMP_", "KMP_", "DNNL_", "ONEDNN_", "ATEN_")  # that read variables of these names
+N_CHECKED = 16  # instances whose losses and gradients are compared
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """One sweep is over all mini-batches, the first ones in file order."""
+    """Mini-batches are the first ones, in the order of the data's files."""
 
-    dim: int = 64
-    batch_size: int = 64
-    n_minibatches: int = 2
-    policy: str = "agenda"
-    repeats: int = 11
+    threads: int = 2
+    """All is measured with one thread, and with this many."""
+    models: str = ",".join(PEERS)
+    dims: tuple[int, ...] = (64, 256)
+    batch_sizes: tuple[int, ...] = (64, 256)
+    """Of trees; other models are measured with the first alone."""
+    backends: str = "reference,cpu"
+    policy: str = "auto"
+    modes: str = ",".join(MODES)
+    data: str = ""
+    """A name or path, in place of the real data beside the checkout, or else of what the model has built in."""
+    minibatches: int = 8
+    slow_minibatches: int = 1
+    """Of these, one instance at a time."""
+    repeats: int = 5
 
 
-def measure(config: Config) -> Findings:
-    """Check that both compute the same losses, then time them."""
-    torch.set_num_threads(config.threads)
-    data = load_sst_or_listops(config.seed)
-    trees = data.train[: config.batch_size * config.n_minibatches]
-    ours = TreeLSTM(dim=config.dim, rng=np.random.default_rng(config.seed), **data.sizes)
-    theirs = TorchTreeLSTM(dim=config.dim, **data.sizes)
-    theirs.copy_parameters(ours.state_dict())
-    check_equal(ours, theirs, trees[:8])
-    seconds = take_turns(
-        {**torch_ways(theirs, trees, config.batch_size), **our_ways(ours, trees, config)}, config.repeats
+class Setting(NamedTuple):
+    """What one table is about."""
+
+    dim: int
+    batch_size: int
+    n_threads: int
+
+    def __str__(self) -> str:
+        return f"dim {self.dim}, mini-batches of {self.batch_size}, {self.n_threads} thread{'s'[: self.n_threads > 1]}"
+
+
+Rates = Mapping[str, Mapping[str, float]]
+"""Instances per second, by way and mode."""
+
+
+def measure(config: Config) -> Iterator[Findings]:
+    """Measure each model: a table for every setting, and one record."""
+    names = config.models.split(",")
+    if unknown := [name for name in names if name not in PEERS]:
+        sys.exit(f"{unknown[0]!r} has no peers; give some of {', '.join(PEERS)}")
+    for model in names:
+        yield measure_model(model, config)
+
+
+def measure_model(model: str, config: Config) -> Findings:
+    """Run all ways of one model, in all settings."""
+    data = config.data or find_data(DATA[model])
+    seconds: dict[str, list[float]] = {}
+    found: dict[Setting, Rates] = {}
+    loads: dict[Setting, float] = {}
+    for dim in config.dims:
+        workload = load_workload(model, data, dim, config.seed)
+        for size in config.batch_sizes if model == "tree-lstm" else config.batch_sizes[:1]:
+            ways = make_ways(model, workload, size, config)
+            for n_threads in sorted({1, config.threads}):
+                setting = Setting(dim, size, n_threads)
+                loads[setting] = os.getloadavg()[0]
+                rates: dict[str, dict[str, float]] = {name: {} for name in ways}
+                for mode in config.modes.split(","):
+                    with threads_limited(n_threads):
+                        times = time_ways(ways, mode, config, f"{model}, {setting}, {mode}")
+                    for name, minibatches in times.items():
+                        seconds[f"{setting}, {mode}: {name}"] = [t for times in minibatches for t in times]
+                        rates[name][mode] = size * len(minibatches) / sum(map(statistics.median, minibatches))
+                found[setting] = rates
+    title = f"{model}, {name_of(workload.dataset)}, policy {config.policy}; instances per second\n\n"
+    table = title + "\n\n".join(format_setting(setting, rates) for setting, rates in found.items())
+    return Findings(
+        seconds, figures_of(model, workload, found, loads), table, part=model, draw=partial(draw, model, found)
     )
-    rate = {way: len(trees) / median for way, median in medians(seconds).items()}
+
+
+def make_ways(model: str, workload: Workload, size: int, config: Config) -> dict[str, Way]:
+    """Build, check and prepare all ways."""
+    backends, instances = config.backends.split(","), workload.first(size * config.minibatches)
+    peers = make_peers(model, workload)
+    check_equal(workload, peers, backends, instances[:N_CHECKED])
+    return {
+        **torch_ways(peers, instances, size, min(config.slow_minibatches, config.minibatches)),
+        **our_ways(workload, backends, config.policy, instances, size),
+    }
+
+
+def time_ways(ways: Mapping[str, Way], mode: str, config: Config, task: str) -> dict[str, list[list[float]]]:
+    """Let all ways take turns in one mode."""
+    limits = {name: way.n_minibatches for name, way in ways.items()}
+    with show_progress((config.repeats + 1) * sum(limits.values())) as progress:
+        return take_turns(
+            {name: getattr(way, mode) for name, way in ways.items()},
+            limits,
+            config.repeats,
+            lambda name, repeat: progress.advance(task, name),
+        )
+
+
+@contextmanager
+def threads_limited(n_threads: int) -> Iterator[None]:
+    """Let PyTorch and NumPy use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        with threadpool_limits(n_threads):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def ratios_of(rates: Rates) -> dict[str, dict[str, dict[str, float]]]:
+    """How many times as fast each way of autobatch is as each of PyTorch, by mode."""
+    ours = [name for name in rates if name.startswith("autobatch")]
+    return {
+        our: {
+            their: {mode: rates[our][mode] / rate for mode, rate in rates[their].items()}
+            for their in rates
+            if their not in ours
+        }
+        for our in ours
+    }
+
+
+def format_setting(setting: Setting, rates: Rates) -> str:
+    """Lay out the rates of all ways, and the ratios to those of PyTorch that merge as autobatch does."""
+    modes = list(next(iter(rates.values())))
+    speed = format_table(
+        (str(setting), *modes), [(name, *(f"{rate:,.0f}" for rate in by.values())) for name, by in rates.items()]
+    )
+    ratios = ratios_of(rates)
+    theirs = [name for name in next(iter(ratios.values())) if not name.endswith("merged ahead")]
     rows = [
-        (mode, *(f"{rate[f'{who}, {mode}']:,.0f}" for who in ("torch", "autobatch")), f"{ratio(rate, mode):.1f}x")
-        for mode in ("inference", "training")
+        (our, *(" / ".join(f"{ratio:.2f}" for ratio in by[their].values()) for their in theirs))
+        for our, by in ratios.items()
     ]
-    title = (
-        f"{name_of(data)}, dim {config.dim}, mini-batches of {config.batch_size}, {config.threads} threads; "
-        f"trees per second\n\n"
-    )
-    table = title + format_table(("mode", "PyTorch, tree by tree", f"autobatch, {config.policy}", "ratio"), rows)
-    figures = {"data": name_of(data), "trees_per_s": {way: round(r, 1) for way, r in rate.items()}}
-    return Findings(seconds, figures, table)
+    return speed + "\n\n" + format_table((f"times as fast, {' / '.join(modes)}, as", *theirs), rows)
 
 
-def ratio(rate: dict[str, float], mode: str) -> float:
-    """How many times as fast ours is."""
-    return rate[f"autobatch, {mode}"] / rate[f"torch, {mode}"]
-
-
-def check_equal(ours: TreeLSTM, theirs: TorchTreeLSTM, trees: Sequence[Tree[int]]) -> None:
-    """Refuse to compare models that compute different losses."""
-    losses = ab.batched(ours.loss)(trees)
-    with torch.no_grad():
-        expected = [float(theirs.loss(theirs.prepare(tree))) for tree in trees]
-    np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
-
-
-def torch_ways(model: TorchTreeLSTM, trees: Sequence[Tree[int]], size: int) -> dict[str, Callable[[], None]]:
-    """PyTorch on all mini-batches: the loss of each tree, and its gradients and Adam."""
-    batches = list(ab.minibatches([model.prepare(tree) for tree in trees], size))
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-
-    def infer() -> None:
-        with torch.no_grad():
-            for batch in batches:
-                torch.stack([model.loss(example) for example in batch])
-
-    def train() -> None:
-        for batch in batches:
-            optimizer.zero_grad()
-            for example in batch:
-                torch.autograd.backward(model.loss(example) / len(batch))
-            optimizer.step()
-
-    return {"torch, inference": infer, "torch, training": train}
-
-
-def our_ways(model: TreeLSTM, trees: Sequence[Tree[int]], config: Config) -> dict[str, Callable[[], None]]:
-    """The same, batched; merging, scheduling and placing included."""
-    loss = ab.batched(model.loss, policy=config.policy, backend="reference")
-    batches = list(ab.minibatches(loss.record_all(trees), config.batch_size))
-    optimizer = ab.optim.Adam(model, lr=LR)
-
-    def infer() -> None:
-        for batch in batches:
-            loss(batch)
-
-    def train() -> None:
-        for batch in batches:
-            _, grads = loss.value_and_grad(batch)
-            optimizer.step(grads)
-
-    return {"autobatch, inference": infer, "autobatch, training": train}
+def figures_of(
+    model: str, workload: Workload, found: Mapping[Setting, Rates], loads: Mapping[Setting, float]
+) -> dict[str, Any]:
+    """The figures of a record."""
+    return {
+        "model": model,
+        "data": name_of(workload.dataset),
+        "torch_cpu": torch.backends.cpu.get_cpu_capability(),
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(LIBRARIES)},
+        "settings": [
+            {
+                **setting._asdict(),
+                "load_before": round(loads[setting], 2),
+                "instances_per_s": {way: {m: round(r, 1) for m, r in by.items()} for way, by in rates.items()},
+                "ratios": {
+                    our: {their: {m: round(r, 3) for m, r in by.items()} for their, by in to.items()}
+                    for our, to in ratios_of(rates).items()
+                },
+            }
+            for setting, rates in found.items()
+        ],
+    }
 
 
 if __name__ == "__main__":
-    run(Config(), measure)
+    run(Config(), measure, name="peers")

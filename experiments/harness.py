@@ -60,8 +60,11 @@ class Findings:
 S = TypeVar("S", bound=Settings)
 
 
-def run(settings: S, measure: Callable[[S], Findings | Iterator[Findings]]) -> None:
-    """Read changed settings from the command line, measure, print each table and write its record."""
+def run(settings: S, measure: Callable[[S], Findings | Iterator[Findings]], name: str | None = None) -> None:
+    """Read changed settings from the command line, measure, print each table and write its record.
+
+    Records bear the name of the script, or the one that is given.
+    """
     changes = dict(word.partition("=")[::2] for word in sys.argv[1:])
     out = Path(changes.pop("out", ROOT / "experiments" / "results"))
     unknown = sorted(changes.keys() - {field.name for field in fields(settings)})
@@ -74,16 +77,19 @@ def run(settings: S, measure: Callable[[S], Findings | Iterator[Findings]]) -> N
     measured = measure(settings)
     for findings in [measured] if isinstance(measured, Findings) else measured:
         print(findings.table)
-        path = write_record(out, settings, findings, started, load)
+        path = write_record(out, settings, findings, started, load, name)
         print(f"\nwritten to {os.path.relpath(path)}\n")
 
 
-def write_record(out: Path, settings: Settings, findings: Findings, started: str, load: float) -> Path:
+def write_record(
+    out: Path, settings: Settings, findings: Findings, started: str, load: float, name: str | None = None
+) -> Path:
     """Write how an experiment was run, on what, and what it found; give the place."""
-    name = Path(sys.argv[0]).stem
+    script = Path(sys.argv[0]).stem
+    name = name or script
     record = {
         "experiment": name,
-        "command": " ".join(["python", f"experiments/{name}.py", *sys.argv[1:]]),
+        "command": " ".join(["python", f"experiments/{script}.py", *sys.argv[1:]]),
         "settings": asdict(settings),
         "commit": _commit(),
         "started": started,

@@ -66,6 +66,7 @@ class Way(NamedTuple):
 WAYS = {
     "all parts": Way(),
     "ports in program order": Way(MemoryPlanner(joins=False)),
+    "sums of products apart": Way(MemoryPlanner(sums=False)),
     "cells not stacked": Way(MemoryPlanner(stacks=False)),
     "sums not folded": Way(rewrites=tuple(name for name in DEFAULT if name != "fold")),
     "equal nodes shared": Way(rewrites=PASSES),
@@ -155,11 +156,13 @@ def count_cell(cell: PlannedCell, n_nodes: int) -> dict[str, dict[str, int]]:
 
 def run_models(config: Config) -> tuple[str, dict[str, list[float]], dict[str, Any]]:
     """Count and time the models, forward and in training, in all ways."""
-    tables, seconds, figures = [], {}, {}
+    tables: list[str] = []
+    seconds: dict[str, list[float]] = {}
+    figures: dict[str, Any] = {}
     for name, folder in MODELS.items():
         spec, rng = find_model(name), np.random.default_rng(config.seed)
         data = spec.load((folder and find_data(folder)) or spec.default_data, rng)
-        model = spec.build(data, config.dim, rng)
+        model: Any = spec.build(data, config.dim, rng)
         instances = data.items[: config.batch]
         for stage in ("forward", "training"):
             losses = {

@@ -42,7 +42,7 @@ def measure(config: Config) -> Findings:
     for mode in ("inference", "training"):
         ways: dict[str, Callable[[], object]] = {}
         for policy in config.policies:
-            loss = ab.batched(model.loss, policy=policy, backend="reference")
+            loss = ab.batched(model.loss, policy=policy, backend="reference", plan_cache=0)
             minibatches = list(ab.minibatches(loss.record_all(trees), config.batch_size))
             ways[f"{policy}, {mode}"] = sweep(loss, minibatches, optimizer if mode == "training" else None)
         seconds |= take_turns(ways, config.repeats)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import AutobatchError
+from autobatch.memplan.joining import join_products
 from autobatch.memplan.layout_cache import lay_out
 from autobatch.memplan.movement import FLOAT_BYTES, Movement, movements
 from autobatch.plan import Plan, PlannedCell, PlannedTypes
@@ -177,7 +178,7 @@ def _describe_cell(name: str, cell: PlannedCell) -> CellMemory:
             items = sorted((p.column, p.column + p.width, n) for p, n in places if p.domain == domain and p.width)
             if items:
                 rows.append((f"{what} per {each}", width, " ".join(f"{n}[{a}:{b}]" for a, b, n in items)))
-    text = str(lay_out(cell.type.program)) if written > 1 else None
+    text = str(lay_out(join_products(cell.type.program))) if written > 1 else None
     return CellMemory(name, text, tuple(rows), (written, executed))
 
 

@@ -27,7 +27,7 @@ from autobatch.ops.linear import affine, matmul
 from autobatch.ops.shaping import slice_
 from autobatch.program import Attribute, Builder, CellProgram, Constant, Instruction, Port, Traced, Weight
 from autobatch.program_check import check_cell
-from autobatch.stacks import Stack, make_stack, settle
+from autobatch.stacks import make_stack, settle, stacks_in
 
 STACKED = (matmul, affine)  # weight and bias are stacked
 INPUT = 1  # the operand of these that is not
@@ -111,7 +111,6 @@ class _Stacking:
         self.builder = Builder(program.name, weight_names=self.names)
         self.number: dict[int, int] = {}
         self.reads: list[Read] = []
-        self.stacks: list[Stack] = []
 
     def run(self, soft: bool) -> CellProgram:
         """The whole new program."""
@@ -123,8 +122,7 @@ class _Stacking:
                 self._emit(group)
         outputs = [self.builder.value(self._value(output)) for output in self.program.outputs]
         made = replace(self.builder.finish(outputs), ties=self.program.ties, draws=self.program.draws)
-        kept = {id(parameter) for parameter in made.parameters}
-        settle([stack for stack in self.stacks if id(stack) in kept], self._parameter_order())
+        settle(stacks_in(made.vars), self._parameter_order())
         return made
 
     # What one instruction can compute.
@@ -229,7 +227,6 @@ class _Stacking:
         if any(piece.stop - piece.start < self.program.vars[piece.value].size for piece in pieces):
             return None
         stack = make_stack(parameters)
-        self.stacks.append(stack)
         self.names[id(stack)] = f"[{' '.join(self.names[id(parameter)] for parameter in parameters)}]"
         return self.builder.wrap(stack)
 

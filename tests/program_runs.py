@@ -14,7 +14,7 @@ from autobatch.ops.define import run_kernel
 from autobatch.ops.variadic import Segments
 from autobatch.program import NODE, SHARED, Attribute, CellProgram, Constant, Instruction, Port, Var, Weight, origin
 from autobatch.randomness import Randomness
-from autobatch.stacks import parts_of
+from autobatch.stacks import pieces_of
 
 EDGES = (0, 2, 1, 3)  # of each node, in every variadic group
 N_ROWS = {NODE: len(EDGES), SHARED: 1}
@@ -65,12 +65,8 @@ def run_program(program: CellProgram, drawn: Drawn) -> Results:
     _run(derivative.vars, sorted({*derivative.backward, *derivative.weights}), env)
     parameters: dict[int, Any] = {}
     for index, gradient in derivative.parameters:
-        start = 0
-        for part in parts_of(derivative.parameter(index)):
-            stop = start + part.data.size
-            found = env[gradient].reshape(-1)[start:stop].reshape(part.shape)
-            parameters[id(part)] = parameters.get(id(part), 0) + found
-            start = stop
+        for part, piece in pieces_of(derivative.parameter(index), env[gradient][0]):
+            parameters[id(part)] = parameters.get(id(part), 0) + piece
     for index, scatters in derivative.tables:
         table = derivative.parameter(index)
         total = parameters.setdefault(id(table), np.zeros(table.shape))

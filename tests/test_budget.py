@@ -204,7 +204,7 @@ def test_masks_are_those_of_the_whole_and_of_eager_mode() -> None:
     losses = whole(chains)
     parts.max_bytes = planned(whole) // 4
     assert_close(parts(chains), losses)
-    model: Any = parts._module
+    model: Any = parts._recorder.module
     for key, chain in enumerate(chains):
         with ab.randomness(seed=5, step=3, key=key):
             np.testing.assert_allclose(model.loss(chain), losses[key], rtol=1e-12)
@@ -214,7 +214,7 @@ def test_masks_are_those_of_the_whole_and_of_eager_mode() -> None:
 def test_instances_are_recorded_once() -> None:
     whole, parts = pair(lambda m: m.loss)
     chains = draw_chains(16, seed=6)
-    model: Any = parts._module
+    model: Any = parts._recorder.module
     whole.value_and_grad(chains)
     parts.max_bytes = planned(whole) // 5
     parts.value_and_grad(iter(chains))

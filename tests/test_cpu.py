@@ -115,4 +115,22 @@ def test_backward_skips_what_no_loss_reads() -> None:
     cpu = Cpu(poison=True, jitted=False)
     compare_gradients(model.loss, instances, cpu, has_aux=True)
     found = ab.batched(model.loss, backend=cpu).value_and_grad(instances, reduce="sum", has_aux=True)[1]
-    np.testing.assert_allclose(found["weight"], [0.5 * np.sqrt(1 / 2) + 0.5 * np.sqrt(9 / 2), 0.5 * np.sqrt(4 / 3) + 0.5 * np.sqrt(1 / 3)])
+    np.testing.assert_allclose(
+        found["weight"], [0.5 * np.sqrt(1 / 2) + 0.5 * np.sqrt(9 / 2), 0.5 * np.sqrt(4 / 3) + 0.5 * np.sqrt(1 / 3)]
+    )
+
+
+def test_a_table_may_be_read_by_rows_and_as_a_whole() -> None:
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.table = ab.Parameter(np.arange(12.0).reshape(4, 3) / 7)
+
+        @ab.cell
+        def both(self, row: int, x: Any) -> Any:
+            return ab.sum(ab.lookup(self.table, row) * x) + ab.sum(self.table * x)
+
+        def loss(self, row: int) -> Any:
+            return self.both(row, np.array([1.0, 2.0, row]))
+
+    model = Model().astype("float64")
+    compare_gradients(model.loss, [2, 0, 3, 2], compare(model.loss, [2, 0, 3, 2]))

@@ -31,7 +31,7 @@ MAY_DEFER = {"autobatch": {"policies"}, "autobatch.batched": {"policies", "mempl
 
 HEAVY = ("cupy", "matplotlib", "networkx", "numba", "tensorboard", "torch")
 NOT_AT_IMPORT = (*HEAVY, "click", "rich", "safetensors")
-MAX_IMPORT_S = 0.3
+MAX_MODULES = 110
 
 
 class Import(NamedTuple):
@@ -125,16 +125,17 @@ def test_the_reading_of_imports(importer: str, source: str, wrong: list[str]) ->
     assert wrong_imports(importer, source) == wrong
 
 
-def test_import_autobatch_is_quick_and_loads_no_heavy_module(tmp_path: Path) -> None:
+def test_import_autobatch_loads_little_and_no_heavy_module(tmp_path: Path) -> None:
+    """Few modules beside NumPy: a time would depend on the machine, what has to be loaded does not."""
     program = """
-import sys, time
-start = time.perf_counter()
+import sys, numpy
+before = set(sys.modules)
 import autobatch
-print(time.perf_counter() - start, *(name for name in sys.argv[1:] if name in sys.modules))
+print(len(set(sys.modules) - before), *(name for name in sys.argv[1:] if name in sys.modules))
 """
-    runs = [run_python(program, *NOT_AT_IMPORT, cwd=tmp_path) for _ in range(5)]
-    assert runs[0][1:] == [], "imported by `import autobatch`; import these inside the function that needs them"
-    assert min(float(seconds) for seconds, *_ in runs) < MAX_IMPORT_S
+    loaded, *heavy = run_python(program, *NOT_AT_IMPORT, cwd=tmp_path)
+    assert heavy == [], "imported by `import autobatch`; import these inside the function that needs them"
+    assert 30 < int(loaded) <= MAX_MODULES
 
 
 def test_no_module_loads_a_heavy_module_when_imported(tmp_path: Path) -> None:

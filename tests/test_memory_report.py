@@ -82,7 +82,7 @@ def test_the_report_prints_cells_ways_and_totals() -> None:
     plan, cells = plan_model("tree-lstm", training=True)
     report = report_memory(plan, cells)
     lines = str(report).splitlines()
-    assert "  inputs per node, 32 columns: left.0[0:8] left.1[8:16] right.0[16:24] right.1[24:32]" in lines
+    assert "  inputs per node, 32 columns: left.1[0:8] left.0[8:16] right.0[16:24] right.1[24:32]" in lines
     assert sum(n_bytes for _, n_bytes in report.areas) == 4 * plan.size
     assert "scatter: 0 bytes, 0 launches" in lines
     assert any("merge left.1 -> leaf output 1" in line for line in lines)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import autobatch as ab
 from autobatch.arguments import Key
 from autobatch.autodiff import differentiate
 from autobatch.cell import Tracer
@@ -23,6 +22,7 @@ from autobatch.record import Recorder
 from autobatch.stacks import Stack, parts_of
 from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf
 from program_runs import count_launches, draw_parameters, draw_rows, run_program
+from random_gates import draw_gates
 from random_programs import draw_instances, draw_model
 from small_cells import draw_matmuls, draw_ops
 from twin_cases import CASES, Case
@@ -125,38 +125,6 @@ def count_stacked(programs: list[CellProgram], rng: np.random.Generator) -> tupl
         saved += before - after
         n_stacks += sum(isinstance(parameter, Stack) for parameter in stacked.parameters)
     return saved, n_stacks
-
-
-def draw_gates(rng: np.random.Generator) -> CellProgram:
-    """Gates of two inputs and their products, by parameters of which some are shared, some rows of a larger one."""
-    weights, width = Weights(3), 3
-
-    def pick(*choices: Any) -> Any:
-        return choices[int(rng.integers(len(choices)))]
-
-    def gate(k: int, x: Any, h: Any) -> Any:
-        name = pick(k, k, k, 0)
-        if rng.random() < 0.2:
-            made = affine(weights[f"A{name}"], x, weights[f"b{name}"])
-        elif rng.random() < 0.2:
-            at = int(rng.integers(3)) * width
-            made = weights.shaped("wide", (3 * width, width))[at : at + width] @ x
-        else:
-            made = weights[f"W{name}"] @ x
-        if rng.random() < 0.7:
-            made = made + weights[f"U{k}"] @ h
-        if rng.random() < 0.6:
-            made = made + pick(weights[f"b{name}"], 1.0, weights.shaped("b", (1,)))
-        return pick(ab.sigmoid, ab.tanh, lambda value: 1.0 - value)(made)
-
-    def body(x: Any, h: Any) -> tuple[Any, ...]:
-        first = [gate(k, x, h) for k in range(int(rng.integers(2, 5)))]
-        second = [gate(k, first[0] * h, pick(x, h, first[-1])) for k in range(int(rng.integers(1, 4)))]
-        return tuple(value for value in (*first, *second) if rng.random() < 0.7) or (x,)
-
-    tracer, key = Tracer("gates", {}), Key("value", (width,))
-    program, _ = tracer.trace(lambda given: body(**given), {"x": key, "h": key})
-    return program
 
 
 def test_random_gates_compute_the_same() -> None:

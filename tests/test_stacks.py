@@ -17,7 +17,7 @@ from autobatch.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.errors import GraphError
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.module import Parameter
-from autobatch.stacks import Home, Stack, Targets, make_gradients, make_stack, settle
+from autobatch.stacks import Home, Stack, Targets, make_gradients, make_row, make_stack, settle
 
 WIDTH = 3
 N_WORDS = 5
@@ -59,13 +59,35 @@ class Gates(ab.Module):
         return ab.sum_n(losses)
 
 
+class Joined(Gates):
+    """The same with words read in a cell of their own, so that w and u are one product of two vectors."""
+
+    @ab.cell
+    def embed(self, word: int) -> Any:
+        return ab.tanh(ab.lookup(self.table, word))
+
+    @ab.cell
+    def step(self, h: Any, x: Any) -> Any:
+        r, z, c = (w @ x + u @ h + b for w, u, b in zip(self.w, self.u, self.b, strict=True))
+        return ab.sigmoid(z) * h + ab.sigmoid(r) * ab.tanh(c)
+
+    def loss(self, words: list[int]) -> Any:
+        h, losses = np.zeros(WIDTH), []
+        for word in words:
+            h = self.step(h, self.embed(word))
+            losses.append(self.compare(h, word))
+        return ab.sum_n(losses)
+
+
 def draw_words(seed: int, n: int = 6) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(N_WORDS, size=size).tolist() for size in rng.integers(1, 5, size=n)]
 
 
-def make_loss(seed: int = 0, stacked: bool = True, **options: Any) -> tuple[Gates, ab.Batched]:
-    model = Gates(seed).astype("float64")
+def make_loss(
+    seed: int = 0, stacked: bool = True, kind: type[Gates] = Gates, **options: Any
+) -> tuple[Gates, ab.Batched]:
+    model = kind(seed).astype("float64")
     return model, ab.batched(model.loss, planner=MemoryPlanner(stacks=stacked), **options)
 
 
@@ -214,6 +236,84 @@ def test_gradients_that_lie_otherwise_are_added_to_afterwards(order: str) -> Non
     assert [array.tolist() for array in given] == [[[1.0, 2.0], [3.0, 4.0]], [[4.0, 5.0], [6.0, 7.0]]]
 
 
+def two_by_two() -> tuple[list[Parameter], Stack]:
+    """[[a, b], [c, d]], as rows of 2 and 1."""
+    a, b, c, d = parts = parameters((2, 3), (2, 1), (1, 3), (1, 1))
+    return parts, settled([make_row([a, b]), make_row([c, d])])
+
+
+def test_parts_of_rows_are_rectangles_of_their_stack() -> None:
+    (a, b, c, d), stack = two_by_two()
+    assert stack.data.tolist() == [[0.0, 1.0, 2.0, 6.0], [3.0, 4.0, 5.0, 7.0], [8.0, 9.0, 10.0, 11.0]]
+    assert stack.parts == (a, b, c, d)
+    d.data[...] = -1
+    stack.data = stack.data + 1
+    assert (a.data[1].tolist(), b.data[:, 0].tolist(), d.data.tolist()) == ([4.0, 5.0, 6.0], [7.0, 8.0], [[0.0]])
+    assert not a.data.flags.c_contiguous
+    for part in (a, b, c, d):
+        part.astype("float32")
+    assert stack.data.dtype == np.float32
+    assert all(lie_in(part.data, stack.data) for part in (a, b, c, d))
+    assert stacks.refresh([stack]) == 0
+
+
+def test_a_column_and_a_row_of_a_stack_are_views_of_it_and_others_are_copies() -> None:
+    (a, b, c, d), stack = two_by_two()
+    column, row, mixed = settled([b, d]), make_row([c, d]), make_row([b, a])
+    settle([row, mixed])
+    assert (column.shape, row.shape, mixed.shape) == ((3, 1), (1, 4), (2, 4))
+    assert lie_in(column.data, stack.data)
+    assert lie_in(row.data, stack.data)
+    assert not lie_in(mixed.data, stack.data)
+    a.data[0] = 9
+    assert stacks.refresh([stack, column, row, mixed]) == a.data.nbytes + b.data.nbytes
+    assert mixed.data[0].tolist() == [6.0, 9.0, 9.0, 9.0]
+
+
+@pytest.mark.parametrize("frozen", [(), (1,), (0, 3)])
+def test_gradients_of_rows_are_rectangles_too(frozen: tuple[int, ...]) -> None:
+    """Those of parameters without one are left out; a stack of others is added to in place."""
+    parts, stack = two_by_two()
+    named = {str(at): part for at, part in enumerate(parts) if at not in frozen}
+    made = make_gradients(named, (), {})
+    assert all(np.asarray(made[name]).shape == part.shape for name, part in named.items())
+    assert all(make_gradients(named, (), made)[name] is array for name, array in made.items())
+    if not frozen:
+        targets = Targets({id(part): made[name] for name, part in named.items()}, [stack])
+        add_in_place(targets.arrays[id(stack)], stack.data)
+        assert targets.finish() == 0
+        for name, part in named.items():
+            np.testing.assert_array_equal(made[name], part.data)
+    apart = {id(part): np.ones(part.shape) for part in parts}
+    targets = Targets(apart, [stack])
+    add_in_place(targets.arrays[id(stack)], stack.data)
+    assert targets.finish() == stack.data.nbytes
+    for part in parts:
+        np.testing.assert_array_equal(apart[id(part)], part.data + 1)
+
+
+def test_optimizers_and_clipping_treat_rectangles_as_any_array() -> None:
+    for make in OPTIMIZERS.values():
+        made = []
+        for together in (False, True):
+            (a, b, c, d), model = parameters((2, 3), (2, 1), (1, 3), (1, 1)), ab.Module()
+            model.parts = [a, b, c, d]  # type: ignore[attr-defined]
+            if together:
+                settled([make_row([a, b]), make_row([c, d])])
+            grads = make_gradients(model.parameters(), (), {})
+            for gradient in grads.values():
+                add_in_place(gradient, np.arange(np.prod(gradient.shape)).reshape(gradient.shape))
+            optim = make(model)
+            norms = [ab.optim.clip_by_norm(grads, limit) for limit in (100.0, 2.0)]
+            for _ in range(2):
+                optim.step(grads)
+            made.append((norms, list(model.state_dict().values()), list(optim.state_dict()["arrays"].values())))
+        assert made[0][0] == pytest.approx(made[1][0], rel=1e-12)
+        for one, other in zip(made[0][1] + made[0][2], made[1][1] + made[1][2], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12)
+            assert other.flags.c_contiguous
+
+
 def test_planning_moves_parameters_and_changes_no_number() -> None:
     model, loss = make_loss()
     before, arrays = model.state_dict(), {name: p.data for name, p in model.parameters().items()}
@@ -237,9 +337,9 @@ def test_a_parameter_that_two_cells_stack_otherwise_is_copied_once_per_run() -> 
     assert sum(len(home.residents) for home in homes.values()) == 11
 
 
-def train_all_ways(stacked: bool, optimizer: str, folder: Path) -> list[float]:
+def train_all_ways(kind: type[Gates], stacked: bool, optimizer: str, folder: Path) -> list[float]:
     """Losses of steps, between which the parameters are cast, stored and read back."""
-    model, loss = make_loss(stacked=stacked)
+    model, loss = make_loss(stacked=stacked, kind=kind)
     optim = OPTIMIZERS[optimizer](model)
     losses: list[float] = []
 
@@ -272,19 +372,21 @@ def train_all_ways(stacked: bool, optimizer: str, folder: Path) -> list[float]:
     return losses
 
 
+@pytest.mark.parametrize("kind", [Gates, Joined])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_gives_the_same_losses_as_unstacked(optimizer: str, tmp_path: Path) -> None:
+def test_training_gives_the_same_losses_as_unstacked(kind: type[Gates], optimizer: str, tmp_path: Path) -> None:
     """Also with gradients of the user's, after casting there and back, a state dict, a file and a checkpoint."""
-    losses, expected = (train_all_ways(stacked, optimizer, tmp_path) for stacked in (True, False))
+    losses, expected = (train_all_ways(kind, stacked, optimizer, tmp_path) for stacked in (True, False))
     np.testing.assert_allclose(losses[:5], expected[:5], rtol=1e-12)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)  # they have been in float32 in between
     assert len(losses) == 11
 
 
-def test_freezing_parameters_stacks_anew_and_gradients_stay_the_same() -> None:
+@pytest.mark.parametrize("kind", [Gates, Joined])
+def test_freezing_parameters_stacks_anew_and_gradients_stay_the_same(kind: type[Gates]) -> None:
     found = []
     for stacked in (False, True):
-        model, loss = make_loss(stacked=stacked)
+        model, loss = make_loss(stacked=stacked, kind=kind)
         made = []
         for frozen in ((), (0, 2), (1,), ()):
             for number, weight in enumerate(model.w):
@@ -300,8 +402,9 @@ def test_freezing_parameters_stacks_anew_and_gradients_stay_the_same() -> None:
     assert [len(grads) for _, grads in found[0]] == [11, 9, 10, 11]
 
 
-def test_a_mini_batch_in_parts_adds_to_stacked_gradients() -> None:
-    model, loss = make_loss()
+@pytest.mark.parametrize("kind", [Gates, Joined])
+def test_a_mini_batch_in_parts_adds_to_stacked_gradients(kind: type[Gates]) -> None:
+    model, loss = make_loss(kind=kind)
     words = draw_words(0, n=12)
     value, grads = loss.value_and_grad(words)
     whole = {name: np.asarray(g).copy() for name, g in grads.items()}

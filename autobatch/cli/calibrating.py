@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -50,29 +49,23 @@ class Chopped:
         return Schedule(np.array(kinds, np.int32), np.array(ends, np.int32), whole.order)
 
 
-class Stopwatch(Reference):
-    """The reference backend with a clock around every batch.
+class Stopwatch:
+    """Takes the time of every batch of a backend whose timer it is.
 
     Attributes:
-        laps: microseconds, by direction, type and number of rows.
-        row_bytes: per type, of the inputs, their gradients and the saved values of a row, with an edge for each group.
+        laps: microseconds, by stage, type and number of rows.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.laps: dict[tuple[str, int, int], list[float]] = defaultdict(list)
-        self.row_bytes: dict[int, float] = {}
+        self._began = perf_counter()
 
-    def _forward_batch(self, batch: Batch) -> None:
-        self.row_bytes[batch.kind] = float(count_elements(self.cells.cells[batch.kind]) * np.dtype(self.dtype).itemsize)
-        began = perf_counter()
-        super()._forward_batch(batch)
-        self.laps["forward", batch.kind, batch.end - batch.start].append(1e6 * (perf_counter() - began))
-
-    def _backward_batch(self, batch: Batch, active: Any) -> None:
-        began = perf_counter()
-        super()._backward_batch(batch, active)
-        self.laps["backward", batch.kind, batch.end - batch.start].append(1e6 * (perf_counter() - began))
+    def lap(self, stage: str, batch: Batch | None) -> None:
+        """Note that a batch is done; see `autobatch.executor.Timer`."""
+        us = 1e6 * (perf_counter() - self._began)
+        if batch is not None:
+            self.laps[stage, batch.kind, batch.end - batch.start].append(us)
+        self._began = perf_counter()
 
     def medians(self, kind: int) -> tuple[FloatArray, FloatArray]:
         """Give the numbers of rows that a type ran with often enough, and the microseconds forward and backward."""
@@ -85,7 +78,7 @@ class Stopwatch(Reference):
 
 
 def count_elements(cell: PlannedCell) -> int:
-    """Count what a row holds in training: inputs and their gradients, and saved values."""
+    """Count what a row holds in training: inputs and their gradients, and saved values, with an edge for each group."""
     return 2 * sum(cell.layout.input_width) + sum(cell.layout.saved_width)
 
 
@@ -100,7 +93,8 @@ def calibrate(workload: Workload, advance: Callable[[str], None] = lambda what: 
         DataError: there are fewer than `MIN_INSTANCES` instances.
     """
     loss = workload.batched("loss", "score", "reference")
-    loss.backend = clock = Stopwatch()
+    loss.backend, clock = Reference(), Stopwatch()
+    loss.backend.timer = clock
     n_instances = max(MIN_INSTANCES, min(MAX_INSTANCES, len(workload.dataset.items)))
     graphs = record(loss, workload.first(n_instances))
     loss.value_and_grad(graphs)
@@ -110,11 +104,12 @@ def calibrate(workload: Workload, advance: Callable[[str], None] = lambda what: 
         for _ in range(REPEATS):
             loss.value_and_grad(graphs[: max(MIN_INSTANCES, n_rows)])
             advance(f"batches of {n_rows} rows")
-    types = loss.last.graph.types
+    types, itemsize = loss.last.graph.types, workload.model.dtype.itemsize
     costs = []
     for kind, (name, outline) in enumerate(zip(types.names, types.outlines, strict=True)):
         launch_us, row_us, efficient_rows = fit_cost(*clock.medians(kind))
-        costs.append(TypeCost(name, outline, launch_us, row_us, efficient_rows, clock.row_bytes[kind]))
+        row_bytes = count_elements(loss.backend.cells.cells[kind]) * itemsize
+        costs.append(TypeCost(name, outline, launch_us, row_us, efficient_rows, float(row_bytes)))
     return MeasuredCosts("reference", workload.dim, "train", tuple(costs))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,27 +58,55 @@ def race(
     """
     instances = workload.first(batch_size * n_minibatches)
     runs = {policy: _make_run(workload, policy, backend, mode, instances, batch_size) for policy in policies}
-    times: dict[str, list[list[float]]] = {policy: [[] for _ in range(n_minibatches)] for policy in policies}
     tallies = {policy: Tally() for policy in policies}
+
+    def ran(policy: str, repeat: int) -> None:
+        if repeat == 0:
+            tallies[policy].add(runs[policy][0].last)
+        step_done(policy)
+
+    times = take_turns({policy: run for policy, (_, run) in runs.items()}, n_minibatches, n_repeats, ran)
+    return [_summarise(runs[policy][0], times[policy], batch_size, tallies[policy]) for policy in policies]
+
+
+def take_turns(
+    runs: Mapping[str, Callable[[int], object]],
+    n_minibatches: int | Mapping[str, int],
+    n_repeats: int,
+    ran: Callable[[str, int], None] = lambda name, repeat: None,
+) -> dict[str, list[list[float]]]:
+    """Time several ways to run mini-batches, one after the other on each mini-batch, in every round.
+
+    Args:
+        runs: what runs the mini-batch of a number, by name.
+        n_minibatches: how many there are; or how many each way runs, the first ones.
+        n_repeats: timed rounds, after one that is not.
+        ran: called after each run, with its name and the number of the round, 0 in the untimed one.
+
+    Returns:
+        By name, for each mini-batch, seconds of its timed runs.
+    """
+    limits = dict.fromkeys(runs, n_minibatches) if isinstance(n_minibatches, int) else n_minibatches
+    times: dict[str, list[list[float]]] = {name: [[] for _ in range(limits[name])] for name in runs}
     for repeat in range(n_repeats + 1):
-        for minibatch in range(n_minibatches):
-            for policy, (batched, run) in runs.items():
+        for minibatch in range(max(limits.values())):
+            for name, run in runs.items():
+                if minibatch >= limits[name]:
+                    continue
                 start = time.perf_counter()
                 run(minibatch)
                 seconds = time.perf_counter() - start
                 if repeat:
-                    times[policy][minibatch].append(seconds)
-                else:
-                    tallies[policy].add(batched.last)
-                step_done(policy)
-    return [_summarise(runs[policy][0], times[policy], batch_size, tallies[policy]) for policy in policies]
+                    times[name][minibatch].append(seconds)
+                ran(name, repeat)
+    return times
 
 
 def _make_run(
     workload: Workload, policy: str, backend: str, mode: str, instances: Sequence[Any], batch_size: int
 ) -> tuple[Any, Callable[[int], None]]:
-    """Record the instances for one policy; give the batched loss, and what runs one mini-batch."""
-    loss = workload.batched("loss", policy, backend)
+    """Record the instances for one policy; give the batched loss, and what runs one mini-batch, planned each time."""
+    loss = workload.batched("loss", policy, backend, plan_cache=0)
     graphs = record(loss, instances)
     minibatches = [graphs[start : start + batch_size] for start in range(0, len(graphs), batch_size)]
     optimizer = ab.optim.Adam(workload.model, lr=1e-3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,13 @@ from autobatch.cli.workload import Workload, load_workload
     type=click.Path(path_type=Path, file_okay=False),
     help="Write losses, metrics and speed for TensorBoard to this folder; needs autobatch[tensorboard].",
 )
+@click.option(
+    "--profile",
+    "profile_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Show where the time of the last mini-batches went, and write it to this file for ui.perfetto.dev.",
+)
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -73,6 +82,7 @@ def train(
     checkpoint_steps: int,
     json_path: Path | None,
     tensorboard: Path | None,
+    profile_path: Path | None,
     **settings: Any,
 ) -> int:
     """Train MODEL, and measure it after every epoch.
@@ -105,7 +115,7 @@ def train(
         chosen = stored.settle({name: settings[name] for name in given})
         workload = stored.load_workload()
     with open_json(json_path, append=stored is not None) as results:
-        return _run(chosen, workload, stored, checkpoint, checkpoint_steps, results, tensorboard)
+        return _run(chosen, workload, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path)
 
 
 def _run(
@@ -116,6 +126,7 @@ def _run(
     checkpoint_steps: int,
     results: JsonLines,
     tensorboard: Path | None,
+    profile_path: Path | None,
 ) -> int:
     """Train; give the exit status."""
     click.echo(summarise(workload))
@@ -128,7 +139,7 @@ def _run(
         stored.restore(fitting, len(workload.dataset.train))
         at = fitting.position
         click.echo(f"going on from {stored.path}: epochs done {at.epochs}, mini-batches of the next {at.steps}")
-    with open_scalars(tensorboard, fitting) as scalars:
+    with open_scalars(tensorboard, fitting) as scalars, _profile(fitting, profile_path):
         if checkpoint is None:
             _fit(settings, workload, fitting, None, results, scalars)
             return 0
@@ -140,6 +151,25 @@ def _run(
             click.echo(f"autobatch: interrupted; the checkpoint is in {checkpoint}, go on with --resume.", err=True)
             return stopped.status
     return 0
+
+
+@contextmanager
+def _profile(fitting: Fitting, path: Path | None) -> Iterator[None]:
+    """Take a profile, and at the end, whatever that is, show it and write its trace; without a path, nothing.
+
+    Raises:
+        DataError: the file cannot be written; known before the work begins.
+    """
+    if path is None:
+        yield
+        return
+    with fitting.loss.profile() as profile:
+        profile.save_trace(path)
+        try:
+            yield
+        finally:
+            profile.save_trace(path)
+            click.echo(f"{profile}\ntrace for ui.perfetto.dev: {path}")
 
 
 def _fit(

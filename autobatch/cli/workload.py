@@ -14,6 +14,7 @@ from autobatch.errors import DataError
 from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset
 from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.plan_cache import DEFAULT_SIZE
 from autobatch.schedule import Policy
 
 RECURSION_LIMIT = 10_000  # calls; Python's own 1,000 is too few for a sentence parsed into a chain
@@ -32,10 +33,17 @@ class Workload:
     seed: int
     """Of dropout."""
 
-    def batched(self, method: str, policy: str | Policy, backend: str, max_bytes: int | None = None) -> Any:
+    def batched(
+        self,
+        method: str,
+        policy: str | Policy,
+        backend: str,
+        max_bytes: int | None = None,
+        plan_cache: int = DEFAULT_SIZE,
+    ) -> Any:
         """Wrap the model's `loss` or `scores` to run batched."""
-        run = getattr(self.model, method)
-        return ab.batched(run, policy=policy, backend=backend, seed=self.seed, max_bytes=max_bytes)
+        options: dict[str, Any] = {"seed": self.seed, "max_bytes": max_bytes, "plan_cache": plan_cache}
+        return ab.batched(getattr(self.model, method), policy=policy, backend=backend, **options)
 
     def first(self, n_instances: int) -> list[Any]:
         """Take the first instances in the order of the data's files.

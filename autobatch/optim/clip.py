@@ -52,11 +52,13 @@ def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float:
 
 
 def _norm(grad: Gradient) -> float:
-    numbers = _numbers(grad).reshape(-1)
+    numbers = _numbers(grad)
+    lines = 1 if numbers.flags.c_contiguous else len(numbers)  # columns of a larger array are no line without a copy
+    numbers = numbers.reshape(lines, -1)
     with np.errstate(all="ignore"):
-        square = float(np.dot(numbers, numbers))
+        square = float(np.dot(numbers[0], numbers[0]) if lines == 1 else np.einsum("ij,ij->", numbers, numbers))
         if not math.isfinite(square):  # in float32 the square of 1e20 is infinite
-            square = float(np.einsum("i,i->", numbers, numbers, dtype=np.float64))
+            square = float(np.einsum("ij,ij->", numbers, numbers, dtype=np.float64))
     return math.sqrt(square)
 
 

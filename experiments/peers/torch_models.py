@@ -7,8 +7,8 @@ LSTM, a whole sentence. Batching over instances by hand is another program for e
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.tree import Tree
+from peers.peer import Arrays, Peer, as_ids
 
 State = tuple[Tensor, Tensor]
 
@@ -34,8 +35,8 @@ class Example(NamedTuple):
     """(N,), in the order of the scores."""
 
 
-class TorchModel(nn.Module, ABC):
-    """A model that scores the N places of an instance, each of which has a label."""
+class TorchModel(Peer):
+    """A model that scores the N places of an instance, each of which has a label; a mini-batch is a list."""
 
     @abstractmethod
     def prepare(self, instance: Any) -> Example:
@@ -49,13 +50,27 @@ class TorchModel(nn.Module, ABC):
         """Sum the cross-entropies of all places: a scalar."""
         return nn.functional.cross_entropy(self.scores(example), example.labels, reduction="sum")
 
+    def merge(self, prepared: Sequence[Example]) -> Sequence[Example]:
+        """Keep the instances apart."""
+        return prepared
+
+    def losses(self, minibatch: Sequence[Example]) -> Tensor:
+        """Compute one loss after the other: (B,)."""
+        return torch.stack([self.loss(example) for example in minibatch])
+
+    def backward(self, minibatch: Sequence[Example]) -> None:
+        """Compute the gradients of the mean loss, one instance after the other."""
+        self.zero_grad()
+        for example in minibatch:
+            torch.autograd.backward(self.loss(example) / len(minibatch))
+
     def name_here(self, name: str) -> str:
         """Translate the name that a parameter has in autobatch."""
         return name
 
-    def copy_parameters(self, state: Mapping[str, npt.NDArray[np.floating]]) -> None:
-        """Take over the `state_dict()` of the same model in autobatch."""
-        self.load_state_dict({self.name_here(name): torch.from_numpy(array.copy()) for name, array in state.items()})
+    def translate(self, arrays: Arrays) -> dict[str, npt.NDArray[np.floating[Any]]]:
+        """Name as here what belongs to autobatch's parameters."""
+        return {self.name_here(name): array for name, array in arrays.items()}
 
 
 class TorchTreeLSTM(TorchModel):
@@ -80,7 +95,7 @@ class TorchTreeLSTM(TorchModel):
         c = torch.sigmoid(i) * torch.tanh(u)
         return zip((torch.sigmoid(o) * torch.tanh(c)).unbind(), c.unbind(), strict=True)
 
-    def merge(self, left: State, right: State) -> State:
+    def join(self, left: State, right: State) -> State:
         """Join the states of two children."""
         (h_l, c_l), (h_r, c_r) = left, right
         i, o, u, f_l, f_r = (self.left_gates(h_l) + self.right_gates(h_r)).chunk(5)
@@ -92,7 +107,7 @@ class TorchTreeLSTM(TorchModel):
         leaves, hidden = self.leaves(*example.ids), []
 
         def visit(t: Tree[int]) -> State:
-            state = next(leaves) if t.is_leaf else self.merge(visit(t.left), visit(t.right))
+            state = next(leaves) if t.is_leaf else self.join(visit(t.left), visit(t.right))
             hidden.append(state[0])
             return state
 
@@ -165,8 +180,3 @@ class TorchLatticeLSTM(TorchModel):
             c.append(reduce(torch.add, (step_c for _, step_c in steps)))
         scores: Tensor = self.output(torch.stack(h)[1:])
         return scores
-
-
-def as_ids(numbers: Iterable[int]) -> Tensor:
-    """Make a tensor of integers, also of none."""
-    return torch.tensor(list(numbers), dtype=torch.long)

@@ -55,11 +55,13 @@ class LevelTreeLSTM(Peer):
         leaf_h = torch.sigmoid(o) * torch.tanh(leaf_c)
 
         n_leaves = [leaves for leaves, _ in forest.levels]
-        children = forest.children.split([2 * inner for _, inner in forest.levels])
+        children = torch.split(forest.children, [2 * inner for _, inner in forest.levels])
         hidden: list[Tensor] = []
         h = c = leaf_h[:0]
         start = end = 0
-        for rows, level_h, level_c in zip(children, leaf_h.split(n_leaves), leaf_c.split(n_leaves), strict=True):
+        for rows, level_h, level_c in zip(
+            children, torch.split(leaf_h, n_leaves), torch.split(leaf_c, n_leaves), strict=True
+        ):
             if len(rows):
                 inner_h, inner_c = self.join(h, c, rows - start)
                 level_h, level_c = torch.cat((level_h, inner_h)), torch.cat((level_c, inner_c))

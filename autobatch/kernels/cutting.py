@@ -1,0 +1,177 @@
+"""Cut loops over several gates at once into loops over one gate each.
+
+Gates lie side by side, so a cell adds their biases, or takes the sigmoid of some, in one loop over all of them, and
+then combines slices. Cut where the slices begin and end, those loops are over the same axis as what reads them, so all
+can be one loop nest and nothing in between is written to memory. Values and loops that are connected are cut together,
+and only if all pieces have one length.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+from autobatch.kernels.loop import Loop, Operand, Read, Statement
+from autobatch.kernels.lowering import STORED, Lowered
+from autobatch.kernels.view import View
+
+
+def cut(lowered: Lowered) -> None:
+    """Cut the loops of a stage, in place. Cost: linear in the loops, times the slices of a value."""
+    cutter = _Cutter(lowered)
+    for loops in cutter.components():
+        length = cutter.piece_length(loops)
+        if length:
+            cutter.cut(loops, length)
+
+
+class _Cutter:
+    """Knows which loops and values can be cut, and where."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        self.lowered = lowered
+        self.loops = [s for s in lowered.statements if isinstance(s, Loop) and _is_line(s)]
+        self.values = self._values()
+
+    def _values(self) -> set[int]:
+        """The values made, each element once, by loops that can be cut."""
+        makers: defaultdict[int, list[Statement]] = defaultdict(list)
+        for statement in self.lowered.statements:
+            makers[statement.target.value if isinstance(statement, Loop) else statement.target].append(statement)
+        lines = set(map(id, self.loops))
+        return {
+            value
+            for value, found in makers.items()
+            if value != STORED
+            and value not in self.lowered.aliases
+            and not self.lowered.parts.get(value)
+            and all(id(maker) in lines for maker in found)
+            and sum(maker.size for maker in found if isinstance(maker, Loop)) == self.lowered.sizes[value]
+        }
+
+    def ranges(self, loop: Loop) -> list[View]:
+        """The ranges of values that can be cut which a loop writes or reads element by element."""
+        views = [loop.target, *(operand.view for operand in loop.operands if operand.moved is None)]
+        return [view for view in views if view.value in self.values and _is_range(view, loop.size)]
+
+    def components(self) -> list[list[Loop]]:
+        """The loops that are connected by values that can be cut."""
+        group: dict[int, int] = {value: value for value in self.values}
+
+        def find(value: int) -> int:
+            while group[value] != value:
+                value = group[value]
+            return value
+
+        for loop in self.loops:
+            values = [view.value for view in self.ranges(loop)]
+            for value in values[1:]:
+                group[find(value)] = find(values[0])
+        found: defaultdict[int, list[Loop]] = defaultdict(list)
+        for loop in self.loops:
+            ranges = self.ranges(loop)
+            if ranges:
+                found[find(ranges[0].value)].append(loop)
+        return list(found.values())
+
+    def piece_length(self, loops: list[Loop]) -> int:
+        """The length of the pieces of all these loops; 0 if they differ, or if nothing is to be cut."""
+        cuts: defaultdict[int, set[int]] = defaultdict(set)
+        own: list[set[int]] = [{0, loop.size} for loop in loops]
+        changed = True
+        while changed:
+            changed = False
+            for loop, places in zip(loops, own, strict=True):
+                for view in self.ranges(loop):
+                    inside = {c - view.offset for c in cuts[view.value] if 0 <= c - view.offset <= loop.size}
+                    outside = {place + view.offset for place in places}
+                    changed = changed or not inside <= places or not outside <= cuts[view.value]
+                    places |= inside
+                    cuts[view.value] |= outside
+        lengths = {b - a for places in own for a, b in pairwise(sorted(places))}
+        if len(lengths) != 1 or all(len(places) == 2 for places in own):
+            return 0
+        return lengths.pop()
+
+    def cut(self, loops: list[Loop], length: int) -> None:
+        """Replace loops and the values that they make by pieces."""
+        lowered = self.lowered
+        pieces: dict[int, list[int]] = {}
+        chosen = set(map(id, loops))
+        whole = self._read_whole(chosen)
+        for value in sorted({view.value for loop in loops for view in self.ranges(loop)}):
+            if lowered.sizes[value] > length:
+                pieces[value] = self._cut_value(value, length, value in whole)
+        made: list[Statement] = []
+        for statement in lowered.statements:
+            if id(statement) in chosen and isinstance(statement, Loop):
+                made += [self._piece(statement, at, length, pieces) for at in range(0, statement.size, length)]
+            else:
+                made.append(statement)
+        lowered.statements[:] = made
+
+    def _read_whole(self, chosen: set[int]) -> set[int]:
+        """The values that something reads otherwise than the chosen loops do, element by element."""
+        found: set[int] = set()
+        for statement in self.lowered.statements:
+            if not isinstance(statement, Loop):
+                found.update(self.lowered.values_read(statement))
+                continue
+            in_step = {id(view) for view in self.ranges(statement)} if id(statement) in chosen else set()
+            found.update(o.view.value for o in statement.operands if id(o.view) not in in_step)
+        return found | {whole for whole, parts in self.lowered.parts.items() for _ in parts}
+
+    def _cut_value(self, value: int, length: int, is_read_whole: bool) -> list[int]:
+        lowered, found = self.lowered, []
+        for start in range(0, lowered.sizes[value], length):
+            lowered.sizes.append(length)
+            lowered.domains.append(lowered.domains[value])
+            piece = len(lowered.sizes) - 1
+            home = lowered.homes.get(value)
+            if home is not None:
+                lowered.homes[piece] = home._replace(column=home.column + start)
+            elif is_read_whole:
+                lowered.aliases[piece] = View(value, start, (length,), (1,))
+            lowered.parts[value].append(piece)
+            found.append(piece)
+        return found
+
+    def _piece(self, loop: Loop, at: int, length: int, pieces: dict[int, list[int]]) -> Loop:
+        """The part of a loop that begins at an index."""
+        _, strides = loop.nest
+        moved = iter(strides[1:])
+        reads: list[Read] = []
+        for read in loop.reads:
+            if isinstance(read, Operand):
+                (stride,) = next(moved) or (0,)
+                reads.append(read._replace(view=self._part(read.view, at, length, stride, pieces)))
+            else:
+                reads.append(read)
+        target = self._part(loop.target, at, length, 1, pieces)
+        return replace(loop, shape=(length,), reads=tuple(reads), target=target)
+
+    def _part(self, view: View, at: int, length: int, stride: int, pieces: dict[int, list[int]]) -> View:
+        offset = view.offset + at * stride
+        if view.value in pieces and stride == 1:
+            return View(pieces[view.value][offset // length], offset % length, (length,), (1,))
+        return View(view.value, offset, (length,), (stride,))
+
+
+def _is_line(loop: Loop) -> bool:
+    """Whether a loop goes over elements that lie side by side, in whatever it writes, and makes each once."""
+    axes, strides = loop.nest
+    return (
+        not loop.combine
+        and len(axes) == 1
+        and strides[0] == (1,)
+        and all(stride in ((0,), (1,)) for stride in strides[1:])
+        and "{i}" not in loop.text
+    )
+
+
+def _is_range(view: View, size: int) -> bool:
+    n = 1
+    for length in view.shape:
+        n *= length
+    return n == size and view.is_contiguous

@@ -1,0 +1,186 @@
+"""Divide the statements of a stage into steps: as few kernels as products between them allow, each of few loop nests.
+
+A stage is kernel, products, kernel, products, ..., kernel. A loop that may be in several kernels is in the one that
+holds its readers, so that what lies between stays in registers. Inside a kernel, loops over the same axes are one
+*block*, a loop nest, if what one makes is read by the others at the same index only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from autobatch.kernels.loop import Alone, Loop, Product, Statement
+from autobatch.kernels.lowering import STORED, Lowered
+from autobatch.kernels.view import View
+
+
+@dataclass(eq=False)
+class Block:
+    """Loops over the same rows and axes; `why` it does not go on with the block before."""
+
+    domain: int
+    axes: tuple[int, ...]
+    loops: list[Loop] = field(default_factory=list)
+    why: str = ""
+
+
+@dataclass(eq=False)
+class Kernel:
+    """Blocks that run one after the other for each row.
+
+    Attributes:
+        why: it does not go on with the kernel before.
+        spares: where ("gather", number) and ("output", number) have a row of scratch memory, and its size.
+    """
+
+    blocks: list[Block] = field(default_factory=list)
+    why: str = ""
+    spares: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+
+
+Step: TypeAlias = Kernel | Product | Alone
+
+
+def fuse(lowered: Lowered, statements: list[Statement]) -> list[Step]:
+    """Divide statements of a stage into steps, in an order that can be run."""
+    order = _Order(lowered, statements)
+    levels = order.levels()
+    steps: list[Step] = []
+    for level in range(max(levels, default=-1) + 1):
+        here = [k for k, found in enumerate(levels) if found == level]
+        loops = [k for k in here if isinstance(statements[k], Loop)]
+        if loops:
+            kernel = _make_blocks(order, loops)
+            kernel.why = order.why_apart(level, levels) if steps else ""
+            steps.append(kernel)
+        for k in here:
+            statement = statements[k]
+            if not isinstance(statement, Loop):
+                steps.append(statement)
+    return steps
+
+
+class _Order:
+    """Which statements must come before which."""
+
+    def __init__(self, lowered: Lowered, statements: list[Statement]) -> None:
+        self.statements = statements
+        self.makers: defaultdict[int, list[int]] = defaultdict(list)
+        self.before: list[list[int]] = []
+        self.after: list[list[int]] = [[] for _ in statements]
+        for k, statement in enumerate(statements):
+            found = {maker for value in lowered.values_read(statement) for maker in self._makers(lowered, value)}
+            target = _target(statement)
+            if target != STORED:
+                first = self.makers[target][:1]
+                found.update(m for m in first if not _reads(statements[m]))  # zero, before parts of it are made
+                self.makers[target].append(k)
+            self.before.append(sorted(found))
+            for maker in found:
+                self.after[maker].append(k)
+
+    def _makers(self, lowered: Lowered, value: int) -> list[int]:
+        found = list(self.makers[value])
+        for part in lowered.parts.get(value, ()):
+            found += self._makers(lowered, part)
+        return found
+
+    def levels(self) -> list[int]:
+        """The number of the kernel that each loop is in, and of the one that each other statement follows."""
+        earliest: list[int] = []
+        for k, statement in enumerate(self.statements):
+            is_loop = isinstance(statement, Loop)
+            earliest.append(max((earliest[b] + (is_loop and not self._is_loop(b)) for b in self.before[k]), default=0))
+        last = max(earliest, default=0)
+        latest = [last] * len(earliest)
+        for k in reversed(range(len(earliest))):
+            latest[k] = min(
+                (latest[a] - (not self._is_loop(k) and self._is_loop(a)) for a in self.after[k]), default=last
+            )
+            if not self._is_loop(k):
+                latest[k] = earliest[k]
+        filled = {e for k, e in enumerate(earliest) if self._is_loop(k) and e == latest[k]}
+        for k in reversed(range(len(earliest))):
+            if not self._is_loop(k):
+                continue
+            bound = min((earliest[a] for a in self.after[k]), default=last)
+            fits = [level for level in sorted(filled) if earliest[k] <= level <= bound]
+            if self.after[k]:
+                earliest[k] = fits[-1] if fits else bound
+            else:
+                earliest[k] = fits[0] if fits else earliest[k]
+            filled.add(earliest[k])
+        return earliest
+
+    def why_apart(self, level: int, levels: list[int]) -> str:
+        """What stands between the kernel of a level and the one before."""
+        for k, found in enumerate(levels):
+            if found == level - 1 and not self._is_loop(k):
+                statement = self.statements[k]
+                what = "a product" if isinstance(statement, Product) else "an op that runs alone"
+                return f"{what} stands between"
+        return "nothing stands between"
+
+    def _is_loop(self, k: int) -> bool:
+        return isinstance(self.statements[k], Loop)
+
+
+def _make_blocks(order: _Order, chosen: list[int]) -> Kernel:
+    """Divide the loops of a kernel into blocks, each loop in the first that it can be in."""
+    kernel = Kernel()
+    place: dict[int, int] = {}
+    for k in chosen:
+        loop = order.statements[k]
+        assert isinstance(loop, Loop)
+        axes, earliest, why = loop.axes, 0, "it loops over other axes or rows"
+        for maker in order.before[k]:
+            if maker in place:
+                at, block = place[maker], kernel.blocks[place[maker]]
+                alike = (block.domain, block.axes) == (loop.domain, axes)
+                if alike and is_read_in_step(order.makers, order.statements, loop, maker):
+                    earliest = max(earliest, at)
+                elif at + 1 > earliest:
+                    earliest, why = at + 1, "it reads what is only known after the loop" if alike else why
+        for at in range(earliest, len(kernel.blocks)):
+            if (kernel.blocks[at].domain, kernel.blocks[at].axes) == (loop.domain, axes):
+                break
+        else:
+            at = len(kernel.blocks)
+            kernel.blocks.append(Block(loop.domain, axes, why=why if at else ""))
+        kernel.blocks[at].loops.append(loop)
+        place[k] = at
+    return kernel
+
+
+def is_read_in_step(makers: defaultdict[int, list[int]], statements: list[Statement], loop: Loop, maker: int) -> bool:
+    """Whether a loop reads what another makes at the index where that makes it, so that both can be one loop nest."""
+    made = statements[maker]
+    assert isinstance(made, Loop)
+    if not is_made_at_once(made) or len(makers[made.target.value]) > 1 or made.domain != loop.domain:
+        return False
+    value = made.target.value
+    reads = [operand for operand in loop.operands if operand.view.value == value]
+    return bool(reads) and all(operand.moved is None and is_in_step(operand.view, made.size) for operand in reads)
+
+
+def is_made_at_once(loop: Loop) -> bool:
+    """Whether a loop makes every element of a value once, in order."""
+    return not loop.combine and loop.target.value != STORED and loop.target.is_whole
+
+
+def is_in_step(view: View, size: int) -> bool:
+    """Whether a view has every element of a value of this size, in order."""
+    n = 1
+    for length in view.shape:
+        n *= length
+    return n == size and view.is_whole
+
+
+def _target(statement: Statement) -> int:
+    return statement.target.value if isinstance(statement, Loop) else statement.target
+
+
+def _reads(statement: Statement) -> bool:
+    return not isinstance(statement, Loop) or bool(statement.operands)

@@ -1,0 +1,109 @@
+"""Take out of a stage what can run once for all rows of a type instead of once per batch: larger products are faster.
+
+*Before* the batches: products of rows that depend on data of the node alone, such as word embeddings times their
+weights; what is left of a sum of products adds to the result. *After* the batches: products that nothing in the stage
+reads, such as the gradients of embeddings, which are only wanted when those of the parameters are computed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import NamedTuple
+
+from autobatch.kernels.loop import Loop, Product, Statement
+from autobatch.kernels.lowering import STORED, Lowered
+from autobatch.program import NODE, SHARED
+
+DATA = ("ints", "floats")
+ROWS_THAT_STAY = ("saved", "inputs")
+
+
+class Parts(NamedTuple):
+    """The statements of a stage by when they run."""
+
+    before: list[Statement]
+    per_batch: list[Statement]
+    after: list[Statement]
+
+
+def hoist(lowered: Lowered) -> Parts:
+    """Divide the statements of a stage. Cost: linear in them."""
+    after = [s for s in lowered.statements if _can_wait(lowered, s)]
+    rest = [s for s in lowered.statements if s not in after]
+    known = _known_from_data(lowered, rest)
+    before: list[Statement] = []
+    per_batch: list[Statement] = []
+    for statement in rest:
+        early = [t for t in statement.terms if t.rows.value in known] if isinstance(statement, Product) else []
+        if not early or not isinstance(statement, Product) or not _is_kept_apart(lowered, statement.target):
+            per_batch.append(statement)
+            continue
+        before.append(replace(statement, terms=tuple(early)))
+        late = tuple(term for term in statement.terms if term.rows.value not in known)
+        if late:
+            per_batch.append(replace(statement, terms=late, adds=True))
+    needed = _made_for(lowered, before, rest)
+    return Parts([*needed, *before], [s for s in per_batch if s not in needed], after)
+
+
+def _known_from_data(lowered: Lowered, statements: list[Statement]) -> set[int]:
+    """The values, one per node, that loops make of data and of what all rows share."""
+    makers: defaultdict[int, list[Statement]] = defaultdict(list)
+    for statement in statements:
+        makers[_target(statement)].append(statement)
+    known: set[int] = set()
+    for statement in statements:
+        value = _target(statement)
+        if value == STORED or value in known or not _is_kept_apart(lowered, value):
+            continue
+        if all(isinstance(m, Loop) and m.domain == NODE and _reads_known(lowered, m, known) for m in makers[value]):
+            known.add(value)
+    return known
+
+
+def _reads_known(lowered: Lowered, loop: Loop, known: set[int]) -> bool:
+    """Whether a loop reads data, what all rows share, and values that are made of these, and nothing else."""
+    if not loop.operands or "edges_" in loop.text:
+        return False
+    for operand in loop.operands:
+        value = operand.view.value
+        home = lowered.homes.get(value)
+        is_shared = lowered.domains[value] == SHARED
+        if not (is_shared or value in known or (home is not None and home.area in DATA)):
+            return False
+    return True
+
+
+def _is_kept_apart(lowered: Lowered, value: int) -> bool:
+    """Whether a value has a row of its own for every node, of saved or of scratch memory, and no other value in it."""
+    home = lowered.homes.get(value)
+    alone = value not in lowered.aliases and not lowered.parts.get(value)
+    return alone and lowered.domains[value] == NODE and (home is None or home.area == "saved")
+
+
+def _made_for(lowered: Lowered, before: list[Statement], statements: list[Statement]) -> list[Statement]:
+    """The loops that make what statements read, in order."""
+    wanted = {value for statement in before for value in lowered.values_read(statement)}
+    found: list[Statement] = []
+    for statement in reversed(statements):
+        if isinstance(statement, Loop) and statement.target.value in wanted:
+            found.insert(0, statement)
+            wanted |= lowered.values_read(statement)
+    return found
+
+
+def _can_wait(lowered: Lowered, statement: Statement) -> bool:
+    """Whether a product is saved, read by nothing in the stage, and made of rows that stay as they are."""
+    if not isinstance(statement, Product) or statement.domain != NODE or lowered.stage != "backward":
+        return False
+    home = lowered.homes.get(statement.target)
+    if home is None or home.area != "saved" or not _is_kept_apart(lowered, statement.target):
+        return False
+    read = {value for other in lowered.statements for value in lowered.values_read(other)}
+    rows = [lowered.homes.get(term.rows.value) for term in statement.terms]
+    return statement.target not in read and all(r is not None and r.area in ROWS_THAT_STAY for r in rows)
+
+
+def _target(statement: Statement) -> int:
+    return statement.target.value if isinstance(statement, Loop) else statement.target

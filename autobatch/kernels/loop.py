@@ -1,0 +1,140 @@
+"""What a stage of a cell is lowered to: loops over elements, products with shared matrices, and ops that run alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from autobatch.kernels.view import View
+from autobatch.ops.define import Shape
+
+
+class Index(NamedTuple):
+    """An int of the row that moves an operand: element number `view` of the int data, times `step` elements."""
+
+    view: View
+    step: int
+
+
+class Operand(NamedTuple):
+    """What a loop reads at each index.
+
+    Attributes:
+        view: which elements; its shape is that of the loop.
+        moved: moves the view by an int of the row: a row of a table, the element of a label.
+        is_int: it is an int as it lies, and not a number of the model's float type.
+    """
+
+    view: View
+    moved: Index | None = None
+    is_int: bool = False
+
+
+class Number(NamedTuple):
+    """A number written into the program."""
+
+    data: float
+
+
+Read: TypeAlias = Operand | Number
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """An expression computed at every index of a shape, for every row of a domain.
+
+    Attributes:
+        domain: the rows that it runs over.
+        shape: the axes that it runs over.
+        text: the expression, with {0}, {1}, ... for what it reads, and {i} for the number of the index.
+        reads: what it reads.
+        target: which elements it makes, of which value; the strides of axes that it sums over are 0.
+        combine: "" where each element is made once; "+" and "max" join those that meet.
+        stored: where the target lies if it is no value: `output` number, or `port` gradient number.
+    """
+
+    domain: int
+    shape: Shape
+    text: str
+    reads: tuple[Read, ...]
+    target: View
+    combine: str = ""
+    stored: tuple[str, int] | None = None
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What it reads, without numbers."""
+        return tuple(read for read in self.reads if isinstance(read, Operand))
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes of the loop nest, after those of one element are gone and those that can be joined are."""
+        return self.nest[0]
+
+    @property
+    def nest(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """The axes, and for the target and each operand its strides along them."""
+        views = [self.target, *(operand.view for operand in self.operands)]
+        return collapse(self.shape, [view.strides for view in views])
+
+    @property
+    def size(self) -> int:
+        """Indices."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """rows @ weight, or rows @ its transpose; the weight is a value that all rows share."""
+
+    rows: View
+    weight: int
+    transposed: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """The sum of products of rows with shared matrices: one call of a BLAS each; `adds` to what is in the target."""
+
+    domain: int
+    terms: tuple[Term, ...]
+    target: int
+    adds: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Alone:
+    """An instruction that runs as in the reference backend, and why."""
+
+    domain: int
+    target: int
+    args: tuple[int, ...]
+    why: str
+
+
+Statement: TypeAlias = Loop | Product | Alone
+
+
+def collapse(shape: Shape, strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Join neighbouring axes along which all views go on alike; drop those of one element.
+
+    >>> collapse((2, 1, 3), [(3, 3, 1), (0, 0, 0)])
+    ((6,), ((1,), (0,)))
+    >>> collapse((2, 3), [(3, 1), (0, 1)])
+    ((2, 3), ((3, 1), (0, 1)))
+    """
+    axes: list[int] = []
+    kept: list[list[int]] = [[] for _ in strides]
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        if axes and all(own[-1] == view[axis] * size for own, view in zip(kept, strides, strict=True)):
+            axes[-1] *= size
+            for own, view in zip(kept, strides, strict=True):
+                own[-1] = view[axis]
+        else:
+            axes.append(size)
+            for own, view in zip(kept, strides, strict=True):
+                own.append(view[axis])
+    return tuple(axes), tuple(tuple(own) for own in kept)

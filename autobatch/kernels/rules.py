@@ -1,0 +1,288 @@
+"""How each op that is not element-wise is made of loops. A rule returns None, or why it cannot be in this case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from autobatch.kernels.loop import Index, Number, Operand, Read
+from autobatch.kernels.lowering import Lowering
+from autobatch.kernels.scalar import POWERS, to_text
+from autobatch.kernels.view import View, steps
+from autobatch.ops.define import Shape
+from autobatch.program import NODE, SHARED, Attribute, Instruction, Weight
+
+FEW_IDS = 8  # an op that looks up more at once runs alone
+
+Rule = Callable[[Lowering, int, Instruction], "str | None"]
+
+
+def lower_elementwise(low: Lowering, index: int, source: Instruction) -> None:
+    """One expression for every element."""
+    shape = low.shape(index)
+    reads = [low.operand(arg, shape) for arg in source.args]
+    text, numbers = to_text(source.op)
+    if source.op.name == "pow" and isinstance(reads[1], Number) and reads[1].data in POWERS:
+        text, reads, numbers = POWERS[reads[1].data], [reads[0]], (1.0,)
+    low.loop(low.domain(index), text, [*reads, *map(Number, numbers)], low.whole(index))
+
+
+def lower_product(low: Lowering, index: int, source: Instruction) -> str | None:
+    """Rows times a shared matrix is a product; what every node has its own matrix for are loops."""
+    product = low.product_of(index)
+    shape, domain = low.shape(index), low.domain(index)
+    if product is not None:
+        if source.op.name == "matmul":
+            low.product(domain, [product], index)
+        else:
+            made = low.new(shape, domain)
+            low.product(domain, [product], made.value)
+            low.loop(domain, "{0} + {1}", [Operand(made), low.operand(source.args[2], shape)], low.whole(index))
+        return None
+    if source.op.name == "affine":
+        return "its weight is not shared by all rows, or its input is"
+    x, y = source.args
+    if SHARED in (low.domain(x), low.domain(y)) and len(low.shape(x)) == len(low.shape(y)) == 2:
+        return "a shared matrix times matrices is left to the library"
+    x_shape, y_shape = low.shape(x), low.shape(y)
+    rows, columns, inner = x_shape[:-1], y_shape[1:], x_shape[-1:]
+    axes: Shape = (*rows, *inner, *columns)  # the columns last: they lie side by side
+    summed = len(rows)
+    left, right = low.views[x], low.views[y]
+    reads = [
+        Operand(left._replace(shape=axes, strides=(*left.strides, *(0 for _ in columns)))),
+        Operand(right._replace(shape=axes, strides=(*(0 for _ in rows), *right.strides))),
+    ]
+    low.reduce(domain, "{0} * {1}", reads, axes, (summed,), "+", target=index)
+    return None
+
+
+def lower_dot(low: Lowering, index: int, source: Instruction) -> None:
+    """A sum of products of elements."""
+    shape = low.shape(source.args[0])
+    reads = [low.operand(arg, shape) for arg in source.args]
+    low.reduce(low.domain(index), "{0} * {1}", reads, shape, (0,), "+", target=index)
+
+
+def lower_outer(low: Lowering, index: int, source: Instruction) -> None:
+    """Every element of one by every element of the other."""
+    shape = low.shape(index)
+    x, y = (low.views[arg] for arg in source.args)
+    reads = [
+        Operand(x._replace(shape=shape, strides=(*x.strides, 0))),
+        Operand(y._replace(shape=shape, strides=(0, *y.strides))),
+    ]
+    low.loop(low.domain(index), "{0} * {1}", reads, low.whole(index))
+
+
+def lower_reduction(low: Lowering, index: int, source: Instruction) -> None:
+    """A sum or the largest element along axes."""
+    (x,) = source.args
+    shape = low.shape(x)
+    combine = "+" if source.op.name == "sum" else "max"
+    low.reduce(low.domain(index), "{0}", [low.operand(x, shape)], shape, _axes(shape, source.static["axis"]), combine,
+               target=index)  # fmt: skip
+
+
+def lower_softmax(low: Lowering, index: int, source: Instruction) -> None:
+    """Exponentials of what is below the largest element, over their sum."""
+    shape, domain = low.shape(index), low.domain(index)
+    axes = _axes(shape, source.static["axis"])
+    x = low.operand(source.args[0], shape)
+    peak = _broadcast(low.reduce(domain, "{0}", [x], shape, axes, "max"), shape)
+    if source.op.name == "softmax":
+        power = Operand(low.loop(domain, "exp({0} - {1})", [x, peak], low.new(shape, domain)))
+        total = _broadcast(low.reduce(domain, "{0}", [power], shape, axes, "+"), shape)
+        low.loop(domain, "{0} / {1}", [power, total], low.whole(index))
+    else:
+        sums = low.reduce(domain, "exp({0} - {1})", [x, peak], shape, axes, "+")
+        log_sum = _broadcast(low.loop(domain, "log({0})", [Operand(sums)], low.new(sums.shape, domain)), shape)
+        low.loop(domain, "{0} - {1} - {2}", [x, peak, log_sum], low.whole(index))
+
+
+def lower_layer_norm(low: Lowering, index: int, source: Instruction) -> str | None:
+    """The mean, the variance, and one pass with both."""
+    shape, domain = low.shape(index), low.domain(index)
+    axes, size = (len(shape) - 1,), Number(float(shape[-1]))
+    x, gain, bias = (low.operand(arg, shape) for arg in source.args)
+    total = low.reduce(domain, "{0}", [x], shape, axes, "+")
+    mean = _broadcast(low.loop(domain, "{0} / {1}", [Operand(total), size], low.new(total.shape, domain)), shape)
+    centred = Operand(low.loop(domain, "{0} - {1}", [x, mean], low.new(shape, domain)))
+    squares = low.reduce(domain, "{0} * {0}", [centred], shape, axes, "+")
+    reads: list[Read] = [Operand(squares), size, Number(float(source.static["eps"])), Number(1.0)]
+    scale = low.loop(domain, "{3} / sqrt({0} / {1} + {2})", reads, low.new(squares.shape, domain))
+    low.loop(domain, "{0} * {1} * {2} + {3}", [centred, _broadcast(scale, shape), gain, bias], low.whole(index))
+    return None
+
+
+def lower_lookup(low: Lowering, index: int, source: Instruction) -> str | None:
+    """Rows of a shared table, by ints of the node."""
+    table, ids = source.args
+    view = low.views[table]
+    if low.domain(table) != SHARED or not isinstance(low.vars[view.value].source, Weight):
+        return "its table is no parameter"
+    if not view.is_whole:
+        return "its table is part of a parameter"
+    if not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
+        return "its ids are no data of the node, or many"
+    row_shape = low.shape(table)[1:]
+    row = math.prod(row_shape)
+    id_view = low.views[ids]
+    rows = View(view.value, 0, row_shape, steps(row_shape))
+    for number in range(math.prod(low.shape(ids))):
+        at = View(id_view.value, _element(id_view, number), (), ())
+        target = View(index, number * row, row_shape, steps(row_shape))
+        low.loop(low.domain(index), "{0}", [Operand(rows, Index(at, row))], target)
+    return None
+
+
+def lower_cross_entropy(low: Lowering, index: int, source: Instruction) -> str | None:
+    """The logarithm of the sum of exponentials, less the chosen element; both below the largest one."""
+    logits, label = source.args
+    shape, domain = low.shape(logits), low.domain(index)
+    if len(shape) != 1:
+        return "its logits are not a vector"
+    if low.domain(logits) == SHARED:
+        return "its logits are shared"
+    number = low.number(label)
+    if number is None and not _is_int(low, label):
+        return "its label is neither a number nor data of the node"
+    x, view = low.operand(logits, shape), low.views[logits]
+    peak = low.reduce(domain, "{0}", [x], shape, (0,), "max")
+    sums = low.reduce(domain, "exp({0} - {1})", [x, _broadcast(peak, shape)], shape, (0,), "+")
+    one = View(view.value, view.offset, (), ())
+    if number is None:
+        at = View(low.views[label].value, low.views[label].offset, (), ())
+        chosen = Operand(one, Index(at, view.strides[0]))
+    else:
+        chosen = Operand(one._replace(offset=view.offset + int(number) * view.strides[0]))
+    scalar = [Operand(v._replace(shape=(), strides=())) for v in (sums, peak)]
+    low.loop(domain, "log({0}) - ({1} - {2})", [scalar[0], chosen, scalar[1]], low.whole(index))
+    return None
+
+
+def lower_one_hot(low: Lowering, index: int, source: Instruction) -> str | None:
+    """One where the number of the element is the label."""
+    (label,) = source.args
+    if low.shape(label) != () or not _is_int(low, label):
+        return "its label is not one int of the node"
+    at = Operand(low.views[label].broadcast(low.shape(index)), is_int=True)
+    low.loop(low.domain(index), "({1} if {i} == {0} else {2})", [at, Number(1.0), Number(0.0)], low.whole(index))
+    return None
+
+
+def lower_join(low: Lowering, index: int, source: Instruction) -> None:
+    """Copies of the parts that are not made in place; zero where there is no part."""
+    shape, domain = low.shape(index), low.domain(index)
+    if source.op.name == "assemble":
+        indices = [i if isinstance(i, tuple) else (i,) for i in source.static["indices"]]
+    else:
+        indices = _concat_indices(low, index, source)
+    covered = sum(math.prod(low.shape(arg)) for arg in source.args) == math.prod(shape)
+    if not covered:
+        low.loop(domain, "{0}", [Number(0.0)], low.whole(index))
+    for arg, where in zip(source.args, indices, strict=True):
+        part = low.part_of(index, where)
+        if not (covered and low.lies_in(arg, part)):
+            low.loop(domain, "{0}", [low.operand(arg, part.shape)], part)
+
+
+def lower_spread(low: Lowering, index: int, source: Instruction) -> None:
+    """The value of a node, at each of its edges."""
+    shape = low.shape(index)
+    low.loop(low.domain(index), "{0}", [low.operand(source.args[0], shape)], low.whole(index))
+
+
+def lower_sum_n(low: Lowering, index: int, source: Instruction) -> str | None:
+    """The sum, or the largest, of the edges of a node."""
+    (x,) = source.args
+    group, shape = low.domain(x), low.shape(index)
+    if group < 0:
+        return "its argument is not one per edge"
+    if source.op.name == "sum_n":
+        low.loop(group, "{0}", [low.operand(x, shape)], low.whole(index), "+")
+    else:
+        peak = low.loop(group, "{0}", [low.operand(x, shape)], low.new(shape, NODE), "max")
+        low.loop(NODE, f"({{0}} if edges_{group} > 0 else {{1}})", [Operand(peak), Number(0.0)], low.whole(index))
+    return None
+
+
+def lower_count_n(low: Lowering, index: int, source: Instruction) -> str | None:
+    """How many edges a node has."""
+    group = low.domain(source.args[0])
+    if group < 0:
+        return "its argument is not one per edge"
+    low.loop(NODE, f"real(edges_{group})", [], low.whole(index))
+    return None
+
+
+def lower_softmax_n(low: Lowering, index: int, source: Instruction) -> str | None:
+    """Softmax along the edges of a node."""
+    (arg,) = source.args
+    group, shape = low.domain(arg), low.shape(index)
+    if group < 0:
+        return "its argument is not one per edge"
+    x = low.operand(arg, shape)
+    peak = Operand(low.loop(group, "{0}", [x], low.new(shape, NODE), "max"))
+    power = Operand(low.loop(group, "exp({0} - {1})", [x, peak], low.new(shape, group)))
+    total = Operand(low.loop(group, "{0}", [power], low.new(shape, NODE), "+"))
+    low.loop(group, "{0} / {1}", [power, total], low.whole(index))
+    return None
+
+
+RULES: dict[str, Rule] = {
+    "affine": lower_product,
+    "matmul": lower_product,
+    "dot": lower_dot,
+    "outer": lower_outer,
+    "sum": lower_reduction,
+    "max": lower_reduction,
+    "softmax": lower_softmax,
+    "log_softmax": lower_softmax,
+    "layer_norm": lower_layer_norm,
+    "lookup": lower_lookup,
+    "cross_entropy": lower_cross_entropy,
+    "one_hot": lower_one_hot,
+    "concat": lower_join,
+    "assemble": lower_join,
+    "spread": lower_spread,
+    "sum_n": lower_sum_n,
+    "max_n": lower_sum_n,
+    "count_n": lower_count_n,
+    "softmax_n": lower_softmax_n,
+}
+
+
+def _axes(shape: Shape, axis: int | Sequence[int] | None) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(len(shape)))
+    return tuple(a % len(shape) for a in ((axis,) if isinstance(axis, int) else axis))
+
+
+def _broadcast(view: View, shape: Shape) -> Operand:
+    return Operand(view.broadcast(shape))
+
+
+def _is_int(low: Lowering, index: int) -> bool:
+    """Whether a value is int data of the node, or a view of such."""
+    source = low.vars[low.views[index].value].source
+    return isinstance(source, Attribute) and not source.is_float
+
+
+def _element(view: View, number: int) -> int:
+    """Where element `number` of a view lies."""
+    offset = view.offset
+    for size, stride in zip(view.shape[::-1], view.strides[::-1], strict=True):
+        number, at = divmod(number, size)
+        offset += at * stride
+    return offset
+
+
+def _concat_indices(low: Lowering, index: int, source: Instruction) -> list[tuple[slice, ...]]:
+    axis = source.static["axis"] % len(low.shape(index))
+    ends, indices = 0, []
+    for part in source.args:
+        size = low.shape(part)[axis]
+        indices.append((*(slice(None),) * axis, slice(ends, ends + size)))
+        ends += size
+    return indices

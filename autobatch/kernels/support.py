@@ -1,0 +1,102 @@
+"""What generated kernels call beside mathematical functions. Each works as plain Python too, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autobatch._jit import compiled
+
+Array = Any
+Float = Any
+
+
+@compiled
+def part(array: Array, first: int, size: int) -> Array:
+    """Elements first:first + size of a flat array, as a view."""
+    return array[first : first + size]
+
+
+@compiled
+def larger(x: Float, y: Float) -> Float:
+    """The larger of two numbers; NaN if one is."""
+    return x if x > y or x != x else y
+
+
+@compiled
+def power(x: Float, y: Float) -> Float:
+    """x ** y."""
+    return x**y
+
+
+@compiled
+def collect(buffer: Array, total: Array, dest: Array, start: int, stop: int, shift: int) -> None:
+    """Write to `total` the sum of what is at dest[start:stop], each moved by `shift`."""
+    size = total.size
+    if start == stop:
+        for i in range(size):
+            total[i] = 0
+        return
+    first = dest[start] + shift
+    one = buffer[first : first + size]
+    if stop - start == 1:
+        for i in range(size):
+            total[i] = one[i]
+        return
+    first = dest[start + 1] + shift
+    other = buffer[first : first + size]
+    for i in range(size):
+        total[i] = one[i] + other[i]
+    for j in range(start + 2, stop):
+        first = dest[j] + shift
+        other = buffer[first : first + size]
+        for i in range(size):
+            total[i] += other[i]
+
+
+@compiled
+def may_store(adds: Array, start: int, stop: int) -> bool:
+    """Whether a value may be made at its first destination: there is one, and it is added to none, maybe the same."""
+    for j in range(start, stop):
+        if adds[j]:
+            return False
+    return start < stop
+
+
+@compiled
+def send(buffer: Array, value: Array, first: int, adds: bool) -> None:
+    """Write a value to the buffer from `first` on, or add it to what is there."""
+    place = buffer[first : first + value.size]
+    if adds:
+        for i in range(value.size):
+            place[i] += value[i]
+    else:
+        for i in range(value.size):
+            place[i] = value[i]
+
+
+@compiled
+def transpose(matrix: Array, out: Array) -> None:
+    """Write the transpose of a contiguous matrix to `out`, in blocks that stay in cache."""
+    n_rows, n_columns = matrix.shape
+    for first in range(0, n_rows, 16):
+        last = min(first + 16, n_rows)
+        for left in range(0, n_columns, 16):
+            right = min(left + 16, n_columns)
+            for column in range(left, right):
+                for row in range(first, last):
+                    out[column, row] = matrix[row, column]
+
+
+@compiled
+def add_rows(rows: Array, total: Array) -> None:
+    """Add the rows of an array (n, width) to `total`."""
+    n_rows, width = rows.shape
+    done = n_rows - n_rows % 4
+    for r in range(0, done, 4):
+        a, b, c, d = rows[r], rows[r + 1], rows[r + 2], rows[r + 3]
+        for i in range(width):
+            total[i] += (a[i] + b[i]) + (c[i] + d[i])
+    for r in range(done, n_rows):
+        row = rows[r]
+        for i in range(width):
+            total[i] += row[i]

@@ -1,0 +1,83 @@
+"""Views as numbers: which elements of which value, by an offset and a stride per axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autobatch.ops.define import Shape
+from autobatch.program import Instruction, Var
+
+
+class View(NamedTuple):
+    """Elements of a value: the one at index (i, j, ...) is number offset + i * strides[0] + j * strides[1] + ..."""
+
+    value: int
+    offset: int
+    shape: Shape
+    strides: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the elements follow one another from the first on."""
+        return self.offset == 0 and self.is_contiguous
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements follow one another."""
+        return math.prod(self.shape) <= 1 or spread(self.shape, self.strides) == spread(self.shape, steps(self.shape))
+
+    def broadcast(self, shape: Shape) -> View:
+        """The same elements at every index of a larger shape, by NumPy's rule."""
+        missing = len(shape) - len(self.shape)
+        strides = [
+            0 if old == 1 else stride for old, stride in zip(self.shape, self.strides, strict=True)
+        ]  # fmt: skip
+        return self._replace(shape=shape, strides=(0,) * missing + tuple(strides))
+
+
+def steps(shape: Shape) -> tuple[int, ...]:
+    """The strides of a contiguous array, in elements.
+
+    >>> steps((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def spread(shape: Shape, strides: Sequence[int]) -> tuple[int, ...]:
+    """The strides of the axes that have any length."""
+    return tuple(stride for size, stride in zip(shape, strides, strict=True) if size != 1)
+
+
+def views_of(vars: Sequence[Var]) -> list[View]:
+    """For each value which elements of which value it is: all of itself, unless an op makes a view.
+
+    A view op that has to copy, as reshaping a transposed value must, makes a value of its own.
+    """
+    found: list[View] = []
+    for index, var in enumerate(vars):
+        own = View(index, 0, var.shape, steps(var.shape))
+        source = var.source
+        if isinstance(source, Instruction) and source.op.view:
+            parent = found[source.args[0]]
+            own = _seen_through(source, parent, vars[parent.value].size) or own
+        found.append(own)
+    return found
+
+
+def _seen_through(source: Instruction, parent: View, size: int) -> View | None:
+    """What a view op makes of a view, tried on an array; None if it copies."""
+    memory = np.empty(max(size, 1), np.int8)
+    if math.prod(parent.shape) == 0:
+        shape = source.op.kernel(np, np.empty((1, *parent.shape), np.int8), **source.static).shape[1:]
+        return View(parent.value, 0, shape, steps(shape))
+    array = np.ndarray((1, *parent.shape), np.int8, memory, parent.offset, (1, *parent.strides))
+    view = source.op.kernel(np, array, **source.static)
+    first = view.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
+    if view.size and not np.may_share_memory(view, memory):
+        return None
+    return View(parent.value, first if view.size else 0, view.shape[1:], view.strides[1:])

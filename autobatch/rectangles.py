@@ -1,0 +1,92 @@
+"""Arrays as rectangles of one matrix: where each lies, its view, and whether arrays are such views already.
+
+An array of any shape counts as a matrix with as many rows as its first axis is long. A view of a rectangle has the
+row stride of the whole, so none of this copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Rectangle(NamedTuple):
+    """Some rows and columns of a matrix."""
+
+    row: int
+    column: int
+    height: int
+    width: int
+
+    def of(self, matrix: FloatArray, shape: Shape) -> FloatArray:
+        """The view of this part of a matrix, with a shape of as many rows and numbers."""
+        part = matrix[self.row : self.row + self.height, self.column : self.column + self.width]
+        return part.reshape(shape)
+
+    def moved(self, rows: int, columns: int) -> Rectangle:
+        """The rectangle of this size so much further."""
+        return self._replace(row=self.row + rows, column=self.column + columns)
+
+
+def tile(rows: Sequence[Sequence[Shape]]) -> tuple[Rectangle, ...]:
+    """The rectangles of arrays that lie side by side in each row, one row below the other.
+
+    Args:
+        rows: the shapes of the arrays; the first axes agree within a row, and the widths of rows are equal.
+
+    >>> tile([[(2, 3), (2, 1)], [(1, 4)]])[2]
+    Rectangle(row=2, column=0, height=1, width=4)
+    """
+    found: list[Rectangle] = []
+    top = 0
+    for row in rows:
+        left = 0
+        for height, *others in row:
+            found.append(Rectangle(top, left, height, math.prod(others)))
+            left += found[-1].width
+        top += found[-1].height
+    return tuple(found)
+
+
+def bounds(rectangles: Sequence[Rectangle]) -> tuple[int, int]:
+    """Height and width of the matrix that holds rectangles."""
+    return max(r.row + r.height for r in rectangles), max(r.column + r.width for r in rectangles)
+
+
+def find_whole(arrays: Sequence[FloatArray], rectangles: Sequence[Rectangle]) -> FloatArray | None:
+    """The matrix, a view, of which arrays are these rectangles; None if they are not.
+
+    >>> matrix = np.zeros((3, 4))
+    >>> left, right = Rectangle(0, 0, 2, 1), Rectangle(0, 1, 2, 2)
+    >>> find_whole([matrix[1:, 1:2], matrix[1:, 2:]], [left, right]).shape
+    (2, 3)
+    >>> find_whole([matrix[1:, 2:3], matrix[1:, 1:3]], [left, right]) is None
+    True
+    """
+    base = arrays[0].base
+    if not isinstance(base, np.ndarray) or base.ndim != 2 or not base.flags.c_contiguous or not base.size:
+        return None
+    row, column = divmod((_address(arrays[0]) - _address(base)) // base.itemsize, base.shape[1])
+    row, column = row - rectangles[0].row, column - rectangles[0].column
+    height, width = bounds(rectangles)
+    if row < 0 or column < 0 or row + height > base.shape[0] or column + width > base.shape[1]:
+        return None
+    for array, rectangle in zip(arrays, rectangles, strict=True):
+        if array.base is not base or array.dtype != base.dtype or array.size != rectangle.height * rectangle.width:
+            return None
+        there = rectangle.moved(row, column).of(base, array.shape)
+        if _address(array) != _address(there) or array.strides != there.strides:
+            return None
+    return Rectangle(row, column, height, width).of(base, (height, width))
+
+
+def _address(array: FloatArray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -1,0 +1,83 @@
+"""Planned mini-batches run, part by part, on the numbers of the module; and are differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.executor import Backend
+from autobatch.losses import check_gradients
+from autobatch.module import Parameter
+from autobatch.randomness import Randomness
+from autobatch.record import Recorder
+from autobatch.report import Step
+from autobatch.rows import Gradient, Rows
+from autobatch.stacks import make_gradients
+
+Array = NDArray[Any]
+
+
+class Running:
+    """Runs the mini-batches of one function; its gradients stay in the same buffers.
+
+    Args:
+        recorder: of the function.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._gradients: dict[str, Gradient] = {}
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """What is computed in: as the module's parameters; float32 without a module."""
+        module = self._recorder.module
+        return module.dtype if module is not None else np.dtype(np.float32)
+
+    def trainable(self) -> dict[str, Parameter]:
+        """The parameters that have gradients, by name."""
+        module = self._recorder.module
+        return {} if module is None else {name: p for name, p in module.parameters().items() if p.trainable}
+
+    def forward(self, step: Step, backend: Backend, seed: int, number: int) -> Iterator[tuple[slice, list[Array]]]:
+        """Run the parts; give the instances and columns of each, which may be differentiated until the next one.
+
+        Args:
+            seed, number: of the step; random numbers depend on both.
+        """
+        self._recorder.check_parameters()
+        module = self._recorder.module
+        training = module is None or module.training
+        first = 0
+        for part in step.parts:
+            end = first + part.graph.n_instances
+            random = Randomness(seed, number, step.graph.keys[first:end], training)
+            columns = backend.forward(part.plan, step.cells, self.dtype, random, step.max_bytes)
+            step.clock.lap("forward")
+            yield slice(first, end), columns
+            step.counts.append(backend.counts())
+            first = end
+
+    def backward(
+        self, step: Step, backend: Backend, seeds: Mapping[int, Array], out: dict[str, Gradient] | None
+    ) -> dict[str, Gradient]:
+        """Differentiate the part that ran last.
+
+        Args:
+            seeds: per slot the gradient of its rows.
+            out: gradients to add to; None for those of the last step, from zero.
+        """
+        trainable = self.trainable()
+        if out is None:
+            out = self._gradients = make_gradients(trainable, step.cells.row_parameters, self._gradients)
+        else:
+            check_gradients(out, trainable)
+            for name, parameter in trainable.items():
+                if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
+                    out[name] = np.asarray(out[name])
+        backend.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
+        step.clock.lap("backward")
+        return out

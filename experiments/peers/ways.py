@@ -1,0 +1,169 @@
+"""What is timed: every way to run the mini-batches of a model, in PyTorch and in autobatch.
+
+PyTorch's mini-batches are merged each time, as autobatch merges, schedules and places recorded graphs; and ahead of
+time, as autobatch may use plans that it has cached. Recording afresh has no peer: a user of PyTorch prepares once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import autobatch as ab
+from autobatch.cli.workload import Workload, record
+from peers.bilstm_packed import PackedBiLSTMTagger
+from peers.lattice_agenda import AgendaLatticeLSTM
+from peers.lattice_expert import ExpertLatticeLSTM, OneDnnLatticeLSTM
+from peers.peer import Peer
+from peers.torch_models import TorchBiLSTMTagger, TorchLatticeLSTM, TorchTreeLSTM
+from peers.tree_lstm_expert import ExpertTreeLSTM, OneDnnTreeLSTM
+from peers.tree_lstm_levels import LevelTreeLSTM
+
+PER_INSTANCE = "one at a time"
+PEERS: Mapping[str, Mapping[str, Callable[..., Peer]]] = {
+    "tree-lstm": {
+        PER_INSTANCE: TorchTreeLSTM,
+        "levels": LevelTreeLSTM,
+        "expert": ExpertTreeLSTM,
+        "expert, oneDNN": OneDnnTreeLSTM,
+    },
+    "bilstm-tagger": {PER_INSTANCE: TorchBiLSTMTagger, "packed": PackedBiLSTMTagger},
+    "lattice-lstm": {
+        PER_INSTANCE: TorchLatticeLSTM,
+        "agenda": AgendaLatticeLSTM,
+        "expert": ExpertLatticeLSTM,
+        "expert, oneDNN": OneDnnLatticeLSTM,
+    },
+}
+DATA = {"tree-lstm": "sst", "bilstm-tagger": "wikiner", "lattice-lstm": "lattice"}
+LR = 1e-4
+
+LOSS_TOLERANCE = 2e-5  # of float32, relative to the largest number that is compared
+GRADIENT_TOLERANCE = 2e-4
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run mini-batches: the losses of a number of them, or a step of training."""
+
+    infer: Callable[[int], object]
+    train: Callable[[int], object]
+    n_minibatches: int
+    """How many of them are run, the first ones: one where it takes long."""
+
+
+def make_peers(model: str, workload: Workload) -> dict[str, Peer]:
+    """Build the same model in PyTorch, in all ways, with the parameters of a workload."""
+    state = workload.model.state_dict()
+    peers = {name: make(dim=workload.dim, **workload.dataset.sizes) for name, make in PEERS[model].items()}
+    for peer in peers.values():
+        peer.copy_parameters(state)
+    return peers
+
+
+def check_equal(
+    workload: Workload, peers: Mapping[str, Peer], backends: Sequence[str], instances: Sequence[Any]
+) -> None:
+    """Refuse to time what computes different losses or gradients; the reference backend is the measure.
+
+    Raises:
+        AssertionError: it does; names what differs.
+    """
+    loss = workload.batched("loss", "auto", "reference")
+    expected = loss(instances)
+    _, grads = loss.value_and_grad(instances)
+    grads = {name: np.array(gradient) for name, gradient in grads.items()}
+    for backend in backends:
+        other = workload.batched("loss", "auto", backend)
+        assert_close(other(instances), expected, LOSS_TOLERANCE, f"losses of {backend}")
+        _, found = other.value_and_grad(instances)
+        for name, gradient in grads.items():
+            assert_close(np.asarray(found[name]), gradient, GRADIENT_TOLERANCE, f"gradients of {name} of {backend}")
+    for who, peer in peers.items():
+        minibatch = peer.merge([peer.prepare(instance) for instance in instances])
+        with torch.inference_mode():
+            assert_close(peer.losses(minibatch).numpy(), expected, LOSS_TOLERANCE, f"losses of {who}")
+        peer.backward(minibatch)
+        here = peer.translate(grads)
+        for name, parameter in peer.named_parameters():
+            assert parameter.grad is not None
+            assert_close(parameter.grad.numpy(), here[name], GRADIENT_TOLERANCE, f"gradients of {name} of {who}")
+
+
+def assert_close(found: Any, expected: Any, tolerance: float, what: str) -> None:
+    """Compare arrays, relative to the largest expected number."""
+    apart = float(np.max(np.abs(found - expected)))
+    largest = float(np.max(np.abs(expected)))
+    assert apart <= tolerance * largest, f"{what} are {apart} from autobatch's, of which the largest is {largest}"
+
+
+def torch_ways(peers: Mapping[str, Peer], instances: Sequence[Any], size: int, n_slow: int) -> dict[str, Way]:
+    """PyTorch in all ways; of one instance at a time, the first `n_slow` mini-batches."""
+    ways = {}
+    for name, peer in peers.items():
+        prepared = list(ab.minibatches([peer.prepare(instance) for instance in instances], size))
+        merged = [peer.merge(minibatch) for minibatch in prepared]
+        optimizer = torch.optim.Adam(peer.parameters(), lr=LR, fused=True)  # several times as fast as its others
+        if name == PER_INSTANCE:
+            ways[f"PyTorch, {name}"] = torch_way(peer, optimizer, merged, n_slow, merges=False)
+        else:
+            ways[f"PyTorch, {name}"] = torch_way(peer, optimizer, prepared, len(merged), merges=True)
+            ways[f"PyTorch, {name}, merged ahead"] = torch_way(peer, optimizer, merged, len(merged), merges=False)
+    return ways
+
+
+def torch_way(
+    peer: Peer, optimizer: torch.optim.Optimizer, minibatches: Sequence[Any], n_minibatches: int, merges: bool
+) -> Way:
+    """Run a peer on mini-batches that are merged, or still to be."""
+
+    def minibatch(number: int) -> Any:
+        return peer.merge(minibatches[number]) if merges else minibatches[number]
+
+    def infer(number: int) -> None:
+        with torch.inference_mode():
+            peer.losses(minibatch(number))
+
+    def train(number: int) -> None:
+        peer.backward(minibatch(number))
+        optimizer.step()
+
+    return Way(infer, train, n_minibatches)
+
+
+def our_ways(
+    workload: Workload, backends: Sequence[str], policy: str, instances: Sequence[Any], size: int
+) -> dict[str, Way]:
+    """autobatch on each backend, three ways: recorded afresh each time, recorded graphs, and cached plans."""
+    n_minibatches = -(-len(instances) // size)
+    ways = {}
+    for backend in backends:
+        model = deepcopy(workload.model)
+        optimizer = ab.optim.Adam(model, lr=LR)
+        afresh = ab.batched(model.loss, policy=policy, backend=backend, plan_cache=0)
+        cached = ab.batched(model.loss, policy=policy, backend=backend, plan_cache=2 * n_minibatches)
+        raw = list(ab.minibatches(instances, size))
+        graphs = list(ab.minibatches(record(afresh, instances), size))
+        again = list(ab.minibatches(record(cached, instances), size))
+        ways[f"autobatch {backend}, recorded afresh"] = our_way(afresh, optimizer, raw)
+        ways[f"autobatch {backend}, recorded graphs"] = our_way(afresh, optimizer, graphs)
+        ways[f"autobatch {backend}, cached plans"] = our_way(cached, optimizer, again)
+    return ways
+
+
+def our_way(loss: Any, optimizer: Any, minibatches: Sequence[Any]) -> Way:
+    """Run autobatch on mini-batches of instances or graphs."""
+
+    def infer(number: int) -> None:
+        loss(minibatches[number])
+
+    def train(number: int) -> None:
+        _, grads = loss.value_and_grad(minibatches[number])
+        optimizer.step(grads)
+
+    return Way(infer, train, len(minibatches))

@@ -1,0 +1,188 @@
+"""Compiled cells: what the passes make of cells by hand, what LLVM makes of a kernel, and where kernels are kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.executor.reference import Reference
+from autobatch.kernels.fusing import Kernel
+from autobatch.kernels.loading import load
+from autobatch.kernels.loop import Alone, Product
+from autobatch.kernels.scalar import to_text
+from autobatch.kernels.stage import Stage, compile_backward, compile_forward
+from autobatch.kernels.view import views_of
+from autobatch.ops.operators import OPS
+from autobatch.plan import PlannedCell, PlannedTypes
+from twin_cases import CASES
+
+FLOAT32 = np.dtype("float32")
+
+
+class Planned(Reference):
+    """Keeps the cells of its last run."""
+
+    cells: PlannedTypes
+
+
+def plan_cells(case: int, dim: int = 6) -> dict[str, PlannedCell]:
+    """The cells of a model, planned for training, by name."""
+    model, instances = CASES[case].draw(seed=0, n_instances=6, dim=dim)
+    backend = Planned()
+    ab.batched(model.loss, backend=backend).value_and_grad(instances)
+    return {cell.program.name: cell for cell in backend.cells.cells}
+
+
+def kinds(stage: Stage) -> list[str]:
+    """What kind each step is."""
+    return [{Kernel: "kernel", Product: "product", Alone: "alone"}[type(step)] for step in stage.steps]
+
+
+def test_a_tree_lstm_is_products_and_one_loop_each_way() -> None:
+    """The gates are cut apart, so that one loop over H elements holds all that is no product."""
+    merge = plan_cells(0)["merge"]
+    forward, backward = compile_forward(merge), compile_backward(merge)
+    assert kinds(forward) == ["product", "kernel"]
+    assert kinds(backward)[0] == "kernel"
+    assert set(kinds(backward)[1:]) == {"product"}
+    for stage in (forward, backward):
+        for step in stage.steps:
+            if isinstance(step, Kernel):
+                assert [block.axes for block in step.blocks] == [(6,)]
+
+
+def test_what_depends_on_words_alone_runs_once() -> None:
+    cell = plan_cells(4)["read_character"]
+    forward, backward = compile_forward(cell), compile_backward(cell)
+    assert kinds(forward) == ["kernel", "product", "product", "kernel"]
+    assert forward.n_before == 2
+    assert kinds(backward) == ["kernel", "product", "product"]
+    assert backward.n_after == 1
+    assert "for every batch:" in str(forward)
+    assert "after all batches:" in str(backward)
+
+
+def test_one_source_serves_every_width() -> None:
+    sources = [[s.text for s in compile_forward(plan_cells(0, dim)["merge"]).sources if s] for dim in (8, 24)]
+    assert sources[0] == sources[1]
+
+
+def test_the_reasons_are_printed() -> None:
+    text = str(compile_forward(plan_cells(0)["node_loss"]))
+    assert "a product stands between" in text
+    assert "it reads what is only known after the loop" in text
+    assert "def kernel(" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("add", ("{0} + {1}", ())),
+        ("sigmoid", ("sigmoid({0})", ())),
+        ("relu", ("larger({0}, {1})", (0.0,))),
+        ("less", ("({2} if {0} < {1} else {3})", (1.0, 0.0))),
+        ("where", ("{1} if {0} != {3} else {2}", (0.0,))),
+    ],
+)
+def test_scalar_expressions(name: str, expected: tuple[str, tuple[float, ...]]) -> None:
+    text, numbers = to_text(OPS[name])
+    assert (text.replace("(", "").replace(")", ""), numbers) == (
+        expected[0].replace("(", "").replace(")", ""),
+        expected[1],
+    )
+
+
+def test_views_are_strides() -> None:
+    cell = plan_cells(0)["merge"]
+    found = views_of(cell.program.vars)
+    slices = [v for k, v in enumerate(found) if v.value != k]
+    assert slices
+    assert all(view.is_contiguous and view.offset % 6 == 0 for view in slices)
+
+
+@pytest.mark.parametrize("compile_stage", [compile_forward, compile_backward])
+def test_loops_are_vectorised(compile_stage: Any) -> None:
+    """All arithmetic of the gates' loop is on whole vectors: as many multiplications packed as in the source."""
+    stage = compile_stage(plan_cells(0)["merge"])
+    number = kinds(stage).index("kernel")
+    source = stage.sources[number]
+    assert source is not None
+    function: Any = load(source.text, FLOAT32, jitted=True)
+    function.compile(argument_types(source.arguments))
+    (assembly,) = function.inspect_asm().values()
+    packed = len(re.findall(r"\bv?(?:mul|fmadd|fmsub|fnmadd)\w*ps\b", assembly))
+    assert packed >= source.text.count(" * get(") + source.text.count(") * ") > 0
+
+
+def argument_types(names: tuple[str, ...]) -> tuple[Any, ...]:
+    """The Numba types of a float32 kernel's arguments."""
+    import numba
+
+    flat = {
+        "buffer": numba.float32, "scratch": numba.float32, "shared": numba.float32, "dest": numba.int32,
+        "adds": numba.boolean,
+    }  # fmt: skip
+    two = {"table": numba.int64[:, ::1], "k": numba.int64}
+    return tuple(two.get(name, flat.get(name, numba.int64)[::1] if name not in two else None) for name in names)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_not_a_number_and_infinity_pass(number: float) -> None:
+    """Compiled kernels keep NaN and infinities where plain arithmetic does."""
+    model, instances = CASES[0].draw(seed=0, n_instances=4, dim=6)
+    model.astype("float32")
+    model.output.bias.data[0] = number
+    expected = ab.batched(model.loss, backend="reference")(instances)
+    found = ab.batched(model.loss, backend="cpu")(instances)
+    assert not np.isfinite(expected).all() or number == -np.inf
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+SCRIPT = """
+import sys
+import numpy as np
+import autobatch as ab
+from autobatch.executor.cpu import Cpu
+
+@ab.cell
+def double(x):
+    return ab.tanh(2.0 * x)
+
+backend = Cpu(jitted=True)
+print(ab.batched(lambda x: double(double(x)), backend=backend)([np.ones(3), np.zeros(3)]).tolist())
+(cell,) = (c for c in backend._compiled.values() if c.cell.program.name == "double")
+(function,) = (f for f in cell.stage("forward").functions if f)
+print(sum(function.stats.cache_hits.values()), sum(function.stats.cache_misses.values()))
+"""
+
+
+def run_script(cache: str) -> list[str]:
+    """Run a small model in a process of its own."""
+    environment = {**os.environ, "AUTOBATCH_CACHE": cache}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_a_second_process_starts_warm(tmp_path: Path) -> None:
+    cold, warm = run_script(str(tmp_path)), run_script(str(tmp_path))
+    assert cold[0] == warm[0]
+    assert (cold[1], warm[1]) == ("0 1", "1 0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["off", "/proc/nowhere"])
+def test_no_cache_is_no_hindrance(cache: str) -> None:
+    assert run_script(cache)[0].startswith("[[0.95")
