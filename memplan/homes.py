@@ -117,7 +117,7 @@ def make_layout(program: CellProgram, columns: Columns, derivative: Derivative |
         stages += (frozenset((*derivative.backward, *derivative.incoming)), frozenset(derivative.weights))
         saved, saved_width = _place_saved(derivative, stages, n_domains)
         gradients, settled = _gradients_in_place(derivative, columns, saved)
-    joins, within = _make_joins(vars, stages, columns.inner, {*columns.inner, *gradients}, saved)
+    joins, within = _make_joins(vars, stages, columns, set(gradients), saved)
     return Layout(
         columns.ports, saved, columns.width, saved_width, columns.inner, gradients, settled, joins, within
     )  # fmt: skip
@@ -200,8 +200,8 @@ def _columns(places: Iterable[Place]) -> set[tuple[int, int]]:
 def _make_joins(
     vars: Sequence[Var],
     stages: Sequence[frozenset[int]],
-    inner: dict[int, Place],
-    others: set[int],
+    columns: Columns,
+    gradients: set[int],
     saved: dict[int, Place],
 ) -> tuple[dict[int, Join], dict[int, tuple[int, Index]]]:
     """For each join, find which of its parts are made in their place in it.
@@ -209,8 +209,8 @@ def _make_joins(
     Args:
         vars: the values.
         stages: what each stage makes.
-        inner: the values that lie in the inputs.
-        others: further values with a place of their own, which is no part of a join.
+        columns: the places of the values that lie in the inputs.
+        gradients: the values that are made where gradients of ports lie.
         saved: the places of saved values.
     """
     reads = reads_of(vars)
@@ -223,10 +223,13 @@ def _make_joins(
         indices = _part_indices(vars, value)
         copied = []
         for number, (part, index) in enumerate(zip(source.args, indices, strict=True)):
-            read = reads[part].value
-            if value in inner and (read in inner or isinstance(vars[read].source, Port)):
+            if _lies_in_inputs(vars, columns, reads[part], value, index):
                 continue
-            free = part not in others and (part not in saved or _lies_in(vars, saved, part, value, index))
+            free = (
+                part not in columns.inner
+                and part not in gradients
+                and (part not in saved or _lies_in(vars, saved, part, value, index))
+            )
             if free and part not in within and _can_be_made_in(vars, stages, part, value):
                 within[part] = value, index
             else:
@@ -234,6 +237,15 @@ def _make_joins(
         covered = sum(vars[part].size for part in source.args) == vars[value].size
         joins[value] = Join(indices, tuple(copied), covered)
     return joins, within
+
+
+def _lies_in_inputs(vars: Sequence[Var], columns: Columns, part: Read, whole: int, index: Index) -> bool:
+    """Whether what a value refers to lies in the inputs, and there in a whole."""
+    source, around, offset = vars[part.value].source, columns.inner.get(whole), _offset(vars[whole], index)
+    place = columns.ports[source.number] if isinstance(source, Port) else columns.inner.get(part.value)
+    if place is None or around is None or offset is None or part.strided:
+        return False
+    return (place.domain, place.column + part.start) == (around.domain, around.column + offset)
 
 
 def _lies_in(vars: Sequence[Var], saved: dict[int, Place], part: int, whole: int, index: Index) -> bool:

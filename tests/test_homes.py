@@ -165,3 +165,24 @@ def test_random_models_move_no_more_with_joins(seed: int) -> None:
     assert values[True] == pytest.approx(values[False], rel=1e-12)
     copied = {joins: loss.last.copied_bytes if loss.last else 0 for joins, loss in losses.items()}
     assert 0 < copied[True] <= copied[False]
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_part_that_lies_elsewhere_is_copied_into_a_join_that_lies_in_the_inputs(width: int) -> None:
+    """The join of a value and its reverse is no view, but has a place in the inputs, for it is part of one that is."""
+
+    @ab.cell
+    def both(x: Any, y: Any) -> Any:
+        turned = ab.concat((x[:1], x[::-1]))
+        return ab.sum(ab.concat((turned, y)) * ab.concat((y, turned)))
+
+    @ab.cell
+    def start(x: Any) -> Any:
+        return ab.tanh(x), ab.exp(x)
+
+    def run(x: Any) -> Any:
+        return both(*start(x))
+
+    instances = [np.linspace(-1, 1, width), np.linspace(0, 2, width)]
+    expected = [float(np.asarray(run(x))) for x in instances]
+    np.testing.assert_allclose(ab.batched(run, backend=Reference(poison=True))(instances), expected, rtol=1e-6)
