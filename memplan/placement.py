@@ -245,27 +245,28 @@ def list_destinations(
     for kind in range(type_ptr.size - 1):
         for out in range(out_ptr[kind], out_ptr[kind + 1]):
             base[out + 1] = base[out] + type_ptr[kind + 1] - type_ptr[kind]
-    ptr = np.zeros(base[-1] + 1, np.int64)
+    ptr = np.zeros(base[-1] + 2, np.int64)  # of place k: counts at k + 2, then where to write next at k + 1
+    place = np.empty(edge_src.size, np.int32)
     for e in range(edge_src.size):
         src = edge_src[e]
-        ptr[base[out_ptr[type_id[src]] + edge_out[e]] + row[src] + 1] += 1
+        place[e] = base[out_ptr[type_id[src]] + edge_out[e]] + row[src]
+        ptr[place[e] + 2] += 1
     for o in range(out_node.size):
         src = out_node[o]
-        ptr[base[out_ptr[type_id[src]] + out_port[o]] + row[src] + 1] += 1
+        ptr[base[out_ptr[type_id[src]] + out_port[o]] + row[src] + 2] += 1
     for k in range(ptr.size - 1):
         ptr[k + 1] += ptr[k]
-    fill, adds = ptr[:-1].copy(), np.zeros(dest.size, np.bool_)
+    adds = np.zeros(dest.size, np.bool_)
     for e in range(edge_src.size):
-        src = edge_src[e]
-        k = base[out_ptr[type_id[src]] + edge_out[e]] + row[src]
-        dest[fill[k]], adds[fill[k]] = edge_offset[e], edge_adds[e]
-        fill[k] += 1
+        at = ptr[place[e] + 1]
+        ptr[place[e] + 1] += 1
+        dest[at], adds[at] = edge_offset[e], edge_adds[e]
     for o in range(out_node.size):
         src = out_node[o]
         k = base[out_ptr[type_id[src]] + out_port[o]] + row[src]
-        dest[fill[k]] = out_offset[o]
-        fill[k] += 1
-    return base, ptr, dest, adds
+        dest[ptr[k + 1]] = out_offset[o]
+        ptr[k + 1] += 1
+    return base, ptr[:-1], dest, adds
 
 
 @compiled
