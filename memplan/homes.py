@@ -11,6 +11,7 @@ What remains are copies, which the layout lists.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -159,7 +160,7 @@ def _offset(whole: Var, index: Index) -> int | None:
     if len(index) != 1 or not isinstance(index[0], slice) or index[0].step not in (None, 1):
         return None
     start: int = index[0].indices(whole.shape[0])[0]
-    return start * (whole.size // whole.shape[0])
+    return start * math.prod(whole.shape[1:])
 
 
 def _gradients_in_place(

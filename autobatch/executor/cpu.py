@@ -8,7 +8,8 @@ one pass over them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,17 @@ from numpy.typing import NDArray
 
 from autobatch.autodiff import ROW_SUM, Scatter
 from autobatch.executor.bound import BoundStage, Call, Calls, CompiledCell
-from autobatch.executor.reference import Env, Frame, Reference, RowRange, active_nodes
+from autobatch.executor.reference import Env, Frame, Reference, RowRange
 from autobatch.executor.table import make_table
 from autobatch.kernels.loading import is_jitted
 from autobatch.kernels.source import STAGES, columns_of
 from autobatch.kernels.support import add_rows
 from autobatch.matmul.choosing import Chooser
 from autobatch.matmul.threads import limit_threads
-from autobatch.plan import Batch, Plan, PlannedTypes
+from autobatch.plan import Batch, Plan
 from autobatch.program import Instruction
 from autobatch.randomness import Randomness
 from autobatch.rows import Gradient, Rows
-from autobatch.stacks import Targets, refresh
 
 Array = NDArray[Any]
 
@@ -55,52 +55,10 @@ class Cpu(Reference):
         """All values of the mini-batch."""
         return self._buffer
 
-    def forward(
-        self,
-        plan: Plan,
-        cells: PlannedTypes,
-        dtype: np.dtype[Any],
-        random: Randomness,
-        max_bytes: int | None = None,
-    ) -> list[Array]:
-        """Compute all values; return what the user asked for, per slot, as copies."""
-        self.plan, self.cells, self.dtype, self.random = plan, cells, dtype, random
-        self._launches = self._copied = self._allocations = 0
-        self._reserve(plan.size, dtype, max_bytes)
-        self._copied += refresh(cells.stacks)
-        timer = self.timer
-        with limit_threads(1), np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            self._order = number_batches(plan)
-            self._tables = self._make_tables()
-            calls = self._bind("forward")
-            for kind, (before, _, _) in calls.items():
-                self._run_calls(before, len(self._tables[kind]) - 1)
-            if timer is not None:
-                timer.lap("forward", None)
-            for at, (kind, k) in enumerate(self._order):
-                self._run_calls(calls[kind].per_batch, k)
-                if timer is not None:
-                    timer.lap("forward", plan.batches[at])
-        return [self._slot(slot).copy() for slot in range(len(cells.slot_shapes))]
-
-    def backward(self, seeds: Mapping[int, Array], gradients: Mapping[int, Gradient]) -> None:
-        """Differentiate the last run, starting from the gradients of slots; add to those of the parameters."""
-        plan = self.plan
-        active = active_nodes(plan, seeds)
-        targets = Targets(gradients, self.cells.stacks)
-        for slot in range(len(self.cells.slot_shapes)):
-            self._slot(slot, plan.mirror)[...] = seeds.get(slot, 0)
-        if self.timer is not None:
-            self.timer.lap("backward", None)
-        with limit_threads(1), np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            self._backward_batches(None if active.all() else active)
-            for kind in self._tables:
-                rows = active[plan.node_at[plan.type_ptr[kind] : plan.type_ptr[kind + 1]]]
-                if rows.any():
-                    self._weight_gradients(kind, rows, targets.arrays)
-                    if self.timer is not None:
-                        self.timer.lap("weights", Batch(kind, 0, rows.size, plan.type_bases[kind]))
-        self._copied += targets.finish()
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        with limit_threads(1), super()._computing():
+            yield
 
     def randomness(self, rows: RowRange) -> Randomness:
         """Where the nodes in these rows draw from."""
@@ -108,14 +66,27 @@ class Cpu(Reference):
 
     # Batches.
 
-    def _backward_batches(self, active: Array | None) -> None:
-        """Run the batches in reverse; `active` says what the loss depends on, None if it is all."""
+    def _forward_batches(self) -> None:
+        self._order = number_batches(self.plan)
+        self._tables = self._make_tables()
+        calls = self._bind("forward")
+        for kind, (before, _, _) in calls.items():
+            self._run_calls(before, len(self._tables[kind]) - 1)
+        self._lap("forward", None)
+        for at, (kind, k) in enumerate(self._order):
+            self._run_calls(calls[kind].per_batch, k)
+            if self.timer is not None:
+                self._lap("forward", self.plan.batches[at])
+
+    def _backward_batches(self, active: Array) -> None:
         calls, plan = self._bind("backward"), self.plan
-        batches = plan.batches if active is not None or self.timer is not None else []
+        all_active = active.all()
+        batches = [] if all_active and self.timer is None else plan.batches
+        self._lap("backward", None)
         for at in reversed(range(len(self._order))):
             kind, k = self._order[at]
             rows = None
-            if active is not None:
+            if not all_active:
                 first = plan.type_ptr[kind]
                 rows = active[plan.node_at[first + batches[at].start : first + batches[at].end]]
             if rows is None or rows.any():
@@ -123,7 +94,7 @@ class Cpu(Reference):
             if rows is not None and not rows.all():
                 self._clear(batches[at], rows)
             if self.timer is not None:
-                self.timer.lap("backward", batches[at])
+                self._lap("backward", batches[at])
         for kind, (_, _, after) in calls.items():
             self._run_calls(after, len(self._tables[kind]) - 1)
 

@@ -9,7 +9,8 @@ the rows that were looked up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -64,14 +65,8 @@ class Reference:
         self._launches = self._copied = self._allocations = 0
         self._reserve(plan.size, dtype, max_bytes)
         self._copied += refresh(cells.stacks)
-        timer = self.timer
-        if timer is not None:
-            timer.lap("forward", None)
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            for batch in plan.batches:
-                self._forward_batch(batch)
-                if timer is not None:
-                    timer.lap("forward", batch)
+        with self._computing():
+            self._forward_batches()
         return [self._slot(slot).copy() for slot in range(len(cells.slot_shapes))]
 
     def backward(self, seeds: Mapping[int, Array], gradients: Mapping[int, Gradient]) -> None:
@@ -81,22 +76,24 @@ class Reference:
         targets = Targets(gradients, self.cells.stacks)
         for slot in range(len(self.cells.slot_shapes)):
             self._slot(slot, plan.mirror)[...] = seeds.get(slot, 0)
-        timer = self.timer
-        if timer is not None:
-            timer.lap("backward", None)
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            for batch in reversed(plan.batches):
-                first = plan.type_ptr[batch.kind]
-                self._backward_batch(batch, active[plan.node_at[first + batch.start : first + batch.end]])
-                if timer is not None:
-                    timer.lap("backward", batch)
+        with self._computing():
+            self._backward_batches(active)
             for kind in range(len(self.cells.cells)):
                 rows = active[plan.node_at[plan.type_ptr[kind] : plan.type_ptr[kind + 1]]]
                 if rows.any():
                     self._weight_gradients(kind, rows, targets.arrays)
-                    if timer is not None:
-                        timer.lap("weights", Batch(kind, 0, rows.size, plan.type_bases[kind]))
+                    self._lap("weights", Batch(kind, 0, rows.size, plan.type_bases[kind]))
         self._copied += targets.finish()
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """While batches run: overflow is no error here, for `value_and_grad` refuses a loss that is not finite."""
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            yield
+
+    def _lap(self, stage: str, batch: Batch | None) -> None:
+        if self.timer is not None:
+            self.timer.lap(stage, batch)
 
     # The buffer and its views.
 
@@ -125,6 +122,22 @@ class Reference:
         return self._buffer[first : first + rows * self.cells.slot_widths[slot]].reshape(rows, *shape)
 
     # Batches.
+
+    def _forward_batches(self) -> None:
+        """Run the batches in order."""
+        self._lap("forward", None)
+        for batch in self.plan.batches:
+            self._forward_batch(batch)
+            self._lap("forward", batch)
+
+    def _backward_batches(self, active: Array) -> None:
+        """Run the batches in reverse; `active` says of each node whether the loss depends on it: bool[N]."""
+        plan = self.plan
+        self._lap("backward", None)
+        for batch in reversed(plan.batches):
+            first = plan.type_ptr[batch.kind]
+            self._backward_batch(batch, active[plan.node_at[first + batch.start : first + batch.end]])
+            self._lap("backward", batch)
 
     def _forward_batch(self, batch: Batch) -> None:
         cell = self.cells.cells[batch.kind]
