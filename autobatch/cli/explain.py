@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from autobatch.cli import options
+from autobatch.cli.explaining import show_cells
 from autobatch.cli.workload import load_workload, record
 from autobatch.plotting import plot_schedules
 
@@ -33,6 +34,7 @@ from autobatch.plotting import plot_schedules
 )
 @click.option("--training", is_flag=True, help="Run backward too, and count it.")
 @click.option("--memory", is_flag=True, help="Show where values lie, in cells and between, and what moves.")
+@click.option("--cell", metavar="NAME", help="Show instead what becomes of a cell: programs, layout, kernels, and why.")
 @click.option(
     "--plot",
     "plot_path",
@@ -52,6 +54,7 @@ def explain(
     bound: str,
     training: bool,
     memory: bool,
+    cell: str | None,
     plot_path: Path | None,
     backend: str,
     max_bytes: int | None,
@@ -67,9 +70,15 @@ def explain(
     Example:
       autobatch explain tree-lstm --batch-size 32 --policy depth,agenda
     """
+    if cell is not None and (memory or plot_path is not None):
+        raise click.UsageError("--cell shows a cell and no mini-batch; --memory and --plot do not go with it.")
     workload = load_workload(model, data, dim, seed)
     instances = workload.first(batch_size)
     click.echo(f"{model}, the first {batch_size} instances of {workload.dataset.name}")
+    if cell is not None:
+        loss = workload.batched("loss", policies[0], backend, max_bytes)
+        click.echo(f"\n{show_cells(loss.merged(record(loss, instances)), loss.planner, cell, training)}")
+        return
     reports = []
     for policy in policies:
         loss = workload.batched("loss", policy, backend, max_bytes)
