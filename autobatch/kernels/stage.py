@@ -52,7 +52,7 @@ class Stage:
                 case Kernel(why=why):
                     lines.append(f"step {number}: kernel" + (f", apart because {why}" if why else ""))
                     lines += [
-                        f"  block {b} over {_show_axes(block.axes)}, {len(block.loops)} loops{_because(block.why)}"
+                        f"  block {b} over {_show_axes(block.axes)}, loops: {len(block.loops)}{_because(block.why)}"
                         for b, block in enumerate(step.blocks)
                     ]
                     assert source is not None
