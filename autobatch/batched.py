@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.budget import check_max_bytes
-from autobatch.errors import GraphError, PolicyError
+from autobatch.errors import DataError, GraphError, PolicyError
 from autobatch.executor import Backend, make_backend
 from autobatch.graph import Graph, split_graph
 from autobatch.losses import (
@@ -394,5 +394,7 @@ def batched(
             f"of a saved policy."
         )
     check_max_bytes(max_bytes)
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
     planner = planner or MemoryPlanner()
     return Batched(function, module, policy, planner, backend, to_passes(rewrites), seed, max_bytes, plan_cache)

@@ -101,7 +101,7 @@ def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, 
     if current is not None:
         return function(*args, **kwargs)
     module = owner if isinstance(owner, Module) else None
-    dtype = None if module is None else module.dtype
+    dtype = module.dtype if module is not None and module.parameters() else None
     args = tuple(_read_only(a, dtype) for a in args)
     kwargs = {name: _read_only(a, dtype) for name, a in kwargs.items()}
     with cell_call(None if module is None else module.training):

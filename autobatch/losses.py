@@ -34,6 +34,8 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
         raise ShapeError(
             f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each."
         )
+    if not np.isfinite(weights).all():
+        raise DataError(f"reduce= has weights that are not finite: {weights}; give a number for each instance.")
     return weights
 
 

@@ -134,10 +134,15 @@ class CellProgram:
         """Variadic groups: list arguments of any length."""
         return 1 + max((self.vars[p].domain for p in self.ports), default=NODE)
 
+    @functools.cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """The parameters that the cell reads, with the names that they had when it was traced."""
+        return tuple(v.source for v in self.vars if isinstance(v.source, Weight))
+
     @property
     def parameters(self) -> list[Parameter]:
         """The parameters that the cell reads."""
-        return [v.source.parameter for v in self.vars if isinstance(v.source, Weight)]
+        return [weight.parameter for weight in self.weights]
 
     def words(self, is_float: bool) -> int:
         """Attribute words per node."""

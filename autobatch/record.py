@@ -95,13 +95,14 @@ class Recorder:
         return split_graph(self.record(listed, in_place=False))
 
     def check_parameters(self) -> None:
-        """Refuse to compute with a parameter that the module does not have (any more); GraphError."""
+        """Refuse to compute with a parameter that the module does not have (any more) under its name; GraphError."""
         module = self.module
-        known = {id(p) for p in module.parameters().values()} if module is not None else set()
+        known = {id(p): name for name, p in module.parameters().items()} if module is not None else {}
         owner = type(module).__name__ if module is not None else "a module, for ab.batched was given none"
         for node_type in self.types.types:
-            for parameter in node_type.program.parameters:
-                if id(parameter) not in known:
+            for source in node_type.program.weights:
+                parameter = source.parameter
+                if known.get(id(parameter)) != source.name:
                     raise GraphError(
                         f"cell {node_type.name!r} reads a {parameter!r} that is not, or no longer, a parameter of "
                         f"{owner}; pass module=, and make a new ab.batched after replacing a parameter."

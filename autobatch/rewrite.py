@@ -115,6 +115,8 @@ def to_passes(passes: Collection[str]) -> tuple[str, ...]:
         return PASSES
     if isinstance(passes, str):
         raise GraphError(f"rewriting a graph: {passes!r} is one text; give 'all', or a list of {list(PASSES)}.")
+    if not isinstance(passes, Collection):
+        raise GraphError(f"rewriting a graph: {passes!r} names no passes; give 'all', or a list of {list(PASSES)}.")
     unknown = sorted(set(passes) - set(PASSES))
     if unknown:
         raise GraphError(f"rewriting a graph: {unknown} are no passes; the passes are {list(PASSES)}.")

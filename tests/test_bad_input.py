@@ -76,7 +76,7 @@ def test_a_loss_that_is_not_finite(model: Model, number: float, text: str) -> No
     np.testing.assert_array_equal(loss([1.0, number]), [2.0, number + 1.0])
 
 
-@pytest.mark.parametrize("reduce", ["average", ["a", "b"], None, [1.0], [[1.0], [2.0]], {}])
+@pytest.mark.parametrize("reduce", ["average", ["a", "b"], None, [1.0], [[1.0], [2.0]], {}, [1.0, np.nan], [np.inf, 1]])
 def test_wrong_weights(model: Model, reduce: Any) -> None:
     with refused(ab.AutobatchError, "reduce="):
         ab.batched(model.loss).value_and_grad([1, 2], reduce=reduce)
@@ -108,6 +108,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
     ),
     "backend object": ({"backend": 3}, ab.BackendError, ("backend=3 is neither a name nor a Backend",)),
     "rewrite": ({"rewrites": ("sum",)}, ab.GraphError, ("['sum'] are no passes; the passes are", "'sums'")),
+    "no rewrites": ({"rewrites": None}, ab.GraphError, ("None names no passes; give 'all', or a list of ['forward'",)),
+    "seed": ({"seed": "a"}, ab.DataError, ("seed='a' is no seed of random numbers; give an int that is not negative",)),
+    "negative seed": ({"seed": -1}, ab.DataError, ("seed=-1 is no seed",)),
     "module": ({"module": 3}, ab.GraphError, ("takes a function over one instance and a Module", "and 3")),
 }
 

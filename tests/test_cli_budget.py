@@ -84,3 +84,15 @@ def test_a_size_that_is_none_is_refused(command: Command, size: str) -> None:
     status, out, err = command("explain", "tree-lstm", "--max-bytes", size)
     assert (status, out) == (2, "")
     assert f"{size!r} is no number of bytes; give one such as 2000000000, 2GB or 1.5GiB" in err
+
+
+def test_predictions_that_fail_leave_the_file_as_it_was(command: Command) -> None:
+    assert command("train", "tree-lstm", *RUN, "--epochs", 1, "--checkpoint", "run")[0] == 0
+    predict = ("predict", "tree-lstm", "--checkpoint", "run", "--out", "kept.jsonl")
+    assert command(*predict)[0] == 0
+    before = Path("kept.jsonl").read_bytes()
+    assert before
+    status, _, err = command(*predict, "--max-bytes", "12 B")
+    assert (status, err.count("\n")) == (2, 1)
+    assert Path("kept.jsonl").read_bytes() == before
+    assert [path.name for path in Path().iterdir() if path.name.endswith(".tmp")] == []

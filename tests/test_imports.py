@@ -148,3 +148,18 @@ for module in sys.argv[2:]:
 """
     modules = (name for name in module_files() if not name.endswith("__main__"))
     assert run_python(program, ",".join(HEAVY), *modules, cwd=tmp_path) == []
+
+
+def test_no_module_takes_the_place_of_a_public_name(tmp_path: Path) -> None:
+    """A subpackage `autobatch.sum` would replace the function `ab.sum` when it is first imported."""
+    program = """
+import importlib, sys
+import autobatch
+before = {name: getattr(autobatch, name) for name in autobatch.__all__}
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+print(len(before), *(name for name, value in before.items() if getattr(autobatch, name) is not value))
+"""
+    n_names, *replaced = run_python(program, *(m for m in module_files() if not m.endswith("__main__")), cwd=tmp_path)
+    assert int(n_names) > 50
+    assert replaced == []

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import autobatch as ab
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.layers import Linear
 from autobatch.module import Module, Parameter, check_entries
@@ -272,3 +273,29 @@ def test_a_torch_state_dict_loads() -> None:
         np.testing.assert_array_equal(model.parameters()[f"layers.{name}"].data, tensor.detach().numpy())
     with pytest.raises(CheckpointError, match=r"no array can be made of it"):
         model.load_state_dict({f"layers.{name}": tensor for name, tensor in twin.named_parameters()})
+
+
+class Swapped(ab.Module):
+    def __init__(self) -> None:
+        self.a, self.b = ab.Parameter([1.0, 2.0]), ab.Parameter([3.0, 5.0])
+
+    @ab.cell
+    def loss(self, x: Any) -> Any:
+        return ab.sum(self.a * x + self.b * x * x)
+
+
+def test_parameters_that_change_places_after_they_were_traced_are_refused() -> None:
+    model = Swapped()
+    loss, x = ab.batched(model.loss), np.array([2.0, 1.0])
+    assert float(loss([x])[0]) == 21.0
+    model.a, model.b = model.b, model.a
+    with pytest.raises(ab.GraphError, match="after replacing a parameter"):
+        loss([x])
+    assert float(ab.batched(model.loss)([x])[0]) == float(np.asarray(model.loss(x))) == 17.0
+
+
+def test_a_module_without_parameters_computes_in_the_type_of_what_it_is_given() -> None:
+    """Eagerly, dropout in a float64 model once rounded to float32."""
+    x = np.array([0.1, 0.3])
+    assert np.asarray(ab.Dropout(0.0)(x)).dtype == np.float64
+    assert np.asarray(ab.Dropout(0.0)(x.astype(np.float32))).dtype == np.float32

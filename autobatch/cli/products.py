@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from autobatch.blas import Chooser, find_bf16, list_absent, list_providers, measure
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.errors import BackendError
-from autobatch.matmul import Chooser, find_bf16, list_absent, list_providers, measure
 from autobatch.processor import has_bf16
 
 N_OUT, N_IN = 1280, 512  # the five gates of a binary Tree-LSTM of 256 on two children

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,8 +51,13 @@ class JsonLines:
 
 
 @contextmanager
-def open_json(path: Path | None, append: bool = False) -> Iterator[JsonLines]:
-    """Open the file for results before the work begins; with `append`, after those that are there.
+def open_json(path: Path | None, append: bool | None = None) -> Iterator[JsonLines]:
+    """Open the file for results before the work begins.
+
+    Args:
+        path: None for no file.
+        append: write behind what is there, or in its place, line by line. None: what is there stays until the work is
+            done, and if it fails.
 
     Raises:
         DataError: it cannot be written.
@@ -59,15 +65,23 @@ def open_json(path: Path | None, append: bool = False) -> Iterator[JsonLines]:
     if path is None:
         yield JsonLines(None)
         return
+    in_place = append is not None or (path.exists() and not path.is_file())
+    target = path if in_place else path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        file = path.open("a" if append else "w", encoding="utf-8")
+        file = target.open("a" if append else "w", encoding="utf-8")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DataError(
             f"cannot write results to {path}: {reason}; give a file in a folder that can be written."
         ) from error
-    with file:
-        yield JsonLines(file)
+    try:
+        with file:
+            yield JsonLines(file)
+        if not in_place:
+            target.replace(path)
+    finally:
+        if not in_place:
+            target.unlink(missing_ok=True)
 
 
 def describe_run(workload: Workload, batch_size: int, policy: str, backend: str, mode: str) -> dict[str, Any]:

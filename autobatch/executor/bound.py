@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import compiled
+from autobatch.blas.calling import call_float32, call_float64
+from autobatch.blas.product import describe_product
 from autobatch.executor.reference import RowRange
 from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.loop import Alone, Product, Term
@@ -19,8 +21,6 @@ from autobatch.kernels.source import ARRAYS, letter_of
 from autobatch.kernels.stage import Stage, compile_backward, compile_forward
 from autobatch.kernels.support import transpose
 from autobatch.kernels.view import View
-from autobatch.matmul.calling import call_float32, call_float64
-from autobatch.matmul.product import describe_product
 from autobatch.ops.define import run_kernel
 from autobatch.plan import Batch, PlannedCell
 from autobatch.program import NODE, SHARED, Attribute, Constant, Instruction, Weight

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.autodiff import ROW_SUM, Scatter
+from autobatch.blas.choosing import Chooser
+from autobatch.blas.threads import limit_threads
 from autobatch.executor.bound import BoundStage, Call, Calls, CompiledCell
 from autobatch.executor.reference import Env, Frame, Reference, RowRange
 from autobatch.executor.table import make_table
 from autobatch.kernels.loading import is_jitted
 from autobatch.kernels.source import STAGES, columns_of
 from autobatch.kernels.support import add_rows
-from autobatch.matmul.choosing import Chooser
-from autobatch.matmul.threads import limit_threads
 from autobatch.plan import Batch, Plan
 from autobatch.program import Instruction
 from autobatch.randomness import Randomness

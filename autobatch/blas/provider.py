@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.blas.calling import repeat_float32, repeat_float64
+from autobatch.blas.product import Matrix, check_product, describe_product
 from autobatch.errors import BackendError, ShapeError
-from autobatch.matmul.calling import repeat_float32, repeat_float64
-from autobatch.matmul.product import Matrix, check_product, describe_product
 
 CALLS: Mapping[str, tuple[Any, str]] = {
     "f": (repeat_float32, "float32"),
@@ -31,7 +31,7 @@ class Provider(ABC):
     Attributes:
         name: by which it is chosen.
         version: of the library.
-        addresses: of its routines for compiled code (`autobatch.matmul.calling`), by the dtype of the operands:
+        addresses: of its routines for compiled code (`autobatch.blas.calling`), by the dtype of the operands:
             "float32", "float64", and "uint16" for bf16; without one, compiled code cannot call it.
     """
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.blas.calling import repeat_float32, repeat_float64
+from autobatch.blas.finding import find_versions, get_provider, list_providers
+from autobatch.blas.product import describe_product
+from autobatch.blas.provider import Provider
+from autobatch.blas.threads import limit_threads
 from autobatch.cache import cache_folder, find_entry, keep_entry
 from autobatch.checkpoint import write_whole
 from autobatch.errors import BackendError
-from autobatch.matmul.calling import repeat_float32, repeat_float64
-from autobatch.matmul.finding import find_versions, get_provider, list_providers
-from autobatch.matmul.product import describe_product
-from autobatch.matmul.provider import Provider
-from autobatch.matmul.threads import limit_threads
 from autobatch.processor import cpu_name, has_avx512, has_bf16
 
 FORMAT = "autobatch matmul 1"

@@ -16,10 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from autobatch._jit import compiled
-from autobatch.cli import products
-from autobatch.cli.main import commands
-from autobatch.errors import BackendError, ShapeError
-from autobatch.matmul import (
+from autobatch.blas import (
     Chooser,
     Provider,
     bf16,
@@ -36,9 +33,12 @@ from autobatch.matmul import (
     round_to_bf16,
     threads_in_force,
 )  # fmt: skip
-from autobatch.matmul.bf16 import to_bf16
-from autobatch.matmul.calling import repeat_float32, repeat_float64
-from autobatch.matmul.finding import FINDERS
+from autobatch.blas.bf16 import to_bf16
+from autobatch.blas.calling import repeat_float32, repeat_float64
+from autobatch.blas.finding import FINDERS
+from autobatch.cli import products
+from autobatch.cli.main import commands
+from autobatch.errors import BackendError, ShapeError
 from autobatch.processor import usable_cores
 
 SIZES = [(1, 1, 1), (1, 7, 5), (7, 1, 5), (5, 6, 1), (33, 20, 65), (4, 3, 0), (0, 3, 2)]

@@ -12,10 +12,10 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from autobatch._jit import compiled
+from autobatch.blas.finding import get_provider
+from autobatch.blas.product import Matrix, find_step
+from autobatch.blas.provider import Provider
 from autobatch.errors import BackendError, ShapeError
-from autobatch.matmul.finding import get_provider
-from autobatch.matmul.product import Matrix, find_step
-from autobatch.matmul.provider import Provider
 from autobatch.processor import has_bf16
 
 LOW = np.uint32(0x7FFF)  # just less than half of the last bit that is kept

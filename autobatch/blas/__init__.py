@@ -4,12 +4,12 @@
 address from compiled code; `limit_threads` keeps its threads few; `bf16` rounds and multiplies 16-bit numbers.
 """
 
-from autobatch.matmul.bf16 import find_bf16, multiply_bf16, round_to_bf16
-from autobatch.matmul.choosing import Chooser, measure
-from autobatch.matmul.finding import get_provider, list_absent, list_providers
-from autobatch.matmul.product import Product, describe_product
-from autobatch.matmul.provider import Provider
-from autobatch.matmul.threads import limit_threads, threads_in_force
+from autobatch.blas.bf16 import find_bf16, multiply_bf16, round_to_bf16
+from autobatch.blas.choosing import Chooser, measure
+from autobatch.blas.finding import get_provider, list_absent, list_providers
+from autobatch.blas.product import Product, describe_product
+from autobatch.blas.provider import Provider
+from autobatch.blas.threads import limit_threads, threads_in_force
 
 __all__ = [
     "Chooser",

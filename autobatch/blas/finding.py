@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.blas.provider import Absent, ByAddress, ByNumPy, ByTorch, Provider
+from autobatch.blas.threads import Pool, look_again
 from autobatch.errors import BackendError
-from autobatch.matmul.provider import Absent, ByAddress, ByNumPy, ByTorch, Provider
-from autobatch.matmul.threads import Pool, look_again
 from autobatch.processor import has_avx512
 
 ROUTINES = {"float32": "sgemm", "float64": "dgemm", "uint16": "gemm_bf16bf16f32"}
