@@ -14,8 +14,8 @@ The saved values are those of one stage that a later one reads; views of saved v
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,6 +91,13 @@ class Derivative:
             g for g, s in sources.items() if read[g] == 1 and isinstance(s, Instruction) and s.op.sums_rows
         )
 
+    @property
+    def roots(self) -> Iterator[int]:
+        """The values that the stages are run for."""
+        yield from (gradient for gradient in self.ports if gradient is not None)
+        yield from (gradient for _, gradient in self.parameters)
+        yield from (value for _, scatters in self.tables for scatter in scatters for value in scatter)
+
     def parameter(self, index: int) -> Parameter:
         """The parameter that a `Weight` value stands for."""
         source = self.vars[index].source
@@ -136,24 +143,51 @@ def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> D
     scattered = {i: _scatters(reverse.builder.vars, g) for i, g in gradients}
     parameters = tuple((i, g) for i, g in gradients if not scattered[i])
     tables = tuple((i, scatters) for i, scatters in scattered.items() if scatters)
-    stages = _Stages(tuple(reverse.builder.vars), len(program.vars), kept)
-    for gradient in (*(g for _, g in parameters), *(i for _, scatters in tables for s in scatters for i in s)):
+    vars = tuple(reverse.builder.vars)
+    if checking():
+        check_values(program.name, vars, program.ties)
+    return _divide(Derivative(program, vars, (), (), (), incoming, ports, parameters, tables), kept)
+
+
+def with_values(
+    derivative: Derivative, vars: tuple[Var, ...], number: Mapping[int, int], kept: frozenset[int]
+) -> Derivative:
+    """The same derivative over other values, divided into stages anew.
+
+    Args:
+        derivative: over values of which those of the program keep their numbers.
+        vars: the other values.
+        number: what each incoming gradient and each root is among them.
+        kept: see `differentiate`.
+    """
+    moved = replace(
+        derivative,
+        vars=vars,
+        incoming=tuple(number[i] for i in derivative.incoming),
+        ports=tuple(None if g is None else number[g] for g in derivative.ports),
+        parameters=tuple((i, number[g]) for i, g in derivative.parameters),
+        tables=tuple(
+            (i, tuple(Scatter(number[values], number[ids]) for values, ids in scatters))
+            for i, scatters in derivative.tables
+        ),
+    )
+    return _divide(moved, kept)
+
+
+def _divide(derivative: Derivative, kept: frozenset[int]) -> Derivative:
+    """Say what each stage runs, and what is saved between them."""
+    stages = _Stages(derivative.vars, len(derivative.program.vars), kept)
+    scattered = (value for _, scatters in derivative.tables for scatter in scatters for value in scatter)
+    for gradient in (*(g for _, g in derivative.parameters), *scattered):
         stages.need_for_weights(gradient)
     new = (i for i in stages.saved.copy() if i >= stages.n_forward)
-    for gradient in (*new, *(g for g in ports if g is not None)):
+    for gradient in (*new, *(g for g in derivative.ports if g is not None)):
         stages.need_for_backward(gradient)
-    if checking():
-        check_values(program.name, stages.vars, program.ties)
-    return Derivative(
-        program,
-        stages.vars,
+    return replace(
+        derivative,
         saved=tuple(sorted(stages.saved)),
         backward=tuple(sorted(stages.backward)),
         weights=tuple(sorted(stages.weights)),
-        incoming=incoming,
-        ports=ports,
-        parameters=parameters,
-        tables=tables,
     )
 
 

@@ -123,8 +123,9 @@ class Plan:
     def type_bases(self) -> list[tuple[int, ...]]:
         """Per type, where the first row of all its nodes lies in each of its blocks; in training, where it is one."""
         found: dict[int, tuple[int, ...]] = {}
-        for batch in self.batches:
-            found.setdefault(batch.kind, batch.bases)
+        for batch, kind in enumerate(self.schedule.batch_type.tolist()):
+            if kind not in found:
+                found[kind] = tuple(self.base[self.base_ptr[batch] : self.base_ptr[batch + 1]].tolist())
         return [found.get(kind, ()) for kind in range(len(self.type_ptr) - 1)]
 
     @cached_property
@@ -194,21 +195,39 @@ class Planner(Protocol):
         """Give every node its row and every node output its destinations."""
 
 
+class KernelPasses(NamedTuple):
+    """What a backend with compiled kernels does to a cell; all of it can be switched off, for measurement.
+
+    Attributes:
+        cuts: cut loops over several gates into loops over one.
+        hoists: run once for all rows of a type what need not run for every batch.
+        fuses: make kernels of as many loops as can be; if not, every loop is a kernel.
+    """
+
+    cuts: bool = True
+    hoists: bool = True
+    fuses: bool = True
+
+
 class PlannedCell(NamedTuple):
     """A node type with what is executed for it.
 
     Attributes:
         program: computes what the program of the type does, from the same ports and attributes.
         derivative: of `program`; None in inference.
+        passes: by name, in order, the program or derivative after each pass that led here.
+        kernels: what is done to it if it is compiled.
     """
 
     type: NodeType
     program: CellProgram
     derivative: Derivative | None
     layout: Layout
+    passes: tuple[tuple[str, CellProgram | Derivative], ...] = ()
+    kernels: KernelPasses = KernelPasses()
 
 
-@dataclass
+@dataclass(eq=False)
 class PlannedTypes:
     """All types of a graph, planned; tables for compiled placement are made once per set of types."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +24,10 @@ from autobatch.program import (
     show_lines,
     show_var,
 )  # fmt: skip
+from autobatch.stacks import parts_of
+
+if TYPE_CHECKING:
+    from autobatch.autodiff import Derivative
 
 Ties = Iterable[tuple[int, int]]
 
@@ -51,6 +56,71 @@ def check_cell(program: CellProgram) -> None:
         if index not in needed:
             raise _broken(name, vars, index, "no output needs it")
         needed.update(source.args if isinstance(source, Instruction) else ())
+
+
+def check_rewritten(before: CellProgram, after: CellProgram) -> None:
+    """Check that a program can take the place of another: it is one, with the same leaves, outputs and domains.
+
+    Raises:
+        GraphError: names the first thing that does not hold.
+    """
+    check_cell(after)
+    for what, of in (("ports and attributes", _leaves), ("outputs", _outputs), ("names and draws", _head)):
+        was, now = of(before), of(after)
+        if was != now:
+            raise _refused(before.name, f"its {what} were {was} and are {now} after it was rewritten")
+    parts = [{id(part) for parameter in p.parameters for part in parts_of(parameter)} for p in (before, after)]
+    if not parts[1] <= parts[0]:
+        raise _refused(before.name, "it reads parameters after it was rewritten that it did not read before")
+
+
+def _leaves(program: CellProgram) -> list[tuple[Any, ...]]:
+    found = [(v.source, v.shape, v.domain) for v in program.vars if isinstance(v.source, (Port, Attribute))]
+    return sorted(found, key=repr)
+
+
+def _outputs(program: CellProgram) -> list[tuple[Shape, int]]:
+    return [(program.vars[output].shape, program.vars[output].domain) for output in program.outputs]
+
+
+def _head(program: CellProgram) -> tuple[Any, ...]:
+    return program.name, program.draws, set(map(frozenset, program.ties))
+
+
+def check_derivative(derivative: Derivative) -> None:
+    """Check that gradients have the shapes and rows of what they are of, and that every stage knows what it reads.
+
+    The backward stage knows the saved values, the inputs, which stay, and the gradients of the outputs; the weight
+    stage the saved values and the inputs.
+
+    Raises:
+        GraphError: names the first thing that does not hold.
+    """
+    program, vars = derivative.program, derivative.vars
+    check_values(program.name, vars, program.ties)
+    if any(before is not after for before, after in zip(program.vars, vars, strict=False)):
+        raise _refused(program.name, "its derivative has other values than the program in their place")
+    for number, index in enumerate(derivative.incoming):
+        output, var = vars[program.outputs[number]], vars[index]
+        domain = NODE if output.domain == SHARED else output.domain
+        if var.source != Incoming(number) or (var.shape, var.domain) != (output.shape, domain):
+            raise _broken(program.name, vars, index, f"it is not the gradient of output {number}")
+    pairs = [pair for pair in zip(program.ports, derivative.ports, strict=True) if pair[1] is not None]
+    for of, gradient in (*pairs, *derivative.parameters):
+        if gradient is not None and vars[of].shape != vars[gradient].shape:
+            raise _broken(program.name, vars, gradient, f"it is the gradient of %{of} and has another shape")
+    saved = set(derivative.saved)
+    for stage, known in ((derivative.backward, {*saved, *derivative.incoming}), (derivative.weights, saved)):
+        found = set(known)
+        for index in stage:
+            source = vars[index].source
+            for arg in source.args if isinstance(source, Instruction) else ():
+                if isinstance(vars[arg].source, Incoming) and arg not in found:
+                    raise _broken(program.name, vars, index, f"it reads the gradient %{arg}, which is not saved")
+                is_new = arg >= len(program.vars) and isinstance(vars[arg].source, Instruction)
+                if is_new and arg not in found:
+                    raise _broken(program.name, vars, index, f"it reads %{arg}, which is neither saved nor made before")
+            found.add(index)
 
 
 def check_values(name: str, vars: Sequence[Var], ties: Ties) -> None:

@@ -4,6 +4,7 @@ It takes one launch, and no pass over the sum. With ports placed side by side (`
 matrices lie side by side in one home (`stacks`). A sum is joined if
 - its products are of whole matrices by different vectors of the nodes, or of the edges of one group; nothing else
   reads them or the matrices, so that no matrix is wanted in two rows, of which one would be a copy;
+- every vector is made as such, or is part of a port: a view of a computed value would be copied into the join;
 - no vector depends on attributes only: such a product can be computed once for all rows of a type, not batch by batch;
 - one order of all vectors has the vectors of every sum side by side, so that none is copied: a sum that fits into no
   such order beside the commoner ones stays, and if what the cell joins itself would now be copied, all stay;
@@ -27,7 +28,7 @@ from autobatch.ops.define import Op
 from autobatch.ops.elementwise import add
 from autobatch.ops.linear import affine, matmul
 from autobatch.ops.shaping import concat
-from autobatch.program import SHARED, Builder, CellProgram, Instruction, Traced, Weight
+from autobatch.program import SHARED, Builder, CellProgram, Instruction, Port, Traced, Weight, origin
 from autobatch.program_check import check_cell
 from autobatch.stacks import make_row
 
@@ -105,7 +106,7 @@ def join_products(program: CellProgram) -> CellProgram:
       return %4
     """
     reading = _Reading(program)
-    sums = _saving(reading, _in_one_order(reading.sums()))
+    sums = _saving(reading, _in_one_order(reading, reading.sums()))
     if not sums:
         return program
     joined = _rewrite(program, sums)
@@ -181,7 +182,7 @@ class _Reading:
         products: list[Product] = []
         for leaf in leaves:
             product = self.products.get(leaf)
-            if product is None or product.input not in self.by_ports:
+            if product is None or product.input not in self.by_ports or not self._can_lie_in_a_join(product.input):
                 continue
             if self.uses[leaf] > 1 or self.uses[product.weight] > 1:
                 continue
@@ -193,17 +194,35 @@ class _Reading:
         others = tuple(leaf for leaf in leaves if leaf not in joined)
         return Sum(root, tuple(products), others, frozenset(joined | between))
 
+    def _can_lie_in_a_join(self, vector: int) -> bool:
+        source = self.program.vars[vector].source
+        is_view = isinstance(source, Instruction) and source.op.view
+        return not is_view or self.is_of_port(vector)
+
+    def is_of_port(self, value: int) -> bool:
+        """Whether a value is a port, or a view of one."""
+        return isinstance(origin(self.program.vars, value).source, Port)
+
     def _trainable(self, product: Product) -> bool:
         source = self.program.vars[product.weight].source
         assert isinstance(source, Weight)
         return source.parameter.trainable
 
 
-def _in_one_order(sums: Sequence[Sum]) -> list[Sum]:
-    """The sums whose vectors are side by side in one order of all vectors, the commonest first, with products in it."""
+def _in_one_order(reading: _Reading, sums: Sequence[Sum]) -> list[Sum]:
+    """The sums whose vectors are side by side in one order of all vectors, the commonest first, with products in it.
+
+    A computed vector is made in one join: two can share it only in the inputs, where joins with ports lie.
+    """
     tree = PQTree(sorted({value for sum_ in sums for value in sum_.inputs}))
     wanted = Counter(frozenset(sum_.inputs) for sum_ in sums)
-    kept = {inputs for inputs, _ in wanted.most_common() if tree.reduce(sorted(inputs))}
+    ports = {value for value in tree.frontier() if isinstance(value, int) and reading.is_of_port(value)}
+    kept: set[frozenset[int]] = set()
+    for inputs, _ in wanted.most_common():
+        shared = [other for other in kept if other & inputs]
+        in_inputs = bool(ports & inputs.union(*shared))
+        if (in_inputs or not shared) and tree.reduce(sorted(inputs)):
+            kept.add(inputs)
     place = {value: at for at, value in enumerate(tree.frontier()) if isinstance(value, int)}
     return [sum_.ordered(place) for sum_ in sums if frozenset(sum_.inputs) in kept]
 

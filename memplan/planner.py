@@ -4,40 +4,66 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autobatch.autodiff import differentiate
+from autobatch.autodiff import Derivative, differentiate
 from autobatch.graph import Graph
 from autobatch.memplan import placement
 from autobatch.memplan.homes import make_layout, place_columns
 from autobatch.memplan.joining import join_products
 from autobatch.memplan.stacking import make_stacked
-from autobatch.plan import Plan, PlannedCell, PlannedTypes
+from autobatch.plan import KernelPasses, Plan, PlannedCell, PlannedTypes
+from autobatch.program import CellProgram
 from autobatch.schedule import Schedule
+from autobatch.simplify import simplify, simplify_derivative
 from autobatch.typetable import NodeType
 
 
 @dataclass(frozen=True)
 class MemoryPlanner:
-    """Plans cells and mini-batches.
+    """Plans cells and mini-batches; every pass over a cell can be switched off, for measurement.
 
     Args:
-        joins: order ports so that joins of them are views, and save nothing of these; for measurement it can be
-            switched off.
+        simplifies: compute nothing twice, and nothing that is known, forward and backward.
+        joins: order ports so that joins of them are views, and save nothing of these.
         stacks: run the inner batches of cells as single instructions, on parameters that lie together.
         sums: run sums of products as single products of vectors side by side; only with `joins` and `stacks`.
+        cuts, hoists, fuses: what backends with compiled kernels do, see `KernelPasses`.
     """
 
+    simplifies: bool = True
     joins: bool = True
     stacks: bool = True
     sums: bool = True
+    cuts: bool = True
+    hoists: bool = True
+    fuses: bool = True
 
     def plan_cell(self, node_type: NodeType, training: bool) -> PlannedCell:
         """Lay out a type."""
         program = node_type.program
+        passes: list[tuple[str, CellProgram | Derivative]] = [("traced", program)]
+        if self.simplifies:
+            program = simplify(program)
+            passes.append(("simplified", program))
+        if self.stacks and self.sums and self.joins:
+            program = join_products(program)
+            passes.append(("joined", program))
         if self.stacks:
-            program = make_stacked(join_products(program) if self.sums and self.joins else program)
-        columns = place_columns(program, self.joins)
-        derivative = differentiate(program, frozenset(columns.inner)) if training else None
-        return PlannedCell(node_type, program, derivative, make_layout(program, columns, derivative))
+            program = make_stacked(program)
+            passes.append(("stacked", program))
+        if self.simplifies and self.stacks:
+            program = simplify(program)  # what is joined may be, in a stack, what it was cut from
+            passes.append(("stacked simplified", program))
+        columns, derivative = place_columns(program, self.joins), None
+        if training:
+            kept = frozenset(columns.inner)
+            derivative = differentiate(program, kept)
+            passes.append(("derived", derivative))
+            if self.simplifies:
+                derivative = simplify_derivative(derivative, kept)
+                passes.append(("derivative simplified", derivative))
+        layout = make_layout(program, columns, derivative)
+        kernels = KernelPasses(self.cuts, self.hoists, self.fuses)
+        return PlannedCell(node_type, program, derivative, layout, tuple(passes), kernels)
 
     def place(self, graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
         """Place a scheduled graph."""

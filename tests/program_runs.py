@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.autodiff import differentiate
+from autobatch.autodiff import Derivative, differentiate
 from autobatch.module import Parameter
 from autobatch.ops.define import run_kernel
 from autobatch.ops.variadic import Segments
@@ -58,7 +58,19 @@ def draw_rows(program: CellProgram, rng: np.random.Generator) -> Drawn:
 
 def run_program(program: CellProgram, drawn: Drawn) -> Results:
     """Compute the outputs, and pull the drawn gradients back, in float64."""
-    derivative = differentiate(program)
+    return run_derivative(differentiate(program), drawn)
+
+
+def compute(program: CellProgram, drawn: Drawn) -> list[Any]:
+    """Compute the outputs."""
+    env = _known(program.vars, drawn)
+    _run(program.vars, program.instructions, env)
+    return [env[output] for output in program.outputs]
+
+
+def run_derivative(derivative: Derivative, drawn: Drawn) -> Results:
+    """Compute the outputs of a program, and run its derivative."""
+    program = derivative.program
     env = _known(derivative.vars, drawn)
     _run(derivative.vars, program.instructions, env)
     env |= dict(zip(derivative.incoming, drawn.incoming, strict=True))

@@ -11,12 +11,13 @@ import pytest
 
 import autobatch as ab
 from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.explaining import show_cells
+from autobatch.cli.explaining import TITLES, show_cells
 from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
 from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.stage import compile_backward, compile_forward
 
+PROGRAMS = ["traced", "simplified", "joined", "stacked", "stacked simplified"]
 MODELS = ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"]
 
 
@@ -49,6 +50,8 @@ def test_every_type_is_shown_from_trace_to_source(model: str, training: bool) ->
         assert indent(str(cell.type.program), "  ") in text
         assert indent(str(cell.program), "  ") in text
         assert (cell.derivative is not None and indent(str(cell.derivative), "  ") in text) == training
+        titles = [line for line in text.splitlines()[1:] if line and not line.startswith(" ")]
+        assert [title.partition(" (")[0] for title in titles] == expected_titles(training)
         assert indent(str(cell.layout), "  ") in text
         for stage in stages:
             assert indent(str(stage), "  ") in text
@@ -67,11 +70,63 @@ def test_a_cell_is_shown_with_all_its_types() -> None:
     assert ["leftward" in part for part in parts] != ["rightward" in part for part in parts]
 
 
+def expected_titles(training: bool) -> list[str]:
+    """What is shown of a type, in order."""
+    programs = [key for key in TITLES if key in PROGRAMS]
+    passes = ["lowered", "cut", "hoisted", "fused", "storage", "source"]
+    stages = [f"{stage}, {TITLES[key]}" for stage in ("forward", "backward")[: 1 + training] for key in passes]
+    derivatives = [TITLES["derived"], TITLES["derivative simplified"]] * training
+    weights = [TITLES["weights"]] * training
+    return [*(TITLES[key] for key in programs), *derivatives, TITLES["layout"], *stages, *weights]
+
+
 def test_what_is_not_rewritten_is_not_shown_twice() -> None:
     graph, planner = merge("tree-lstm")
     text = show_cells(graph, planner, "node_loss", training=False)
     assert text.count("node_loss(%0") == 1
-    assert "inner batches stacked\n  as traced\n" in text
+    for key in PROGRAMS[1:]:
+        assert f"\n{TITLES[key]} (2 instructions)\n  as before\n" in text
+    assert "loops over one gate each\n  as before\n" in text
+
+
+def test_only_some_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "tree-lstm --dim 6 --batch-size 4 --cell merge --training --pass fused --pass simplified"
+    status, out, _ = explain(capsys, words)
+    assert status == 0
+    titles = [line.partition(" (")[0] for line in out.splitlines()[3:] if line and not line.startswith(" ")]
+    assert titles == [TITLES["simplified"], *(f"{stage}, {TITLES['fused']}" for stage in ("forward", "backward"))]
+    status, out, err = explain(capsys, "tree-lstm --pass fused")
+    assert (status, out) == (2, "")
+    assert "name the cell with --cell" in err
+
+
+def test_why_a_pass_shortened_a_program_is_told() -> None:
+    """A gate that is written twice is computed once, in every result from then on."""
+    weight = ab.Parameter(np.eye(3))
+
+    @ab.cell
+    def gated(x: Any) -> Any:
+        return ab.sigmoid(weight @ x) * x + ab.tanh(ab.sigmoid(weight @ x) * 1.0)
+
+    loss = ab.batched(lambda x: ab.sum(gated(x)))
+    text = show_cells(loss.merged([np.ones(3)]), loss.planner, "gated", training=True)
+    simplified = text.split(TITLES["simplified"])[1]
+    assert simplified.startswith(" (5 instructions, 2 computed twice, 1 known)")
+    assert simplified.count("= sigmoid(") == simplified.split("weights: ")[0].count("= sigmoid(")
+    assert text.split("forward, lowered")[1].split("forward, cut")[0].count("sigmoid(") == 1
+    fused = text.split("forward, fused")[1].split("\n\n")[0]
+    assert "neighbours that are not fused:\n    %" in fused
+    assert "is a product, which a library computes" in fused
+
+
+def test_reasons_are_told_for_each_pair() -> None:
+    graph, planner = merge("tree-lstm")
+    text = show_cells(graph, planner, "node_loss", training=True, passes=["fused", "weights"])
+    forward, backward, weights = text.split("neighbours ")[1:]
+    assert "is a max, known only after its loop" in forward
+    assert "one loop goes over 10, the other over one element" in forward
+    assert "is a sum, known only after its loop" in backward
+    assert weights.startswith("are not fused: each step runs once over all rows")
 
 
 def test_a_cell_that_reads_and_saves_nothing_has_no_columns() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from autobatch.cli import options
-from autobatch.cli.explaining import show_cells
+from autobatch.cli.explaining import TITLES, show_cells
+from autobatch.cli.places import require_picture
+from autobatch.cli.threads import use_threads
 from autobatch.cli.workload import load_workload, record
 from autobatch.plotting import plot_schedules
 
@@ -36,6 +38,14 @@ from autobatch.plotting import plot_schedules
 @click.option("--memory", is_flag=True, help="Show where values lie, in cells and between, and what moves.")
 @click.option("--cell", metavar="NAME", help="Show instead what becomes of a cell: programs, layout, kernels, and why.")
 @click.option(
+    "--pass",
+    "passes",
+    metavar="NAME",
+    type=click.Choice(list(TITLES)),
+    multiple=True,
+    help="With --cell, show only what this pass makes of it; may be given several times.",
+)
+@click.option(
     "--plot",
     "plot_path",
     metavar="FILE",
@@ -44,6 +54,8 @@ from autobatch.plotting import plot_schedules
 )
 @options.backend_option
 @options.max_bytes_option
+@options.threads_option
+@options.tune_option
 @options.seed_option
 def explain(
     model: str,
@@ -55,9 +67,12 @@ def explain(
     training: bool,
     memory: bool,
     cell: str | None,
+    passes: tuple[str, ...],
     plot_path: Path | None,
     backend: str,
     max_bytes: int | None,
+    threads: int | str,
+    tune: str,
     seed: int,
 ) -> None:
     """Show what runs together under several policies, and why not more.
@@ -72,16 +87,21 @@ def explain(
     """
     if cell is not None and (memory or plot_path is not None):
         raise click.UsageError("--cell shows a cell and no mini-batch; --memory and --plot do not go with it.")
-    workload = load_workload(model, data, dim, seed)
+    if passes and cell is None:
+        raise click.UsageError("--pass shows what a pass makes of a cell; name the cell with --cell.")
+    if plot_path is not None:
+        require_picture(plot_path, "draw")
+    use_threads(threads)
+    workload = load_workload(model, data, dim, seed).running(threads, tune)
     instances = workload.first(batch_size)
+    losses = [workload.batched("loss", policy, backend, max_bytes) for policy in policies]
     click.echo(f"{model}, the first {batch_size} instances of {workload.dataset.name}")
     if cell is not None:
-        loss = workload.batched("loss", policies[0], backend, max_bytes)
-        click.echo(f"\n{show_cells(loss.merged(record(loss, instances)), loss.planner, cell, training)}")
+        loss = losses[0]
+        click.echo(f"\n{show_cells(loss.merged(record(loss, instances)), loss.planner, cell, training, passes)}")
         return
     reports = []
-    for policy in policies:
-        loss = workload.batched("loss", policy, backend, max_bytes)
+    for loss in losses:
         reports.append(loss.explain(record(loss, instances), training, bound=bound, memory=memory))
         click.echo(f"\n{reports[-1]}")
     if plot_path is not None:

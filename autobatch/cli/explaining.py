@@ -1,23 +1,47 @@
-"""What becomes of a cell, as text: its program as traced and as executed, its derivative, its layout, its kernels.
+"""What becomes of a cell, as text: its program after every pass, from the trace to the source of its kernels.
 
-The kernels are those of the cpu backend, whichever runs: where they are not one, the reason stands beside each.
+Every result is checked from its definition as it is shown. The kernels are those of the cpu backend, whichever runs:
+for each pair of neighbours that are not in one loop nest, the reason stands below the steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import indent
 
 import numpy as np
 
+from autobatch.autodiff import ROW_SUM, Derivative
 from autobatch.errors import DataError
 from autobatch.graph import Graph
-from autobatch.kernels.stage import compile_backward, compile_forward
+from autobatch.kernels.stage import Note, Stage, compile_backward, compile_forward
 from autobatch.plan import PlannedCell, Planner
+from autobatch.program import CellProgram, Instruction, show_lines
+from autobatch.program_check import check_cell, check_derivative, check_rewritten
+from autobatch.simplify import simplify_why
 from autobatch.typetable import TypeTable
 
+TITLES = {
+    "traced": "program, as traced",
+    "simplified": "program, simplified: nothing is computed twice, or known",
+    "joined": "program, joined: sums of products are one product",
+    "stacked": "program, stacked: inner batches are one instruction",
+    "stacked simplified": "program, stacked and simplified again: this one is executed",
+    "derived": "derivative",
+    "derivative simplified": "derivative, simplified",
+    "layout": "layout",
+    "lowered": "lowered to loops, products, and ops that run alone",
+    "cut": "cut: loops over one gate each",
+    "hoisted": "hoisted: what runs once for all rows of the type",
+    "fused": "fused: steps, and loop nests of kernels",
+    "storage": "storage",
+    "source": "steps of the cpu backend",
+    "weights": "weights: what runs once over all rows of the type, for the gradients of parameters",
+}
+AS_BEFORE = "as before"
 
-def show_cells(graph: Graph, planner: Planner, name: str, training: bool) -> str:
+
+def show_cells(graph: Graph, planner: Planner, name: str, training: bool, passes: Sequence[str] = ()) -> str:
     """Describe the types of a cell, one after the other.
 
     Args:
@@ -25,9 +49,11 @@ def show_cells(graph: Graph, planner: Planner, name: str, training: bool) -> str
         planner: decides what is executed.
         name: of the cell, for all its types; or of a type as reports number them, such as `merge#2`.
         training: plan for backward too, and show it.
+        passes: what to show, of `TITLES`; all if there are none.
 
     Raises:
         DataError: no node of the mini-batch is of such a cell.
+        GraphError, PlanError: what a pass made is wrong; a defect of autobatch.
 
     Cost: that of planning and compiling each type, without what Numba makes of the source.
     """
@@ -43,19 +69,81 @@ def show_cells(graph: Graph, planner: Planner, name: str, training: bool) -> str
     for kind in found:
         node_type = types[kind]
         head = f"{names[kind]}, {counts[kind]} {'node' if counts[kind] == 1 else 'nodes'}: {node_type.signature}"
-        sections = _sections(planner.plan_cell(node_type, training))
-        texts.append("\n".join([head, *(f"\n{title}\n{indent(text, '  ')}" for title, text in sections)]))
+        sections = [
+            f"\n{title}\n{indent(text, '  ')}"
+            for key, title, text in _sections(planner.plan_cell(node_type, training))
+            if not passes or key in passes
+        ]
+        texts.append("\n".join([head, *(sections or ["\n(none of these passes is run for it)"])]))
     return "\n\n".join(texts)
 
 
-def _sections(cell: PlannedCell) -> Iterator[tuple[str, str]]:
-    """Titles and texts, in the order in which one is made from the other."""
-    traced, executed = str(cell.type.program), str(cell.program)
-    yield "program, as traced", traced
-    shown = "as traced" if executed == traced else executed
-    yield "program, as executed: products joined, inner batches stacked", shown
+def _sections(cell: PlannedCell) -> Iterator[tuple[str, str, str]]:
+    """The pass, title and text of each result, in the order in which one is made from the other."""
+    yield from _programs(cell)
+    yield "layout", TITLES["layout"], str(cell.layout) or "no columns: nothing is read from other nodes or saved"
+    stages = {"forward": compile_forward} | ({} if cell.derivative is None else {"backward": compile_backward})
+    for name, compile_stage in stages.items():
+        for key, text in _noted(cell, compile_stage):
+            yield key, f"{name}, {TITLES[key]}", text
     if cell.derivative is not None:
-        yield "derivative", str(cell.derivative)
-    yield "layout", str(cell.layout) or "no columns: nothing is read from other nodes or saved"
-    stages = [compile_forward(cell)] if cell.derivative is None else [compile_forward(cell), compile_backward(cell)]
-    yield "steps of the cpu backend", "\n".join(map(str, stages))
+        yield "weights", TITLES["weights"], _show_weights(cell.derivative)
+
+
+def _noted(cell: PlannedCell, compile_stage: Callable[[PlannedCell, Note], Stage]) -> list[tuple[str, str]]:
+    """The passes over a stage, and what each made."""
+    noted: list[tuple[str, str]] = []
+    compile_stage(cell, lambda key, text: noted.append((key, text)))
+    return noted
+
+
+def _programs(cell: PlannedCell) -> Iterator[tuple[str, str, str]]:
+    """The programs, each with how many instructions it has, and derivatives."""
+    before: CellProgram | Derivative | None = None
+    for key, result in cell.passes or (("traced", cell.type.program), ("stacked", cell.program)):
+        if isinstance(result, CellProgram):
+            if before is None:
+                check_cell(result)
+            else:
+                check_rewritten(cell.type.program, result)
+            title = f"{TITLES[key]} ({_count(len(result.instructions))}{_reasons(key, before)})"
+        else:
+            check_derivative(result)
+            title = f"{TITLES[key]} ({_count(len(result.backward) + len(result.weights))})"
+        text = str(result)
+        yield key, title, AS_BEFORE if before is not None and text == str(before) else text
+        before = result
+
+
+def _count(n: int) -> str:
+    return f"{n} {'instruction' if n == 1 else 'instructions'}"
+
+
+def _reasons(key: str, before: CellProgram | Derivative | None) -> str:
+    """How many instructions simplification met, and why they went."""
+    if key != "simplified" or not isinstance(before, CellProgram):
+        return ""
+    return "".join(f", {n} {why}" for why, n in simplify_why(before).why.items())
+
+
+def _show_weights(derivative: Derivative) -> str:
+    """What computes each gradient of a parameter; these steps run one by one, each over all rows."""
+    lines = []
+    for index in derivative.weights:
+        source = derivative.vars[index].source
+        assert isinstance(source, Instruction)
+        if source.op.view:
+            how = "a view"
+        elif source.op.name == "row_sum_outer":
+            how = "one product, which a library computes"
+        elif source.op is ROW_SUM:
+            how = "one pass over the rows"
+        else:
+            how = "as the reference backend computes it"
+        (line,) = show_lines(derivative.vars, [index])
+        lines.append(f"{line.strip()}  # {how}{', added in place' if index in derivative.accumulated else ''}")
+    for _, scatters in derivative.tables:
+        lines += [f"rows %{s.ids} of a table += %{s.values}  # rows with the same id are summed" for s in scatters]
+    if not lines:
+        return "nothing: no parameter is read"
+    return "\n".join([*lines, "neighbours are not fused: each step runs once over all rows of the type"])

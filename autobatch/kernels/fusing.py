@@ -62,6 +62,13 @@ def fuse(lowered: Lowered, statements: list[Statement]) -> list[Step]:
     return steps
 
 
+def keep_apart(lowered: Lowered, statements: list[Statement]) -> list[Step]:
+    """Every statement as a step of its own, as if nothing could be fused: what `fuse` is measured against."""
+    return [
+        Kernel([Block(s.domain, s.axes, [s])], why="nothing is fused") if isinstance(s, Loop) else s for s in statements
+    ]
+
+
 class _Order:
     """Which statements must come before which."""
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from textwrap import indent
+from typing import TypeAlias
 
-import numpy as np
-
+from autobatch.graph_check import checking
+from autobatch.kernels.checking import check_statements, check_steps, check_storage
 from autobatch.kernels.cutting import cut
-from autobatch.kernels.fusing import Kernel, Step, fuse
-from autobatch.kernels.hoisting import hoist
-from autobatch.kernels.loading import load
+from autobatch.kernels.fusing import Kernel, Step, fuse, keep_apart
+from autobatch.kernels.hoisting import Parts, hoist
 from autobatch.kernels.loop import Alone, Product
 from autobatch.kernels.lowering import Lowered, lower_backward, lower_forward
-from autobatch.kernels.source import Source, columns_of, write_kernel
+from autobatch.kernels.printing import show_lowered, show_statements, show_steps, show_storage
+from autobatch.kernels.reasons import Neighbours, show_apart
+from autobatch.kernels.source import SLOTS, Source, columns_of, write_kernel
 from autobatch.kernels.storing import Storage, store
 from autobatch.plan import PlannedCell
 
@@ -25,7 +27,8 @@ class Stage:
 
     Attributes:
         sources: of each step that is a kernel; None for others.
-        columns: of the table of batches that kernels take.
+        columns: of the table of batches that kernels read.
+        slots: of the addresses of arrays that kernels take, by name.
         n_before, n_after: the first and the last steps that run once for all rows of a type.
     """
 
@@ -34,12 +37,9 @@ class Stage:
     storage: Storage
     sources: list[Source | None]
     columns: tuple[str, ...]
+    slots: dict[str, int]
     n_before: int
     n_after: int
-
-    def load(self, dtype: np.dtype[Any], jitted: bool) -> list[Callable[..., None] | None]:
-        """The functions of the kernels."""
-        return [None if source is None else load(source.text, dtype, jitted) for source in self.sources]
 
     def __str__(self) -> str:
         lines = [f"{self.lowered.name}, {self.lowered.stage}"]
@@ -65,28 +65,103 @@ class Stage:
         return "\n".join(lines)
 
 
-def compile_forward(cell: PlannedCell) -> Stage:
-    """Compile what runs per batch, forward."""
-    return _compile(lower_forward(cell), cell)
+Note: TypeAlias = Callable[[str, str], None]  # takes the name of a pass, and its result as text
 
 
-def compile_backward(cell: PlannedCell) -> Stage:
-    """Compile what runs per batch, backward."""
-    return _compile(lower_backward(cell), cell)
+def compile_forward(cell: PlannedCell, note: Note | None = None) -> Stage:
+    """Compile what runs per batch, forward; `note` is told what every pass made."""
+    return _compile(lower_forward(cell), cell, note)
 
 
-def _compile(lowered: Lowered, cell: PlannedCell) -> Stage:
-    cut(lowered)
-    before, per_batch, after = (fuse(lowered, statements) for statements in hoist(lowered))
+def compile_backward(cell: PlannedCell, note: Note | None = None) -> Stage:
+    """Compile what runs per batch, backward; `note` is told what every pass made."""
+    return _compile(lower_backward(cell), cell, note)
+
+
+def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> Stage:
+    checked = checking() or note is not None
+    watch = _Watch(lowered, note)
+    if checked:
+        check_statements(lowered, lowered.statements)
+    watch.statements("lowered")
+    if cell.kernels.cuts:
+        cut(lowered)
+        if checked:
+            check_statements(lowered, lowered.statements)
+        watch.statements("cut")
+    parts = hoist(lowered) if cell.kernels.hoists else Parts([], lowered.statements, [])
+    statements = [statement for part in parts for statement in part]
+    if checked:
+        check_statements(lowered, statements)
+    if cell.kernels.hoists:
+        watch.hoisted(parts)
+    divide = fuse if cell.kernels.fuses else keep_apart
+    before, per_batch, after = (divide(lowered, part) for part in parts)
     steps = [*before, *per_batch, *after]
+    if checked:
+        check_steps(lowered, statements, steps)
+    watch.fused(Neighbours(lowered, steps, len(before), len(after), cell.kernels.fuses))
     storage = store(lowered, steps, len(before))
+    if checked:
+        check_storage(lowered, steps, storage)
+    watch.stored(storage)
     columns = columns_of(cell.layout, len(cell.program.outputs))
     words = cell.program.words(False), cell.program.words(True)
+    slots = {name: number for number, name in enumerate(SLOTS)}
     sources = [
-        write_kernel(lowered, storage, number, step, cell.layout, columns, words) if isinstance(step, Kernel) else None
+        write_kernel(lowered, storage, number, step, cell.layout, columns, words, slots)
+        if isinstance(step, Kernel)
+        else None
         for number, step in enumerate(steps)
     ]
-    return Stage(lowered, steps, storage, sources, columns, len(before), len(after))
+    stage = Stage(lowered, steps, storage, sources, columns, slots, len(before), len(after))
+    watch.written(stage)
+    return stage
+
+
+class _Watch:
+    """Tells what every pass made, if anybody wants to know."""
+
+    def __init__(self, lowered: Lowered, note: Note | None) -> None:
+        self.lowered, self.note, self.last = lowered, note, ""
+
+    def statements(self, name: str) -> None:
+        """Tell the statements, unless they are as before."""
+        if self.note is not None:
+            text = show_lowered(self.lowered)
+            self.note(name, text if text != self.last else "as before")
+            self.last = text
+
+    def hoisted(self, parts: Parts) -> None:
+        """Tell what runs when."""
+        if self.note is None:
+            return
+        if not parts.before and not parts.after:
+            self.note("hoisted", "nothing: all runs for every batch")
+            return
+        titles = ("before all batches, for all rows of the type", "for every batch", "after all batches, for all rows")
+        lines = []
+        for title, part in zip(titles, parts, strict=True):
+            if part:
+                lines += [f"{title}:", *(f"  {line}" for line in show_statements(self.lowered, part))]
+        self.note("hoisted", "\n".join(lines))
+
+    def fused(self, neighbours: Neighbours) -> None:
+        """Tell the steps, and why neighbours are not fused."""
+        if self.note is not None:
+            lines = show_steps(self.lowered, neighbours.steps)
+            apart = indent(show_apart(neighbours), "  ")
+            self.note("fused", "\n".join([*lines, "neighbours that are not fused:", apart]))
+
+    def stored(self, storage: Storage) -> None:
+        """Tell where values are."""
+        if self.note is not None:
+            self.note("storage", show_storage(self.lowered, storage))
+
+    def written(self, stage: Stage) -> None:
+        """Tell the source, step by step."""
+        if self.note is not None:
+            self.note("source", str(stage))
 
 
 def _show_axes(axes: tuple[int, ...]) -> str:

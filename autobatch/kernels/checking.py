@@ -1,0 +1,128 @@
+"""What makes a compiled stage right, written from the definition: every value is made before it is read, and once."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from autobatch.errors import PlanError
+from autobatch.kernels.fusing import Kernel, Step, is_in_step, is_made_at_once
+from autobatch.kernels.loop import Alone, Loop, Operand, Product, Statement
+from autobatch.kernels.lowering import STORED, Lowered
+from autobatch.kernels.printing import name_of, show_statements
+from autobatch.kernels.reasons import Neighbours, target_of
+from autobatch.kernels.storing import Storage
+from autobatch.kernels.view import View
+from autobatch.program import SHARED, Incoming, Instruction
+
+
+def check_statements(lowered: Lowered, statements: Sequence[Statement]) -> None:
+    """Check that statements read what is known or made before, and no element that a value does not have.
+
+    Args:
+        lowered: the stage.
+        statements: all of it, in an order in which they are to run.
+
+    Raises:
+        PlanError: names the first statement for which that does not hold.
+    """
+    made: set[int] = set()
+    for statement in statements:
+        for value in lowered.values_read(statement):
+            if not _is_known(lowered, value, made):
+                raise _broken(lowered, statement, f"%{value} is neither known nor made before")
+        for view in _views(statement):
+            _check_inside(lowered, statement, view)
+        made.add(target_of(statement))
+
+
+def check_steps(lowered: Lowered, statements: Sequence[Statement], steps: Sequence[Step]) -> None:
+    """Check that steps run each statement once, after those that it needs, in one loop nest only where that is right.
+
+    Raises:
+        PlanError: names the first statement for which that does not hold.
+    """
+    neighbours = Neighbours(lowered, steps)
+    if Counter(map(id, neighbours.statements)) != Counter(map(id, statements)):
+        raise PlanError(f"checking {lowered.name!r}: its steps do not run every statement once; a defect of autobatch.")
+    check_statements(lowered, neighbours.statements)
+    for step in steps:
+        for block in step.blocks if isinstance(step, Kernel) else ():
+            for loop in block.loops:
+                if (loop.domain, loop.axes) != (block.domain, block.axes):
+                    raise _broken(lowered, loop, "its block goes over other rows or axes")
+    for reader, makers in enumerate(neighbours.read):
+        for maker in makers:
+            if neighbours.place[maker] == neighbours.place[reader]:
+                _check_in_step(neighbours, maker, reader)
+
+
+def check_storage(lowered: Lowered, steps: Sequence[Step], storage: Storage) -> None:
+    """Check that what is read outside the loop nest that makes it is in memory, or one number.
+
+    Raises:
+        PlanError: names the first value that is not.
+    """
+    neighbours = Neighbours(lowered, steps)
+    for maker, reader, _ in neighbours.apart():
+        value = target_of(neighbours.statements[maker])
+        in_memory = value in storage.homes or value in storage.aliases
+        here, there = neighbours.place[maker], neighbours.place[reader]
+        if not in_memory and not (lowered.sizes[value] == 1 and here.step == there.step):
+            raise _broken(lowered, neighbours.statements[reader], f"%{value} has no memory")
+
+
+def _check_in_step(neighbours: Neighbours, maker: int, reader: int) -> None:
+    made, reads = neighbours.statements[maker], neighbours.statements[reader]
+    assert isinstance(made, Loop)
+    assert isinstance(reads, Loop)
+    operands = [operand for operand in reads.operands if operand.view.value == made.target.value]
+    right = is_made_at_once(made) and all(o.moved is None and is_in_step(o.view, made.size) for o in operands)
+    if maker > reader or not right:
+        raise _broken(neighbours.lowered, reads, f"it reads {name_of(made)} before that is made, in one loop nest")
+
+
+def _is_known(lowered: Lowered, value: int, made: set[int]) -> bool:
+    if value in made or any(_is_known(lowered, part, made) for part in lowered.parts.get(value, ())):
+        return True
+    home = lowered.homes.get(value)
+    if home is not None and home.area in ("gather", "ints", "floats"):
+        return True
+    if lowered.domains[value] == SHARED:
+        return True
+    if value >= len(lowered.vars):
+        return False
+    source = lowered.vars[value].source
+    if isinstance(source, Instruction):  # backward knows what forward left in memory
+        return lowered.stage == "backward" and home is not None and home.area in ("saved", "inputs")
+    return not isinstance(source, Incoming)
+
+
+def _views(statement: Statement) -> list[View]:
+    match statement:
+        case Loop(target=target):
+            own = [] if target.value == STORED else [target]
+            return [*own, *(o.view for o in statement.reads if isinstance(o, Operand) and o.moved is None)]
+        case Product(terms=terms):
+            return [term.rows for term in terms]
+        case Alone():
+            return []
+
+
+def _check_inside(lowered: Lowered, statement: Statement, view: View) -> None:
+    if not math.prod(view.shape):
+        return
+    reach = [stride * (size - 1) for size, stride in zip(view.shape, view.strides, strict=True)]
+    first = view.offset + sum(r for r in reach if r < 0)
+    last = view.offset + sum(r for r in reach if r > 0)
+    if first < 0 or last >= lowered.sizes[view.value]:
+        raise _broken(lowered, statement, f"it goes over elements {first} to {last} of %{view.value}, which has fewer")
+
+
+def _broken(lowered: Lowered, statement: Statement, claim: str) -> PlanError:
+    (line,) = show_statements(lowered, [statement])
+    return PlanError(
+        f"checking the {lowered.stage} stage of {lowered.name!r}: in the line {line!r} {claim}; this is a defect of "
+        f"autobatch."
+    )

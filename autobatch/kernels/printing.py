@@ -1,0 +1,135 @@
+"""Lowered stages in the notation of programs: a line per statement, each value by its number.
+
+`%7[64:128]` is a range of a value, `%7[0 by 4]` strides of it, `%3[%2 * 64 ...]` what an int of the row chooses. A
+statement that combines what meets says how, and over which axes: `%9: () = max over (5,) of %4`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from autobatch.kernels.fusing import Kernel, Step
+from autobatch.kernels.loop import Alone, Loop, Number, Operand, Product, Read, Statement
+from autobatch.kernels.lowering import STORED, Lowered
+from autobatch.kernels.storing import Storage
+from autobatch.kernels.view import View
+from autobatch.ops.define import Shape
+from autobatch.program import Instruction, show_lines
+
+MADE = {"+": "sum", "max": "max"}
+AREAS = {
+    "inputs": "the inputs", "mirror": "the gradients of the inputs", "saved": "the saved values",
+    "gather": "where readers left gradients", "kept": "scratch rows of all nodes", "scratch": "scratch rows of a batch",
+    "row": "the scratch row of a kernel", "ints": "int data", "floats": "float data",
+}  # fmt: skip
+
+
+def show_statements(lowered: Lowered, statements: Iterable[Statement]) -> list[str]:
+    """One line per statement."""
+    return [_show_statement(lowered, statement) for statement in statements]
+
+
+def show_lowered(lowered: Lowered) -> str:
+    """All statements of a stage, and what runs once beside them."""
+    once = [line.strip() for line in show_lines(lowered.vars, lowered.shared)]
+    lines = show_statements(lowered, lowered.statements)
+    for whole, parts in lowered.parts.items():
+        if parts:
+            lines.append(f"%{whole} is made of {', '.join(f'%{part}' for part in dict.fromkeys(parts))}")
+    return "\n".join([*(f"once: {line}" for line in once), *lines]) or "nothing to run"
+
+
+def show_steps(lowered: Lowered, steps: Iterable[Step]) -> list[str]:
+    """The steps of a stage, their loop nests, and the statements in these."""
+    lines = []
+    for number, step in enumerate(steps):
+        if not isinstance(step, Kernel):
+            lines += [f"step {number}: {line}" for line in show_statements(lowered, [step])]
+            continue
+        lines.append(f"step {number}: kernel")
+        for block in step.blocks:
+            axes = " x ".join(map(str, block.axes)) or "one element"
+            rows = "" if block.domain < 0 else f" of every edge of group {block.domain}"
+            lines.append(f"  loop nest over {axes}{rows}:")
+            lines += [f"    {line}" for line in show_statements(lowered, block.loops)]
+    return lines
+
+
+def name_of(statement: Statement) -> str:
+    """What a statement makes: `%7`, or `output 0`."""
+    if isinstance(statement, Loop) and statement.stored is not None:
+        what, number = statement.stored
+        return f"output {number}" if what == "output" else f"gradient of port {number}"
+    target = statement.target
+    return f"%{target.value if isinstance(target, View) else target}"
+
+
+def show_storage(lowered: Lowered, storage: Storage) -> str:
+    """Where the values are that have memory, and what the stage needs beside the layout."""
+    lines: dict[str, list[str]] = {}
+    for value, home in sorted(storage.homes.items()):
+        at = f"%{value} at {home.column}" if home.area != "gather" else f"%{value}: output {home.domain}"
+        lines.setdefault(AREAS.get(home.area, home.area), []).append(at)
+    text = [f"in {area}: {', '.join(values)}" for area, values in lines.items()]
+    inside = [f"%{part} in {_show_view(lowered, view)}" for part, view in storage.aliases.items()]
+    text += [f"part of another value: {', '.join(inside)}"] if inside else []
+    if storage.shared:
+        text.append(f"shared by all rows: {', '.join(f'%{v} at {c}' for v, c in storage.shared.items())}")
+    loose = [f"%{value}" for value in sorted(storage.made) if value not in storage.homes | storage.aliases]
+    text += [f"never in memory: {', '.join(loose)}"] if loose else []
+    return "\n".join(text) or "nothing has memory"
+
+
+def _show_statement(lowered: Lowered, statement: Statement) -> str:
+    star = "*" if statement.domain >= 0 else ""
+    match statement:
+        case Product(terms=terms, target=target, adds=adds):
+            text = " + ".join(
+                f"{_show_view(lowered, t.rows)} @ %{t.weight}{'.T' if t.transposed else ''}" for t in terms
+            )
+            return f"%{target}: {star}({lowered.sizes[target]},) {'+=' if adds else '='} {text}"
+        case Alone(target=target, args=args, why=why):
+            source = lowered.vars[target].source
+            assert isinstance(source, Instruction)
+            shape = lowered.vars[target].shape
+            return f"%{target}: {star}{shape} = {source.op.name}({', '.join(f'%{a}' for a in args)})  # alone: {why}"
+        case Loop():
+            return _show_loop(lowered, statement, star)
+
+
+def _show_loop(lowered: Lowered, loop: Loop, star: str) -> str:
+    text = loop.text.format(*(_show_read(lowered, read) for read in loop.reads), i="i")
+    if loop.combine:
+        kept = tuple(size for size, stride in zip(loop.shape, loop.target.strides, strict=True) if stride)
+        return f"%{loop.target.value}: {star}{kept} = {MADE[loop.combine]} over {star}{loop.shape} of {text}"
+    if loop.target.value == STORED:
+        return f"{name_of(loop)}: {star}{loop.shape} = {text}"
+    return f"{_show_view(lowered, loop.target)}: {star}{loop.shape} = {text}"
+
+
+def _show_read(lowered: Lowered, read: Read) -> str:
+    match read:
+        case Number(data):
+            return repr(data)
+        case Operand(view, None):
+            return _show_view(lowered, view)
+        case Operand(view, moved):
+            assert moved is not None
+            at = f"{_show_view(lowered, moved.view)} * {moved.step}"
+            return f"%{view.value}[{view.offset} + {at} ...]" if view.offset else f"%{view.value}[{at} ...]"
+
+
+def _show_view(lowered: Lowered, view: View) -> str:
+    size = math.prod(view.shape)
+    if size == lowered.sizes[view.value] and view.is_whole:
+        return f"%{view.value}"
+    if not any(stride for stride, length in zip(view.strides, view.shape, strict=True) if length > 1):
+        return f"%{view.value}[{view.offset}]" if lowered.sizes[view.value] > 1 else f"%{view.value}"
+    if view.is_contiguous:
+        return f"%{view.value}[{view.offset}:{view.offset + size}]"
+    return f"%{view.value}[{view.offset} by {_show_steps(view.strides)}]"
+
+
+def _show_steps(strides: Shape) -> str:
+    return ", ".join(map(str, strides))

@@ -1,0 +1,154 @@
+"""Question: what is each pass over cells worth, in instructions, launches and time?
+
+The models that come with autobatch, and a gated cell that is written carelessly, with all passes, without each one, and
+with none, on the cpu backend. Counted, of all types that the mini-batch has: instructions that compute (neither views
+nor copies) forward and backward, steps of the compiled stages (kernels, products, ops that run alone) and the loop
+nests in the kernels; of the mini-batch: launches and kB of the buffer. Counts do not depend on the machine; times are
+multiples of those with all passes, by medians of rounds in which all ways take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.cli.results import format_table
+from autobatch.kernels.fusing import Kernel
+from autobatch.kernels.stage import compile_backward, compile_forward
+from autobatch.memplan.planner import MemoryPlanner
+from autobatch.models import find_model
+from autobatch.plan import PlannedCell
+from autobatch.program import Instruction
+from harness import Findings, Settings, find_data, run, take_turns
+
+COUNTED = ("", "instructions", "steps", "loop nests", "launches", "buffer kB", "time")
+MODELS = {"tree-lstm": "sst", "bilstm-tagger": None, "lattice-lstm": "lattice"}
+PASSES = ("simplifies", "joins", "sums", "stacks", "cuts", "hoists", "fuses")
+ALL = "all passes"
+LENGTHS = (4, 40)  # of the sequences that the careless cell reads
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """Models have width `dim`, and mini-batches of `batch` instances."""
+
+    dim: int = 64
+    batch: int = 64
+    repeats: int = 15
+    backend: str = "cpu"
+
+
+class Careless(ab.Module):
+    """A gated recurrent cell as one may write it: every gate where it is needed, and numbers as they come to mind."""
+
+    def __init__(self, dim: int, rng: np.random.Generator) -> None:
+        self.dim = dim
+        self.forget, self.update = (
+            ab.Parameter(0.5 * rng.standard_normal((dim, 2 * dim)) / dim**0.5) for _ in range(2)
+        )
+
+    @ab.cell
+    def read(self, h: Any, x: Any) -> Any:
+        """One step."""
+        kept = ab.sigmoid(self.forget @ ab.concat((h, x))) * h * 1.0
+        new = (1.0 - ab.sigmoid(self.forget @ ab.concat((h, x)))) * ab.tanh(self.update @ ab.concat((h, x)))
+        return ab.concat(ab.split(kept + new, 2)) / 1.0
+
+    def loss(self, xs: Any) -> Any:
+        """A sum of squares of the last state."""
+        h: Any = np.zeros(self.dim)
+        for x in xs:
+            h = self.read(h, x)
+        return ab.mean(h * h)
+
+
+def ways() -> dict[str, MemoryPlanner]:
+    """All passes, all but one, and none."""
+    apart = {f"without: {name}": MemoryPlanner(**{name: False}) for name in PASSES}
+    return {ALL: MemoryPlanner(), **apart, "none": MemoryPlanner(**dict.fromkeys(PASSES, False))}
+
+
+def measure(config: Config) -> Iterator[Findings]:
+    """Count and time every model, forward and in training, in all ways."""
+    for name, (model, instances) in load(config).items():
+        tables: list[str] = []
+        seconds: dict[str, list[float]] = {}
+        figures: dict[str, Any] = {}
+        for stage in ("forward", "training"):
+            training = stage == "training"
+            losses = {
+                way: ab.batched(model.loss, policy="score", planner=planner, backend=config.backend, plan_cache=0)
+                for way, planner in ways().items()
+            }
+            calls = {way: run_one(loss, instances, training) for way, loss in losses.items()}
+            times = take_turns(calls, config.repeats)
+            typical = {way: median(found) for way, found in times.items()}
+            counts = {way: count(loss, instances, training) for way, loss in losses.items()}
+            for way, found in counts.items():
+                found["time"] = round(typical[way] / typical[ALL], 3)
+            seconds |= {f"{stage}, {way}": found for way, found in times.items()}
+            figures[stage] = counts
+            rows = [_row(way, found) for way, found in counts.items()]
+            title = f"{name}, {stage}: {len(instances)} instances, width {config.dim}, {typical[ALL] * 1000:.1f} ms"
+            tables.append(f"{title}\n\n{format_table(COUNTED, rows)}")
+        yield Findings(seconds, figures, "\n\n".join(tables), part=name)
+
+
+def load(config: Config) -> dict[str, tuple[Any, Sequence[Any]]]:
+    """The models, and instances of each."""
+    found: dict[str, tuple[Any, Sequence[Any]]] = {}
+    for name, folder in MODELS.items():
+        spec, rng = find_model(name), np.random.default_rng(config.seed)
+        data = spec.load((folder and find_data(folder)) or spec.default_data, rng)
+        found[name] = spec.build(data, config.dim, rng), data.items[: config.batch]
+    rng = np.random.default_rng(config.seed)
+    lengths = rng.integers(*LENGTHS, size=config.batch)
+    sequences = [rng.standard_normal((n, config.dim)).astype(np.float32) for n in lengths]
+    found["careless"] = Careless(config.dim, rng), [list(xs) for xs in sequences]
+    return found
+
+
+def run_one(loss: ab.Batched, instances: Sequence[Any], training: bool) -> Callable[[], object]:
+    """What runs a mini-batch of recorded graphs."""
+    graphs = loss.record_all(instances)
+    return (lambda: loss.value_and_grad(graphs)) if training else (lambda: loss(graphs))
+
+
+def count(loss: ab.Batched, instances: Sequence[Any], training: bool) -> dict[str, float]:
+    """What a mini-batch takes, and the cells of its types."""
+    report = loss.explain(instances, training=training)
+    step = loss._prepare(instances, training)
+    cells = [step.cells.cells[kind] for kind in np.unique(step.graph.type_id)]
+    stages = [compile_forward(cell) for cell in cells]
+    stages += [compile_backward(cell) for cell in cells if cell.derivative is not None]
+    kernels = [made for stage in stages for made in stage.steps if isinstance(made, Kernel)]
+    return {
+        "instructions": sum(map(count_instructions, cells)),
+        "steps": sum(len(stage.steps) for stage in stages),
+        "nests": sum(len(kernel.blocks) for kernel in kernels),
+        "launches": report.launches,
+        "buffer_kB": report.planned_bytes / 1024,
+    }
+
+
+def count_instructions(cell: PlannedCell) -> int:
+    """The instructions of a cell that compute, in all its stages."""
+    vars, indices = cell.program.vars, set(cell.program.instructions)
+    if cell.derivative is not None:
+        vars, indices = cell.derivative.vars, indices | {*cell.derivative.backward, *cell.derivative.weights}
+    sources = [vars[index].source for index in indices]
+    return sum(isinstance(s, Instruction) and not s.op.view and not s.op.copies for s in sources)
+
+
+def _row(way: str, found: Mapping[str, float]) -> tuple[str, ...]:
+    numbers = [f"{found[key]:,.0f}" for key in ("instructions", "steps", "nests", "launches", "buffer_kB")]
+    return way, *numbers, f"{found['time']:.2f}"
+
+
+if __name__ == "__main__":
+    run(Config(), measure)

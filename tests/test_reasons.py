@@ -1,0 +1,299 @@
+"""Why neighbours are not fused: the reasons for cells by hand, and each reason of other cells true, by enumeration."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.arguments import Key
+from autobatch.cell import Tracer
+from autobatch.cli.workload import load_workload
+from autobatch.errors import PlanError
+from autobatch.kernels.checking import check_statements, check_steps, check_storage
+from autobatch.kernels.fusing import Kernel
+from autobatch.kernels.loop import Alone, Loop, Product
+from autobatch.kernels.reasons import NO_REASON, OFF, Apart, Neighbours, show_apart
+from autobatch.kernels.stage import Stage, compile_backward, compile_forward
+from autobatch.kernels.view import View
+from autobatch.memplan.planner import MemoryPlanner
+from autobatch.plan import PlannedCell
+from autobatch.typetable import NodeType
+from random_programs import draw_instances, draw_model
+
+MODELS = ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"]
+W = ab.Parameter(np.arange(9.0).reshape(3, 3) / 7)
+V = ab.Parameter(np.arange(9.0).reshape(3, 3) / 5)
+
+
+def plan(body: Callable[..., Any], planner: MemoryPlanner | None = None, **shapes: Any) -> PlannedCell:
+    """A cell of arguments named by their shapes, planned for training."""
+    keys = {name: Key("value", s) if isinstance(s, tuple) else Key(s, ()) for name, s in shapes.items()}
+    program = Tracer("hand", {}).trace(lambda given: body(**given), keys)[0]
+    planner = planner or MemoryPlanner()
+    return planner.plan_cell(NodeType(0, "hand", program, None, ()), training=True)
+
+
+def neighbours_of(stage: Stage, fused: bool = True) -> Neighbours:
+    """The statements of a stage, and who reads whom."""
+    return Neighbours(stage.lowered, stage.steps, stage.n_before, stage.n_after, fused)
+
+
+def reasons(body: Callable[..., Any], **shapes: Any) -> set[str]:
+    """Why neighbours of a cell's forward stage are apart, without the numbers of values."""
+    text = show_apart(neighbours_of(compile_forward(plan(body, **shapes))))
+    return {re.sub(r"%\d+", "%", line.partition(": ")[2]) for line in text.splitlines()} - {""}
+
+
+CELLS: dict[str, tuple[Callable[..., Any], set[str]]] = {
+    "one loop": (lambda x: ab.tanh(x) * ab.exp(x), set()),
+    "a product": (lambda x: ab.tanh(W @ ab.exp(x)), {"% is a product, which a library computes"}),
+    "a largest element": (lambda x: ab.exp(x - ab.max(ab.tanh(x))), {"% is a max, known only after its loop"}),
+    "a sum": (lambda x: ab.sum(ab.tanh(x)) * x, {"% is a sum, known only after its loop"}),
+    "in another order": (lambda x: ab.tanh(x)[::-1] * 2.0, {"% reads other elements of % than were just made"}),
+    "other axes": (
+        lambda x: ab.outer(ab.tanh(x), x),
+        {"one loop goes over 3, the other over 3 x 3", "one loop goes over 3 x 3, the other over 9"},
+    ),
+    "parts": (
+        lambda x: ab.exp(ab.concat((ab.tanh(x), ab.exp(x)[::-1]))),
+        {"one loop goes over 3, the other over 6", "% reads other elements of % than were just made"},
+    ),
+    "a product between": (
+        lambda x: (lambda t: t * (W @ t))(ab.tanh(x)),
+        {
+            "% is a product, which a library computes",
+            "the product % stands between: it reads the one and is read by the other",
+        },
+    ),
+    "products beside": (
+        lambda x: (lambda t: (W @ t, t * (V @ x)))(ab.tanh(x)),
+        {"% is a product, which a library computes", "the product % waits for %, and % for the product %"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_by_hand(name: str) -> None:
+    body, expected = CELLS[name]
+    assert reasons(body, x=(3,)) == expected
+
+
+def test_data_chooses() -> None:
+    found = reasons(lambda x, n: ab.cross_entropy(ab.tanh(x), n), x=(3,), n="int")
+    assert "one loop goes over 3, the other over one element" in found
+    assert "% is a max, known only after its loop" in found
+
+
+def test_edges_and_nodes() -> None:
+    keys = {"xs": Key("each", None, (Key("value", (3,)),))}
+    program = Tracer("hand", {}).trace(lambda given: ab.sum_n([given["xs"]][0]) * 2.0, keys)[0]
+    cell = MemoryPlanner().plan_cell(NodeType(0, "hand", program, None, ()), training=True)
+    text = show_apart(neighbours_of(compile_forward(cell)))
+    assert "one runs for every edge of group 0, the other for every node" in text
+
+
+def test_what_runs_once_is_apart() -> None:
+    table = ab.Parameter(np.ones((4, 3)))
+    stage = compile_forward(plan(lambda x, n: ab.tanh(W @ x + V @ ab.lookup(table, n)), x=(3,), n="int"))
+    neighbours = neighbours_of(stage)
+    assert stage.n_before == 2
+    found = [neighbours.why(maker, reader) for maker, reader, _ in neighbours.apart()]
+    assert all("is a product" in why for why in found)
+    assert len(found) == 2 + 1
+
+
+def test_switched_off_is_said() -> None:
+    cell = plan(lambda x: ab.tanh(x) * ab.exp(x), MemoryPlanner(fuses=False), x=(3,))
+    stage = compile_forward(cell)
+    assert [len(step.blocks) for step in stage.steps if isinstance(step, Kernel)] == [1] * 4
+    assert {why for _, _, why in neighbours_of(stage, fused=False).apart()} == {OFF}
+
+
+# Reasons of models and of random cells, checked by enumerating indices.
+
+
+def model_cells() -> Iterator[PlannedCell]:
+    """The cells of the models."""
+    for model in MODELS:
+        workload = load_workload(model, None, dim=6, seed=0)
+        graph = workload.batched("loss", "depth", "reference").merged(workload.first(4))
+        for kind in np.unique(graph.type_id):
+            yield MemoryPlanner().plan_cell(graph.types[kind], training=True)
+
+
+def random_cells(seed: int) -> Iterator[PlannedCell]:
+    """The cells of a random model."""
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=seed % 2 == 0)
+    loss = ab.batched(model.everything)
+    loss._recorder.record(draw_instances(rng, model, n=4))
+    yield from loss._planned_types(training=True).cells
+
+
+def elements(view: View, shape: tuple[int, ...], at: tuple[int, ...]) -> int:
+    """The number of the element at an index of a view."""
+    assert len(view.strides) == len(shape)
+    return view.offset + sum(stride * k for stride, k in zip(view.strides, at, strict=True))
+
+
+def written(loop: Loop) -> dict[int, list[int]]:
+    """For each element that a loop makes, the numbers of the indices at which it does."""
+    found: dict[int, list[int]] = {}
+    for number, at in enumerate(np.ndindex(*loop.shape)):
+        found.setdefault(elements(loop.target, loop.shape, at), []).append(number)
+    return found
+
+
+def assert_true(neighbours: Neighbours, apart: Apart) -> str:
+    """Check that a reason holds; return which one it is."""
+    made, reads = (neighbours.statements[k] for k in apart[:2])
+    what, here, there = apart.why, neighbours.place[apart.maker], neighbours.place[apart.reader]
+    if "is a product" in what:
+        assert isinstance(made, Product) or isinstance(reads, Product)
+        return "product"
+    if "runs alone" in what:
+        assert isinstance(made, Alone) or isinstance(reads, Alone)
+        return "alone"
+    assert isinstance(made, Loop)
+    assert isinstance(reads, Loop)
+    if what.startswith("one runs once"):
+        assert (here.step in neighbours.once) != (there.step in neighbours.once)
+        return "once"
+    if here.step != there.step:
+        return assert_true_of_kernels(neighbours, apart)
+    if what.startswith("one runs for"):
+        assert made.domain != reads.domain
+        return "domain"
+    if "known only after" in what:
+        last = max(max(numbers) for numbers in written(made).values())
+        assert last > 0 or math.prod(made.shape) == 1 or made.axes != reads.axes
+        return "combined"
+    if what.startswith("one loop goes over"):
+        assert made.axes != reads.axes
+        return "axes"
+    if "is a part of" in what:
+        makers = [s for s in neighbours.statements if isinstance(s, Loop) and s.target.value == made.target.value]
+        size = neighbours.lowered.sizes[made.target.value]
+        read = {operand.view.value for operand in reads.operands}
+        assert len(makers) > 1 or len(written(made)) < size or made.target.value not in read or not made.target.is_whole
+        return "part"
+    if "data chooses" in what:
+        assert any(operand.moved is not None for operand in reads.operands)
+        return "data"
+    if "other elements" in what:
+        views = [operand.view for operand in reads.operands if operand.view.value == made.target.value]
+        just = {number: element for element, numbers in written(made).items() for number in numbers}
+        assert any(
+            elements(view, reads.shape, at) != just.get(number)
+            for view in views
+            for number, at in enumerate(np.ndindex(*reads.shape))
+        )
+        return "elements"
+    if "which a later loop nest makes" in what:
+        others = [
+            k
+            for k in neighbours.read[apart.reader]
+            if k != apart.maker and neighbours.place[k].step == here.step and neighbours.place[k].block >= here.block
+        ]
+        assert others
+        return "another"
+    assert what == NO_REASON
+    return what
+
+
+def assert_true_of_kernels(neighbours: Neighbours, apart: Apart) -> str:
+    """Check a reason for two loops in different kernels, by who waits for whom."""
+    named: defaultdict[str, list[int]] = defaultdict(list)
+    for k in range(len(neighbours.statements)):
+        named[neighbours.name(k)].append(k)
+    said = [named[name] for name in re.findall(r"%\d+|output \d+|gradient of port \d+", apart.why)]
+    first, last = neighbours.place[apart.maker].step, neighbours.place[apart.reader].step
+
+    def waits(reader: int, maker: int) -> bool:
+        return any(k == maker or waits(k, maker) for k in neighbours.read[reader])
+
+    libraries = [found for found in said if not any(isinstance(neighbours.statements[k], Loop) for k in found)]
+    assert all(any(first < neighbours.place[k].step < last for k in found) for found in libraries)
+    if "stands between: it reads" in apart.why:
+        assert any(waits(k, apart.maker) and waits(apart.reader, k) for k in libraries[0])
+        return "between"
+    if "is made where" in apart.why:
+        assert any(apart.reader in neighbours.read[k] and neighbours.place[k].step == last for k in said[1])
+        return "with its reader"
+    if apart.why == NO_REASON:
+        return apart.why
+    assert any(waits(apart.reader, k) for k in libraries[-1])
+    if "in an earlier kernel" in apart.why:
+        assert any(apart.maker in neighbours.read[k] and neighbours.place[k].step < last for k in said[0])
+        return "read before"
+    assert any(waits(k, apart.maker) for k in libraries[0])
+    return "both wait"
+
+
+def count_reasons(cells: Iterator[PlannedCell]) -> Counter[str]:
+    """Check all reasons, and what passes made; count the reasons."""
+    seen: Counter[str] = Counter()
+    for cell in cells:
+        for compile_stage in (compile_forward, compile_backward):
+            stage = compile_stage(cell)
+            neighbours = neighbours_of(stage)
+            check_steps(stage.lowered, neighbours.statements, stage.steps)
+            check_storage(stage.lowered, stage.steps, stage.storage)
+            for apart in neighbours.apart():
+                seen[assert_true(neighbours, apart)] += 1
+    return seen
+
+
+def test_reasons_of_models() -> None:
+    seen = count_reasons(model_cells())
+    assert seen["product"] > 20
+    assert seen["combined"] >= 4
+    assert seen[NO_REASON] <= 4
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_reasons_of_random_cells(seed: int) -> None:
+    seen = count_reasons(random_cells(seed))
+    assert seen.total() > 5
+    assert seen[NO_REASON] <= 0.2 * seen.total()
+
+
+@pytest.mark.parametrize("passes", [{"cuts": False}, {"hoists": False}, {"fuses": False}, {"simplifies": False}])
+@pytest.mark.parametrize("seed", range(3))
+def test_passes_can_be_switched_off(seed: int, passes: dict[str, bool]) -> None:
+    """Every result of every pass is right without the others, and so is what is computed."""
+    from autobatch.executor.cpu import Cpu
+
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=True)
+    instances = draw_instances(rng, model, n=4)
+    ways = (MemoryPlanner(), MemoryPlanner(**passes))
+    losses = [ab.batched(model.loss, planner=way, backend=Cpu(poison=True, jitted=False)) for way in ways]
+    (value, grads), (other, other_grads) = (loss.value_and_grad(instances) for loss in losses)
+    np.testing.assert_allclose(other, value, rtol=1e-12)
+    for name, gradient in grads.items():
+        scale = np.max(np.abs(gradient), initial=1e-3)
+        np.testing.assert_allclose(other_grads[name], gradient, rtol=0, atol=1e-12 * scale, err_msg=name)
+
+
+def test_wrong_stages_are_refused() -> None:
+    stage = compile_forward(plan(lambda x: ab.sum(ab.tanh(x)) * x, x=(3,)))
+    lowered, statements = stage.lowered, neighbours_of(stage).statements
+    check_statements(lowered, statements)
+    with pytest.raises(PlanError, match="is neither known nor made before"):
+        check_statements(lowered, statements[::-1])
+    (kernel,) = stage.steps
+    assert isinstance(kernel, Kernel)
+    with pytest.raises(PlanError, match="do not run every statement once"):
+        check_steps(lowered, statements, [Kernel(kernel.blocks[:-1])])
+    loops = [loop for block in kernel.blocks for loop in block.loops]
+    kernel.blocks[0].loops, kernel.blocks[1].loops = loops, []
+    with pytest.raises(PlanError, match="before that is made, in one loop nest"):
+        check_steps(lowered, statements, [kernel])
