@@ -5,8 +5,9 @@ the exact result for every float32, denormal results included; NaN stays NaN and
 products and sums may be fused: other liberties of fast-math would drop NaN, or cancel the sums that round on purpose.
 
 The exponential is 2**n * e**r with n a whole number and |r| <= log(2) / 2, log(2) in two parts (Cody and Waite 1980);
-the logarithm is n * log(2) + log(1 + f) with 1 + f between sqrt(1/2) and sqrt(2). The polynomials are minimax fits of
-relative error: `tools/fit_minimax.py`. The float64 functions are the system's own: exact, one element at a time.
+the logarithm is n * log(2) + log(1 + f) with 1 + f between sqrt(1/2) and sqrt(2); tanh adds that of n * log(2) / 2 and
+that of r. The polynomials are minimax fits of relative error: `tools/fit_minimax.py`. The float64 functions are the
+system's own: exact, one element at a time.
 """
 
 from __future__ import annotations
@@ -22,22 +23,27 @@ from autobatch.ops.elementwise import GELU_CUBE, GELU_SCALE
 
 Float: TypeAlias = Any  # np.float32 or np.float64
 
-ZERO, HALF, ONE, TWO = np.float32(0), np.float32(0.5), np.float32(1), np.float32(2)
+ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 INFINITY, NAN = np.float32(np.inf), np.float32(np.nan)
 
 LOG2_E = np.float32(math.log2(math.e))
 LOG_2 = np.float32(math.log(2))
 LOG_2_HIGH = np.float32(0.693145751953125)  # 15 bits, so that its product with n is exact
 LOG_2_LOW = np.float32(math.log(2) - 0.693145751953125)
-ROUND = np.float32(1.5 * 2**23)  # added to a smaller number, it leaves the nearest whole number in the last bits
-ROUND_BITS = np.int32(0x4B400000)
-BIAS, MANTISSA_BITS = np.int32(127), np.int32(23)
+ROUND = 1.5 * 2**23  # added to a smaller number, it leaves the nearest whole number in the last bits
+BIAS, MANTISSA_BITS = 127, np.int32(23)
+ROUND_TO_POWER = np.float32(ROUND + BIAS)  # leaves n + BIAS, which shifted to the exponent is 2**n
+ROUND_TO_TWO_POWERS = np.float32(ROUND + 2 * BIAS)
 SIGN_BIT, ALL_BUT_SIGN = np.int32(-(2**31)), np.int32(2**31 - 1)
 ALL_BUT_EXPONENT = np.int32(2**23 - 1)
 ROOT_HALF_BITS = np.int32(0x3F3504F3)  # of sqrt(1/2)
 
 LARGEST, SMALLEST = np.float32(89), np.float32(-104)  # beyond, exp is infinity and 0
-SATURATED = np.float32(20)  # of 2 |x|: beyond, tanh is 1
+SATURATED = np.float32(10)  # beyond, tanh is 1
+SMALL = np.float32(2.0**-64)  # 2**-64 * exp(104) is finite
+ROUND_TO_SMALL_POWER = np.float32(ROUND + BIAS - 64)
+SIGMOID_LEAST, SIGMOID_LARGEST = np.float32(-104), np.float32(40)  # beyond, it is 0 and 1
+TWICE_LOG2_E, HALF_LOG_2 = np.float32(2 * math.log2(math.e)), np.float32(math.log(2) / 2)
 NORMAL, TO_NORMAL = np.float32(2.0**-126), np.float32(2.0**23)
 ROOT_2_LESS_1, ROOT_HALF_LESS_1 = np.float32(math.sqrt(2) - 1), np.float32(math.sqrt(0.5) - 1)
 
@@ -50,12 +56,13 @@ LOG_2_WHOLE = math.log(2)
 E2, E3, E4, E5, E6 = map(np.float32, (0.49999994, 0.16666521, 0.041668292, 0.0083687194, 0.0013818727))
 L3, L4, L5, L6 = map(np.float32, (0.33333331, -0.25000837, 0.20001285, -0.16622774))
 L7, L8, L9, L10 = map(np.float32, (0.14199832, -0.1316423, 0.12778357, -0.076451428))
+T3, T5 = map(np.float32, (-0.33331224, 0.13108076))
 
 
 @contracted
-def _power_of_two(n: Any) -> Float:
-    """2**n for n from -126 to 127."""
-    return np.int32(np.int32(n + BIAS) << MANTISSA_BITS).view(np.float32)
+def _to_power(bits: Any) -> Float:
+    """2**n for the bits of a number whose last ones are n + BIAS, n from -126 to 127."""
+    return np.int32(bits << MANTISSA_BITS).view(np.float32)
 
 
 @contracted
@@ -73,18 +80,18 @@ def _log1p_near_zero(f: Float) -> Float:
 
 @contracted
 def _reduce(x: Float) -> tuple[Any, Float]:
-    """Split x into n * log(2) + r."""
-    shifted = x * LOG2_E + ROUND
-    n = shifted - ROUND
+    """Split x into n * log(2) + r; n as bits for `_scale`."""
+    shifted = x * LOG2_E + ROUND_TO_TWO_POWERS
+    n = shifted - ROUND_TO_TWO_POWERS
     r = (x - n * LOG_2_HIGH) - n * LOG_2_LOW
-    return np.int32(np.float32(shifted).view(np.int32) - ROUND_BITS), r
+    return np.float32(shifted).view(np.int32), r
 
 
 @contracted
-def _scale(x: Float, n: Any) -> Float:
-    """x * 2**n for n from -252 to 254, in two steps, as 2**n need not be a normal float32."""
-    half = np.int32(n >> np.int32(1))
-    return x * _power_of_two(half) * _power_of_two(np.int32(n - half))
+def _scale(x: Float, bits: Any) -> Float:
+    """x * 2**n for bits that end in n + 2 * BIAS, n from -252 to 254: in two steps, as 2**n need not be normal."""
+    half = np.int32(bits >> np.int32(1))
+    return x * _to_power(half) * _to_power(np.int32(bits - half))
 
 
 @contracted
@@ -92,8 +99,8 @@ def exp32(x: Float) -> Float:
     """exp(x)."""
     x = LARGEST if x > LARGEST else x
     x = SMALLEST if x < SMALLEST else x
-    n, r = _reduce(x)
-    return _scale(ONE + _expm1_near_zero(r), n)
+    bits, r = _reduce(x)
+    return _scale(ONE + _expm1_near_zero(r), bits)
 
 
 @contracted
@@ -131,15 +138,29 @@ def log1p32(x: Float) -> Float:
 
 @contracted
 def tanh32(x: Float) -> Float:
-    """tanh(x), as -(e / (e + 2)) of e = exp(-2 |x|) - 1, with the sign of x: exact near 0, never beyond 1."""
+    """tanh(x), from those of n * log(2) / 2 and of the rest, with the sign of x: exact near 0, never beyond 1."""
     bits = np.float32(x).view(np.int32)
-    doubled = TWO * np.int32(bits & ALL_BUT_SIGN).view(np.float32)
-    doubled = SATURATED if doubled > SATURATED else doubled
-    n, r = _reduce(-doubled)
-    power = _power_of_two(n)
-    e = power * _expm1_near_zero(r) + (power - ONE)
-    magnitude = np.float32(-e / (e + TWO)).view(np.int32)
-    return np.int32(np.int32(magnitude & ALL_BUT_SIGN) | np.int32(bits & SIGN_BIT)).view(np.float32)
+    magnitude = np.int32(bits & ALL_BUT_SIGN).view(np.float32)
+    magnitude = SATURATED if magnitude > SATURATED else magnitude
+    shifted = ROUND_TO_POWER - magnitude * TWICE_LOG2_E
+    power = _to_power(np.float32(shifted).view(np.int32))
+    r = magnitude + (shifted - ROUND_TO_POWER) * HALF_LOG_2
+    t = r + r * (r * r) * (T3 + r * r * T5)
+    less, more = ONE - power, ONE + power  # in the ratio of the first tanh
+    result = np.float32((less + more * t) / (more + less * t)).view(np.int32)
+    return np.int32(result | np.int32(bits & SIGN_BIT)).view(np.float32)
+
+
+@contracted
+def sigmoid32(x: Float) -> Float:
+    """1 / (1 + exp(-x)), both times 2**-64: so the exponential is finite, and the lower tail is as exact as it is."""
+    x = SIGMOID_LEAST if x < SIGMOID_LEAST else x
+    x = SIGMOID_LARGEST if x > SIGMOID_LARGEST else x
+    shifted = ROUND_TO_SMALL_POWER - x * LOG2_E
+    n = shifted - ROUND_TO_SMALL_POWER
+    minus_r = (x + n * LOG_2_HIGH) + n * LOG_2_LOW
+    power = ONE + _expm1_near_zero(-minus_r)
+    return SMALL / (SMALL + power * _to_power(np.float32(shifted).view(np.int32)))
 
 
 @contracted
@@ -147,15 +168,8 @@ def _exp_of_minus_magnitude(x: Float) -> Float:
     """exp(-|x|)."""
     x = -np.float32(abs(x))
     x = SMALLEST if x < SMALLEST else x
-    n, r = _reduce(x)
-    return _scale(ONE + _expm1_near_zero(r), n)
-
-
-@contracted
-def sigmoid32(x: Float) -> Float:
-    """1 / (1 + exp(-x)), as exp(min(x, 0)) / (1 + exp(-|x|)): its lower tail is as exact as exp."""
-    e = _exp_of_minus_magnitude(x)
-    return (e if x < ZERO else ONE) / (ONE + e)
+    bits, r = _reduce(x)
+    return _scale(ONE + _expm1_near_zero(r), bits)
 
 
 @contracted
@@ -176,12 +190,12 @@ def gelu32(x: Float) -> Float:
     wide = float(x)
     magnitude = abs(TWICE_SCALE * (wide + GELU_CUBE * wide * wide * wide))
     magnitude = GELU_LARGEST if magnitude > GELU_LARGEST else magnitude
-    shifted = -np.float32(magnitude) * LOG2_E + ROUND
-    n = np.int32(np.float32(shifted).view(np.int32) - ROUND_BITS)
-    r = np.float32(-magnitude - np.float64(shifted - ROUND) * LOG_2_WHOLE)
+    shifted = ROUND_TO_TWO_POWERS - np.float32(magnitude) * LOG2_E
+    bits = np.float32(shifted).view(np.int32)
+    r = np.float32(-magnitude - np.float64(shifted - ROUND_TO_TWO_POWERS) * LOG_2_WHOLE)
     power = ONE + _expm1_near_zero(r)
     bounded = GELU_LEAST if x < GELU_LEAST else x
-    return (_scale(bounded * power, n) if x < ZERO else x) / (ONE + _scale(power, n))
+    return (_scale(bounded * power, bits) if x < ZERO else x) / (ONE + _scale(power, bits))
 
 
 @compiled

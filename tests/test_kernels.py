@@ -115,23 +115,19 @@ def test_loops_are_vectorised(compile_stage: Any) -> None:
     number = kinds(stage).index("kernel")
     source = stage.sources[number]
     assert source is not None
-    function: Any = load(source.text, FLOAT32, jitted=True)
-    function.compile(argument_types(source.arguments))
-    (assembly,) = function.inspect_asm().values()
+    assembly = load(source.text, "float32", "int32")._library.get_asm_str()
     packed = len(re.findall(r"\bv?(?:mul|fmadd|fmsub|fnmadd)\w*ps\b", assembly))
     assert packed >= source.text.count(" * get(") + source.text.count(") * ") > 0
 
 
-def argument_types(names: tuple[str, ...]) -> tuple[Any, ...]:
-    """The Numba types of a float32 kernel's arguments."""
-    import numba
-
-    flat = {
-        "buffer": numba.float32, "scratch": numba.float32, "shared": numba.float32, "dest": numba.int32,
-        "adds": numba.boolean,
-    }  # fmt: skip
-    two = {"table": numba.int64[:, ::1], "k": numba.int64}
-    return tuple(two.get(name, flat.get(name, numba.int64)[::1] if name not in two else None) for name in names)
+@pytest.mark.parametrize("compile_stage", [compile_forward, compile_backward])
+def test_no_kernel_counts_users_of_arrays(compile_stage: Any) -> None:
+    """That costs two atomic instructions for each view of each row: 100 ns where the arithmetic takes 20."""
+    for cell in plan_cells(0).values():
+        for source in compile_stage(cell).sources:
+            if source is not None:
+                assembly = load(source.text, "float32", "int32")._library.get_asm_str()
+                assert "NRT_incref" not in assembly
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
@@ -151,6 +147,7 @@ import sys
 import numpy as np
 import autobatch as ab
 from autobatch.executor.cpu import Cpu
+from autobatch.kernels.loading import load
 
 @ab.cell
 def double(x):
@@ -159,8 +156,8 @@ def double(x):
 backend = Cpu(jitted=True)
 print(ab.batched(lambda x: double(double(x)), backend=backend)([np.ones(3), np.zeros(3)]).tolist())
 (cell,) = (c for c in backend._compiled.values() if c.cell.program.name == "double")
-(function,) = (f for f in cell.stage("forward").functions if f)
-print(sum(function.stats.cache_hits.values()), sum(function.stats.cache_misses.values()))
+(step,) = cell.stage("forward").steps
+print(load(step.source.text, "float32", "int32").cache_hits)
 """
 
 
@@ -179,7 +176,7 @@ def run_script(cache: str) -> list[str]:
 def test_a_second_process_starts_warm(tmp_path: Path) -> None:
     cold, warm = run_script(str(tmp_path)), run_script(str(tmp_path))
     assert cold[0] == warm[0]
-    assert (cold[1], warm[1]) == ("0 1", "1 0")
+    assert (cold[1], warm[1]) == ("0", "1")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 N_POINTS, N_ROUNDS, N_TERMS = 1200, 300, 120
 MARGIN = 1e-3  # of the intervals: where the reduced argument falls depends on roundings
 HALF_ULP = 2.0**-24
+TANH = [-1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075, -929569 / 638512875]
 
 Numbers = NDArray[np.float64]
 
@@ -27,6 +28,8 @@ def main() -> None:
     f = spread(sqrt(0.5) - 1, sqrt(2) - 1)
     series = [(-1) ** k / (k + 3) for k in range(N_TERMS)]
     show("log(1 + f) = f - f**2 / 2 + f**3 * (L3 + L4 f + ...)", f, series, f**3 / np.log1p(f), 7)
+    r = spread(-log(2) / 4, log(2) / 4)
+    show("tanh(r) = r + r**3 * (T3 + T5 r**2)", r**2, TANH, r**3 / np.tanh(r), 1)
 
 
 def spread(low: float, high: float) -> Numbers:

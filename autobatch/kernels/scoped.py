@@ -23,7 +23,7 @@ def make_get() -> Callable[..., Any]:
     @intrinsic(prefer_literal=True)
     def read(typing: Any, array: Any, i: Any, block: Any, tag: Any, n_tags: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value = builder.load(_address(context, builder, signature.args[0], args))
+            value = builder.load(address_in(context, builder, signature.args[0], args))
             _mark(builder, value, block, tag, n_tags)
             return value
 
@@ -41,7 +41,7 @@ def make_put() -> Callable[..., None]:
     @intrinsic(prefer_literal=True)
     def write(typing: Any, array: Any, i: Any, value: Any, block: Any, tag: Any, n_tags: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            store = builder.store(args[2], _address(context, builder, signature.args[0], args))
+            store = builder.store(args[2], address_in(context, builder, signature.args[0], args))
             _mark(builder, store, block, tag, n_tags)
             return context.get_dummy_value()
 
@@ -50,8 +50,12 @@ def make_put() -> Callable[..., None]:
     return write
 
 
-def _address(context: Any, builder: Any, array: Any, args: Any) -> Any:
-    data = context.make_array(array)(context, builder, args[0]).data
+def address_in(context: Any, builder: Any, array: Any, args: Any) -> Any:
+    """Where an element of an array is, or of what begins at an address."""
+    from numba.core import types
+
+    is_array = isinstance(array, types.Array)
+    data = context.make_array(array)(context, builder, args[0]).data if is_array else args[0]
     return builder.gep(data, [args[1]], inbounds=True)
 
 

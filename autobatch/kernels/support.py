@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from autobatch._jit import compiled
+from autobatch._jit import compiled, replaced_by
+from autobatch.kernels.intrinsics import make_larger, make_part
 
 Array = Any
 Float = Any
 
 
-@compiled
+@replaced_by(make_part)
 def part(array: Array, first: int, size: int) -> Array:
-    """Elements first:first + size of a flat array, as a view."""
+    """Elements first:first + size of a flat array; in compiled code the address of the first, for views count users."""
     return array[first : first + size]
 
 
-@compiled
+@replaced_by(make_larger)
 def larger(x: Float, y: Float) -> Float:
     """The larger of two numbers; NaN if one is."""
     return x if x > y or x != x else y
@@ -29,26 +30,22 @@ def power(x: Float, y: Float) -> Float:
 
 
 @compiled
-def collect(buffer: Array, total: Array, dest: Array, start: int, stop: int, shift: int) -> None:
-    """Write to `total` the sum of what is at dest[start:stop], each moved by `shift`."""
-    size = total.size
+def collect(buffer: Array, total: Array, size: int, dest: Array, start: int, stop: int, shift: int) -> None:
+    """Write to `total` the sum of what is at dest[start:stop], `size` elements each, moved by `shift`."""
     if start == stop:
         for i in range(size):
             total[i] = 0
         return
-    first = dest[start] + shift
-    one = buffer[first : first + size]
+    one = part(buffer, dest[start] + shift, size)
     if stop - start == 1:
         for i in range(size):
             total[i] = one[i]
         return
-    first = dest[start + 1] + shift
-    other = buffer[first : first + size]
+    other = part(buffer, dest[start + 1] + shift, size)
     for i in range(size):
         total[i] = one[i] + other[i]
     for j in range(start + 2, stop):
-        first = dest[j] + shift
-        other = buffer[first : first + size]
+        other = part(buffer, dest[j] + shift, size)
         for i in range(size):
             total[i] += other[i]
 
@@ -63,14 +60,14 @@ def may_store(adds: Array, start: int, stop: int) -> bool:
 
 
 @compiled
-def send(buffer: Array, value: Array, first: int, adds: bool) -> None:
+def send(buffer: Array, value: Array, size: int, first: int, adds: bool) -> None:
     """Write a value to the buffer from `first` on, or add it to what is there."""
-    place = buffer[first : first + value.size]
+    place = part(buffer, first, size)
     if adds:
-        for i in range(value.size):
+        for i in range(size):
             place[i] += value[i]
     else:
-        for i in range(value.size):
+        for i in range(size):
             place[i] = value[i]
 
 

@@ -1,0 +1,63 @@
+"""What generated kernels do in compiled code by other means than in plain Python: see `autobatch.kernels.support`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autobatch.kernels.scoped import address_in
+
+FIRST_WITH_MAXIMUM = 17  # version of LLVM that has it for all processors
+
+
+def make_part() -> Callable[..., Any]:
+    """Make (array, first, size) -> the address of element `first`, for compiled code."""
+    import numba
+
+    types: Any = numba.types
+    intrinsic: Any = numba.extending.intrinsic
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def address(typing: Any, array: Any, first: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return address_in(context, builder, signature.args[0], args)
+
+        return types.CPointer(array.dtype)(array, types.int64), emit
+
+    @numba.njit(forceinline=True)
+    def part(array: Any, first: int, size: int) -> Any:
+        return address(array, first)
+
+    return part
+
+
+def make_larger() -> Callable[..., Any]:
+    """Make (x, y) -> the larger one, NaN if one is: an instruction that LLVM also finds the largest of a row with."""
+    import numba
+    from llvmlite import binding, ir
+
+    types: Any = numba.types
+    intrinsic: Any = numba.extending.intrinsic
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def maximum(typing: Any, x: Any, y: Any) -> Any:
+        joined = typing.unify_types(x, y)
+
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            x, y = (
+                context.cast(builder, arg, given, joined) for arg, given in zip(args, signature.args, strict=True)
+            )  # fmt: skip
+            kind = ir.FunctionType(x.type, [x.type, x.type])
+            return builder.call(builder.module.declare_intrinsic("llvm.maximum", [x.type], kind), [x, y])
+
+        return joined(x, y) if isinstance(joined, types.Float) else None, emit
+
+    @numba.njit(forceinline=True, error_model="numpy", fastmath={"nsz"})
+    def larger(x: Any, y: Any) -> Any:
+        return maximum(x, y)
+
+    @numba.njit(forceinline=True, error_model="numpy")
+    def larger_by_comparison(x: Any, y: Any) -> Any:
+        return x if x > y or x != x else y
+
+    return larger if binding.llvm_version_info[0] >= FIRST_WITH_MAXIMUM else larger_by_comparison
