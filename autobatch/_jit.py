@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable
+from functools import cached_property
 from hashlib import sha256
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from numpy import generic
+
+from autobatch.compiling import compiling
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,14 +51,18 @@ class Compiled(Generic[P, R]):
         if self._dispatcher is None:
             import numba
 
-            named = FunctionType(self.python.__code__, self.python.__globals__, self.python.__name__)
-            named.__module__ = self.python.__module__
-            named.__qualname__ = f"{self.python.__qualname__}_{self.digest()}"
             options: dict[str, Any] = {"fastmath": set(self.liberties)} if self.liberties else {}
             self._dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True, **options)(
-                named
+                self._named()
             )
         return self._dispatcher
+
+    def _named(self) -> FunctionType:
+        """The plain function, under the name that it is cached by."""
+        named = FunctionType(self.python.__code__, self.python.__globals__, self.python.__name__)
+        named.__module__ = self.python.__module__
+        named.__qualname__ = f"{self.python.__qualname__}_{self.digest()}"
+        return named
 
     def digest(self) -> str:
         """Tells this loop, the loops it calls and the constants they read from other versions of them."""
@@ -84,6 +91,28 @@ def contracted(python: Callable[P, R]) -> Compiled[P, R]:
     return Compiled(python, frozenset({"contract"}))
 
 
+class ByAddress(Compiled[P, R]):
+    """A function of ints that compiled code calls by its address."""
+
+    @cached_property
+    def address(self) -> int:
+        """Of the compiled function, in this process."""
+        import numba
+
+        word = numba.types.int64
+        n_arguments = self.python.__code__.co_argcount
+        compile_one = numba.cfunc(numba.types.void(*n_arguments * [word]), cache=True, error_model="numpy")
+        with compiling(f"loop {self.__name__!r}", is_kernel=False):
+            self._dispatcher = compile_one(self._named())  # its machine code lives as long as it does
+        address: int = self._dispatcher.address
+        return address
+
+
+def by_address(python: Callable[P, R]) -> ByAddress[P, R]:
+    """Mark a function of ints to be compiled when its address is first asked for."""
+    return ByAddress(python)
+
+
 class Built(Compiled[P, R]):
     """A function for compiled code that Python cannot express: `python`, called without arguments, builds it."""
 
@@ -92,6 +121,31 @@ class Built(Compiled[P, R]):
             build: Any = self.python
             self._dispatcher = build()
         return self._dispatcher
+
+
+class Replaced(Compiled[P, R]):
+    """A loop in plain Python, for which compiled code has another that `build` makes with Numba's own means."""
+
+    def __init__(self, python: Callable[P, R], build: Callable[[], Any]) -> None:
+        super().__init__(python)
+        self.build = build
+
+    def _compile(self) -> Any:
+        if self._dispatcher is None:
+            self._dispatcher = self.build()
+        return self._dispatcher
+
+    def digest(self) -> str:
+        """Tells versions of both apart."""
+        return sha256(super().digest().encode() + marshal.dumps(self.build.__code__)).hexdigest()[:12]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.python(*args, **kwargs)
+
+
+def replaced_by(build: Callable[[], Any]) -> Callable[[Callable[P, R]], Replaced[P, R]]:
+    """Mark a function that is another one in compiled code: what `build` makes when it is first met."""
+    return lambda python: Replaced(python, build)
 
 
 def built(build: Callable[[], Callable[P, R]]) -> Built[P, R]:

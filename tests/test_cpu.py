@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.blas.tiles import can_tile
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
 from autobatch.rewrite import DEFAULT, PASSES
@@ -18,6 +19,7 @@ from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
 
 RELATIVE = 1e-10
+TOLERANCES = {"float32": 2e-5, "float64": RELATIVE}
 N_SEEDS, N_SLOW_SEEDS = 25, 300
 
 
@@ -85,13 +87,30 @@ def test_random_programs(seed: int) -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_compiled_kernels(dtype: str) -> None:
-    """The same for compiled kernels, in both types."""
-    model, instances = CASES[0].draw(seed=1, n_instances=6, dim=20)
+@pytest.mark.parametrize(
+    ("dtype", "provider"),
+    [
+        ("float32", None),
+        pytest.param("float32", "packed", marks=pytest.mark.skipif(not can_tile(), reason="needs AVX-512")),
+        ("float64", None),
+    ],
+)
+@pytest.mark.parametrize("case", [CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])])
+def test_compiled_kernels(case: Case, dtype: str, provider: str | None) -> None:
+    """The same for compiled kernels, in both types, and with our own product."""
+    model, instances = case.draw(seed=1, n_instances=6, dim=20)
     model.astype(dtype)
-    relative = {"float32": 2e-5, "float64": RELATIVE}[dtype]
-    compare_gradients(model.loss, instances, Cpu(poison=True, jitted=True), relative)
+    cpu = Cpu(poison=True, jitted=True, provider=provider)
+    compare_gradients(model.loss, instances, cpu, TOLERANCES[dtype])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(N_SEEDS))
+def test_compiled_random_programs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=seed % 2 == 0)
+    cpu = Cpu(poison=True, jitted=True)
+    compare_gradients(model.everything, draw_instances(rng, model, n=5), cpu, has_aux=True, rewrites=PASSES)
 
 
 def test_backward_skips_what_no_loss_reads() -> None:

@@ -1,10 +1,13 @@
 """Backends: what runs a plan. `reference` interprets cells op by op and is the oracle for every other.
 
-`cpu` compiles cells into matrix products and generated kernels.
+`cpu` compiles cells into matrix products and generated kernels. "auto" is the fastest that the machine can run, or
+
+    AUTOBATCH_BACKEND=name     the backend of this name, for programs that name none
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +18,7 @@ from autobatch.plan import Batch, Plan, PlannedTypes
 from autobatch.randomness import Randomness
 
 NAMES = ("reference", "cpu")
+VARIABLE = "AUTOBATCH_BACKEND"
 
 
 class Counts(NamedTuple):
@@ -53,10 +57,12 @@ class Backend(Protocol):
         timer: who is told when each batch is done; None, at the cost of one test per batch, where nobody asks. A
             backend that runs several batches in one go runs them one by one while there is a timer. The results are
             the same, to the bit.
+        precision: how matrix products are computed, see `autobatch.precision`; set before each `forward`.
     """
 
     name: str
     timer: Timer | None
+    precision: str
 
     def forward(
         self,
@@ -89,7 +95,11 @@ class Backend(Protocol):
 
 
 def make_backend(backend: str | Backend) -> Backend:
-    """The backend of this name ("auto": the best that this machine can run); a `Backend` as it is."""
+    """The backend of this name; a `Backend` as it is.
+
+    Raises:
+        BackendError: there is none of this name.
+    """
     from autobatch.executor.cpu import Cpu
     from autobatch.executor.reference import Reference
 
@@ -97,6 +107,10 @@ def make_backend(backend: str | Backend) -> Backend:
         if isinstance(backend, type) or not hasattr(backend, "forward"):
             raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
         return backend
-    if backend not in (*NAMES, "auto"):
-        raise BackendError(f"there is no backend {backend!r} in this version; there are {', '.join(NAMES)} and auto.")
-    return Cpu() if backend == "cpu" else Reference()
+    name = os.environ.get(VARIABLE, "cpu") if backend == "auto" else backend
+    if name not in NAMES:
+        where = f" (of {VARIABLE})" if backend == "auto" else ""
+        raise BackendError(
+            f"there is no backend {name!r}{where} in this version; there are {', '.join(NAMES)} and auto."
+        )
+    return Cpu() if name == "cpu" else Reference()

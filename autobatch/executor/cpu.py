@@ -1,35 +1,67 @@
 """The cpu backend: cells compiled into a few steps, on the same buffer and plan as the reference backend.
 
-Where the rows of each batch are is worked out for all batches of a type at once. A step is then a call with the number
-of the batch: a generated kernel, a matrix product, or an op as the reference backend runs it. What cells compute from
-parameters alone runs once per run. The gradient of a weight is one product over all rows of a type, and that of a bias
-one pass over them.
+Where the rows of each batch are, and what is called for it, is worked out once per plan. A step is then a call with the
+number of a batch: a generated kernel, a matrix product, or an op as the reference backend runs it; one compiled loop
+makes all calls, stopping only for ops of the last kind. What cells compute from parameters alone runs once per run. The
+gradient of a weight is one product over all rows of a type, and that of a bias one pass over them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.autodiff import ROW_SUM, Scatter
-from autobatch.blas.choosing import Chooser
-from autobatch.blas.threads import limit_threads
-from autobatch.executor.bound import BoundStage, Call, Calls, CompiledCell
-from autobatch.executor.reference import Env, Frame, Reference, RowRange
-from autobatch.executor.table import make_table
+from autobatch.addresses import address_of
+from autobatch.autodiff import ROW_SUM
+from autobatch.blas.choosing import BY_SIZE, Chooser
+from autobatch.executor.activity import Activity
+from autobatch.executor.reference import Frame, Reference, RowRange
+from autobatch.executor.rounding import Outers
+from autobatch.executor.stages import Arrays, CompiledCell, CompiledStage, Run
+from autobatch.executor.steps import make_calls
+from autobatch.executor.table import Calls, Prepared, Shapes
+from autobatch.executor.weights import WeightStage
 from autobatch.kernels.loading import is_jitted
-from autobatch.kernels.source import STAGES, columns_of
+from autobatch.kernels.source import COMMON
 from autobatch.kernels.support import add_rows
-from autobatch.plan import Batch, Plan
+from autobatch.plan import Batch, Plan, PlannedTypes
+from autobatch.precision import rounded_args
 from autobatch.program import Instruction
-from autobatch.randomness import Randomness
-from autobatch.rows import Gradient, Rows
+from autobatch.rows import Gradient
 
 Array = NDArray[Any]
+
+
+class Bound:
+    """A stage of several types, bound to a run: the steps of all, and the calls of these in order."""
+
+    def __init__(self, name: str, stages: list[CompiledStage]) -> None:
+        self.name, self.stages = name, stages
+        self.steps = [step for stage in stages for step in stage.steps]
+        self._addresses = np.empty((len(self.steps), 3), np.int64)
+        self._calls, self._ptr = np.empty((0, 2), np.int64), np.zeros(3, np.int64)
+
+    def bind(self, runs: Iterable[Run], calls: Calls) -> None:
+        """Take the arrays of a run, for each stage, and what is called in it."""
+        for stage, run in zip(self.stages, runs, strict=True):
+            stage.bind(run)
+        np.concatenate([stage.addresses for stage in self.stages], out=self._addresses)
+        self._calls, self._ptr = calls
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of the run."""
+        return len(self._ptr) - 3
+
+    def call(self, first: int, last: int) -> int:
+        """Make the calls of some parts, and say how many: 0 is what comes before all batches, which follow."""
+        start, end = int(self._ptr[first]), int(self._ptr[last])
+        make_calls(self._addresses, self.steps, self._calls, start, end)
+        return end - start
 
 
 class Cpu(Reference):
@@ -48,60 +80,96 @@ class Cpu(Reference):
         self.jitted = is_jitted() if jitted is None else jitted
         self.scratch: Array = np.empty(0, np.float32)
         self.chooser = Chooser(provider)
-        self._compiled: dict[tuple[int, str], CompiledCell] = {}
+        self._compiled: dict[tuple[int, str, str], CompiledCell] = {}
+        self._shapes: WeakKeyDictionary[PlannedTypes, Shapes] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[Plan, Prepared] = WeakKeyDictionary()
+        self._addresses = np.zeros(len(COMMON), np.int64)
+        self._bound: dict[tuple[Any, ...], Bound] = {}
+        self._weight_stages: dict[tuple[int, str], WeightStage] = {}
+        self._outers = Outers(self.jitted)
 
-    @property
-    def buffer(self) -> Array:
-        """All values of the mini-batch."""
-        return self._buffer
-
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        with limit_threads(1), super()._computing():
-            yield
-
-    def randomness(self, rows: RowRange) -> Randomness:
-        """Where the nodes in these rows draw from."""
-        return self._randomness(rows)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles have buffers of their own, and compile anew."""
+        return type(self), (self.poison, self.jitted, None if self.chooser.name == BY_SIZE else self.chooser.name)
 
     # Batches.
 
     def _forward_batches(self) -> None:
-        self._order = number_batches(self.plan)
-        self._tables = self._make_tables()
-        calls = self._bind("forward")
-        for kind, (before, _, _) in calls.items():
-            self._run_calls(before, len(self._tables[kind]) - 1)
-        self._lap("forward", None)
-        for at, (kind, k) in enumerate(self._order):
-            self._run_calls(calls[kind].per_batch, k)
-            if self.timer is not None:
-                self._lap("forward", self.plan.batches[at])
+        bound = self._bind("forward")
+        if self.poison:
+            self.scratch.fill(np.nan)
+        self._sweep(bound, None)
 
-    def _backward_batches(self, active: Array) -> None:
-        calls, plan = self._bind("backward"), self.plan
-        all_active = active.all()
-        batches = [] if all_active and self.timer is None else plan.batches
-        self._lap("backward", None)
-        for at in reversed(range(len(self._order))):
-            kind, k = self._order[at]
-            rows = None
-            if not all_active:
-                first = plan.type_ptr[kind]
-                rows = active[plan.node_at[first + batches[at].start : first + batches[at].end]]
-            if rows is None or rows.any():
-                self._run_calls(calls[kind].per_batch, k)
-            if rows is not None and not rows.all():
-                self._clear(batches[at], rows)
-            if self.timer is not None:
-                self._lap("backward", batches[at])
-        for kind, (_, _, after) in calls.items():
-            self._run_calls(after, len(self._tables[kind]) - 1)
+    def _backward_batches(self) -> None:
+        self._sweep(self._bind("backward"), None if self.activity.is_whole else self.activity)
 
-    def _run_calls(self, calls: list[Call], k: int) -> None:
-        for call in calls:
-            call(k)
-        self._launches += len(calls)
+    def _sweep(self, bound: Bound, activity: Activity | None) -> None:
+        """Make all calls of a stage, in one go if nobody takes the time and all nodes are active."""
+        n_batches = bound.n_batches
+        self._launches += bound.call(0, 1)
+        self._lap(bound.name, None)
+        if self.timer is None and activity is None:
+            self._launches += bound.call(1, n_batches + 1)
+        else:
+            batches = self.plan.batches if bound.name == "forward" else self.plan.batches[::-1]
+            for at, batch in enumerate(batches, start=1):
+                rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
+                if rows is None or rows.any():
+                    self._launches += bound.call(at, at + 1)
+                if rows is not None and not rows.all():
+                    self._clear(batch, rows)
+                self._lap(bound.name, batch)
+        self._launches += bound.call(n_batches + 1, n_batches + 2)
+        if bound.name == "backward":  # what comes after its batches is not part of the weights
+            self._lap(bound.name, None)
+
+    def _bind(self, name: str) -> Bound:
+        """Bind the steps of a stage, of all types that the plan has, to the arrays of this run."""
+        prepared, plan = self._prepared(), self.plan
+        cells = [self._compiled_cell(kind) for kind in prepared.tables]
+        key = name, *map(id, cells)
+        if key not in self._bound:
+            self._bound[key] = Bound(name, [cell.stage(name) for cell in cells])
+        arrays = self._buffer, self.scratch, plan.dest_ptr, plan.dest, plan.adds
+        for number, array in enumerate(arrays):
+            self._addresses[number] = address_of(array)
+        common, place = Arrays(arrays, self._addresses), plan.dest.dtype.name
+        runs = [
+            Run(plan, kind, common, place, table, self.chooser, self._randomness)
+            for kind, table in prepared.tables.items()
+        ]
+        self._bound[key].bind(runs, prepared.forward if name == "forward" else prepared.backward)
+        return self._bound[key]
+
+    def _prepared(self) -> Prepared:
+        """What running the plan needs beside it; there is scratch memory for it."""
+        plan = self.plan
+        prepared = self._plans.get(plan)
+        if prepared is None:
+            shapes = self._shapes_of(self.cells)
+            ends = plan.type_ptr.tolist()
+            kinds = [kind for kind in range(len(ends) - 1) if ends[kind] < ends[kind + 1]]
+            for kind in kinds:
+                if kind not in shapes.cells:
+                    shapes.add(kind, self._compiled_cell(kind))
+            prepared = self._plans[plan] = shapes.prepare(plan, kinds)
+        if self.scratch.size < prepared.scratch_size or self.scratch.dtype != self.dtype:
+            self.scratch = np.empty(max(prepared.scratch_size, 1), self.dtype)
+            self._allocations += 1
+        return prepared
+
+    def _shapes_of(self, cells: PlannedTypes) -> Shapes:
+        found = self._shapes.get(cells)
+        if found is None or found.dtype != self.dtype:
+            found = self._shapes[cells] = Shapes(cells, self.dtype)
+        return found
+
+    def _compiled_cell(self, kind: int) -> CompiledCell:
+        cell = self.cells.cells[kind]
+        key = id(cell), self.dtype.name, self.precision
+        if key not in self._compiled:
+            self._compiled[key] = CompiledCell(cell, self.dtype, self.jitted, self.precision)
+        return self._compiled[key]
 
     def _clear(self, batch: Batch, active: Array) -> None:
         """Make the gradients of rows that the loss does not depend on zero."""
@@ -110,58 +178,21 @@ class Cpu(Reference):
             port = self._inputs(rows, place, cell.program.vars[number], self.plan.mirror)
             port[~rows.spread(active, place.domain)] = 0
 
-    def _make_tables(self) -> dict[int, Array]:
-        """Where the rows of the batches of each type are; there is scratch memory for the largest."""
-        tables, needed = {}, 0
-        names = STAGES if self.cells.training else STAGES[:1]
-        for kind in sorted({kind for kind, _ in self._order}):
-            compiled_cell = self._compiled_cell(kind)
-            stages = {name: compiled_cell.stage(name).stage for name in names}
-            tables[kind], size = make_table(self.plan, kind, self.cells.cells[kind], stages)
-            needed = max(needed, size)
-        for kind, table in tables.items():  # rows that are kept for all batches lie behind what these use by turns
-            width = self._compiled_cell(kind).stage("forward").stage.storage.kept_width
-            columns = columns_of(self.cells.cells[kind].layout, len(self.cells.cells[kind].program.outputs))
-            table[:, columns.index("kept_n")] = needed + table[:, 0] * width
-            needed += int(table[-1, columns.index("rows_n")]) * width
-        if self.scratch.size < needed or self.scratch.dtype != self.dtype:
-            self.scratch = np.empty(max(needed, 1), self.dtype)
-            self._allocations += 1
-        if self.poison:
-            self.scratch.fill(np.nan)
-        return tables
-
-    def _bind(self, name: str) -> dict[int, Calls]:
-        """For each type what a stage runs per batch."""
-        calls = {}
-        for kind, table in self._tables.items():
-            cell = self.cells.cells[kind]
-            columns = columns_of(cell.layout, len(cell.program.outputs))
-            stage = self._compiled_cell(kind).stage(name)
-            calls[kind] = BoundStage(self, kind, cell, stage, table, columns).calls()
-        return calls
-
-    def _compiled_cell(self, kind: int) -> CompiledCell:
-        cell = self.cells.cells[kind]
-        key = id(cell), self.dtype.name
-        if key not in self._compiled:
-            self._compiled[key] = CompiledCell(cell, self.dtype, self.jitted)
-        return self._compiled[key]
-
     # Gradients of parameters.
 
-    def _add_rows(self, env: Env, scatters: Iterable[Scatter], gradient: Gradient) -> None:
-        """Add the rows that a type looked up to the gradient of their table; the first ones are taken over."""
-        first, *others = scatters
-        if isinstance(gradient, Rows) and not gradient.ids.size:
-            values, ids = env[first.values], env[first.ids]
-            flat = np.broadcast_to(ids, values.shape[: ids.ndim]).reshape(-1)
-            found = Rows.summed(flat, values.reshape(flat.size, *gradient.shape[1:]), gradient.shape)
-            gradient.ids, gradient.values = found.ids, found.values
-            self._launches += 1
-        else:
-            others.insert(0, first)
-        super()._add_rows(env, others, gradient)
+    def _weight_gradients(self, kind: int, n_rows: int, gradients: Mapping[int, Gradient]) -> None:
+        """Run the weight stage of a type, as products by address where it consists of such."""
+        cell = self.cells.cells[kind]
+        key = id(cell), self.dtype.name
+        if key not in self._weight_stages:
+            self._weight_stages[key] = WeightStage(cell, self.dtype)
+        stage = self._weight_stages[key]
+        outers = self._outers if self.precision == "bf16" else None
+        is_direct = stage.is_direct and self.jitted and (outers is None or outers.is_tiled) and self.activity.is_whole
+        if is_direct and stage.run(self.plan, kind, self._buffer, self.chooser, gradients, outers):
+            self._launches += stage.n_launches
+            return
+        super()._weight_gradients(kind, n_rows, gradients)
 
     def _run(self, frame: Frame, indices: Iterable[int]) -> None:
         """Run instructions of the weight stage: outer products of rows by a library, sums of rows in one pass."""
@@ -172,9 +203,11 @@ class Cpu(Reference):
             args = [frame.env[arg] for arg in source.args]
             if target is not None and source.op.name == "row_sum_outer" and len(args[0]) == len(args[1]):
                 x, y = args
-                self.chooser.choose(x.shape[1], y.shape[1], len(x), x.dtype.name, a_flipped=True).multiply(
-                    x.T, y, target[0], accumulate=True
-                )
+                provider = self.chooser.choose(x.shape[1], y.shape[1], len(x), x.dtype.name, a_flipped=True)
+                if self.precision == "bf16" and rounded_args(frame.vars, index):
+                    self._outers.add(x, y, target[0], provider)
+                else:
+                    provider.multiply(x.T, y, target[0], accumulate=True)
             elif target is not None and source.op is ROW_SUM and args[0].ndim == 2 and self.jitted:
                 add_rows(args[0], target[0])
             else:
@@ -182,13 +215,3 @@ class Cpu(Reference):
                 continue
             frame.env[index] = target
             self._launches += 1
-
-
-def number_batches(plan: Plan) -> list[tuple[int, int]]:
-    """For each batch its type, and its number among those of the type."""
-    seen: dict[int, int] = {}
-    found = []
-    for kind in plan.schedule.batch_type.tolist():
-        seen[kind] = seen.get(kind, -1) + 1
-        found.append((kind, seen[kind]))
-    return found

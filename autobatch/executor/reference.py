@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.autodiff import Scatter
 from autobatch.executor import Counts, Timer
+from autobatch.executor.activity import Activity
 from autobatch.layout import Join, Layout, Place
 from autobatch.ops.define import run_kernel
 from autobatch.ops.variadic import Segments, segment_sum
 from autobatch.plan import Batch, Plan, PlannedCell, PlannedTypes
+from autobatch.precision import rounded, rounded_args
 from autobatch.program import NODE, SHARED, Attribute, Constant, Instruction, Port, Var, Weight
 from autobatch.randomness import Randomness
 from autobatch.rows import Gradient, Rows
@@ -44,9 +45,16 @@ class Reference:
     def __init__(self, poison: bool = False) -> None:
         self.poison = poison
         self.timer: Timer | None = None
+        self.precision = "float32"
         self._buffer: Array = np.empty(0, np.float32)
         self._windows: dict[int, Array] = {}
+        self._targets: Targets | None = None
+        self.activity = Activity()
         self._launches = self._copied = self._allocations = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles have buffers of their own."""
+        return type(self), (self.poison,)
 
     def counts(self) -> Counts:
         """What was run since `forward` was last called."""
@@ -72,17 +80,21 @@ class Reference:
     def backward(self, seeds: Mapping[int, Array], gradients: Mapping[int, Gradient]) -> None:
         """Differentiate the last run, starting from the gradients of slots; add to those of the parameters."""
         plan = self.plan
-        active = active_nodes(plan, seeds)
-        targets = Targets(gradients, self.cells.stacks)
+        self.activity.mark(plan, seeds)
+        if self._targets is None or not self._targets.restart(gradients, self.cells.stacks):
+            self._targets = Targets(gradients, self.cells.stacks)
+        targets = self._targets
         for slot in range(len(self.cells.slot_shapes)):
             self._slot(slot, plan.mirror)[...] = seeds.get(slot, 0)
         with self._computing():
-            self._backward_batches(active)
-            for kind in range(len(self.cells.cells)):
-                rows = active[plan.node_at[plan.type_ptr[kind] : plan.type_ptr[kind + 1]]]
-                if rows.any():
-                    self._weight_gradients(kind, rows, targets.arrays)
-                    self._lap("weights", Batch(kind, 0, rows.size, plan.type_bases[kind]))
+            self._backward_batches()
+            ends = plan.type_ptr.tolist()
+            for kind in range(len(ends) - 1):
+                n_rows = ends[kind + 1] - ends[kind]
+                if n_rows and (self.activity.is_whole or self.activity.rows(kind, 0, n_rows).any()):
+                    self._weight_gradients(kind, n_rows, targets.arrays)
+                    if self.timer is not None:
+                        self._lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
         self._copied += targets.finish()
 
     @contextmanager
@@ -130,13 +142,11 @@ class Reference:
             self._forward_batch(batch)
             self._lap("forward", batch)
 
-    def _backward_batches(self, active: Array) -> None:
-        """Run the batches in reverse; `active` says of each node whether the loss depends on it: bool[N]."""
-        plan = self.plan
+    def _backward_batches(self) -> None:
+        """Run the batches in reverse."""
         self._lap("backward", None)
-        for batch in reversed(plan.batches):
-            first = plan.type_ptr[batch.kind]
-            self._backward_batch(batch, active[plan.node_at[first + batch.start : first + batch.end]])
+        for batch in reversed(self.plan.batches):
+            self._backward_batch(batch, self.activity.rows(batch.kind, batch.start, batch.end))
             self._lap("backward", batch)
 
     def _forward_batch(self, batch: Batch) -> None:
@@ -165,15 +175,16 @@ class Reference:
             for port, place in zip(ports, layout.inputs, strict=True):
                 port[~rows.spread(active, place.domain)] = 0
 
-    def _weight_gradients(self, kind: int, active: Array, gradients: Mapping[int, Gradient]) -> None:
+    def _weight_gradients(self, kind: int, n_rows: int, gradients: Mapping[int, Gradient]) -> None:
         """Run the weight stage of a type over all its rows that the loss depends on."""
         derivative = self.cells.cells[kind].derivative
         assert derivative is not None, "backward follows a forward run in training"
         if not derivative.parameters and not derivative.tables:
             return
-        batch = Batch(kind, 0, active.size, self.plan.type_bases[kind])
+        batch = Batch(kind, 0, n_rows, self.plan.type_bases[kind])
         frame = self._frame(batch, derivative.vars, backward=True)
-        if not active.all():
+        if not self.activity.is_whole:
+            active = self.activity.rows(kind, 0, n_rows)
             domains = {i: derivative.vars[i].domain for i in frame.env}
             for i, x in frame.env.items():
                 frame.env[i] = x if domains[i] == SHARED else x[frame.rows.spread(active, domains[i])]
@@ -272,6 +283,9 @@ class Reference:
                 static = {**static, "segments": frame.rows.segments(domain)}
             if op.random:
                 static = {**static, "random": self._randomness(frame.rows)}
+            if self.precision == "bf16":
+                for at in rounded_args(frame.vars, index):
+                    args[at] = rounded(args[at])
             run_kernel(op, np, args, out, static)
             self._launches += 1
 
@@ -431,21 +445,3 @@ def dense(gradient: Gradient) -> Array:
     """A gradient that is an array, as one whose parameter is not read by lookup alone must be."""
     assert not isinstance(gradient, Rows), "only the parameters in row_parameters have Rows"
     return gradient
-
-
-def active_nodes(plan: Plan, slots: Iterable[int]) -> Array:
-    """Whether anything in `slots` depends on each node: bool[N]."""
-    graph = plan.graph
-    active = np.zeros(graph.n_nodes, bool)
-    active[graph.out_node[np.isin(graph.out_slot, list(slots))]] = True
-    spread_to_inputs(active, graph.edge_ptr, graph.edge_src)
-    return active
-
-
-@compiled
-def spread_to_inputs(active: Array, edge_ptr: Array, edge_src: Array) -> None:
-    """Mark everything that an active node reads, last node first."""
-    for node in range(active.size - 1, -1, -1):
-        if active[node]:
-            for e in range(edge_ptr[node], edge_ptr[node + 1]):
-                active[edge_src[e]] = True

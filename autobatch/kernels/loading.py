@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch import addresses
 from autobatch._jit import Compiled
 from autobatch.cache import cache_folder
 from autobatch.checkpoint import write_whole
@@ -29,6 +30,7 @@ from autobatch.kernels import scoped, support
 from autobatch.kernels.scoped import plain_get, plain_put
 from autobatch.vectormath import FUNCTIONS
 
+TYPES = ("int64", "int32", "float64", "bool_")
 HELPERS = ("part", "larger", "power", "collect", "may_store", "send")
 PLAIN: Mapping[str, Callable[..., Any]] = {
     "exp": np.exp,
@@ -46,38 +48,45 @@ def is_jitted() -> bool:
     return os.environ.get("AUTOBATCH_JIT", "1") != "0"
 
 
-def load(source: str, dtype: np.dtype[Any], jitted: bool) -> Callable[..., None]:
-    """Make the function `kernel` of a source.
+def load_plain(source: str, dtype: np.dtype[Any]) -> Callable[..., None]:
+    """Make the function `kernel` of a source as plain Python, which takes arrays where compiled code takes addresses.
 
     Args:
         source: see `autobatch.kernels.source`.
         dtype: the model's float type.
-        jitted: compile it; if not, it runs as plain Python.
     """
-    return _load_compiled(source, dtype.name) if jitted else _load_plain(source, dtype)
-
-
-def _load_plain(source: str, dtype: np.dtype[Any]) -> Callable[..., None]:
-    helpers = {name: getattr(support, name).python for name in HELPERS} | {"get": plain_get, "put": plain_put}
-    names = {"real": dtype.type, "INF": np.inf, "NAN": np.nan, "sqrt": np.sqrt, **PLAIN, **helpers}
+    helpers = {name: getattr(support, name).python for name in HELPERS}
+    helpers |= {"get": plain_get, "put": plain_put, "array_at": lambda array, _: array}
+    types = {"real": dtype.type, "place": np.int64} | {name: getattr(np, name) for name in TYPES}
+    names = {"INF": np.inf, "NAN": np.nan, "sqrt": np.sqrt, **types, **PLAIN, **helpers}
     exec(compile(source, "<generated kernel>", "exec"), names)
     kernel: Callable[..., None] = names["kernel"]
     return kernel
 
 
 @cache
-def _load_compiled(source: str, dtype: str) -> Callable[..., None]:
+def load(source: str, dtype: str, place: str) -> Any:
+    """Compile the function `kernel` of a source, to be called by its `address` with three ints.
+
+    Args:
+        source: see `autobatch.kernels.source`.
+        dtype: the model's float type.
+        place: the type of destinations.
+    """
     import numba
 
     functions = FUNCTIONS[dtype]
     text = _HEAD.format(
         dtype=dtype,
+        place=place,
+        types=", ".join(TYPES),
         helpers=", ".join(HELPERS),
         functions=", ".join(f"{f.__name__} as {name}" for name, f in functions.items()),
     ) + source  # fmt: skip
     called = [*(getattr(support, name) for name in HELPERS), *functions.values()]
     digests = [f.digest() for f in called if isinstance(f, Compiled)]
-    about = [text, *digests, getsource(scoped), sys.version, numba.__version__, str(sorted(LIBERTIES))]
+    sources = getsource(scoped), getsource(addresses)
+    about = [text, *digests, *sources, sys.version, numba.__version__, str(sorted(LIBERTIES))]
     digest = sha256("\n".join(about).encode()).hexdigest()[:24]
     path = _keep(text, digest)
     names: dict[str, Any] = {}
@@ -85,19 +94,21 @@ def _load_compiled(source: str, dtype: str) -> Callable[..., None]:
         exec(compile(text, f"<kernel {digest}>", "exec"), names)
     else:
         names = _import(path, digest)
-    kernel: Callable[..., None] = numba.njit(
-        cache=path is not None, nogil=True, error_model="numpy", boundscheck=False, fastmath=LIBERTIES
-    )(names["kernel"])
-    return kernel
+    word = numba.types.int64
+    options: dict[str, Any] = {"error_model": "numpy", "boundscheck": False, "fastmath": LIBERTIES}
+    compile_one = numba.cfunc(numba.types.void(word, word, word), cache=path is not None, **options)
+    return compile_one(names["kernel"])
 
 
 _HEAD = """from math import sqrt
 import numpy as np
+from numpy import {types}
+from autobatch.addresses import array_at
 from autobatch.kernels.scoped import make_get, make_put
 from autobatch.kernels.support import {helpers}
 from autobatch.vectormath import {functions}
 get, put = make_get(), make_put()
-INF, NAN, real = np.inf, np.nan, np.{dtype}
+INF, NAN, real, place = np.inf, np.nan, np.{dtype}, np.{place}
 """
 
 

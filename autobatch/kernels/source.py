@@ -7,7 +7,8 @@
             x2[i] = v7
 
 Sizes, columns and widths are not in the source but in `sizes`, so that one source serves every width of a model; a
-batch is row `k` of `table`. Numbers have the model's float type (`real`), or the whole expression would be widened.
+batch is row `k` of `table`. Arrays come by their addresses, listed in the slots of `memory`. Numbers have the model's
+float type (`real`), or the whole expression would be widened.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ ARRAYS = {
     "scratch": "scratch", "kept": "scratch", "row": "scratch", "shared": "shared", "ints": "ints", "floats": "floats",
 }  # fmt: skip
 STAGES = ("forward", "backward")  # each has scratch memory of its own
+SLOTS = {
+    "buffer": "real", "scratch": "real", "ptr": "int64", "dest": "place", "adds": "bool_",
+    "shared": "real", "table": "int64", "ints": "int32", "floats": "float64",
+}  # fmt: skip
+"""The first slots of the memory of a stage: arrays and their types. Edges of groups and tables of rows follow."""
+COMMON = ("buffer", "scratch", "ptr", "dest", "adds")  # the first slots, the same for all types
 INITIAL = {"+": 0.0, "max": -math.inf}
 
 
@@ -40,13 +47,13 @@ class Source:
 
     Attributes:
         text: of a module with a function `kernel`.
-        arguments: the names of its arguments.
-        sizes: the int array that it takes.
+        sizes: its own numbers.
+        arrays: those that it takes from memory.
     """
 
     text: str
-    arguments: tuple[str, ...]
     sizes: tuple[int, ...]
+    arrays: tuple[str, ...]
 
 
 def columns_of(layout: Layout, n_outputs: int) -> tuple[str, ...]:
@@ -61,6 +68,11 @@ def letter_of(domain: int) -> str:
     return "n" if domain == NODE else str(domain)
 
 
+def type_of(array: str) -> str:
+    """The type of the elements of an array, as sources name it."""
+    return SLOTS.get(array, "int64" if array.startswith("segments") else "real")
+
+
 def write_kernel(
     lowered: Lowered,
     storage: Storage,
@@ -69,6 +81,7 @@ def write_kernel(
     layout: Layout,
     columns: tuple[str, ...],
     words: tuple[int, int],
+    slots: dict[str, int],
 ) -> Source:
     """Write the source of a kernel.
 
@@ -76,8 +89,9 @@ def write_kernel(
         number: of the kernel among the steps of its stage.
         columns: of the table.
         words: ints and floats of data per node.
+        slots: of the memory of the stage; those that the kernel needs beside them are added.
     """
-    return Writer(lowered, storage, number, kernel, layout, columns, words).write()
+    return Writer(lowered, storage, number, kernel, layout, columns, words, slots).write()
 
 
 class Writer:
@@ -85,10 +99,10 @@ class Writer:
 
     def __init__(
         self, lowered: Lowered, storage: Storage, number: int, kernel: Kernel, layout: Layout, columns: tuple[str, ...],
-        words: tuple[int, int],
+        words: tuple[int, int], slots: dict[str, int],
     ) -> None:  # fmt: skip
         self.lowered, self.storage, self.number, self.kernel = lowered, storage, number, kernel
-        self.layout, self.columns, self.words = layout, columns, words
+        self.layout, self.columns, self.words, self.slots = layout, columns, words, slots
         self.sizes: dict[int, str] = {}
         self.numbers: dict[str, str] = {}
         self.used: dict[str, None] = {}  # columns of the table
@@ -110,13 +124,16 @@ class Writer:
         self.lines = []
         ends = self._write_ends()
         prologue, row_top = self._write_tops()
-        order = ("buffer", "scratch", "shared", "ints", "floats", "ptr", "dest", "adds")
-        named = [name for name in order if name in self.arguments]
-        others = sorted(name for name in self.arguments if name not in order)
-        arguments = (*named, *others, "sizes", "table", "k")
-        head = [f"def kernel({', '.join(arguments)}):"]
+        head = ["def kernel(memory, own, k):", "    slots = array_at(memory, int64)"]
+        arrays = sorted({**self.arguments, "table": None}, key=self.slot)
+        head += [f"    {name} = array_at(slots[{self.slot(name)}], {type_of(name)})" for name in arrays]
+        head += ["    sizes = array_at(own, int64)"] if self.sizes else []
         lines = [*head, *prologue, "    for r in range(rows_n):", *row_top, *body, *ends]
-        return Source("\n".join(lines) + "\n", arguments, tuple(self.sizes))
+        return Source("\n".join(lines) + "\n", tuple(self.sizes), tuple(arrays))
+
+    def slot(self, name: str) -> int:
+        """Where the address of an array is."""
+        return self.slots.setdefault(name, len(self.slots))
 
     # Names.
 
@@ -289,7 +306,10 @@ class Writer:
         for (area, number), (column, size) in self.kernel.spares.items():
             row += _window_lines(area, number, self.size(column), self.size(size))
         top = [f"    {name} = sizes[{k}]" for k, name in enumerate(self.sizes.values())]
-        top += [f"    {name} = table[k, {self.columns.index(name)}]" for name in dict.fromkeys((*self.used, "rows_n"))]
+        top.append(f"    at = k * {len(self.columns)}")
+        top += [
+            f"    {name} = table[at + {self.columns.index(name)}]" for name in dict.fromkeys((*self.used, "rows_n"))
+        ]
         top += [f"    {name} = real({_literal(literal)})" for literal, name in self.numbers.items()]
         top += [f"    base_{group} = segments_{group}[start]" for group in sorted(self.groups)]
         top += [f"    {name} = {text}" for name, text in self.shared.items()]
@@ -297,15 +317,16 @@ class Writer:
 
     def _write_ends(self) -> list[str]:
         """Outputs that have more than one destination: what is stored first, for other outputs may be added to it."""
-        numbers = [number for area, number in self.kernel.spares if area == "output"]
-        passes = [""] if len(numbers) == 1 else ["if not adds[j]:", "if adds[j]:"]
+        spares = self.kernel.spares.items()
+        sizes = {number: self.size(size) for (area, number), (_, size) in spares if area == "output"}
+        passes = [""] if len(sizes) == 1 else ["if not adds[j]:", "if adds[j]:"]
         lines: list[str] = []
         for condition in passes:
-            for number in numbers:
+            for number, size in sizes.items():
                 lines.append(f"        for j in range(next_{number}, last_{number}):")
                 lines += [f"            {condition}"] if condition else []
                 indent = " " * (16 if condition else 12)
-                lines.append(f"{indent}send(buffer, output_{number}_w, dest[j], adds[j])")
+                lines.append(f"{indent}send(buffer, output_{number}_w, {size}, dest[j], adds[j])")
         return lines
 
 
@@ -322,7 +343,7 @@ def _window_lines(area: str, number: int, column: str, size: str) -> list[str]:
             f"            gather_{number} = part(buffer, dest[next_{number}] + shift, {size})",
             "        else:",
             f"            gather_{number} = part(scratch, {column}, {size})",
-            f"            collect(buffer, gather_{number}, dest, next_{number}, last_{number}, shift)",
+            f"            collect(buffer, gather_{number}, {size}, dest, next_{number}, last_{number}, shift)",
         ]
     return [
         *head,

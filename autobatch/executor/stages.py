@@ -1,0 +1,289 @@
+"""The compiled stages of a cell, in one float type: steps that stay from run to run, bound to the arrays of each."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.addresses import address_of
+from autobatch.blas.choosing import Chooser
+from autobatch.compiling import compiling
+from autobatch.executor.reference import RowRange
+from autobatch.executor.rounding import RoundedStep
+from autobatch.executor.steps import AloneStep, KernelStep, ProductStep, Step
+from autobatch.kernels.fusing import Kernel
+from autobatch.kernels.loop import Alone, Product
+from autobatch.kernels.lowering import Home
+from autobatch.kernels.source import ARRAYS, COMMON, letter_of
+from autobatch.kernels.stage import Stage, compile_backward, compile_forward
+from autobatch.kernels.support import transpose
+from autobatch.kernels.view import View
+from autobatch.ops.define import run_kernel
+from autobatch.plan import Batch, Plan, PlannedCell
+from autobatch.program import NODE, SHARED, Constant, Instruction, Weight
+
+Array = NDArray[Any]
+
+
+class Arrays(NamedTuple):
+    """The first arrays of the memory of all stages, and their addresses."""
+
+    arrays: tuple[Array, ...]
+    addresses: Array
+
+
+class Run(NamedTuple):
+    """What a stage of a type runs on.
+
+    Attributes:
+        common: buffer, scratch memory, and destinations: the same for all types.
+        place: the name of the type of destinations.
+        table: see `autobatch.executor.table`.
+        randomness: where the nodes in some rows draw from.
+    """
+
+    plan: Plan
+    kind: int
+    common: Arrays
+    place: str
+    table: Array
+    chooser: Chooser
+    randomness: Any
+
+    def rows(self, k: int, n_column: int) -> RowRange:
+        """The rows of a batch."""
+        start = int(self.table[k, 0])
+        return RowRange(self.plan, Batch(self.kind, start, start + int(self.table[k, n_column]), ()))
+
+
+class CompiledCell:
+    """The stages of a planned cell in one float type, each compiled when first needed."""
+
+    def __init__(self, cell: PlannedCell, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
+        self.cell, self.dtype, self.jitted, self.precision = cell, dtype, jitted, precision
+        self._stages: dict[str, CompiledStage] = {}
+
+    def stage(self, name: str) -> CompiledStage:
+        """The stage "forward" or "backward"."""
+        if name not in self._stages:
+            with compiling(f"cell {self.cell.program.name!r} ({name})", is_kernel=True):
+                stage = compile_forward(self.cell) if name == "forward" else compile_backward(self.cell)
+            self._stages[name] = CompiledStage(self.cell, stage, self.dtype, self.jitted, self.precision)
+        return self._stages[name]
+
+
+class CompiledStage:
+    """A stage with its steps, and what of its values all rows share.
+
+    Attributes:
+        addresses: [steps, 3] of the function, the memory and the own numbers of each step; no function for those that
+            Python runs.
+        arrays: what the slots of the memory hold.
+    """
+
+    def __init__(self, cell: PlannedCell, stage: Stage, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
+        self.cell, self.dtype, self.jitted, self.precision = cell, dtype, jitted, precision
+        self.lowered, self.storage, self.columns, self.slots = stage.lowered, stage.storage, stage.columns, stage.slots
+        used = {"table", *(name for source in stage.sources if source is not None for name in source.arrays)}
+        self._own_arrays = sorted(used - {*COMMON})
+        self.memory = np.zeros(len(self.slots), np.int64)
+        self.arrays: list[Array] = []
+        self.run: Run
+        self._find_shared(stage)
+        self.steps: list[Step] = []
+        counts = []
+        last = len(stage.steps) - stage.n_after
+        for part in (range(stage.n_before), range(stage.n_before, last), range(last, len(stage.steps))):
+            before = len(self.steps)
+            for number in part:
+                self.steps += self._make_steps(stage, number, once=not stage.n_before <= number < last)
+            counts.append(len(self.steps) - before)
+        self.n_before, self.n_per_batch, self.n_after = counts
+        self.addresses = np.zeros((len(self.steps), 3), np.int64)
+        self.addresses[:, 1] = address_of(self.memory)
+        self.addresses[:, 2] = [address_of(step.own) for step in self.steps]
+
+    def _make_steps(self, stage: Stage, number: int, once: bool) -> list[Step]:
+        step, source = stage.steps[number], stage.sources[number]
+        match step:
+            case Product():
+                make = RoundedStep if self.precision == "bf16" else ProductStep
+                return [make(self, step, at, once) for at in range(len(step.terms))]
+            case Alone():
+                return [AloneStep(self, step)]
+        assert source is not None, "every kernel has a source"
+        return [KernelStep(self, source)]
+
+    def bind(self, run: Run) -> None:
+        """Take the arrays and parameters of a run."""
+        self.run = run
+        self._compute_shared()
+        arrays = {name: self._find_array(name) for name in self._own_arrays}
+        if self.jitted:
+            self.memory[: len(run.common.addresses)] = run.common.addresses
+            for name, array in arrays.items():
+                self.memory[self.slots[name]] = address_of(array)
+        else:
+            self.arrays = [*run.common.arrays, *(self.packed for _ in range(len(run.common.arrays), len(self.slots)))]
+            for name, array in arrays.items():
+                self.arrays[self.slots[name]] = array.reshape(-1)
+        for number, step in enumerate(self.steps):
+            self.addresses[number, 0] = step.bind(run)
+
+    def _find_array(self, name: str) -> Array:
+        """The array of a slot."""
+        plan, kind = self.run.plan, self.run.kind
+        match name:
+            case "shared":
+                return self.packed
+            case "table":
+                return self.run.table
+            case "ints":
+                return plan.int_data[kind]
+            case "floats":
+                return plan.float_data[kind]
+        family, number = name.rsplit("_", 1)
+        if family == "segments":
+            return plan.segment_ptr[plan.first_block(kind) + 1 + int(number)]
+        table: Array = self.shared[int(number)]
+        return table
+
+    # What all rows share.
+
+    def _find_shared(self, stage: Stage) -> None:
+        """Find the shared values that steps read, and what these are computed from."""
+        vars = self.lowered.vars
+        read = {*self.storage.shared, *_looked_up(stage), *_read_by_steps(stage)}
+        for index in reversed(self.lowered.shared):
+            if index in read:
+                read.update(_instruction(vars[index].source).args)
+        self._computed = [index for index in self.lowered.shared if index in read]
+        self._weights = [(i, source) for i in sorted(read) if isinstance(source := vars[i].source, Weight)]
+        self._data: list[Array] | None = None
+        self.packed = np.zeros(self.storage.shared_width, self.dtype)
+        self.shared: dict[int, Any] = {
+            i: _constant(source.data, self.dtype)
+            for i in sorted(read)
+            if isinstance(source := vars[i].source, Constant)
+        }
+        self._matrices: dict[tuple[int, bool], Array] = {}
+        self._turned: list[tuple[Array, Array]] = []
+
+    def _compute_shared(self) -> None:
+        """Bring up to date what all rows share: parameters, and what is computed from them; `(1, *shape)`."""
+        vars, shared = self.lowered.vars, self.shared
+        data = [source.parameter.data for _, source in self._weights]
+        moved = self._data is None or any(a is not b for a, b in zip(data, self._data, strict=True))
+        if moved:
+            self._data = data
+            self._matrices.clear()
+            self._turned.clear()
+            shared.update((i, array[None]) for (i, _), array in zip(self._weights, data, strict=True))
+        for index in self._computed:
+            source = _instruction(vars[index].source)
+            args = [shared[arg] for arg in source.args]
+            if not source.op.view:
+                if moved:
+                    shared[index] = np.empty((1, *vars[index].shape), self.dtype)
+                run_kernel(source.op, np, args, shared[index], source.static)
+            elif moved:
+                shared[index] = source.op.kernel(np, args[0], **source.static)
+        for value, first in self.storage.shared.items():
+            self.packed[first : first + self.lowered.sizes[value]] = shared[value].reshape(-1)
+        for matrix, turned in self._turned:
+            transpose(np.ascontiguousarray(matrix), turned)
+
+    def matrix(self, value: int, transposed: bool) -> Array:
+        """A shared matrix or its transpose, the same array as long as no parameter moves.
+
+        The rows of a transpose lie side by side, for libraries multiply by such up to 3 times faster; where it is a
+        copy, every run makes it anew.
+        """
+        if (value, transposed) not in self._matrices:
+            matrix: Array = self.shared[value][0]
+            if transposed and not matrix.T.flags.c_contiguous:
+                turned = np.empty(matrix.shape[::-1], matrix.dtype)
+                self._turned.append((matrix, turned))
+                transpose(np.ascontiguousarray(matrix), turned)
+                self._matrices[value, transposed] = turned
+            else:
+                self._matrices[value, transposed] = matrix.T if transposed else matrix
+        return self._matrices[value, transposed]
+
+    # Memory.
+
+    def place(self, view: View) -> tuple[int, int, int, int]:
+        """The slot of the array that a view is in, the column that says where rows begin, bytes, elements per row."""
+        home, view = self.storage.home(view)
+        size = self.dtype.itemsize
+        column = self.columns.index(self._column(home))
+        return self.slots[ARRAYS[home.area]], column, (home.column + view.offset) * size, max(self._width(home), 1)
+
+    def view(self, view: View, k: int) -> Array:
+        """The elements of a view in all rows of a batch: `(rows, *shape)`."""
+        home, view = self.storage.home(view)
+        array, width, table = self._array(home), self._width(home), self.run.table
+        column = self._column(home)
+        first = int(table[k, self.columns.index(column)])
+        first = first * width if column == "start" else first
+        n_rows = int(table[k, self.columns.index(f"rows_{letter_of(home.domain)}")])
+        size = array.itemsize
+        offset = (first + home.column + view.offset) * size if n_rows and all(view.shape) else 0
+        strides = (width * size, *(stride * size for stride in view.strides))
+        found: Array = np.ndarray((n_rows, *view.shape), array.dtype, array, offset, strides)
+        return found
+
+    def _array(self, home: Home) -> Array:
+        plan, (buffer, scratch, *_) = self.run.plan, self.run.common.arrays
+        if home.area in ("ints", "floats"):
+            return (plan.int_data if home.area == "ints" else plan.float_data)[self.run.kind].reshape(-1)
+        return scratch if ARRAYS[home.area] == "scratch" else buffer
+
+    def _column(self, home: Home) -> str:
+        """The column of the table that says where the rows of an area begin."""
+        if home.area in ("ints", "floats"):
+            return "start"
+        return f"{self.lowered.stage if home.area == 'scratch' else home.area}_{letter_of(home.domain)}"
+
+    def _width(self, home: Home) -> int:
+        """Elements from one row of an area to the next."""
+        if home.area in ("ints", "floats"):
+            return self.cell.program.words(home.area == "floats")
+        if home.area in ("scratch", "kept"):
+            return self.storage.kept_width if home.area == "kept" else self.storage.scratch_width[home.domain]
+        layout = self.cell.layout
+        return (layout.saved_width if home.area == "saved" else layout.input_width)[home.domain - NODE]
+
+
+def _read_by_steps(stage: Stage) -> set[int]:
+    """The shared values that steps read otherwise than packed."""
+    found: set[int] = set()
+    for step in stage.steps:
+        match step:
+            case Product(terms=terms):
+                found.update(term.weight for term in terms)
+            case Alone(args=args):
+                found.update(arg for arg in args if stage.lowered.domains[arg] == SHARED)
+    return found
+
+
+def _looked_up(stage: Stage) -> set[int]:
+    """The parameters of which kernels read rows."""
+    kernels = [step for step in stage.steps if isinstance(step, Kernel)]
+    loops = [loop for kernel in kernels for block in kernel.blocks for loop in block.loops]
+    read = {operand.view.value for loop in loops for operand in loop.operands if operand.moved is not None}
+    return {value for value in read if stage.lowered.domains[value] == SHARED}
+
+
+def _instruction(source: object) -> Instruction:
+    assert isinstance(source, Instruction), "shared values that are no parameters are computed"
+    return source
+
+
+def _constant(data: Any, dtype: np.dtype[Any]) -> Any:
+    """A constant as a single row; ints stay ints, for they may be ids."""
+    if isinstance(data, (int, float)):
+        return data
+    return (data if data.dtype.kind in "iu" else data.astype(dtype, copy=False))[None]

@@ -1,0 +1,237 @@
+"""Prepared steps, and the loop that calls them with no Python between.
+
+A step runs for batch k of a type. One that is compiled is known by three addresses: of its function, of the memory of
+its stage (the addresses of the arrays that a run computes with), and of its own numbers, which stay from run to run.
+One that is not compiled is a Python function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import by_address, compiled
+from autobatch.addresses import address_of, array_at, call_at
+from autobatch.blas.calling import call_float32, call_float64
+from autobatch.blas.gemm import NAME as PACKED
+from autobatch.blas.packed import multiply_float32 as multiply_rows
+from autobatch.blas.packed import pack_float32, panel_words
+from autobatch.blas.product import describe_product
+from autobatch.blas.threads import threads_now
+from autobatch.compiling import compiling
+from autobatch.kernels.loading import load, load_plain
+from autobatch.kernels.loop import Alone, Product
+from autobatch.kernels.source import SLOTS, Source, letter_of
+from autobatch.kernels.view import View
+from autobatch.ops.define import run_kernel
+from autobatch.precision import rounded, rounded_args
+from autobatch.program import SHARED, Attribute, Instruction
+
+if TYPE_CHECKING:
+    from autobatch.executor.stages import CompiledStage, Run
+
+Array = NDArray[Any]
+Call = Callable[[int], object]
+
+TABLE = list(SLOTS).index("table")
+ROUTINE, BETA, COLUMNS, ROWS, N, INNER, ITEMSIZE, A, OUT = 0, 1, 2, 3, 4, 5, 6, 7, 11
+B_FLIPPED, B, B_STEP, SIZE = 15, 16, 17, 18
+"""The own numbers of a product. A and OUT begin with the slot of the array; then come the column of the table that says
+where rows begin, the bytes from there, and the elements from one row to the next."""
+
+
+@compiled
+def call_steps(addresses: Array, calls: Array, at: int, end: int) -> int:
+    """Make the calls from `at` on, up to the first of a step that has no address; return which that is, or `end`."""
+    while at < end:
+        step = calls[at, 0]
+        if addresses[step, 0] == 0:
+            return at
+        call_at(addresses[step, 0], addresses[step, 1], addresses[step, 2], calls[at, 1])
+        at += 1
+    return at
+
+
+def make_calls(addresses: Array, steps: Sequence[Call], calls: Array, at: int, end: int) -> None:
+    """Make calls of steps, compiled ones and others."""
+    while at < end:
+        at = call_steps(addresses, calls, at, end)
+        if at < end:
+            step, k = calls[at]
+            steps[step](int(k))
+            at += 1
+
+
+class KernelStep:
+    """A generated kernel."""
+
+    def __init__(self, stage: CompiledStage, source: Source) -> None:
+        self.stage, self.source = stage, source
+        self.own = np.array(source.sizes, np.int64)
+        self.function = None if stage.jitted else load_plain(source.text, stage.dtype)
+        self.addresses: dict[str, int] = {}
+
+    def bind(self, run: Run) -> int:
+        """Find the address of the kernel for the destinations of a run."""
+        if not self.stage.jitted:
+            return 0
+        if run.place not in self.addresses:
+            lowered = self.stage.lowered
+            with compiling(f"cell {lowered.name!r} ({lowered.stage})", is_kernel=True):
+                self.addresses[run.place] = load(self.source.text, self.stage.dtype.name, run.place).address
+        return self.addresses[run.place]
+
+    def __call__(self, k: int) -> None:
+        """Run as plain Python."""
+        assert self.function is not None, "compiled kernels are called by address"
+        self.function(self.stage.arrays, self.own, k)
+
+
+class ProductStep:
+    """A term of a product: rows times a matrix that all rows share, written to the target or added to it."""
+
+    def __init__(self, stage: CompiledStage, product: Product, number: int, once: bool) -> None:
+        self.stage, self.term, self.once = stage, product.terms[number], once
+        self.accumulate = product.adds or number > 0
+        self.out = View(product.target, 0, (stage.lowered.sizes[product.target],), (1,))
+        self.rows_column = stage.columns.index(f"rows_{letter_of(product.domain)}")
+        self.own = np.zeros(SIZE, np.int64)
+        self.own[BETA], self.own[ITEMSIZE] = self.accumulate, stage.dtype.itemsize
+        self.own[COLUMNS], self.own[ROWS] = len(stage.columns), self.rows_column
+        self.own[A : A + 4] = stage.place(self.term.rows)
+        self.own[OUT : OUT + 4] = stage.place(self.out)
+        self.weight: Array | None = None
+        self.provider: Any = None
+        self.panels: Array = np.empty(0, np.uint32)
+        self.chosen_for = -1, 0
+
+    def bind(self, run: Run) -> int:
+        """Choose the library, by the mean number of rows, and take the weight as it is in this run."""
+        dtype, shared = self.stage.dtype.name, self.stage.shared[self.term.weight]
+        inner, n = shared.shape[:0:-1] if self.term.transposed else shared.shape[1:]
+        n_rows = int(run.table[-1, self.rows_column]) // (1 if self.once else max(len(run.table) - 1, 1))
+        chosen_for = n_rows.bit_length(), threads_now()
+        if chosen_for != self.chosen_for:
+            self.chosen_for = chosen_for
+            self.provider = run.chooser.choose(max(n_rows, 1), n, inner, dtype)
+            self.weight = None
+        if self.provider.name == PACKED and self.stage.jitted and shared.size:
+            return self._pack(shared[0].T if self.term.transposed else shared[0])
+        weight = self.stage.matrix(self.term.weight, self.term.transposed)
+        if weight is not self.weight:
+            self.weight = weight
+            if weight.size:
+                rows = np.empty((2, inner + n), weight.dtype)
+                product = describe_product(rows[:1, :inner], weight, rows[:1, inner:])
+                self.own[N], self.own[INNER] = n, inner
+                self.own[B_FLIPPED], self.own[B], self.own[B_STEP] = product.b_flipped, product.b, product.b_step
+            self.own[ROUTINE] = self.provider.addresses.get(dtype, 0)
+        multiply = multiply_float32 if dtype == "float32" else multiply_float64
+        return multiply.address if self.own[ROUTINE] and self.stage.jitted and weight.size else 0
+
+    def _pack(self, weight: Array) -> int:
+        """Pack the weight for our own product, anew in every run."""
+        inner, n = weight.shape
+        if not self.panels.size:
+            self.panels = np.empty(panel_words(inner, n, False), np.uint32)
+        self.own[N], self.own[INNER], self.own[B] = n, inner, address_of(self.panels)
+        row, column = (step // weight.itemsize for step in weight.strides)
+        pack_float32(address_of(weight), row, column, inner, n, address_of(self.panels))
+        return multiply_packed.address
+
+    def __call__(self, k: int) -> None:
+        """Run as the library does when Python calls it."""
+        left, out = self.stage.view(self.term.rows, k), self.stage.view(self.out, k)
+        assert self.weight is not None, "steps are bound before they run"
+        if left.size:
+            self.provider.multiply(left, self.weight, out, accumulate=self.accumulate)
+        elif not self.accumulate:
+            out[...] = 0
+
+
+class AloneStep:
+    """An instruction that runs as the reference backend runs it."""
+
+    def __init__(self, stage: CompiledStage, alone: Alone) -> None:
+        self.stage, self.alone, self.own = stage, alone, np.zeros(0, np.int64)
+
+    def bind(self, run: Run) -> int:
+        """It has no address."""
+        return 0
+
+    def __call__(self, k: int) -> None:
+        """Run."""
+        lowered, run = self.stage.lowered, self.stage.run
+        var = lowered.vars[self.alone.target]
+        assert isinstance(var.source, Instruction)
+        op, static = var.source.op, var.source.static
+        rows = run.rows(k, self.stage.columns.index("rows_n"))
+        if op.segments is not None:
+            domain = lowered.vars[self.alone.args[1 if op.segments == "spread" else 0]].domain
+            static = {**static, "segments": rows.segments(domain)}
+        if op.random:
+            static = {**static, "random": run.randomness(rows)}
+        args = [self._argument(arg, k) for arg in self.alone.args]
+        if self.stage.precision == "bf16":
+            for at in rounded_args(lowered.vars, self.alone.target):
+                args[at] = rounded(args[at])
+        run_kernel(op, np, args, self.stage.view(lowered.views[self.alone.target], k), static)
+
+    def _argument(self, arg: int, k: int) -> Any:
+        lowered = self.stage.lowered
+        if lowered.domains[arg] == SHARED:
+            return self.stage.shared[arg]
+        array = self.stage.view(lowered.views[arg], k)
+        source = lowered.vars[lowered.views[arg].value].source
+        return array.astype(self.stage.dtype) if isinstance(source, Attribute) and source.is_float else array
+
+
+Step = KernelStep | ProductStep | AloneStep
+
+
+@by_address
+def multiply_float32(memory: int, own: int, k: int) -> None:
+    """Multiply the rows of a batch by a matrix."""
+    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    if row[numbers[ROWS]] > 0:
+        call_float32(
+            numbers[ROUTINE], 0, numbers[B_FLIPPED], row[numbers[ROWS]], numbers[N], numbers[INNER],
+            address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B], numbers[B_STEP],
+            address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA],
+        )  # fmt: skip
+
+
+@by_address
+def multiply_float64(memory: int, own: int, k: int) -> None:
+    """Multiply the rows of a batch by a matrix."""
+    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    if row[numbers[ROWS]] > 0:
+        call_float64(
+            numbers[ROUTINE], 0, numbers[B_FLIPPED], row[numbers[ROWS]], numbers[N], numbers[INNER],
+            address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B], numbers[B_STEP],
+            address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA],
+        )  # fmt: skip
+
+
+@by_address
+def multiply_packed(memory: int, own: int, k: int) -> None:
+    """Multiply the rows of a batch by a matrix that is packed."""
+    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    if row[numbers[ROWS]] > 0:
+        multiply_rows(
+            row[numbers[ROWS]], numbers[N], numbers[INNER], address_in(arrays, numbers, row, A), numbers[A + 3], 1,
+            numbers[B], address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA],
+        )  # fmt: skip
+
+
+@compiled
+def address_in(arrays: Array, numbers: Array, row: Array, place: int) -> int:
+    """Where the rows of an operand begin."""
+    first: int = arrays[numbers[place]] + numbers[place + 2] + row[numbers[place + 1]] * numbers[ITEMSIZE]
+    return first

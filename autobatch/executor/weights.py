@@ -1,0 +1,287 @@
+"""Gradients of parameters on the CPU: what a cell adds to them once per run, prepared once.
+
+Most weight stages consist of three things, all over the rows of the type as they lie in the buffer: matrix products,
+sums of rows, and rows for tables. Where the operands lie follows from the layout, so that per run only the number of
+rows and some addresses are new: products are called by their library's address, into the gradients themselves, and
+nothing is allocated. A stage that computes anything else is left to the interpreter, and so are mini-batches of which
+some rows do not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from operator import is_
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.addresses import address_of
+from autobatch.autodiff import ROW_SUM
+from autobatch.blas.calling import call_float32, call_float64
+from autobatch.blas.choosing import Chooser
+from autobatch.blas.product import find_step
+from autobatch.blas.threads import threads_now
+from autobatch.executor.reference import dense
+from autobatch.executor.rounding import Outers
+from autobatch.kernels.lowering import homes_of
+from autobatch.kernels.view import views_of
+from autobatch.plan import Plan, PlannedCell
+from autobatch.program import NODE, Instruction
+from autobatch.rows import Gradient, Rows
+
+Array = NDArray[Any]
+LongArray = NDArray[np.int64]
+Area: TypeAlias = tuple[str, int]
+"""Rows of the buffer, "saved" or "inputs", of a domain."""
+ROUTINE, M, N, K, A, A_STEP, B, B_STEP, OUT, OUT_STEP, N_NUMBERS = range(11)
+unsigned = np.uint64
+
+
+class Operand(NamedTuple):
+    """Consecutive elements of every row of an area."""
+
+    area: Area
+    column: int
+    size: int
+
+
+class Outer(NamedTuple):
+    """Makes the gradient of a parameter, which is left' @ right."""
+
+    left: Operand
+    right: Operand
+    parameter: int
+
+
+class Lookup(NamedTuple):
+    """Makes rows for the gradient of a table; the ids are a column of the attributes."""
+
+    rows: Operand
+    column: int
+    parameter: int
+
+
+class Place(NamedTuple):
+    """Where an area is in a run: its first element, elements from row to row, and rows."""
+
+    first: int
+    step: int
+    n_rows: int
+
+
+class WeightStage:
+    """The weight stage of a planned cell in one float type.
+
+    Attributes:
+        is_direct: whether it consists of what this class can do.
+        n_launches: steps of a run.
+    """
+
+    def __init__(self, cell: PlannedCell, dtype: np.dtype[Any]) -> None:
+        assert cell.derivative is not None, "backward follows a forward run in training"
+        self.cell, self.derivative, self.dtype = cell, cell.derivative, dtype
+        self._views = views_of(self.derivative.vars)
+        self._homes = homes_of(self.derivative.vars, cell.layout, forward=False)
+        self.outers: list[Outer] = []
+        self.sums: defaultdict[Operand, list[int]] = defaultdict(list)
+        self.lookups: list[Lookup] = []
+        self.is_direct = self._find_sums() and self._find_lookups()
+        self.n_launches = len(self.outers) + sum(map(len, self.sums.values())) + len(self.lookups)
+        operands = [operand for outer in self.outers for operand in outer[:2]]
+        operands += [*self.sums, *(lookup.rows for lookup in self.lookups)]
+        self._areas = list(dict.fromkeys(operand.area for operand in operands))
+        pairs = (*self.derivative.parameters, *self.derivative.tables)
+        self._keys = {index: id(self.derivative.parameter(index)) for index, _ in pairs}
+        self._bound: dict[int, Gradient] = {}
+        self._factors: list[tuple[Operand, Operand]] = []
+        self._numbers = np.zeros((len(self.outers), N_NUMBERS), np.int64)
+        self._totals: list[tuple[Operand, Array, list[tuple[Array, Array]]]] = []
+        self._routines: dict[tuple[int, int, int], int | None] = {}
+
+    # What it consists of.
+
+    def _find_sums(self) -> bool:
+        derivative = self.derivative
+        owners: defaultdict[int, list[int]] = defaultdict(list)
+        for parameter, gradient in derivative.parameters:
+            owners[gradient].append(parameter)
+        made: set[int] = set()
+        for index in derivative.weights:
+            source = derivative.vars[index].source
+            assert isinstance(source, Instruction)
+            if source.op.view:
+                continue
+            operands = [operand for arg in source.args if (operand := self._operand(arg)) is not None]
+            if index not in owners or len(operands) < len(source.args):
+                return False
+            if source.op.name == "row_sum_outer" and operands[0].area[1] == operands[1].area[1]:
+                self.outers += [Outer(operands[0], operands[1], owner) for owner in owners[index]]
+            elif source.op is ROW_SUM:
+                self.sums[operands[0]] += owners[index]
+            else:
+                return False
+            made.add(index)
+        return made.issuperset(owners)
+
+    def _find_lookups(self) -> bool:
+        for parameter, scatters in self.derivative.tables:
+            for values, ids in scatters:
+                rows, home = self._operand(values), self._homes.get(self._views[ids].value)
+                if rows is None or home is None or home.area != "ints" or self.derivative.vars[ids].shape:
+                    return False
+                self.lookups.append(Lookup(rows, home.column + self._views[ids].offset, parameter))
+        return all(lookup.rows.area[1] == NODE for lookup in self.lookups)
+
+    def _operand(self, index: int) -> Operand | None:
+        """Where a value lies in the buffer; None if it does not, or not one element after another."""
+        view = self._views[index]
+        home = self._homes.get(view.value)
+        if home is None or home.area not in ("saved", "inputs") or not view.is_contiguous:
+            return None
+        return Operand((home.area, home.domain), home.column + view.offset, math.prod(view.shape))
+
+    # A run.
+
+    def run(
+        self,
+        plan: Plan,
+        kind: int,
+        buffer: Array,
+        chooser: Chooser,
+        gradients: Mapping[int, Gradient],
+        outers: Outers | None = None,
+    ) -> bool:
+        """Add to the gradients over all rows of a type; False, and nothing is done, if a library has no address.
+
+        Args:
+            plan, kind, buffer: the run, and the number of the type in it.
+            chooser: of the libraries.
+            gradients: by the `id` of the parameter or stack.
+            outers: multiplies in bf16, in place of a library.
+
+        Cost: beside the arithmetic some microseconds.
+        """
+        if not self._keys:
+            return True
+        self._bind(gradients)
+        places = {area: self._place(plan, kind, area) for area in self._areas}
+        if not self._multiply(buffer, chooser, places, outers):
+            return False
+        for operand, total, targets in self._totals:
+            first, step, n_rows = places[operand.area]
+            sum_rows(buffer, first + operand.column, step, n_rows, total)
+            for target, numbers in targets:
+                target += numbers
+        for rows, column, parameter in self.lookups:
+            ids = plan.int_data[kind][:, column]
+            look_up(buffer, places[rows.area], rows, ids, self._bound[parameter])
+        return True
+
+    def _bind(self, gradients: Mapping[int, Gradient]) -> None:
+        """Write down where the gradients are, unless they are those of the last run."""
+        found = {index: gradients[key] for index, key in self._keys.items()}
+        if self._bound and all(map(is_, found.values(), self._bound.values())):
+            return
+        self._bound, self._factors, self._totals = found, [], []
+        for numbers, (left, right, parameter) in zip(self._numbers, self.outers, strict=True):
+            target = dense(found[parameter])
+            is_flipped, step = find_step("the gradient of a matrix", target)
+            if is_flipped:
+                left, right = right, left
+            self._factors.append((left, right))
+            numbers[[M, N, OUT, OUT_STEP]] = left.size, right.size, address_of(target), step
+        for operand, parameters in self.sums.items():
+            total, targets = np.empty(operand.size, self.dtype), [dense(found[index]) for index in parameters]
+            self._totals.append((operand, total, [(target, total.reshape(target.shape)) for target in targets]))
+
+    def _place(self, plan: Plan, kind: int, area: Area) -> Place:
+        name, number = area[0], area[1] - NODE
+        block = plan.first_block(kind) + number
+        n_rows = int(plan.block_rows[block])
+        if name == "saved":
+            return Place(int(plan.saved_base[block]), self.cell.layout.saved_width[number], n_rows)
+        return Place(plan.type_bases[kind][number], self.cell.layout.input_width[number], n_rows)
+
+    def _multiply(self, buffer: Array, chooser: Chooser, places: Mapping[Area, Place], outers: Outers | None) -> bool:
+        """Add all products to the gradients."""
+        size, numbers = self.dtype.itemsize, self._numbers
+        memory = address_of(buffer)
+        for at, (left, right) in enumerate(self._factors):
+            of_left, of_right = places[left.area], places[right.area]
+            routine = self._routine(chooser, at, of_left.n_rows) if outers is None else 0
+            if routine is None:
+                return False
+            numbers[at, ROUTINE], numbers[at, K] = routine, of_left.n_rows
+            numbers[at, A], numbers[at, A_STEP] = memory + (of_left.first + left.column) * size, of_left.step
+            numbers[at, B], numbers[at, B_STEP] = memory + (of_right.first + right.column) * size, of_right.step
+        if outers is not None:
+            outers.add_all(numbers)
+        elif len(numbers):
+            multiply = multiply_float32 if size == 4 else multiply_float64
+            multiply(numbers)
+        return True
+
+    def _routine(self, chooser: Chooser, at: int, n_rows: int) -> int | None:
+        """The address of the fastest product for this many rows; None if that library has none."""
+        key = at, (2 * n_rows * n_rows).bit_length(), threads_now()  # as finely as the chooser tells sizes apart
+        if key not in self._routines:
+            m, n = int(self._numbers[at, M]), int(self._numbers[at, N])
+            provider = chooser.choose(m, n, n_rows, self.dtype.name, a_flipped=True)
+            self._routines[key] = provider.addresses.get(self.dtype.name)
+        return self._routines[key]
+
+
+def look_up(buffer: Array, place: Place, rows: Operand, ids: Array, gradient: Gradient) -> None:
+    """Add the rows that a type looked up to the gradient of their table."""
+    first, step, n_rows = place
+    if isinstance(gradient, Rows):
+        gradient.add(ids, buffer, first + rows.column, step)
+    else:
+        lines = buffer[first : first + n_rows * step].reshape(n_rows, step)
+        values = lines[:, rows.column : rows.column + rows.size].reshape(n_rows, *gradient.shape[1:])
+        Rows.summed(ids, values, gradient.shape).add_to(gradient)
+
+
+@compiled
+def multiply_float32(numbers: LongArray) -> None:
+    """Add products a' @ b to what is there, in order; a row of numbers for each."""
+    for at in range(len(numbers)):
+        if numbers[at, M] and numbers[at, N]:
+            call_float32(
+                numbers[at, ROUTINE], 1, 0, numbers[at, M], numbers[at, N], numbers[at, K], numbers[at, A],
+                numbers[at, A_STEP], numbers[at, B], numbers[at, B_STEP], numbers[at, OUT], numbers[at, OUT_STEP], 1.0,
+            )  # fmt: skip
+
+
+@compiled
+def multiply_float64(numbers: LongArray) -> None:
+    """Add products a' @ b to what is there, in order; a row of numbers for each."""
+    for at in range(len(numbers)):
+        if numbers[at, M] and numbers[at, N]:
+            call_float64(
+                numbers[at, ROUTINE], 1, 0, numbers[at, M], numbers[at, N], numbers[at, K], numbers[at, A],
+                numbers[at, A_STEP], numbers[at, B], numbers[at, B_STEP], numbers[at, OUT], numbers[at, OUT_STEP], 1.0,
+            )  # fmt: skip
+
+
+@compiled
+def sum_rows(buffer: Array, first: int, step: int, n_rows: int, total: Array) -> None:
+    """Write the sum of rows to `total`, which is as long as they are; rows begin `step` elements apart.
+
+    Four are read at a time, so that the sums are written as seldom; unsigned indices make it several elements at once.
+    """
+    total[:] = 0
+    done = n_rows - n_rows % 4
+    for row in range(0, done, 4):
+        a = first + row * step
+        b, c, d = a + step, a + 2 * step, a + 3 * step
+        for i in range(total.size):
+            one, other = buffer[unsigned(a + i)] + buffer[unsigned(b + i)], buffer[unsigned(c + i)]
+            total[i] += one + (other + buffer[unsigned(d + i)])
+    for row in range(done, n_rows):
+        for i in range(total.size):
+            total[i] += buffer[unsigned(first + row * step + i)]
