@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 CPUINFO = Path("/proc/cpuinfo")
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 BF16 = frozenset({"amx_bf16", "avx512_bf16"})  # either multiplies bf16 numbers and adds up in float32
 
 
@@ -20,14 +22,60 @@ def cpu_name() -> str:
 
 
 def usable_cores() -> int:
-    """Count the cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Count the cores that this process may run on: those it is bound to, and no more than its container's quota."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(bound, quota_of_cores())))
+
+
+@cache
+def quota_of_cores() -> float:
+    """The cores' worth of time that Linux gives the control group of this process, or one above it."""
+    least = math.inf
+    for line in _lines(OWN_CGROUPS):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            root = CGROUPS if controllers == "" else CGROUPS / "cpu"
+            own = root / path.lstrip("/")
+            for folder in (own, *own.parents):
+                least = min(least, _quota_in(folder))
+                if folder == root:
+                    break
+    return least
+
+
+def _quota_in(folder: Path) -> float:
+    """The quota of a control group, of either version; infinite if there is none."""
+    told = [*_lines(folder / "cpu.max"), *_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
+    words = " ".join(told).split()
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or words[1] == "0":
+        return math.inf  # "max", -1, or no such file
+    return int(words[0]) / int(words[1])
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file that need not be there, or be readable."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
 
 
 @cache
 def has_bf16() -> bool:
     """Tell whether the processor multiplies bf16 numbers; where the system does not say, it counts as no."""
     return bool(BF16 & set(_told_by_linux("flags").split()))
+
+
+@cache
+def has_bf16_vectors() -> bool:
+    """Tell whether the processor multiplies vectors of bf16 numbers, which compiled code can ask for."""
+    return "avx512_bf16" in _told_by_linux("flags").split()
+
+
+@cache
+def has_amx() -> bool:
+    """Tell whether the processor multiplies tiles of bf16 numbers, several times faster than vectors."""
+    return "amx_bf16" in _told_by_linux("flags").split()
 
 
 @cache

@@ -9,7 +9,7 @@ from autobatch.blas.choosing import Chooser, measure
 from autobatch.blas.finding import get_provider, list_absent, list_providers
 from autobatch.blas.product import Product, describe_product
 from autobatch.blas.provider import Provider
-from autobatch.blas.threads import limit_threads, threads_in_force
+from autobatch.blas.threads import limit_threads, most_threads, threads_in_force
 
 __all__ = [
     "Chooser",
@@ -22,6 +22,7 @@ __all__ = [
     "list_absent",
     "list_providers",
     "measure",
+    "most_threads",
     "multiply_bf16",
     "round_to_bf16",
     "threads_in_force",

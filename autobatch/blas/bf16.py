@@ -13,23 +13,17 @@ from numpy.typing import NDArray
 
 from autobatch._jit import compiled
 from autobatch.blas.finding import get_provider
+from autobatch.blas.packed import half
 from autobatch.blas.product import Matrix, find_step
 from autobatch.blas.provider import Provider
 from autobatch.errors import BackendError, ShapeError
-from autobatch.processor import has_bf16
-
-LOW = np.uint32(0x7FFF)  # just less than half of the last bit that is kept
-ONE, HALF = np.uint32(1), np.uint32(16)
-MAGNITUDE, INFINITY, QUIET = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000), np.uint32(0x40)
+from autobatch.processor import has_amx, has_bf16
 
 
 @compiled
 def to_bf16(x: np.float32) -> np.uint16:
     """Round a float32 to bf16, in compiled code."""
-    bits = np.float32(x).view(np.uint32)
-    rounded = np.uint32(bits + np.uint32(LOW + np.uint32(np.uint32(bits >> HALF) & ONE))) >> HALF
-    quiet = np.uint32(bits >> HALF) | QUIET
-    return np.uint16(quiet if np.uint32(bits & MAGNITUDE) > INFINITY else rounded)
+    return np.uint16(half(np.float32(x).view(np.uint32)))
 
 
 @compiled
@@ -115,3 +109,13 @@ def find_bf16() -> Provider:
             "multiplying bf16 matrices: this processor has neither AMX nor AVX-512 instructions for bf16; use float32."
         )
     return provider
+
+
+def find_amx() -> Provider | None:
+    """Give the provider that multiplies bf16 matrices by AMX, several times as fast as float32; None if none does."""
+    if not has_amx():
+        return None
+    try:
+        return find_bf16()
+    except BackendError:
+        return None

@@ -1,8 +1,8 @@
 """Choose the library that multiplies matrices of a size fastest here: measured once, kept in the user's cache.
 
 Sizes count by their nearest power of two, at most 1024, so that a few dozen measurements of some milliseconds serve all
-models. What was measured holds for a processor and the versions of the libraries. Without a cache NumPy is used, as
-two runs would else differ by what they measured.
+models; those on several threads are measured apart. What was measured holds for a processor and the versions of the
+libraries. Without a cache NumPy is used, as two runs would else differ by what they measured.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ import numpy as np
 
 from autobatch.blas.calling import repeat_float32, repeat_float64
 from autobatch.blas.finding import find_versions, get_provider, list_providers
+from autobatch.blas.gemm import NAME as PACKED
+from autobatch.blas.gemm import Repeated
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
-from autobatch.blas.threads import limit_threads
+from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.cache import cache_folder, find_entry, keep_entry
 from autobatch.checkpoint import write_whole
 from autobatch.errors import BackendError
 from autobatch.processor import cpu_name, has_avx512, has_bf16
 
-FORMAT = "autobatch matmul 1"
+FORMAT = "autobatch matmul 2"
 MAX_SIZE = 1024
+BY_SIZE = "by size"  # in place of the name of an only provider
 LAP_S, LAPS = 1e-3, 5
 REPEATS: Mapping[str, Any] = {"float32": repeat_float32, "float64": repeat_float64, "uint16": repeat_float32}
 Table = dict[str, dict[str, float]]  # GFLOP/s by size, then by provider
@@ -52,45 +55,69 @@ class Chooser:
             provider = "numpy"
         self._only = None if provider is None else get_provider(provider)
         self._chosen: dict[str, Provider] = {}
+        self._speeds: dict[str, float] = {}
+
+    @property
+    def name(self) -> str:
+        """Of the only provider, or `BY_SIZE`."""
+        return BY_SIZE if self._only is None else self._only.name
 
     def choose(
         self, m: int, n: int, k: int, dtype: str = "float32", a_flipped: bool = False, b_flipped: bool = False
     ) -> Provider:
-        """Choose for products of (m, k) by (k, n).
+        """Choose for products of (m, k) by (k, n), on as many threads as they may use now (`limit_threads`).
 
         Args:
             m, n, k: the sizes.
             dtype: "float32" or "float64".
-            a_flipped, b_flipped: whether an operand is the transpose of rows in memory.
+            a_flipped, b_flipped: whether an operand is the transpose of rows in memory. If `a` is not, it is rows
+                of a batch, and `b` a matrix that all batches share: our own product packs that once per run.
 
         Cost: a few milliseconds per provider for a size that was never measured here, else less than a microsecond.
         """
         if self._only is not None:
             return self._only
-        size = _name_size(m, n, k, dtype, a_flipped, b_flipped)
+        size = _name_size(m, n, k, dtype, a_flipped, b_flipped, threads_now())
         if size not in self._chosen:
             self._chosen[size] = get_provider(self._fastest(size))
         return self._chosen[size]
 
+    def speed(self, m: int, n: int, k: int, dtype: str = "float32") -> float:
+        """GFLOP/s on one thread of what is chosen for products of (m, k) by (k, n), as measured.
+
+        Cost: see `choose`; where there is one provider only, 10 ms for a size that was not asked for before.
+        """
+        size = _name_size(m, n, k, dtype, False, False)
+        if size not in self._speeds:
+            speeds = measure([self._only], *_read_size(size)) if self._only is not None else self._table(size)[size]
+            self._speeds[size] = max(speeds.values())
+        return self._speeds[size]
+
     def _fastest(self, size: str) -> str:
+        table = self._table(size)
+        return max(table[size], key=lambda name: table[size][name])
+
+    def _table(self, size: str) -> Table:
+        """The stored table, with a line for this size."""
         signature = _sign()
         table = find_entry("matmul", signature, _load) or {}
         if size not in table:
             measured = measure(list_providers(), *_read_size(size))
             table = {**(find_entry("matmul", signature, _load) or {}), size: measured}  # others may have written it
             keep_entry("matmul", signature, lambda path: _save(table, path))
-        return max(table[size], key=lambda name: table[size][name])
+        return table
 
 
 def measure(
     providers: Sequence[Provider], m: int, n: int, k: int, dtype: str = "float32",
-    a_flipped: bool = False, b_flipped: bool = False,
+    a_flipped: bool = False, b_flipped: bool = False, n_threads: int = 1,
 ) -> dict[str, float]:  # fmt: skip
-    """Measure GFLOP/s of products of (m, k) by (k, n) on one thread, as compiled code would call them if it can.
+    """Measure GFLOP/s of products of (m, k) by (k, n), as compiled code would call them if it can.
 
     Args:
         providers: to compare; laps of all take turns, and the fastest lap of each counts.
         m, n, k, dtype, a_flipped, b_flipped: see `Chooser.choose`; "uint16" measures products of bf16.
+        n_threads: that a product may use, where there are so many cores.
 
     Returns:
         GFLOP/s by name, of those that multiply this dtype.
@@ -101,19 +128,23 @@ def measure(
     a = _draw(rng, (k, m), dtype).T if a_flipped else _draw(rng, (m, k), dtype)
     b = _draw(rng, (n, k), dtype).T if b_flipped else _draw(rng, (k, n), dtype)
     out = np.zeros((m, n), np.float32 if dtype == "uint16" else dtype)
-    product = tuple(describe_product(a, b, out))
+    product = describe_product(a, b, out)
+    is_packed = dtype == "float32" and not a_flipped
+    repeat = Repeated(product) if is_packed and any(provider.name == PACKED for provider in providers) else None
 
     def run(provider: Provider, times: int) -> float:
         began = perf_counter()
-        if dtype in provider.addresses:
-            REPEATS[dtype](times, provider.addresses[dtype], product, 0.0)
+        if repeat is not None and provider.name == PACKED:
+            repeat(times)
+        elif dtype in provider.addresses:
+            REPEATS[dtype](times, provider.addresses[dtype], tuple(product), 0.0)
         else:
             for _ in range(times):
                 provider.multiply(a, b, out)
         return perf_counter() - began
 
-    able = [provider for provider in providers if dtype in provider.addresses or dtype != "uint16"]
-    with limit_threads(1):
+    able = [p for p in providers if dtype in p.addresses or (dtype != "uint16" and p.name != PACKED)]
+    with limit_threads(n_threads):
         for provider in able:
             run(provider, 1)  # loads what the library and the compiler load late
         times = {p.name: max(1, int(LAP_S / max(1e-7, min(run(p, 1), run(p, 1))))) for p in able}
@@ -127,19 +158,21 @@ def _draw(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Any:
     return rng.random(shape).astype(dtype)
 
 
-def _name_size(m: int, n: int, k: int, dtype: str, a_flipped: bool, b_flipped: bool) -> str:
+def _name_size(m: int, n: int, k: int, dtype: str, a_flipped: bool, b_flipped: bool, n_threads: int = 1) -> str:
     """Name a class of sizes, by which its speeds are kept.
 
-    >>> _name_size(100, 1280, 3, "float32", False, True)
-    'float32 128 1024 4 NT'
+    >>> _name_size(100, 1280, 3, "float32", False, True), _name_size(1, 1, 1, "float64", False, False, 2)
+    ('float32 128 1024 4 NT', 'float64 1 1 1 NN x2')
     """
     sizes = (min(MAX_SIZE, 2 ** round(np.log2(max(1, size)))) for size in (m, n, k))
-    return f"{dtype} {' '.join(map(str, sizes))} {'NT'[a_flipped]}{'NT'[b_flipped]}"
+    threads = f" x{n_threads}" if n_threads > 1 else ""
+    return f"{dtype} {' '.join(map(str, sizes))} {'NT'[a_flipped]}{'NT'[b_flipped]}{threads}"
 
 
-def _read_size(name: str) -> tuple[int, int, int, str, bool, bool]:
-    dtype, m, n, k, flips = name.split()
-    return int(m), int(n), int(k), dtype, flips[0] == "T", flips[1] == "T"
+def _read_size(name: str) -> tuple[Any, ...]:
+    """What to measure: the arguments of `measure`, as far as they are not its defaults."""
+    dtype, m, n, k, flips, *threads = name.split()
+    return int(m), int(n), int(k), dtype, flips[0] == "T", flips[1] == "T", *(int(word[1:]) for word in threads)
 
 
 def _sign() -> str:

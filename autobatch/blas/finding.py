@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.blas import gemm
 from autobatch.blas.provider import Absent, ByAddress, ByNumPy, ByTorch, Provider
 from autobatch.blas.threads import Pool, look_again
+from autobatch.blas.tiles import can_tile
 from autobatch.errors import BackendError
 from autobatch.processor import has_avx512
 
@@ -147,12 +149,19 @@ def _find_scipy() -> Provider:
     return ByAddress("scipy", version("scipy"), addresses)
 
 
+def _find_packed() -> Provider:
+    if not can_tile():
+        raise Absent(gemm.NAME, "autobatch's own product needs AVX-512", "choose numpy")
+    return gemm.make_provider()
+
+
 FINDERS: Mapping[str, Callable[[], Provider]] = {
     "numpy": _find_numpy,
     "openblas": _find_openblas,
     "mkl": _find_mkl,
     "torch": _find_torch,
     "scipy": _find_scipy,
+    gemm.NAME: _find_packed,
 }
 
 

@@ -1,15 +1,16 @@
-"""How many threads a matrix product uses: one, unless somebody asks for more, and never more than there are cores.
+"""How many threads a matrix product uses: as many as are asked for, and never more than there are cores to use.
 
 BLAS libraries keep one number for the whole process. So blocks that ask at the same time, nested or in several Python
 threads, are served together: the smallest of their numbers is in force, and each thread that is inside a block gets
-its share of the cores at most.
+its share of the cores at most. Whoever limits the libraries from outside, by OMP_NUM_THREADS or threadpoolctl, is
+obeyed as well: what the most generous of them had outside all blocks is never exceeded.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ class Pool(NamedTuple):
 _lock = threading.RLock()
 _asked: list[tuple[int, int]] = []  # thread and number of each block that is open
 _before: dict[str, tuple[Pool, int]] = {}  # what was in force outside all blocks
+_now: dict[str, int] = {}  # what is, in each library
+_number = 1  # in force inside the open blocks
 _pools: list[Pool] | None = None
 _added: list[Pool] = []
 
@@ -37,7 +40,8 @@ def limit_threads(n_threads: int = 1) -> Iterator[int]:
     """Let every matrix product inside the block use at most `n_threads` threads.
 
     Args:
-        n_threads: at least 1; more than there are cores, or than an enclosing block allows, has no effect.
+        n_threads: at least 1; more than there are cores, or than an enclosing block or the libraries' own settings
+            allow, has no effect.
 
     Yields:
         The number in force; it falls when other Python threads open blocks.
@@ -51,6 +55,7 @@ def limit_threads(n_threads: int = 1) -> Iterator[int]:
     ...     inner
     1
     """
+    global _number
     if n_threads < 1:
         raise BackendError(f"setting BLAS threads to {n_threads}: give at least 1.")
     entry = (threading.get_ident(), n_threads)
@@ -66,8 +71,21 @@ def limit_threads(n_threads: int = 1) -> Iterator[int]:
                 _put_in_force()
             else:
                 for pool, number in _before.values():
-                    pool.set(number)
+                    _set(pool, number)
                 _before.clear()
+                _now.clear()
+                _number = 1
+
+
+def most_threads() -> int:
+    """Tell how many threads a block that asks for many would get, here and now."""
+    with _lock:
+        return _granted([*_asked, (threading.get_ident(), usable_cores())])
+
+
+def threads_now() -> int:
+    """Tell how many threads are in force inside the blocks that are open; 1 outside."""
+    return _number
 
 
 def threads_in_force() -> dict[str, int]:
@@ -86,13 +104,31 @@ def look_again(*added: Pool) -> None:
 
 
 def _put_in_force() -> int:
-    n_python_threads = len({thread for thread, _ in _asked})
-    number = max(1, min(min(number for _, number in _asked), usable_cores() // n_python_threads))
-    for pool in _all_pools():
+    global _number
+    pools = _all_pools()
+    for pool in pools:
         if pool.name not in _before:
-            _before[pool.name] = (pool, int(pool.get()))
+            _now[pool.name] = number = int(pool.get())
+            _before[pool.name] = (pool, number)
+    _number = _granted(_asked)
+    for pool in pools:
+        _set(pool, _number)
+    return _number
+
+
+def _set(pool: Pool, number: int) -> None:
+    """Tell a library its number, unless it is that already."""
+    if _now[pool.name] != number:
         pool.set(number)
-    return number
+        _now[pool.name] = number
+
+
+def _granted(asked: Sequence[tuple[int, int]]) -> int:
+    """What is in force while these blocks are open."""
+    n_python_threads = len({thread for thread, _ in asked})
+    outside = (_before[pool.name][1] if pool.name in _before else int(pool.get()) for pool in _all_pools())
+    share = min(usable_cores(), max(outside, default=usable_cores())) // n_python_threads
+    return max(1, min(min(number for _, number in asked), share))
 
 
 def _all_pools() -> list[Pool]:

@@ -1,0 +1,80 @@
+"""Our own product of float32 matrices, `autobatch.blas.packed`, behind the Fortran interface that all libraries have.
+
+As a provider like any other it takes part in the choice. A matrix that all rows of a type share is packed once per run
+by who calls it; others are packed here, in every call.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autobatch._jit import by_address, compiled
+from autobatch.addresses import address_of, array_at
+from autobatch.blas.calling import TRANSPOSED
+from autobatch.blas.packed import OUTER_AT_ONCE, multiply_float32, pack_float32, panel_words
+from autobatch.blas.product import Product
+from autobatch.blas.provider import ByAddress
+from autobatch.blas.tiles import WIDTH, WORD, can_tile
+
+NAME, VERSION = "packed", "1"
+BLOCK_WORDS = 1 << 17  # at most, of a matrix that is packed at once
+
+
+def make_provider() -> ByAddress:
+    """The provider; only where `can_tile`."""
+    assert can_tile(), "others have no code for this processor"
+    return ByAddress(NAME, VERSION, {"float32": sgemm.address})
+
+
+@by_address
+def sgemm(
+    a_flag: int, b_flag: int, m_at: int, n_at: int, inner_at: int, alpha: int, a: int, a_step: int, b: int, b_step: int,
+    beta: int, out: int, out_step: int,
+) -> None:  # fmt: skip
+    """Multiply float32 matrices as BLAS's routine of this name does, with alpha = 1 and beta = 0 or 1.
+
+    Every argument is an address. In rows, where BLAS has columns: out (n, m) is b (n, inner) times a (inner, m).
+    """
+    n, m, inner = array_at(n_at, np.int64)[0], array_at(m_at, np.int64)[0], array_at(inner_at, np.int64)[0]
+    a_steps, b_steps = array_at(a_step, np.int64)[0], array_at(b_step, np.int64)[0]
+    adds = array_at(beta, np.float32)[0] != 0
+    row, column = (1, a_steps) if array_at(a_flag, np.uint8)[0] == TRANSPOSED else (a_steps, 1)
+    b_row, b_inner = (1, b_steps) if array_at(b_flag, np.uint8)[0] == TRANSPOSED else (b_steps, 1)
+    out_row = array_at(out_step, np.int64)[0]
+    if inner == 0 and not adds:
+        for line in range(n):
+            array_at(out + WORD * line * out_row, np.float32)[:m] = 0
+    at_once = max(1, min(OUTER_AT_ONCE, inner))
+    wide = max(1, min(m, BLOCK_WORDS // at_once // WIDTH * WIDTH))
+    scratch = np.empty(panel_words(at_once, wide, False), np.uint32)
+    for left in range(0, m, wide):
+        n_columns = min(wide, m - left)
+        for first in range(0, inner, OUTER_AT_ONCE):
+            n_inner = min(OUTER_AT_ONCE, inner - first)
+            pack_float32(a + WORD * (first * row + left * column), row, column, n_inner, n_columns, scratch.ctypes.data)
+            multiply_float32(
+                n, n_columns, n_inner, b + WORD * first * b_inner, b_row, b_inner, scratch.ctypes.data,
+                out + WORD * left, out_row, 1 if adds or first else 0,
+            )  # fmt: skip
+
+
+class Repeated:
+    """A product with a matrix that is packed once: for a clock."""
+
+    def __init__(self, product: Product) -> None:
+        row, column = (1, product.b_step) if product.b_flipped else (product.b_step, 1)
+        self._panels = np.empty(panel_words(product.k, product.n, False), np.uint32)
+        pack_float32(product.b, row, column, product.k, product.n, address_of(self._panels))
+        self._product = tuple(product)
+
+    def __call__(self, times: int) -> None:
+        """Multiply so many times."""
+        repeat_packed(times, self._product, address_of(self._panels))
+
+
+@compiled
+def repeat_packed(times: int, product: tuple[int, ...], panels: int) -> None:
+    """Multiply rows by a packed matrix; `product` is one of `autobatch.blas.product`."""
+    _, _, m, n, inner, a, a_step, _, _, out, out_step = product
+    for _ in range(times):
+        multiply_float32(m, n, inner, a, a_step, 1, panels, out, out_step, 0)

@@ -1,0 +1,280 @@
+"""A tile of a matrix product in registers: some rows times a panel of columns, in the processor's own instructions.
+
+A panel holds, for each inner index in turn, 64 neighbouring columns; its words are float32 numbers, or pairs of bf16
+numbers at two inner indices, of which one instruction multiplies and adds both. Six rows by four vectors of 16 keep
+24 of AVX-512's 32 registers busy, enough to hide how long a sum takes; the panel needs four more, a row one.
+
+NumPy and Numba can say none of this, so LLVM's instructions are written out. It is the code of `autobatch.blas.packed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from autobatch._jit import built
+from autobatch.processor import has_avx512, has_bf16_vectors
+
+LANES, VECTORS, ROWS = 16, 4, 6
+WIDTH = LANES * VECTORS  # columns of a panel
+WORD = 4  # bytes
+Tile = Callable[..., None]
+"""(n_rows <= 6, a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds): addresses, and steps in words.
+
+The word of row r at inner index k lies at a + r * a_row + k * a_inner. The first `n_columns` columns of the panel are
+written to `out`, or added to what is there.
+"""
+
+
+def can_tile() -> bool:
+    """Tell whether compiled code may multiply tiles of float32."""
+    return has_avx512() and "+avx512f" in _features()
+
+
+def can_tile_bf16() -> bool:
+    """Tell whether compiled code may multiply tiles of bf16."""
+    return can_tile() and has_bf16_vectors() and "+avx512bf16" in _features()
+
+
+@built
+def tile_float32() -> Tile:
+    """Multiply a tile of float32 numbers."""
+    return _build_tile(is_bf16=False)
+
+
+@built
+def tile_bf16() -> Tile:
+    """Multiply a tile of pairs of bf16 numbers; sums are float32."""
+    return _build_tile(is_bf16=True)
+
+
+@built
+def turn() -> Callable[[int, int, int, int], None]:
+    """Build (source, source_row, out, out_row): write the transpose of 16 x 16 words; addresses, and steps in words."""
+    import numba
+
+    intrinsic: Any = numba.extending.intrinsic
+    types: Any = numba.types
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _write_turn(builder, *args)
+        return context.get_dummy_value()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def make(typing: Any, source: Any, source_row: Any, out: Any, out_row: Any) -> Any:
+        return types.void(*4 * [types.int64]), emit
+
+    @numba.njit(error_model="numpy")
+    def turn_block(source: int, source_row: int, out: int, out_row: int) -> None:
+        make(source, source_row, out, out_row)
+
+    return turn_block
+
+
+def _write_turn(builder: Any, source: Any, source_row: Any, out: Any, out_row: Any) -> None:
+    """Swap quarters, then quarters of these, and so on, in registers."""
+    from llvmlite import ir
+
+    word, long = ir.IntType(32), ir.IntType(64)
+    line = ir.VectorType(word, LANES)
+
+    def place(base: Any, row: Any, number: int) -> Any:
+        step = builder.mul(row, ir.Constant(long, WORD * number))
+        return builder.inttoptr(builder.add(base, step), line.as_pointer())
+
+    lines = [builder.load(place(source, source_row, number), align=WORD) for number in range(LANES)]
+    for apart in (1, 2, 4, 8):
+        low = [j if not j & apart else LANES + j - apart for j in range(LANES)]
+        high = [j + apart if not j & apart else LANES + j for j in range(LANES)]
+        for first in (number for number in range(LANES) if not number & apart):
+            pair = lines[first], lines[first + apart]
+            lines[first], lines[first + apart] = (
+                builder.shuffle_vector(*pair, ir.Constant(line, taken)) for taken in (low, high)
+            )
+    for number, turned in enumerate(lines):
+        builder.store(turned, place(out, out_row, number), align=WORD)
+
+
+@cache
+def _features() -> frozenset[str]:
+    """What Numba compiles for."""
+    import llvmlite.binding as llvm
+    import numba
+
+    config: Any = numba.config
+    if config.CPU_NAME or config.CPU_FEATURES:  # the user has it compile for another processor
+        return frozenset()
+    return frozenset(llvm.get_host_cpu_features().flatten().split(","))
+
+
+def _build_tile(is_bf16: bool) -> Tile:
+    import numba
+
+    one, two, three, four, five, six = (_build_rows(n_rows, is_bf16) for n_rows in range(1, ROWS + 1))
+
+    @numba.njit(error_model="numpy")
+    def multiply(
+        n_rows: int, a: int, a_row: int, a_inner: int, panel: int, n_inner: int,
+        out: int, out_row: int, n_columns: int, adds: int,
+    ) -> None:  # fmt: skip
+        if n_rows == 6:
+            six(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
+        elif n_rows == 5:
+            five(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
+        elif n_rows == 4:
+            four(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
+        elif n_rows == 3:
+            three(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
+        elif n_rows == 2:
+            two(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
+        else:
+            one(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
+
+    return multiply
+
+
+def _build_rows(n_rows: int, is_bf16: bool) -> Callable[..., None]:
+    """Build the product of a number of rows with a panel, n_inner > 0, for compiled code."""
+    import numba
+
+    intrinsic: Any = numba.extending.intrinsic
+    types: Any = numba.types
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _Writer(builder, n_rows, is_bf16).write(*args)
+        return context.get_dummy_value()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def multiply(
+        typing: Any, a: Any, a_row: Any, a_inner: Any, panel: Any, n_inner: Any,
+        out: Any, out_row: Any, n_columns: Any, adds: Any,
+    ) -> Any:  # fmt: skip
+        return types.void(*9 * [types.int64]), emit
+
+    found: Callable[..., None] = multiply
+    return found
+
+
+class _Writer:
+    """Writes the instructions of a tile; all its values are LLVM's."""
+
+    def __init__(self, builder: Any, n_rows: int, is_bf16: bool) -> None:
+        from llvmlite import ir
+
+        self.ir, self.builder, self.n_rows, self.is_bf16 = ir, builder, n_rows, is_bf16
+        self.byte, self.int, self.long = ir.IntType(1), ir.IntType(32), ir.IntType(64)
+        self.ints, self.reals = ir.VectorType(self.int, LANES), ir.VectorType(ir.FloatType(), LANES)
+        self.mask = ir.VectorType(self.byte, LANES)
+
+    def write(
+        self, a: Any, a_row: Any, a_inner: Any, panel: Any, n_inner: Any, out: Any, out_row: Any, n_columns: Any,
+        adds: Any,
+    ) -> None:  # fmt: skip
+        """Sums begin with zero or with what is in `out`, stay in registers for all inner indices, and are written."""
+        builder, tile = self.builder, [(r, v) for r in range(self.n_rows) for v in range(VECTORS)]
+        masks = self._masks(n_columns)
+        places = {
+            (r, v): self._address(out, (out_row, self._long(r)), (self._long(v), self._long(LANES)), of=self.reals)
+            for r, v in tile
+        }
+        starts = self._starts(places, masks, adds)
+        before, loop, end = builder.block, builder.append_basic_block("inner"), builder.append_basic_block("end")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        k = builder.phi(self.long)
+        k.add_incoming(self._long(0), before)
+        sums = {}
+        for at in tile:
+            sums[at] = builder.phi(self.reals)
+            sums[at].add_incoming(starts[at], before)
+        columns = [
+            self._load(self._address(panel, (k, self._long(WIDTH)), (self._long(v), self._long(LANES)), of=self.ints))
+            for v in range(VECTORS)
+        ]
+        for r in range(self.n_rows):
+            word = self._load(self._address(a, (a_inner, k), (a_row, self._long(r)), of=self.int))
+            row = self._splat(word, self.ints)
+            for v in range(VECTORS):
+                added = self._add_product(sums[r, v], row, columns[v])
+                sums[r, v].add_incoming(added, loop)
+                starts[r, v] = added
+        following = builder.add(k, self._long(1))
+        k.add_incoming(following, loop)
+        builder.cbranch(builder.icmp_signed("<", following, n_inner), loop, end)
+        builder.position_at_end(end)
+        for at in tile:
+            self._call("llvm.masked.store.v16f32.p0", None, starts[at], places[at], self._align(), masks[at[1]])
+
+    def _masks(self, n_columns: Any) -> list[Any]:
+        """Which lanes of each vector there are columns for."""
+        ir, builder = self.ir, self.builder
+        lanes = ir.Constant(self.ints, list(range(LANES)))
+        left = builder.trunc(n_columns, self.int)
+        bounds = [builder.sub(left, ir.Constant(self.int, LANES * v)) for v in range(VECTORS)]
+        return [builder.icmp_signed("<", lanes, self._splat(bound, self.ints)) for bound in bounds]
+
+    def _starts(self, places: dict[tuple[int, int], Any], masks: list[Any], adds: Any) -> dict[tuple[int, int], Any]:
+        ir, builder = self.ir, self.builder
+        is_adding = builder.icmp_signed("!=", adds, self._long(0))
+        none, zero = ir.Constant(self.mask, LANES * [0]), ir.Constant(self.reals, LANES * [0.0])
+        read = [builder.select(is_adding, mask, none) for mask in masks]
+        return {
+            at: self._call("llvm.masked.load.v16f32.p0", self.reals, place, self._align(), read[at[1]], zero)
+            for at, place in places.items()
+        }
+
+    def _add_product(self, total: Any, row: Any, column: Any) -> Any:
+        if not self.is_bf16:
+            reals = [self.builder.bitcast(x, self.reals) for x in (row, column)]
+            return self._call("llvm.fma.v16f32", self.reals, *reals, total)
+        pairs = self.ir.VectorType(_bf16_type(), 2 * LANES)
+        factors = [self.builder.bitcast(x, pairs) for x in (row, column)]
+        return self._call("llvm.x86.avx512bf16.dpbf16ps.512", self.reals, total, *factors)
+
+    def _address(self, base: Any, *moves: tuple[Any, Any], of: Any) -> Any:
+        """base, in bytes, moved by products of words, as a pointer."""
+        words = self._long(0)
+        for factor, step in moves:
+            words = self.builder.add(words, self.builder.mul(factor, step))
+        moved = self.builder.add(base, self.builder.mul(words, self._long(WORD)))
+        return self.builder.inttoptr(moved, of.as_pointer())
+
+    def _load(self, pointer: Any) -> Any:
+        return self.builder.load(pointer, align=WORD)
+
+    def _splat(self, number: Any, vector: Any) -> Any:
+        nothing = self.ir.Constant(vector, self.ir.Undefined)
+        first = self.builder.insert_element(nothing, number, self.ir.Constant(self.int, 0))
+        return self.builder.shuffle_vector(first, nothing, self.ir.Constant(self.ints, LANES * [0]))
+
+    def _call(self, name: str, result: Any, *args: Any) -> Any:
+        from numba.core import cgutils
+
+        toolbox: Any = cgutils
+        made = self.ir.FunctionType(self.ir.VoidType() if result is None else result, [arg.type for arg in args])
+        return self.builder.call(toolbox.get_or_insert_function(self.builder.module, made, name), args)
+
+    def _align(self) -> Any:
+        return self.ir.Constant(self.int, WORD)
+
+    def _long(self, number: int) -> Any:
+        return self.ir.Constant(self.long, number)
+
+
+@cache
+def _bf16_type() -> Any:
+    """LLVM's bf16, which llvmlite has no name for."""
+    from llvmlite import ir
+
+    class Bf16(ir.Type):  # type: ignore[misc]
+        def _to_string(self) -> str:
+            return "bfloat"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Bf16)
+
+        def __hash__(self) -> int:
+            return hash(Bf16)
+
+    return Bf16()

@@ -1,0 +1,121 @@
+"""Products with packed matrices against float64, with every remainder of rows, columns and pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autobatch.blas import packed, tiles
+from autobatch.precision import rounded
+
+Array = Any
+SIZES = ((1, 1, 1), (2, 3, 5), (6, 64, 2), (7, 65, 9), (13, 130, 64), (53, 17, 1100), (101, 70, 33), (5, 1, 513))
+UNTOUCHED = np.float32(-77.0)
+KINDS = [
+    pytest.param(False, marks=pytest.mark.skipif(not tiles.can_tile(), reason="needs AVX-512"), id="float32"),
+    pytest.param(True, marks=pytest.mark.skipif(not tiles.can_tile_bf16(), reason="needs AVX-512 bf16"), id="bf16"),
+]
+
+
+def address(array: Array) -> int:
+    return int(array.ctypes.data)
+
+
+def spread(matrix: Array, gap: int) -> Array:
+    """The same numbers in rows that lie `gap` elements apart, with others between them."""
+    wide = np.full((len(matrix), matrix.shape[1] + gap), UNTOUCHED, np.float32)
+    wide[:, : matrix.shape[1]] = matrix
+    return wide
+
+
+def multiply(x: Array, w: Array, out: Array, is_bf16: bool, adds: bool, is_flipped: bool) -> None:
+    """out = x @ w by packing; rows of `x` and `out` lie apart, and `w` may be the transpose of what lies in memory."""
+    (m, _), (inner, n) = x.shape, w.shape
+    lies = np.ascontiguousarray(w.T) if is_flipped else w
+    steps = (1, inner) if is_flipped else (n, 1)
+    words = np.empty(packed.panel_words(inner, n, is_bf16), np.uint32)
+    wide = spread(x, 3)
+    place = address(out), out.strides[0] // 4
+    if not is_bf16:
+        packed.pack_float32(address(lies), steps[0], steps[1], inner, n, address(words))
+        packed.multiply_float32(
+            m, n, inner, address(wide), wide.shape[1], 1, address(words), place[0], place[1], int(adds)
+        )  # fmt: skip
+        return
+    packed.pack_bf16(address(lies), steps[0], steps[1], inner, n, address(words))
+    pairs = (inner + 1) // 2
+    rows = np.full((m, pairs), 0x7FC07FC0, np.uint32)
+    packed.round_rows(address(wide), wide.shape[1], m, inner, address(rows))
+    packed.multiply_bf16(m, n, pairs, address(rows), pairs, 1, address(words), place[0], place[1], int(adds))
+
+
+def assert_close(found: Array, x: Array, w: Array, before: Array, is_bf16: bool) -> None:
+    """Within what float32 sums may lose: one rounding per product and sum."""
+    if is_bf16:
+        x, w = rounded(x), rounded(w)
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    bound = (x.shape[1] + 2) * 2.0**-23 * (np.abs(x) @ np.abs(w) + np.abs(before))
+    assert (np.abs(found - (before + x @ w)) <= bound).all()
+
+
+@pytest.mark.parametrize("is_bf16", KINDS)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products(size: tuple[int, int, int], is_bf16: bool) -> None:
+    rng = np.random.default_rng(0)
+    m, n, inner = size
+    for is_flipped in (False, True):
+        x, w = rng.standard_normal((m, inner)).astype(np.float32), rng.standard_normal((inner, n)).astype(np.float32)
+        whole = np.full((m + 1, n + 5), UNTOUCHED, np.float32)
+        out = whole[:m, :n]
+        multiply(x, w, out, is_bf16, False, is_flipped)
+        assert_close(out, x, w, np.zeros((m, n)), is_bf16)
+        before = out.copy()
+        multiply(x, w, out, is_bf16, True, is_flipped)
+        assert_close(out, x, w, before, is_bf16)
+        assert (whole[m] == UNTOUCHED).all()
+        assert (whole[:, n:] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("is_bf16", KINDS)
+def test_a_row_does_not_depend_on_its_neighbours(is_bf16: bool) -> None:
+    """The same bits however many rows are multiplied at once."""
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal((60, 300)).astype(np.float32), rng.standard_normal((300, 100)).astype(np.float32)
+    whole, alone = np.empty((60, 100), np.float32), np.empty((60, 100), np.float32)
+    multiply(x, w, whole, is_bf16, False, False)
+    for row in range(60):
+        multiply(x[row : row + 1], w, alone[row : row + 1], is_bf16, False, False)
+    np.testing.assert_array_equal(alone, whole)
+
+
+@pytest.mark.parametrize("is_bf16", KINDS)
+def test_nan_and_infinity_pass(is_bf16: bool) -> None:
+    x, w, out = np.zeros((3, 5), np.float32), np.ones((5, 7), np.float32), np.empty((3, 7), np.float32)
+    x[0, 4], x[1, 0] = np.nan, np.inf
+    multiply(x, w, out, is_bf16, False, False)
+    assert np.isnan(out[0]).all()
+    assert (out[1] == np.inf).all()
+    assert (out[2] == 0).all()
+
+
+OUTER: dict[bool, Callable[..., None]] = {False: packed.add_outer_float32, True: packed.add_outer_bf16}
+
+
+@pytest.mark.parametrize("is_bf16", KINDS)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_gradients_of_matrices(size: tuple[int, int, int], is_bf16: bool) -> None:
+    rng = np.random.default_rng(2)
+    m, n, rows = size
+    x, y = spread(rng.standard_normal((rows, m)), 2), spread(rng.standard_normal((rows, n)), 1)
+    whole = np.full((m + 1, n + 4), UNTOUCHED, np.float32)
+    out = whole[:m, :n]
+    scratch = np.empty(packed.outer_words(m, n, is_bf16), np.uint32)
+    OUTER[is_bf16](
+        rows, m, n, address(x), m + 2, address(y), n + 1, address(out), n + 4, address(scratch)
+    )  # fmt: skip
+    assert_close(out, x[:, :m].T, y[:, :n], np.full((m, n), UNTOUCHED), is_bf16)
+    assert (whole[m] == UNTOUCHED).all()
+    assert (whole[:, n:] == UNTOUCHED).all()
