@@ -1,0 +1,71 @@
+"""Products of 16-bit numbers: which operands `precision="bf16"` rounds, and how.
+
+bf16 is the first half of a float32. Rounded, to nearest and ties to even, are both operands of every product of rows
+with a matrix that all rows share, which is nearly all the arithmetic of a model: the rows and the matrix, forward; in
+the gradient of the rows the gradient and the matrix; and in the gradient of the matrix, which is one product too, both
+factors. Sums, states, gradients, parameters and all other ops keep the module's float32: so do products of
+parameters alone, and those of rows with matrices of their own, which are no work for a matrix unit.
+
+Numbers below 2**-126 in magnitude may count as zero, as processors do that multiply bf16.
+
+Source: Kalamkar et al. 2019 (arXiv:1905.12322): bf16 products with float32 sums train as float32 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.errors import BackendError
+from autobatch.ops.linear import affine, matmul
+from autobatch.program import SHARED, Instruction, Var
+
+PRECISIONS = ("float32", "bf16")
+GRADIENTS = ("row_sum_outer", "row_sum_matmul")  # of matrices that all rows share
+QUIET = np.uint32(0x40)  # keeps a NaN one when its second half is cut off
+
+
+def check_precision(precision: str, dtype: np.dtype[Any]) -> None:
+    """Refuse a precision that there is not, or not for modules of this dtype; BackendError."""
+    if precision not in PRECISIONS:
+        raise BackendError(f"there is no precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
+    if precision == "bf16" and dtype != np.float32:
+        raise BackendError(
+            f'multiplying with precision="bf16": it rounds what is float32 and the module has parameters of {dtype}; '
+            f'call module.astype("float32"), or leave precision out.'
+        )
+
+
+def rounded_args(vars: Sequence[Var], index: int) -> tuple[int, ...]:
+    """Give the arguments of an instruction, by position, that are rounded in bf16.
+
+    Args:
+        vars: the values of a cell.
+        index: the one that the instruction computes.
+    """
+    source = vars[index].source
+    assert isinstance(source, Instruction)
+    if source.op not in (matmul, affine) and source.op.name not in GRADIENTS:
+        return ()
+    operands = [vars[arg] for arg in source.args[:2]]
+    shared = [len(operand.shape) for operand in operands if operand.domain == SHARED]
+    sums_rows = source.op.name in GRADIENTS
+    if (sums_rows and not shared and len(vars[index].shape) == 2) or (not sums_rows and shared == [2]):
+        return 0, 1
+    return ()
+
+
+def rounded(x: NDArray[Any]) -> NDArray[np.float32]:
+    """Round numbers to bf16, as float32 whose second half is zero.
+
+    >>> rounded(np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)).tolist()  # ties: the even one of two neighbours
+    [1.0, 1.015625]
+    """
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    high = bits >> np.uint32(16)
+    nearest = (bits + (np.uint32(0x7FFF) + (high & np.uint32(1)))) >> np.uint32(16)
+    kept = np.where(np.isnan(x), high | QUIET, nearest) << np.uint32(16)
+    return kept.view(np.float32)
