@@ -1,41 +1,39 @@
 """How many batches of each type are still needed, and which types lower that number when they run.
 
-U[n, a] counts the most type-a nodes on a path that starts at node n (`dag.chains_ahead`). M[a], the largest U[n, a] of
-the ready nodes, is a number of type-a batches that no schedule of what is left can go below, and the M of all types
-add up. Type a is *critical* when every ready node with U[n, a] = M[a] is itself of type a: running a then lowers M[a]
-by one. To run a type that is not critical never lowers the sum.
+U[n, a] counts the most type-a nodes on a path that starts at node n. M[a], the largest U[n, a] of the ready nodes, is a
+number of type-a batches that no schedule of what is left can go below, and the M of all types add up. Type a is
+*critical* when every ready node with U[n, a] = M[a] is itself of type a: running a then lowers M[a] by one. To run a
+type that is not critical never lowers the sum.
 
-Kept beside a simulation: per type the ready nodes by their U, in all and of the own type. M only falls, so looking for
-it costs no more than the chains are long.
+Kept beside a simulation: per type and per a the largest U of its ready nodes, and how many have it. A type that runs
+has no ready node left, so nodes are looked at when they become ready, and never again.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import compiled
-from autobatch.dag import Dag, chains_ahead
+from autobatch.dag import Dag
 from autobatch.simulator import Simulator
-from autobatch.words import IntArray
+from autobatch.words import IntArray, indices
 
-LevelArray: TypeAlias = NDArray[np.uint32]
+LANES = 4  # columns that one instruction compares, on any processor of today
 
 
 class Chains(NamedTuple):
-    """Remaining chains of G stacked dags of T types each; type t of dag g has number g * T + t.
+    """Remaining chains of G stacked dags of T types each; type t of dag g has number g * T + t."""
 
-    A type's ready nodes are counted by their U. Level ptr[a] + u of the counts is that of U = u of type a.
-    """
-
-    level: LevelArray  # [N, T] where the node is counted for each type
+    ahead: IntArray  # [N, T rounded up to LANES] U, and zeros
     height: IntArray  # [N] the sum of U over the types
-    level_ptr: IntArray  # [G*T+1]
-    n_at: IntArray  # [levels] ready nodes with that U
-    n_own_at: IntArray  # [levels] those of them that are of type a
+    longest: IntArray  # [G*T, T] the largest U of a type's ready nodes, for each type; -1 where none is ready
+    n_longest: IntArray  # [G*T, T] how many of them have it
     most: IntArray  # [G*T] M
+    n_most: IntArray  # [G*T] ready nodes with U = M
+    n_own_most: IntArray  # [G*T] those of them that are of type a
     ready_height: NDArray[np.int64]  # [G*T] sum of `height` over the type's ready nodes
     seen: IntArray  # [G*T] the simulator's tail up to which ready nodes are counted
 
@@ -43,34 +41,13 @@ class Chains(NamedTuple):
 @compiled
 def start_chains(dag: Dag, sim: Simulator) -> Chains:
     """Count the chains ahead of what is ready at the start of a simulation of `dag`. Cost: O(T * (N + E))."""
-    n_graphs, n_nodes = sim.n_batches.size, dag.type_id.size
-    n_types = sim.head.size // n_graphs
-    node_ptr, type_id = sim.node_ptr, dag.type_id
-    own = np.empty(n_nodes, np.int32)
-    for g in range(n_graphs):
-        for node in range(node_ptr[g], node_ptr[g + 1]):
-            own[node] = type_id[node] - g * n_types
-    ahead = chains_ahead(Dag(own, dag.edge_ptr, dag.edge_src, n_types))
-    height = np.empty(n_nodes, np.int32)
-    longest = np.zeros((n_graphs, n_types), np.int32)
-    for g in range(n_graphs):
-        for node in range(node_ptr[g], node_ptr[g + 1]):
-            total = 0
-            for a in range(n_types):
-                total += ahead[node, a]
-                longest[g, a] = max(longest[g, a], ahead[node, a])
-            height[node] = total
-    level_ptr = np.zeros(dag.n_types + 1, np.int32)
-    for kind in range(dag.n_types):
-        level_ptr[kind + 1] = level_ptr[kind] + longest[kind // n_types, kind % n_types] + 1
-    level = ahead.view(np.uint32)
-    for g in range(n_graphs):
-        for node in range(node_ptr[g], node_ptr[g + 1]):
-            for a in range(n_types):
-                level[node, a] += np.uint32(level_ptr[g * n_types + a])
+    n_graphs, n_all = sim.n_batches.size, dag.n_types
+    n_types = n_all // n_graphs
+    ahead, height = _look_ahead(dag, sim.node_ptr, n_types)
     chains = Chains(
-        level, height, level_ptr, np.zeros(level_ptr[-1], np.int32), np.zeros(level_ptr[-1], np.int32),
-        np.zeros(dag.n_types, np.int32), np.zeros(dag.n_types, np.int64), np.zeros(dag.n_types, np.int32),
+        ahead, height, np.empty((n_all, n_types), np.int32), np.empty((n_all, n_types), np.int32),
+        np.empty(n_all, np.int32), np.empty(n_all, np.int32), np.empty(n_all, np.int32), np.empty(n_all, np.int64),
+        np.empty(n_all, np.int32),
     )  # fmt: skip
     for g in range(n_graphs):
         restart_chains(chains, sim, g)
@@ -78,65 +55,102 @@ def start_chains(dag: Dag, sim: Simulator) -> Chains:
 
 
 @compiled
+def _look_ahead(dag: Dag, node_ptr: IntArray, n_types: int) -> tuple[IntArray, IntArray]:
+    """Count U, and its sum over the types."""
+    n_nodes, width = dag.type_id.size, (n_types + LANES - 1) // LANES * LANES
+    ahead, height = np.zeros((n_nodes, width), np.int32), np.zeros(n_nodes, np.int32)
+    for lane in range(0, width, LANES):
+        _look_ahead_lanes(dag, node_ptr, n_types, lane, ahead, height)
+    return ahead, height
+
+
+@compiled
+def _look_ahead_lanes(dag: Dag, node_ptr: IntArray, n_types: int, lane: int, ahead: IntArray, height: IntArray) -> None:
+    """Count U of the types from `lane` on, as many as there are lanes, from the last node on; add them to the sums."""
+    flat, width = ahead.reshape(ahead.size), np.uint64(ahead.shape[1])
+    type_id, start, end = indices(dag.type_id), indices(dag.edge_ptr[:-1]), indices(dag.edge_ptr[1:])
+    edge_src = indices(dag.edge_src)
+    one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
+    for g in range(node_ptr.size - 1):
+        for node in range(node_ptr[g + 1] - 1, node_ptr[g] - 1, -1):
+            at = np.uint64(node) * width + np.uint64(lane)
+            own = np.int64(type_id[node]) - g * n_types - lane
+            if 0 <= own < LANES:
+                flat[at + np.uint64(own)] += 1
+            u0, u1, u2, u3 = flat[at], flat[at + one], flat[at + two], flat[at + three]
+            height[node] += u0 + u1 + u2 + u3
+            for e in range(start[node], end[node]):
+                to = edge_src[e] * width + np.uint64(lane)
+                flat[to] = max(flat[to], u0)
+                flat[to + one] = max(flat[to + one], u1)
+                flat[to + two] = max(flat[to + two], u2)
+                flat[to + three] = max(flat[to + three], u3)
+
+
+@compiled
 def restart_chains(chains: Chains, sim: Simulator, g: int) -> None:
-    """Count anew for stacked dag `g`, of which nothing has run. Cost: O(its levels + T * its ready nodes)."""
-    n_types = chains.level.shape[1]
+    """Count anew for stacked dag `g`, of which nothing has run. Cost: O(T * (T + its ready nodes))."""
+    n_types = chains.longest.shape[1]
     first, end = g * n_types, (g + 1) * n_types
-    chains.n_at[chains.level_ptr[first] : chains.level_ptr[end]] = 0
-    chains.n_own_at[chains.level_ptr[first] : chains.level_ptr[end]] = 0
     for kind in range(first, end):
-        chains.most[kind] = chains.level_ptr[kind + 1] - chains.level_ptr[kind] - 1
-        chains.ready_height[kind] = 0
+        _forget(chains, kind)
         chains.seen[kind] = sim.segment[kind]
     _take_in(chains, sim, first, end)
 
 
 @compiled
 def follow(chains: Chains, sim: Simulator, batch: IntArray) -> None:
-    """Bring the counts up to date after `step` ran `batch`. Cost: O(T * (nodes run + nodes that became ready))."""
-    level, height, n_at, n_own_at = chains.level, chains.height, chains.n_at, chains.n_own_at
-    n_types = level.shape[1]
+    """Bring the counts up to date after `step` ran `batch`. Cost: O(T * (T + nodes that became ready))."""
+    n_types = chains.longest.shape[1]
     kind = sim.type_id[batch[0]]
-    own = kind % n_types
-    left = 0
-    for node in batch:
-        left += height[node]
-        for a in range(n_types):
-            n_at[level[node, a]] -= 1
-        n_own_at[level[node, own]] -= 1
-    chains.ready_height[kind] -= left
-    _take_in(chains, sim, kind - own, kind - own + n_types)
+    _forget(chains, kind)
+    first = kind - kind % n_types
+    _take_in(chains, sim, first, first + n_types)
+
+
+@compiled
+def _forget(chains: Chains, kind: int) -> None:
+    """Count a type of which no node is ready."""
+    chains.longest[kind], chains.n_longest[kind], chains.ready_height[kind] = -1, 0, 0
 
 
 @compiled
 def _take_in(chains: Chains, sim: Simulator, first: int, end: int) -> None:
-    """Count what became ready of the types of one dag, and lower M to what is left."""
-    level, height, level_ptr, n_at, n_own_at, most, ready_height, seen = chains
-    queue, tail = sim.queue, sim.tail
+    """Count what became ready of the types of one dag, and find M and who has it."""
+    n_types, ahead, height = end - first, chains.ahead, indices(chains.height)
     for kind in range(first, end):
-        come = 0
-        for q in range(seen[kind], tail[kind]):
-            node = queue[q]
-            come += height[node]
-            for a in range(end - first):
-                n_at[level[node, a]] += 1
-            n_own_at[level[node, kind - first]] += 1
-        ready_height[kind] += come
-        seen[kind] = tail[kind]
-    for kind in range(first, end):
-        while most[kind] > 0 and n_at[level_ptr[kind] + most[kind]] == 0:
-            most[kind] -= 1
+        longest, n_longest = chains.longest[kind], chains.n_longest[kind]
+        total = np.int64(0)
+        for node in indices(sim.queue[chains.seen[kind] : sim.tail[kind]]):
+            total += np.int64(height[node])
+            for a in range(n_types):
+                u = ahead[node, a]
+                if u > longest[a]:
+                    longest[a], n_longest[a] = u, 1
+                elif u == longest[a]:
+                    n_longest[a] += 1
+        chains.ready_height[kind] += total
+        chains.seen[kind] = sim.tail[kind]
+    most, n_most, n_own_most = chains.most, chains.n_most, chains.n_own_most
+    for a in range(n_types):
+        most[first + a] = n_most[first + a] = 0
+        for kind in range(first, end):
+            u, n = chains.longest[kind, a], chains.n_longest[kind, a]
+            if u > most[first + a]:
+                most[first + a], n_most[first + a] = u, n
+            elif u == most[first + a]:
+                n_most[first + a] += n
+        has_it = chains.longest[first + a, a] == most[first + a]
+        n_own_most[first + a] = chains.n_longest[first + a, a] if has_it else 0
 
 
 @compiled
 def is_critical(chains: Chains, kind: int) -> bool:
     """Say whether running `kind` lowers the number of batches that are still needed."""
-    top = chains.level_ptr[kind] + chains.most[kind]
-    return bool(chains.most[kind] > 0 and chains.n_own_at[top] == chains.n_at[top])
+    return bool(chains.most[kind] > 0 and chains.n_own_most[kind] == chains.n_most[kind])
 
 
 @compiled
 def own_share(chains: Chains, kind: int) -> float:
     """Give the share of the ready nodes at U = M that are of type `kind`; 0 when none is left."""
-    top = chains.level_ptr[kind] + chains.most[kind]
-    return chains.n_own_at[top] / chains.n_at[top] if chains.most[kind] > 0 else 0.0
+    return chains.n_own_most[kind] / chains.n_most[kind] if chains.most[kind] > 0 else 0.0

@@ -13,7 +13,7 @@ import numpy as np
 
 from autobatch._jit import compiled
 from autobatch.graph import Graph
-from autobatch.words import IntArray
+from autobatch.words import IntArray, indices
 
 
 class Dag(NamedTuple):
@@ -49,17 +49,18 @@ def reverse(dag: Dag) -> Dag:
 @compiled
 def reverse_edges(edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, IntArray]:
     """List the readers of each node, in node order: reader_ptr[N+1], reader[E]."""
-    reader_ptr = np.zeros(edge_ptr.size + 1, np.int32)
-    for source in edge_src:
-        reader_ptr[source + 2] += 1
+    reader_ptr, reader = np.zeros(edge_ptr.size + 1, np.int32), np.empty(edge_src.size, np.int32)
+    count, place = indices(reader_ptr[2:]), indices(reader_ptr[1:])  # of the node after: its place is where this ends
+    for source in indices(edge_src):
+        count[source] += 1
     for node in range(1, edge_ptr.size):
         reader_ptr[node + 1] += reader_ptr[node]
-    reader = np.empty(edge_src.size, np.int32)
+    start, end = indices(edge_ptr[:-1]), indices(edge_ptr[1:])
     for node in range(edge_ptr.size - 1):
-        for e in range(edge_ptr[node], edge_ptr[node + 1]):
-            source = edge_src[e]
-            reader[reader_ptr[source + 1]] = node
-            reader_ptr[source + 1] += 1
+        for e in range(start[node], end[node]):
+            source = indices(edge_src)[e]
+            reader[place[source]] = node
+            place[source] += 1
     return reader_ptr[:-1], reader
 
 

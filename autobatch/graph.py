@@ -80,6 +80,9 @@ class Types(Protocol):
     def outlines(self) -> Sequence[str]:
         """What tells the types apart, and is the same for a model of other widths and in other processes."""
 
+    def __len__(self) -> int:
+        """Count the types."""
+
     def arrays(self) -> TypeArrays:
         """Give what loops need to know of the types."""
 
@@ -97,6 +100,9 @@ class NamedTypes:
     def outlines(self) -> tuple[str, ...]:
         """Nothing but the names tells these types apart."""
         return self.names
+
+    def __len__(self) -> int:
+        return len(self.names)
 
     def arrays(self) -> TypeArrays:
         """Give what loops need to know of the types."""
@@ -130,9 +136,10 @@ class Graph(Encoded):
         types: the table that names the types.
         structures: per instance, how to rebuild what the user's function returned; opaque here.
         keys: int64[B], what tells the instances' random numbers apart; by default their positions.
+        in_range: whether `check_ranges` has found nothing wrong; what is in a graph does not change.
     """
 
-    __slots__ = ("_digest", "floats", "keys", "structures", "types")
+    __slots__ = ("_digest", "floats", "in_range", "keys", "structures", "types")
 
     def __init__(
         self,
@@ -147,6 +154,7 @@ class Graph(Encoded):
         self.floats = floats
         self.types = types
         self.structures = structures
+        self.in_range = False
         self._digest = b""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -171,7 +179,7 @@ class Graph(Encoded):
     @property
     def n_types(self) -> int:
         """Count the types of the table; some may have no node here."""
-        return len(self.types.names)
+        return len(self.types)
 
     def type_of(self, node: int) -> str:
         """Name the type of a node."""
@@ -224,7 +232,7 @@ def make_graph(
       1 = cell()
       2 = add([0, 1])
     """
-    ids = _ids("type", type_id, len(types.names))
+    ids = _ids("type", type_id, len(types))
     n_nodes = len(ids)
     rows = [_edge(edge, n_nodes) for edge in edges]
     wanted = _ids("output node", outputs, n_nodes)
@@ -267,7 +275,11 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
             f"are int32, so {MAX_WORDS} is the most; merge fewer instances at a time."
         )
     merged = of_instances(graphs, merge_words(parts), floats, types)
-    check_ranges(merged)
+    if not all(graph.in_range for graph in graphs):
+        check_ranges(merged)
+        for graph in graphs:
+            graph.in_range = True
+    merged.in_range = True
     if checking():
         check_graph(merged)
     return merged
@@ -275,7 +287,7 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
 
 def of_instances(graphs: Sequence[Graph], words: IntArray, floats: FloatArray, types: Types) -> Graph:
     """Make a graph of what graphs became when merged, with the structures and keys of their instances."""
-    structures = tuple(chain.from_iterable(graph.structures for graph in graphs))
+    structures = tuple(chain.from_iterable([graph.structures for graph in graphs]))
     keys = np.concatenate([graph.keys for graph in graphs]) if graphs else None
     return Graph(words, floats, types, structures, keys)
 
@@ -299,7 +311,7 @@ def split_graph(graph: Graph) -> list[Graph]:
     buffer, ptr = split_words(graph.words, value_starts(graph.type_id, arrays.int_width), float_starts)
     ends = ptr.tolist()
     cuts = float_starts[graph.instance_ptr].tolist()
-    return [
+    split = [
         Graph(
             buffer[ends[i] : ends[i + 1]],
             graph.floats[cuts[i] : cuts[i + 1]],
@@ -309,6 +321,9 @@ def split_graph(graph: Graph) -> list[Graph]:
         )
         for i, structure in enumerate(graph.structures)
     ]
+    for part in split:
+        part.in_range = graph.in_range
+    return split
 
 
 def check_ranges(graph: Graph) -> None:
@@ -318,10 +333,9 @@ def check_ranges(graph: Graph) -> None:
         DataError: names the first that does not.
     """
     arrays = graph.types.arrays()
-    if arrays.range_size.size == 0:
-        return
-    node, r, value = _first_out_of_range(graph.type_id, graph.attr, arrays)
+    node, r, value = _first_out_of_range(graph.type_id, graph.attr, arrays) if arrays.range_size.size else (-1, -1, 0)
     if node < 0:
+        graph.in_range = True
         return
     instance = int(np.searchsorted(graph.instance_ptr, node, side="right")) - 1
     raise DataError(
@@ -350,9 +364,12 @@ def _common_types(graphs: Sequence[Graph], types: Types | None) -> Types:
         types = graphs[0].types if graphs else NamedTypes(())
     for i, graph in enumerate(graphs):
         if graph.types is not types and graph.types != types:
+            ours, theirs = list(types.names), list(graph.types.names)
+            how = f"numbers its types by {theirs}, but the batch by {ours}"
+            if ours in ([], theirs):
+                how = "was recorded by another batched function, or by what this one is a copy of"
             raise GraphError(
-                f"merging {len(graphs)} graphs: graph {i} numbers its types by {list(graph.types.names)}, but the "
-                f"batch by {list(types.names)}; record all instances with the same batched function."
+                f"merging {len(graphs)} graphs: graph {i} {how}; record all instances with the same batched function."
             )
     return types
 

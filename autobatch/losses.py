@@ -98,8 +98,9 @@ def put_gradients(out: dict[str, Gradient], gradients: Mapping[str, Gradient]) -
 
 def check_finite(losses: Array, first: int = 0) -> None:
     """Refuse losses that are NaN or infinite; `first` is the number of the first instance."""
-    wrong = np.flatnonzero(~np.isfinite(losses))
-    if wrong.size:
+    finite = np.isfinite(losses)
+    if not finite.all():
+        wrong = np.flatnonzero(~finite)
         raise NumericError(
             f"the loss of {wrong.size} of {losses.size} instances is not finite (instance {first + wrong[0]}: "
             f"{losses[wrong[0]]}); no gradient was computed. Lower the learning rate, clip gradients, or call the "

@@ -7,7 +7,7 @@ a few ints to one log and returns a handle. At the end one compiled pass turns t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from autobatch.calls import Calls, never
 from autobatch.decode import STALE, as_longs, decode_log
 from autobatch.errors import DataError, GraphError
 from autobatch.graph import Graph, check_ranges, merge_graphs, split_graph
-from autobatch.module import Module
+from autobatch.module import Module, Parameter
 from autobatch.ops.operators import STAGE, stage
 from autobatch.results import SlotTable, read_result
 from autobatch.typetable import TypeTable
@@ -39,6 +39,7 @@ class Recorder:
         self.calls = Calls()
         self._node_of = np.zeros(0, np.int64)
         self._serial = 1
+        self._checked: tuple[dict[int, str], int] = ({}, 0)
 
     @property
     def types(self) -> TypeTable:
@@ -94,10 +95,16 @@ class Recorder:
             return listed
         return split_graph(self.record(listed, in_place=False))
 
-    def check_parameters(self) -> None:
-        """Refuse to compute with a parameter that the module does not have (any more) under its name; GraphError."""
+    def check_parameters(self, parameters: Mapping[str, Parameter]) -> None:
+        """Refuse to compute with a parameter that the module does not have (any more) under its name; GraphError.
+
+        Args:
+            parameters: those of the module now. What was checked before, for as many types, is not checked again.
+        """
+        known, n_types = {id(p): name for name, p in parameters.items()}, len(self.types)
+        if self._checked == (known, n_types):
+            return
         module = self.module
-        known = {id(p): name for name, p in module.parameters().items()} if module is not None else {}
         owner = type(module).__name__ if module is not None else "a module, for ab.batched was given none"
         for node_type in self.types.types:
             for source in node_type.program.weights:
@@ -107,6 +114,7 @@ class Recorder:
                         f"cell {node_type.name!r} reads a {parameter!r} that is not, or no longer, a parameter of "
                         f"{owner}; pass module=, and make a new ab.batched after replacing a parameter."
                     )
+        self._checked = (known, n_types)
 
     def _run(self, instance: Any, refs: list[int], slots: list[int]) -> Any:
         self.calls.start_instance()

@@ -32,6 +32,7 @@ from autobatch.words import (
     Sections,
     copy_attributes,
     copy_outputs,
+    indices,
     sections,
     words_size,
     write_header,
@@ -40,6 +41,7 @@ from autobatch.words import (
 PASSES = ("forward", "dead", "sums", "fold", "share")
 DEFAULT = ("forward", "dead", "sums", "fold")
 SEVERAL = -2
+READ, ASKED_FOR = 1, 2
 DROPPED, KEPT, DISSOLVED = 0, 1, 2  # the fate of a node: uint8[N]
 Fate: TypeAlias = NDArray[np.uint8]
 
@@ -80,6 +82,9 @@ class Rewrites:
         return "; ".join(text for text, count in done.items() if count) or "nothing"
 
 
+NOTHING = Rewrites()
+
+
 def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rewrites]:
     """Apply the named passes; they run in the order of `PASSES`.
 
@@ -94,15 +99,15 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
     Raises:
         GraphError: a pass of another name.
 
-    Cost: O(N + E) per pass that has something to do; none for passes that the graph's types rule out.
+    Cost: one sweep that finds the passes that may have something to do, and O(N + E) for each of these.
     """
     chosen = to_passes(passes)
     words, floats, counts = _rewrite(
-        graph.words, graph.floats, graph.types.arrays(), *(name in chosen for name in PASSES)
+        graph.words, graph.floats, graph.types.arrays(), *[name in chosen for name in PASSES]
     )
-    done = Rewrites(*counts.tolist())
-    if done == Rewrites():
-        return graph, done
+    done = Rewrites(*counts.tolist()) if counts.any() else NOTHING
+    if done is NOTHING:
+        return graph, NOTHING
     result = Graph(words, floats, graph.types, graph.structures, graph.keys)
     if checking():
         check_graph(result)
@@ -137,18 +142,51 @@ def _rewrite(
     """Run the passes; counts are in the order of the fields of `Rewrites`."""
     counts = np.zeros(8, np.int64)
     ports = _passed_ports(types)
-    if forward and _any_id(ports):
+    may_forward, may_drop, may_take, may_widen = _survey(sections(words), types, ports)
+    if forward and may_forward:
         forwarded = words.copy()
         counts[0] = _forward(sections(forwarded), types.out_ptr, ports)
         if counts[0] > 0:
-            words = forwarded
-    if dead or sums:
+            words, may_drop, may_take = forwarded, True, True
+    if (dead and may_drop) or (sums and (may_take or may_widen)):
         words, floats = _shrink(words, floats, types, dead, sums, counts)
-    if fold:
+    if fold and may_take:
         words, floats, counts[5], counts[6] = fold_sums(words, floats, types, ports)
     if share:
         words, floats, counts[7] = share_equal(words, floats, types)
     return words, floats, counts
+
+
+@compiled
+def _survey(graph: Sections, types: TypeArrays, ports: IntArray) -> tuple[bool, bool, bool, bool]:
+    """Look for nodes that a pass may change, before any has run.
+
+    Returns:
+        whether a node may pass through its only edge; a node is neither read nor asked for; a sum is not asked for,
+        and may be taken in or folded; a sum is not the variadic one.
+    """
+    type_id, edge_src, out_node = indices(graph.type_id), indices(graph.edge_src), indices(graph.out_node)
+    used = np.zeros(type_id.size, np.uint8)
+    for source in edge_src:
+        used[source] = READ
+    for node in out_node:
+        used[node] = ASKED_FOR
+    sums, widens = np.zeros(types.sum_type.size, np.bool_), np.zeros(types.sum_type.size, np.bool_)
+    for kind in range(sums.size):
+        widens[kind] = types.sum_type[kind] >= 0 and types.sum_type[kind] != kind
+        sums[kind] = types.sum_type[kind] >= 0 or _any_id(ports[types.out_ptr[kind] : types.out_ptr[kind + 1]])
+    n_used = 0
+    may_forward = may_take = may_widen = False
+    for node in range(type_id.size):
+        n_used += used[node] > 0
+        if sums[type_id[node]]:
+            may_take |= used[node] < ASKED_FOR
+            may_widen |= widens[type_id[node]]
+            first, end = graph.edge_ptr[node], graph.edge_ptr[node + 1]
+            for e in range(first, end):
+                starts = e == first or graph.edge_in[e - 1] != graph.edge_in[e]
+                may_forward |= starts and (e + 1 == end or graph.edge_in[e + 1] != graph.edge_in[e])
+    return may_forward, n_used < type_id.size, may_take, may_widen
 
 
 @compiled

@@ -18,7 +18,7 @@ import numpy as np
 
 from autobatch._jit import compiled
 from autobatch.dag import Dag, reverse_edges
-from autobatch.words import IntArray
+from autobatch.words import IntArray, indices
 
 
 class Simulator(NamedTuple):
@@ -58,8 +58,9 @@ def start_all(dag: Dag, node_ptr: IntArray) -> Simulator:
     n_nodes = dag.type_id.size
     reader_ptr, reader = reverse_edges(dag.edge_ptr, dag.edge_src)
     segment = np.zeros(dag.n_types + 1, np.int32)
-    for kind in dag.type_id:
-        segment[kind + 1] += 1
+    count = indices(segment[1:])
+    for kind in indices(dag.type_id):
+        count[kind] += 1
     for kind in range(dag.n_types):
         segment[kind + 1] += segment[kind]
     sim = Simulator(
@@ -75,46 +76,44 @@ def start_all(dag: Dag, node_ptr: IntArray) -> Simulator:
 @compiled
 def restart(sim: Simulator, dag: Dag, g: int) -> None:
     """Go back to where nothing of stacked dag `g` has run. Cost: O(its nodes + T)."""
-    type_id, edge_ptr = dag.type_id, dag.edge_ptr
-    waiting, queue, head, tail = sim.waiting, sim.queue, sim.head, sim.tail
+    head, tail, edge_ptr, waiting = sim.head, sim.tail, dag.edge_ptr, sim.waiting
     n_types = head.size // sim.n_batches.size
     sim.n_batches[g] = 0
     for kind in range(g * n_types, (g + 1) * n_types):
         head[kind] = tail[kind] = sim.segment[kind]
+    type_id, queue, free = indices(dag.type_id), indices(sim.queue), indices(tail)
     for node in range(sim.node_ptr[g], sim.node_ptr[g + 1]):
         waiting[node] = edge_ptr[node + 1] - edge_ptr[node]
-        if waiting[node] == 0:
-            kind = type_id[node]
-            queue[tail[kind]] = node
-            tail[kind] += 1
+        kind = type_id[node]
+        queue[free[kind]] = node  # as in `step`
+        free[kind] += np.uint32(waiting[node] == 0)
 
 
 @compiled
 def step(sim: Simulator, kind: int) -> IntArray:
     """Run every ready node of type `kind` as one batch, and return them. Cost: O(nodes run + their readers)."""
-    type_id, reader_ptr, reader, waiting = sim.type_id, sim.reader_ptr, sim.reader, sim.waiting
-    queue, head, tail, order = sim.queue, sim.head, sim.tail, sim.order
+    type_id, waiting, reader = indices(sim.type_id), indices(sim.waiting), indices(sim.reader)
+    reader_start, reader_end = indices(sim.reader_ptr[:-1]), indices(sim.reader_ptr[1:])
+    queue, free, head, tail = indices(sim.queue), indices(sim.tail), sim.head, sim.tail
     batch_end, n_batches = sim.batch_end, sim.n_batches
     first, end = head[kind], tail[kind]
     g = kind * n_batches.size // head.size
     start_of_dag = sim.node_ptr[g]
     k = start_of_dag + n_batches[g]
     done = batch_end[k - 1] if n_batches[g] else start_of_dag
-    for i in range(first, end):
-        node = queue[i]
-        order[done + i - first] = node
-        for r in range(reader_ptr[node], reader_ptr[node + 1]):
+    sim.order[done : done + end - first] = sim.queue[first:end]
+    for node in queue[first:end]:
+        for r in range(reader_start[node], reader_end[node]):
             freed = reader[r]
-            waiting[freed] -= 1
-            if waiting[freed] == 0:
-                other = type_id[freed]
-                queue[tail[other]] = freed
-                tail[other] += 1
+            waiting[freed] -= np.uint32(1)
+            other = type_id[freed]
+            queue[free[other]] = freed  # there is room, and it only counts if nothing is waited for any more: no branch
+            free[other] += np.uint32(waiting[freed] == 0)
     head[kind] = end
     sim.batch_type[k] = kind
     batch_end[k] = done + end - first
     n_batches[g] += 1
-    return queue[first:end]
+    return sim.queue[first:end]
 
 
 @compiled

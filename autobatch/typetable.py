@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
 from autobatch.arguments import Key
+from autobatch.errors import GraphError
 from autobatch.graph import TypeArrays
 from autobatch.module import Module
 from autobatch.ops.operators import OPS
@@ -61,6 +62,16 @@ class TypeTable:
 
     def __getitem__(self, number: int) -> NodeType:
         return self.types[number]
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Copies of graphs are graphs of the same function."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise GraphError(
+            "cannot pickle a recorded graph: it numbers its cells by those that one batched function met in this "
+            "process; pickle the instances, and record them again."
+        )
 
     def add(self, node_type: NodeType) -> None:
         """Append a type, whose number is its place."""

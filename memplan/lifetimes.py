@@ -7,62 +7,28 @@ gaps side by side become one. So the peak is planned, not found out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import compiled
-from autobatch.plan import ALIGNMENT, TypeTables
-from autobatch.words import IntArray
-
-if TYPE_CHECKING:
-    from autobatch.memplan.placement import Edges
+from autobatch.words import IntArray, Sections
 
 LongArray = NDArray[np.int64]
 
 
 @compiled
-def place_areas(
-    edges: Edges, tables: TypeTables, base_ptr: LongArray, rows: LongArray, start: int
-) -> tuple[LongArray, int]:
-    """Place the blocks of each batch, one area a batch, behind `start`.
+def first_writers(graph: Sections, batch_of: IntArray, n_batches: int) -> IntArray:
+    """Find, for each batch, the first that writes to its rows; itself if none does: int32[K].
 
-    Returns:
-        where each block of each batch starts, and the end of what is used.
-
-    Cost: O(N + E), and O(gaps) per batch.
+    Args:
+        batch_of: int32[N], the batch of each node.
     """
-    n_batches = edges.batch_type.size
-    base, size = np.zeros(rows.size, np.int64), np.zeros(n_batches, np.int64)
-    block_ptr, width = tables.block_ptr, tables.block_width
-    for k in range(n_batches):
-        first = block_ptr[edges.batch_type[k]]
-        for at in range(base_ptr[k], base_ptr[k + 1]):
-            base[at] = size[k]
-            elements = rows[at] * width[first + at - base_ptr[k]]
-            size[k] += (elements + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    area, end = give_out(first_writers(edges), size, start)
-    for k in range(n_batches):
-        for at in range(base_ptr[k], base_ptr[k + 1]):
-            base[at] += area[k]
-    return base, end
-
-
-@compiled
-def first_writers(edges: Edges) -> IntArray:
-    """Find, for each batch, the first that writes to its rows; itself if none does: int32[K]."""
-    batch_ptr, order = edges.batch_ptr, edges.order
-    edge_ptr, edge_src = edges.edge_ptr, edges.edge_src
-    n_batches = edges.batch_type.size
-    batch_of, first = np.empty(order.size, np.int32), np.empty(n_batches, np.int32)
-    for k in range(n_batches):
-        first[k] = k
-        for i in range(batch_ptr[k], batch_ptr[k + 1]):
-            node = order[i]
-            batch_of[node] = k
-            for e in range(edge_ptr[node], edge_ptr[node + 1]):
-                first[k] = min(first[k], batch_of[edge_src[e]])
+    edge_ptr, edge_src = graph.edge_ptr, graph.edge_src
+    first = np.arange(n_batches).astype(np.int32)
+    for node in range(batch_of.size):
+        k = batch_of[node]
+        for e in range(edge_ptr[node], edge_ptr[node + 1]):
+            first[k] = min(first[k], batch_of[edge_src[e]])
     return first
 
 

@@ -52,8 +52,8 @@ def describe(fleet: Fleet, g: int, rows: Rows, overall: NDArray[np.float32]) -> 
     Cost: O(T).
     """
     head, tail, segment, node_ptr = fleet.sim.head, fleet.sim.tail, fleet.sim.segment, fleet.sim.node_ptr
-    level_ptr, n_at, n_own_at = fleet.chains.level_ptr, fleet.chains.n_at, fleet.chains.n_own_at
-    most, ready_height, frontier = fleet.chains.most, fleet.chains.ready_height, fleet.restricted.frontier
+    most, n_most, n_own_most = fleet.chains.most, fleet.chains.n_most, fleet.chains.n_own_most
+    ready_height, frontier = fleet.chains.ready_height, fleet.restricted.frontier
     first, n_types = g * rows.shape[0], rows.shape[0]
     rows[:] = 0
     overall[:] = 0
@@ -79,14 +79,13 @@ def describe(fleet: Fleet, g: int, rows: Rows, overall: NDArray[np.float32]) -> 
         rows[a, OF_UNRUN] = n_unrun / all_unrun
         if n_ready == 0:
             continue
-        top = level_ptr[kind] + most[kind]
-        critical = n_own_at[top] == n_at[top]
+        critical = n_own_most[kind] == n_most[kind]
         n_ready_types += 1
         n_critical += critical
         rows[a, READY] = 1
         rows[a, CRITICAL] = critical
         rows[a, READY_SHARE] = n_ready / n_unrun
-        rows[a, OWN_SHARE] = n_own_at[top] / n_at[top]
+        rows[a, OWN_SHARE] = n_own_most[kind] / n_most[kind]
         rows[a, HEIGHT] = ready_height[kind] / (n_ready * highest)
         rows[a, RATIO] = n_ready / frontier[kind]
         rows[a, OF_READY] = n_ready / all_ready

@@ -133,8 +133,7 @@ def _score(dag: Dag, weights: Weights) -> Batches:
 def highest_score(sim: Simulator, chains: Chains, first: int, end: int, weights: Weights) -> int:
     """Find the ready type of highest score among types `first` to `end`; -1 if none is ready."""
     head, tail, segment = sim.head, sim.tail, sim.segment
-    level_ptr, n_at, n_own_at = chains.level_ptr, chains.n_at, chains.n_own_at
-    most, ready_height = chains.most, chains.ready_height
+    n_most, n_own_most, ready_height = chains.n_most, chains.n_own_most, chains.ready_height
     highest = 0.0
     for a in range(first, end):
         if head[a] < tail[a]:
@@ -143,12 +142,10 @@ def highest_score(sim: Simulator, chains: Chains, first: int, end: int, weights:
     for a in range(first, end):
         if head[a] < tail[a]:
             n_ready = tail[a] - head[a]
-            top = level_ptr[a] + most[a]
-            own = n_own_at[top] / n_at[top]
             score = (
-                weights.critical * (n_own_at[top] == n_at[top])
+                weights.critical * (n_own_most[a] == n_most[a])
                 + weights.ready * n_ready / (segment[a + 1] - head[a])
-                + weights.own * own
+                + weights.own * (n_own_most[a] / n_most[a])
                 + weights.height * ready_height[a] / (n_ready * highest)
             )
             if best < 0 or score > best_score + ROUNDING:

@@ -44,6 +44,9 @@ class ToyTypes:
     def outlines(self) -> tuple[str, ...]:
         return self.names
 
+    def __len__(self) -> int:
+        return len(self.types)
+
     def arrays(self) -> TypeArrays:
         ranges = [pair for kind in self.types for pair in kind.ranges.items()]
         return TypeArrays(

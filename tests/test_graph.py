@@ -328,3 +328,15 @@ def test_plain_loops_do_the_same() -> None:
         parts = split_graph(merged)
     assert same_graph(merged, merge_graphs(graphs))
     assert all(map(same_graph, parts, graphs))
+
+
+def test_what_was_checked_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = [make_graph(TOYS, [WORD], [], attr=[value]) for value in (0, 99)]
+    checked = []
+    monkeypatch.setattr(graph_module, "check_ranges", lambda graph: checked.append(graph.n_nodes))
+    merged = merge_graphs(graphs)
+    parts = split_graph(merged)
+    assert all(graph.in_range for graph in (*graphs, merged, *parts))
+    merge_graphs(parts)
+    merge_graphs([*parts, pickle.loads(pickle.dumps(parts[0]))])
+    assert checked == [2, 3]
