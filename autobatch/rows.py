@@ -1,7 +1,9 @@
 """Gradients of tables of which a mini-batch read few rows.
 
 A table of word embeddings has a row for every word, a mini-batch reads some hundred of them, and all other rows have
-gradient zero. `Rows` holds the rows that were read; to NumPy it is the whole array.
+gradient zero. `Rows` holds the rows that were read; to NumPy it is the whole array. Rows that come in any order are
+sorted by id, in passes over a few bits of it, and those of one id are added in the order in which they come. The memory
+for all this stays with `Rows` that are cleared and added to again, step after step.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from autobatch.errors import DataError, ShapeError
 from autobatch.module import FLOAT32, FLOAT64, FloatArray, Shape
 
 IntArray = npt.NDArray[np.integer[Any]]
+LongArray = npt.NDArray[np.int64]
+unsigned = np.uint64
 
 
 class Rows:
@@ -47,7 +51,7 @@ class Rows:
            [ 0.,  0.]])
     """
 
-    __slots__ = ("ids", "shape", "values")
+    __slots__ = ("_more", "_room", "ids", "shape", "values")
 
     ids: IntArray
     values: FloatArray
@@ -55,6 +59,8 @@ class Rows:
 
     def __init__(self, ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape) -> None:
         self.ids, self.values, self.shape = _check(ids, values, shape)
+        self._room: Room | None = None
+        self._more: Room | None = None
         descents = np.flatnonzero(self.ids[1:] <= self.ids[:-1])
         if descents.size:
             place = int(descents[0])
@@ -75,7 +81,7 @@ class Rows:
         Raises:
             ShapeError, DataError: as the class, but for the order of ids.
 
-        Cost: a sort of the ids and a pass over the values.
+        Cost: some passes over the ids and one over the values.
 
         >>> import numpy as np
         >>> import autobatch as ab
@@ -84,13 +90,9 @@ class Rows:
         (array([0, 2]), array([2., 5.]))
         """
         checked_ids, checked_values, _ = _check(ids, values, shape)
-        order = np.argsort(checked_ids, kind="stable")
-        ordered = checked_ids[order]
-        ends = np.flatnonzero(np.diff(ordered, append=-1)) + 1
-        sums = np.zeros((ends.size, *shape[1:]), checked_values.dtype)
-        width = math.prod(shape[1:])
-        add_runs(checked_values.reshape(order.size, width), order, ends, sums.reshape(ends.size, width))
-        return cls(ordered[ends - 1], sums, shape)
+        rows = cls.zeros(shape, checked_values.dtype)
+        rows.add(checked_ids, np.ascontiguousarray(checked_values).reshape(-1))
+        return rows
 
     @classmethod
     def zeros(cls, shape: Shape, dtype: npt.DTypeLike = FLOAT32) -> Self:
@@ -121,16 +123,49 @@ class Rows:
             raise ShapeError(f"cannot add Rows of shape {self.shape} to an array of shape {dense.shape}.")
         dense[self.ids] += self.values
 
+    def clear(self) -> None:
+        """Forget all rows, and keep the memory for those that are added next."""
+        self.ids, self.values = self.ids[:0], self.values[:0]
+
+    def add(self, ids: IntArray, values: FloatArray, first: int = 0, step: int | None = None) -> None:
+        """Add rows of ids in any order and any number of times; those of one id are added up first, in that order.
+
+        Args:
+            ids: int (n,).
+            values: flat, of the dtype of these; only read.
+            first: the first number of the first row in `values`.
+            step: from a row to the next one; by default rows follow one another.
+
+        Raises:
+            DataError: an id is no row of the array.
+
+        Cost: some passes over the ids and one over the rows, without new arrays where there were as many before.
+        """
+        held, room = self.ids.size, self._own_room()
+        if held:
+            self._more = self._more or Room(self.shape, self.dtype)
+        added = self._more if held and self._more is not None else room
+        n = added.sum_up(ids, values, first, added.width if step is None else step)
+        if added is not room:
+            n = room.merge(held, added, n)
+        self.ids, self.values = room.ids[:n], room.values[:n]
+
+    def _own_room(self) -> Room:
+        """The memory that holds these rows."""
+        if self._room is None:
+            self._room = Room(self.shape, self.dtype)
+        room, n = self._room, self.ids.size
+        if n and self.values.base is not room.values:
+            room.reserve(n, 0)
+            room.ids[:n], room.values[:n] = self.ids, self.values
+        return room
+
     def __iadd__(self, other: Rows) -> Self:
         if not isinstance(other, Rows):
             return NotImplemented
         if other.shape != self.shape:
             raise ShapeError(f"cannot add Rows of shape {other.shape} to Rows of shape {self.shape}.")
-        ids = np.union1d(self.ids, other.ids)
-        values = np.zeros((ids.size, *self.shape[1:]), self.dtype)
-        values[np.searchsorted(ids, self.ids)] = self.values
-        values[np.searchsorted(ids, other.ids)] += other.values
-        self.ids, self.values = ids, values
+        self.add(other.ids, np.ascontiguousarray(other.values, self.dtype).reshape(-1))
         return self
 
     def __imul__(self, factor: float) -> Self:
@@ -171,16 +206,150 @@ def _check(ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape) -> tuple[Int
     return rows, numbers, shape
 
 
-@compiled
-def add_runs(values: FloatArray, order: IntArray, ends: IntArray, sums: FloatArray) -> None:
-    """Add values[order[ends[k - 1]:ends[k]]], one by one, to sums[k]; the first run begins at 0.
+class Room:
+    """Memory for rows of an array of some shape, which grows by a quarter at least.
 
-    30 times as fast as np.add.reduceat(values[order], ...) along the first axis, for 1250 rows of 64 or of 300.
+    Attributes:
+        ids, values: more rows than are in use.
+        width: numbers per row.
     """
-    start = 0
-    for run in range(ends.size):
-        for place in range(start, ends[run]):
-            row = order[place]
-            for column in range(values.shape[1]):
-                sums[run, column] += values[row, column]
-        start = ends[run]
+
+    def __init__(self, shape: Shape, dtype: npt.DTypeLike) -> None:
+        self.shape, self.width = shape, math.prod(shape[1:])
+        self.ids = np.empty(0, np.int64)
+        self.values: FloatArray = np.empty((0, *shape[1:]), dtype)
+        self._work = np.empty((4, 0), np.int64)
+        self._counts = np.empty(N_BUCKETS, np.int64)
+
+    def reserve(self, n: int, held: int) -> None:
+        """Have room for n rows, and keep the first ones."""
+        if n <= self.ids.size:
+            return
+        ids, values, n = self.ids, self.values, max(n, self.ids.size * 5 // 4)
+        self.ids, self.values = np.empty(n, np.int64), np.empty((n, *self.shape[1:]), values.dtype)
+        self.ids[:held], self.values[:held] = ids[:held], values[:held]
+
+    def sum_up(self, ids: IntArray, values: FloatArray, first: int, step: int) -> int:
+        """Put here the sums of rows by id; see `Rows.add`. The number of ids."""
+        n = ids.size
+        self.reserve(n, 0)
+        if self._work.shape[1] < n:
+            self._work = np.empty((4, self.ids.size), np.int64)
+        keys = self._work[0, :n]
+        keys[...] = ids
+        smallest, largest = (int(keys.min()), int(keys.max())) if n else (0, 0)
+        if smallest < 0 or largest >= max(self.shape[0], 1):
+            wrong = smallest if smallest < 0 else largest
+            raise DataError(f"cannot add to row {wrong} of Rows; the array has rows 0 to {self.shape[0] - 1}.")
+        return sum_rows(
+            n, largest, self._work, self._counts, values, first, step, self.width, self.ids, self.values.reshape(-1)
+        )
+
+    def merge(self, held: int, other: Room, n: int) -> int:
+        """Add the n rows that another room holds to those held here. The number of ids."""
+        self.reserve(held + n, held)
+        return merge_rows(
+            held, self.ids, self.values.reshape(-1), n, other.ids, other.values.reshape(-1), self.width
+        )  # fmt: skip
+
+
+N_BITS = 11
+N_BUCKETS = 2**N_BITS
+
+
+@compiled
+def sum_rows(
+    n: int, largest: int, work: LongArray, counts: LongArray, values: FloatArray, first: int, step: int, width: int,
+    ids: LongArray, sums: FloatArray,
+) -> int:  # fmt: skip
+    """Sort ids, which are work[0], and add up the rows of each; return how many there are.
+
+    Args:
+        n, largest: how many ids, and the largest.
+        work: four rows of at least n ints.
+        counts: N_BUCKETS ints.
+        values, first, step: see `Rows.add`.
+        ids, sums: get the result; sums are flat.
+    """
+    keys, order, other_keys, other_order = work[0], work[1], work[2], work[3]
+    for at in range(n):
+        order[at] = at
+    shift = 0
+    while shift == 0 or largest >> shift:
+        sort_by_bits(n, shift, counts, keys, order, other_keys, other_order)
+        keys, order, other_keys, other_order = other_keys, other_order, keys, order
+        shift += N_BITS
+    n_ids = 0
+    for at in range(n):
+        row = first + order[at] * step
+        if at and keys[at] == keys[at - 1]:
+            add_numbers(sums, (n_ids - 1) * width, values, row, width)
+        else:
+            ids[n_ids] = keys[at]
+            copy_numbers(sums, n_ids * width, values, row, width)
+            n_ids += 1
+    return n_ids
+
+
+@compiled
+def sort_by_bits(
+    n: int, shift: int, counts: LongArray, keys: LongArray, order: LongArray, other_keys: LongArray,
+    other_order: LongArray,
+) -> None:  # fmt: skip
+    """Sort keys, and the order with them, by the N_BITS from `shift` on; equal ones stay in order."""
+    counts[:] = 0
+    for at in range(n):
+        counts[(keys[at] >> shift) & (N_BUCKETS - 1)] += 1
+    total = 0
+    for bucket in range(N_BUCKETS):
+        here = counts[bucket]
+        counts[bucket] = total
+        total += here
+    for at in range(n):
+        bucket = (keys[at] >> shift) & (N_BUCKETS - 1)
+        place = counts[bucket]
+        counts[bucket] = place + 1
+        other_keys[place], other_order[place] = keys[at], order[at]
+
+
+@compiled
+def merge_rows(
+    n: int, ids: LongArray, values: FloatArray, n_more: int, more: LongArray, more_values: FloatArray, width: int
+) -> int:
+    """Add rows to others, both by increasing id, in the memory of the others; return how many ids there are."""
+    common = at = other = 0
+    while at < n and other < n_more:
+        a, b = ids[at], more[other]
+        common += a == b
+        at += a <= b
+        other += b <= a
+    total = place = n + n_more - common
+    at, other = n, n_more
+    while other > 0:  # from the last one, so that no row is overwritten that is still to be moved
+        place -= 1
+        if at > 0 and ids[at - 1] >= more[other - 1]:
+            at -= 1
+            ids[place] = ids[at]
+            copy_numbers(values, place * width, values, at * width, width)
+            if ids[place] == more[other - 1]:
+                other -= 1
+                add_numbers(values, place * width, more_values, other * width, width)
+        else:
+            other -= 1
+            ids[place] = more[other]
+            copy_numbers(values, place * width, more_values, other * width, width)
+    return total
+
+
+@compiled
+def copy_numbers(target: FloatArray, to: int, source: FloatArray, of: int, size: int) -> None:
+    """Copy numbers; unsigned indices make it several at a time."""
+    for i in range(size):
+        target[unsigned(to + i)] = source[unsigned(of + i)]
+
+
+@compiled
+def add_numbers(target: FloatArray, to: int, source: FloatArray, of: int, size: int) -> None:
+    """Add numbers to others."""
+    for i in range(size):
+        target[unsigned(to + i)] += source[unsigned(of + i)]

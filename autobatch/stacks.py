@@ -295,8 +295,9 @@ class Targets:
     def __init__(self, gradients: Mapping[int, Gradient], stacks: Iterable[Stack]) -> None:
         self.arrays: dict[int, Gradient] = dict(gradients)
         self._apart: list[tuple[Stack, FloatArray]] = []
-        self._gradients = gradients
-        for stack in {id(stack): stack for stack in stacks if stack.trainable}.values():
+        self._gradients = dict(gradients)
+        self._stacks = {id(stack): stack for stack in stacks if stack.trainable}
+        for stack in self._stacks.values():
             parts = [array for part in stack.parts if isinstance(array := gradients[id(part)], np.ndarray)]
             assert len(parts) == len(stack.parts), "the gradient of a parameter in a stack is no Rows"
             together = find_whole(parts, stack.rectangles)
@@ -305,8 +306,19 @@ class Targets:
                 self._apart.append((stack, together))
             self.arrays[id(stack)] = together.reshape(stack.shape)
 
+    def restart(self, gradients: Mapping[int, Gradient], stacks: Iterable[Stack]) -> bool:
+        """Be ready for another run, if that has the same gradients, the very objects, and the same stacks."""
+        known = self._gradients
+        if len(gradients) != len(known) or any(known.get(key) is not array for key, array in gradients.items()):
+            return False
+        if self._stacks.keys() != {id(stack) for stack in stacks if stack.trainable}:
+            return False
+        for _, together in self._apart:
+            together.fill(0)
+        return True
+
     def finish(self) -> int:
-        """Add what was added to stacks to those of their parts that lie apart; call it once. The bytes moved."""
+        """Add what was added to stacks to those of their parts that lie apart; once per run. The bytes moved."""
         for stack, together in self._apart:
             for part, piece in pieces_of(stack, together):
                 array = self._gradients[id(part)]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
-from autobatch import optim
 from autobatch.errors import ShapeError
 from autobatch.module import Module, Parameter
-from autobatch.optim import SGD, Adam, AdamW, Group
+from autobatch.optim import SGD, Adam, AdamW, Group, rules
 from autobatch.rows import Rows
 
 SHAPE = (8, 3)
@@ -133,25 +134,126 @@ def test_rows_are_the_dense_gradient_bit_by_bit(kind: type[Any], options: dict[s
         np.testing.assert_array_equal(model.table.data, dense_model.table.data)
 
 
-@pytest.mark.parametrize("block", [1, 7, 9])
+class Passes:
+    """A dense step in passes of NumPy, each operation rounded: what compiled passes must equal."""
+
+    def __init__(self, kind: type[Any], data: Any, options: dict[str, Any]) -> None:
+        self.kind, self.data, self.n_steps = kind.__name__, data.copy(), 0
+        self.first, self.second = np.zeros_like(data), np.zeros_like(data)
+        self.options: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01 if kind is AdamW else 0.0}
+        self.options |= {"betas": (0.9, 0.999), "eps": 1e-8, "momentum": 0.0, "nesterov": False, **options}
+
+    def step(self, grad: Any) -> None:
+        self.n_steps += 1
+        lr, decay, momentum = self.options["lr"], self.options["weight_decay"], self.options["momentum"]
+        if self.kind == "AdamW":
+            self.data *= 1.0 - lr * decay
+        elif decay:
+            grad = self.data * decay + grad
+        if self.kind != "SGD":
+            self.data -= self._moments(grad) * (lr / (1.0 - self.options["betas"][0] ** self.n_steps))
+            return
+        if momentum:
+            self.first = self.first * momentum + grad
+            grad = self.first * momentum + grad if self.options["nesterov"] else self.first
+        self.data -= grad * lr
+
+    def _moments(self, grad: Any) -> Any:
+        beta_1, beta_2 = self.options["betas"]
+        self.first = self.first * beta_1 + grad * (1.0 - beta_1)
+        self.second = self.second * beta_2 + grad * grad * (1.0 - beta_2)
+        root = np.sqrt(self.second) / math.sqrt(1.0 - beta_2**self.n_steps)
+        return self.first / (root + self.options["eps"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(40, 70), (300,), (), (0, 3), (3, 0), (50, 1), (7, 3, 5)])
 @pytest.mark.parametrize(("kind", "options"), OPTIONS)
-def test_blocks_are_the_whole_bit_by_bit(
-    kind: type[Any], options: dict[str, Any], block: int, monkeypatch: pytest.MonkeyPatch
+def test_dense_steps_are_passes_of_numpy_bit_by_bit(
+    kind: type[Any], options: dict[str, Any], shape: tuple[int, ...], dtype: str
 ) -> None:
-    """Blocks of one, two and three of the rows of a table with three columns, of which the last may be shorter."""
-    models = Table(), Table(), Table()
-    whole, rows, array = (kind(model, **options) for model in models)
-    for grad in draw_rows(12):
-        monkeypatch.undo()
-        whole.step(with_bias(grad))
-        monkeypatch.setattr(optim.base, "BLOCK", block)
-        rows.step(with_bias(grad))
-        array.step(with_bias(np.asarray(grad)))
-    for model, optimizer in zip(models[1:], (rows, array), strict=True):
-        np.testing.assert_array_equal(model.table.data, models[0].table.data)
-        np.testing.assert_array_equal(model.bias.data, models[0].bias.data)
-        for name, state in optimizer.state_dict()["arrays"].items():
-            np.testing.assert_array_equal(state, whole.state_dict()["arrays"][name])
+    """Also where parameter or gradient are columns of a wider array, transposed, or may not be written."""
+    rng = np.random.default_rng(0)
+    models = [Module() for _ in range(4)]
+    start = np.asarray(rng.standard_normal(shape), dtype)
+    for model in models:
+        model.table = Parameter(start)  # type: ignore[attr-defined]
+        model.astype(dtype).table.data = start  # type: ignore[attr-defined]
+    wide = np.zeros((*shape[:1], 2 * int(np.prod(shape[1:])) + 1), dtype)
+    if shape:
+        models[1].table._data = wide[:, : wide.shape[1] // 2].reshape(shape)  # type: ignore[attr-defined]
+        models[1].table.data = start  # type: ignore[attr-defined]
+    models[2].table._data = start.T.copy().T  # type: ignore[attr-defined]
+    optimizers, expected = [kind(model, **options) for model in models], Passes(kind, start, options)
+    for _ in range(10):
+        grad = np.asarray(rng.standard_normal(shape), dtype)
+        read_only = grad.copy()
+        read_only.flags.writeable = False
+        for optimizer, given in zip(optimizers, (grad, read_only, grad, grad.T.copy().T), strict=True):
+            optimizer.step({"table": given})
+        expected.step(grad)
+        for model in models:
+            np.testing.assert_array_equal(model.table.data, expected.data)  # type: ignore[attr-defined]
+    assert not wide[..., wide.shape[-1] // 2 :].any()
+
+
+RARE = [*OPTIONS, (Adam, {"eps": 0.0}), (Adam, {"betas": (0.0, 0.0)}), (AdamW, {"weight_decay": 0.0})]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("kind", "options"), RARE)
+def test_rows_that_never_had_a_gradient_are_left_out_and_no_bit_changes(
+    kind: type[Any], options: dict[str, Any], dtype: str
+) -> None:
+    """Random rows, arrays in between, and states that are loaded; half of the rows never have a gradient until then."""
+    rng, shape = np.random.default_rng(0), (40, 3)
+    models = []
+    for _ in range(2):
+        model = Module()
+        model.table = Parameter(np.random.default_rng(1).standard_normal(shape))  # type: ignore[attr-defined]
+        models.append(model.astype(dtype))
+    rows, arrays = (kind(model, **options) for model in models)
+    for step in range(60):
+        ids = np.flatnonzero(rng.random(40 if step >= 40 else 20) < rng.choice([0.0, 0.1, 0.4]))
+        grad = Rows(ids, rng.standard_normal((ids.size, 3)).astype(dtype), shape)
+        if step in (20, 30):  # before any row of the second half was touched, by another optimizer and by the same
+            state = rows.state_dict()
+            rows = kind(models[0], **options) if step == 20 else rows
+            rows.load_state_dict(state)
+        with np.errstate(invalid="ignore"):
+            rows.step({"table": np.asarray(grad) if step == 50 else grad})
+            arrays.step({"table": np.asarray(grad)})
+        for one, other in zip(
+            [models[0].table.data, *rows.state_dict()["arrays"].values()],  # type: ignore[attr-defined]
+            [models[1].table.data, *arrays.state_dict()["arrays"].values()],  # type: ignore[attr-defined]
+            strict=True,
+        ):
+            assert one.tobytes() == other.tobytes(), f"step {step}"
+
+
+def test_copies_of_an_optimizer_change_their_own_model() -> None:
+    """Of a parameter that lies among others, as those of stacks do."""
+    model = Table()
+    model.table._data = np.ones((SHAPE[0], 2 * SHAPE[1]))[:, : SHAPE[1]]
+    optimizer = Adam(model)
+    optimizer.step(with_bias(np.ones(SHAPE)))
+    copied, copied_model = copy.deepcopy((optimizer, model))
+    before = model.table.data.copy()
+    copied.step(with_bias(np.ones(SHAPE)))
+    np.testing.assert_array_equal(model.table.data, before)
+    optimizer.step(with_bias(np.ones(SHAPE)))
+    np.testing.assert_array_equal(copied_model.table.data, model.table.data)
+
+
+def test_passes_take_several_numbers_at_a_time() -> None:
+    """The machine code has square roots and quotients of whole vectors, for a row of a table too."""
+    kernel = rules.update_rows
+    long, flat = np.zeros(4, np.int64), np.zeros(64, np.float32)
+    fresh = type(kernel)(kernel.python)
+    fresh._dispatcher = numba.njit(error_model="numpy")(kernel.python)
+    fresh(rules.ALL, 4, 16, flat, 16, flat.copy(), flat.copy(), long[:0], flat, flat, np.zeros(4, bool), flat.copy())
+    code = next(iter(fresh._dispatcher.inspect_asm().values()))
+    assert min(code.count("sqrtps"), code.count("divps")) >= 2
 
 
 @pytest.mark.parametrize("lazy", [False, True])

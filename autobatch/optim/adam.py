@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
-
-from autobatch.module import FloatArray, Module
-from autobatch.optim.base import COMMON_LIMITS, Optimizer, Target
+from autobatch.module import Module
+from autobatch.optim.base import COMMON_LIMITS, Optimizer
 from autobatch.optim.group import Group
 
 
@@ -32,26 +30,10 @@ class _MomentOptimizer(Optimizer):
         options = {"lr": lr, "beta_1": betas[0], "beta_2": betas[1], "eps": eps, **decay}
         super().__init__(model, ("mean", "mean_square"), options, groups)
 
-    def _descend(self, target: Target, grad: FloatArray) -> None:
-        mean, mean_square = target.state["mean"], target.state["mean_square"]
+    def _moments(self, step: int, lr: float, weight_decay: float, shrink: float) -> tuple[float, ...]:
         beta_1, beta_2 = self._options["beta_1"], self._options["beta_2"]
-        change = self._scratch(1, target.data)
-
-        np.multiply(grad, 1.0 - beta_1, out=change)
-        mean *= beta_1
-        mean += change
-
-        np.multiply(grad, grad, out=change)
-        change *= 1.0 - beta_2
-        mean_square *= beta_2
-        mean_square += change
-
-        np.sqrt(mean_square, out=change)
-        change /= math.sqrt(1.0 - beta_2**target.step)
-        change += self._options["eps"]
-        np.divide(mean, change, out=change)
-        change *= target.lr / (1.0 - beta_1**target.step)
-        np.subtract(target.data, change, out=target.data)
+        rate, root = lr / (1.0 - beta_1**step), math.sqrt(1.0 - beta_2**step)
+        return rate, weight_decay, beta_1, beta_2, 1.0 - beta_1, 1.0 - beta_2, root, self._options["eps"], shrink
 
 
 class Adam(_MomentOptimizer):
@@ -96,8 +78,8 @@ class Adam(_MomentOptimizer):
     ) -> None:
         super().__init__(model, lr, betas, eps, weight_decay, groups, lazy)
 
-    def _update(self, target: Target, grad: FloatArray) -> None:
-        self._descend(target, self._decayed(target, grad))
+    def _constants(self, step: int, lr: float, weight_decay: float) -> tuple[float, ...]:
+        return self._moments(step, lr, weight_decay, shrink=1.0)
 
 
 class AdamW(_MomentOptimizer):
@@ -139,6 +121,5 @@ class AdamW(_MomentOptimizer):
     ) -> None:
         super().__init__(model, lr, betas, eps, weight_decay, groups, lazy)
 
-    def _update(self, target: Target, grad: FloatArray) -> None:
-        np.multiply(target.data, 1.0 - target.lr * target.weight_decay, out=target.data)
-        self._descend(target, grad)
+    def _constants(self, step: int, lr: float, weight_decay: float) -> tuple[float, ...]:
+        return self._moments(step, lr, 0.0, shrink=1.0 - lr * weight_decay)

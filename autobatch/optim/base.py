@@ -1,15 +1,16 @@
 """What all optimizers share: gradients in, parameters changed in place.
 
 An optimizer holds the parameters that its model had when it was made, under the names of `Module.parameters`, and
-state of the same shapes; it checks all gradients before it changes the first parameter. A dense step goes through a
-parameter in blocks of rows that stay in cache over its dozen passes, with intermediate results in scratch arrays of
-that length, so that it allocates nothing.
+state of the same shapes; it checks all gradients before it changes the first parameter. A step is one compiled pass
+over each parameter, its state and its gradient (`autobatch.optim.rules`), and allocates nothing.
 
 A gradient given as `Rows` means the dense array, with zeros in all other rows: their moments decay and they move on, as
-with torch's dense gradients. With `lazy=True` it means a step of the touched rows alone: their values, their state and
-their weight decay are those of a dense step, while all other rows, and their state, stay exactly as they were; the
-number of steps counts for the parameter, whichever rows were touched. Time and memory are then those of the touched
-rows. A dense gradient touches all rows.
+with torch's dense gradients. Only rows that never had a gradient, whose state is zero, are left out, if the rule would
+leave them as they are, as it does without weight decay. That changes no bit, and saves less the more rows were touched:
+nothing once all were. Which were follows from their state, and is no part of what is stored. With `lazy=True` `Rows`
+mean a step of the touched rows alone: their values, their state and their weight decay are those of a dense step, while
+all other rows, and their state, stay exactly as they were; the number of steps counts for the parameter, whichever rows
+were touched. A dense gradient touches all rows.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.module import FloatArray, Module, Shape, check_entries
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
+from autobatch.optim.rules import ALL, N_NUMBERS, N_ZEROS, ONLY, update_dense, update_rows
 from autobatch.rows import Gradient, Rows
-
-BLOCK = 2**16
-"""Numbers per block of a dense step: of 2**12 to 2**17, the fastest for tables of 8737 x 64 and 20000 x 300."""
 
 
 class OptimizerState(TypedDict):
@@ -45,24 +46,30 @@ class OptimizerState(TypedDict):
     """A copy of every state array, by slot and parameter name: `mean.layers.0.weight`."""
 
 
-class Target(NamedTuple):
-    """What one update changes in place, and how."""
+class Lines(NamedTuple):
+    """An array as compiled code reads it: rows of consecutive numbers, which begin a step apart."""
 
-    data: FloatArray
-    state: dict[str, FloatArray]
+    array: FloatArray
+    """What it was made of."""
+    flat: FloatArray
+    """A view of the memory from the first number to the last."""
+    n_rows: int
+    width: int
     step: int
-    """1 at the first change."""
-    lr: float
-    weight_decay: float
 
-    def of_rows(self, start: int, end: int) -> Target:
-        """The same update, of some rows."""
-        state = {slot: array[start:end] for slot, array in self.state.items()}
-        return self._replace(data=self.data[start:end], state=state)
+
+@dataclass
+class Job:
+    """What the passes over a parameter read and write, found once."""
+
+    data: Lines
+    state: tuple[FloatArray | None, FloatArray | None]
+    """Flat."""
+    grad: Lines | None = None
 
 
 class Optimizer(ABC):
-    """Names, checks, groups, scratch arrays and stored state.
+    """Names, checks, groups, passes over parameters, and stored state.
 
     Args:
         model: its parameters, found now; later additions are not noticed.
@@ -87,10 +94,14 @@ class Optimizer(ABC):
         self._overrides = assign_groups(f"cannot make {type(self).__name__}", groups, self._parameters)
         self._steps = dict.fromkeys(self._parameters, 0)
         self._state = {
-            name: {slot: np.zeros_like(parameter.data) for slot in slots}
+            name: {slot: np.zeros(parameter.shape, parameter.dtype) for slot in slots}
             for name, parameter in self._parameters.items()
         }
-        self._scratch_arrays: dict[tuple[int, np.dtype[Any]], FloatArray] = {}
+        self._touched: dict[str, NDArray[np.bool_]] = {}
+        self._jobs: dict[str, Job] = {}
+        self._constant_arrays: dict[np.dtype[Any], FloatArray] = {}
+        self._constants_for: tuple[Any, ...] = ()
+        self._zeros: dict[np.dtype[Any], FloatArray] = {}
 
     @property
     def lr(self) -> float:
@@ -119,16 +130,9 @@ class Optimizer(ABC):
         """
         self._check_grads(grads)
         for name, parameter in self._parameters.items():
-            if not parameter.trainable:
-                continue
-            self._steps[name] += 1
-            state = self._state[name]
-            for slot in state:
-                state[slot] = state[slot].astype(parameter.dtype, copy=False)  # the model may have been cast
-            own = self._overrides.get(name, {})
-            lr = self.lr * own.get("lr_factor", 1.0)
-            decay = own.get("weight_decay", self._options["weight_decay"])
-            self._apply(Target(parameter.data, state, self._steps[name], lr, decay), grads[name])
+            if parameter.trainable:
+                self._steps[name] += 1
+                self._change(name, parameter.data, grads[name])
 
     def state_dict(self) -> OptimizerState:
         """Copy all that the next step depends on, apart from the parameters."""
@@ -167,63 +171,69 @@ class Optimizer(ABC):
         self._steps = dict(state["steps"])
         for name, parameter in self._parameters.items():
             for slot in self._state[name]:
-                self._state[name][slot] = np.array(state["arrays"][f"{slot}.{name}"], parameter.dtype)
+                self._state[name][slot] = np.array(state["arrays"][f"{slot}.{name}"], parameter.dtype, order="C")
+        self._touched.clear()
+        self._jobs.clear()
+        self._constants_for = ()
 
     @abstractmethod
-    def _update(self, target: Target, grad: FloatArray) -> None:
-        """Change the data and the state of a parameter, or of some of its rows, in place."""
+    def _constants(self, step: int, lr: float, weight_decay: float) -> tuple[float, ...]:
+        """What the rule of this optimizer multiplies with (`autobatch.optim.rules`) at a step, the first being 1."""
 
-    def _keeps_untouched_rows(self, target: Target) -> bool:
-        """Whether a dense step changes nothing in rows, and their state, where the gradient is zero."""
-        return False
+    def _change(self, name: str, data: FloatArray, grad: Gradient) -> None:
+        """Change a parameter and its state, in place."""
+        known = self._jobs.get(name)
+        if known is None or known.data.array is not data:
+            known = self._jobs[name] = self._prepare(name, data)
+        (flat, n_rows, width, step), (first, second) = known.data[1:], known.state
+        constants = self._fill_constants(name, data.dtype)
+        if isinstance(grad, Rows):
+            ids, values = np.asarray(grad.ids, np.int64), np.asarray(grad.values, data.dtype, order="C").reshape(-1)
+            zeros = _lend(self._zeros, data.dtype, max(N_ZEROS, width))
+            update_rows(
+                ONLY if self._options["lazy"] else ALL, n_rows, width, flat, step, first, second, ids, values, zeros,
+                self._touched_rows(name, n_rows), constants,
+            )  # fmt: skip
+        else:
+            if name in self._touched:
+                self._touched[name].fill(True)
+            if known.grad is None or known.grad.array is not grad:
+                known.grad = to_lines(np.asarray(grad, data.dtype))
+            update_dense(n_rows, width, flat, step, first, second, known.grad.flat, known.grad.step, constants)
+        if known.data.array is not data:
+            data[...] = known.data.array
 
-    def _apply(self, target: Target, grad: Gradient) -> None:
-        if isinstance(grad, Rows) and (self._options["lazy"] or self._keeps_untouched_rows(target)):
-            self._update_rows(target, grad)
-            return
-        whole = grad if isinstance(grad, Rows) else np.asarray(grad)
-        if not isinstance(whole, Rows) and not whole.shape:
-            self._update(target, whole)
-            return
-        n_rows = len(target.data)
-        block = max(1, BLOCK * n_rows // max(1, target.data.size))
-        for start in range(0, n_rows, block):
-            part = target.of_rows(start, start + block)
-            self._update(part, self._block(whole, start, part.data))
+    def _prepare(self, name: str, data: FloatArray) -> Job:
+        state = self._state[name]
+        for slot, array in state.items():
+            state[slot] = array.astype(data.dtype, copy=False)  # the model may have been cast
+        first, second, *_ = *(array.reshape(-1) for array in state.values()), None, None
+        return Job(to_lines(data), (first, second))
 
-    def _block(self, grad: Gradient, start: int, like: FloatArray) -> FloatArray:
-        """The rows of a gradient from `start` on, as many as `like` has; those of `Rows` in scratch array 2."""
-        if not isinstance(grad, Rows):
-            return grad[start : start + len(like)]
-        first, end = np.searchsorted(grad.ids, (start, start + len(like)))
-        dense = self._scratch(2, like)
-        dense.fill(0)
-        dense[grad.ids[first:end] - start] = grad.values[first:end]
-        return dense
+    def _fill_constants(self, name: str, dtype: np.dtype[Any]) -> FloatArray:
+        """What the rule multiplies with in this step of a parameter."""
+        own, step = self._overrides.get(name, {}), self._steps[name]
+        lr, decay = self.lr * own.get("lr_factor", 1.0), own.get("weight_decay", self._options["weight_decay"])
+        key = step, lr, decay, dtype
+        constants = _lend(self._constant_arrays, dtype, N_NUMBERS)
+        if self._constants_for != key:
+            numbers = self._constants(step, lr, decay)
+            constants[: len(numbers)] = numbers
+            self._constants_for = key
+        return constants
 
-    def _update_rows(self, target: Target, grad: Rows) -> None:
-        touched = {slot: array[grad.ids] for slot, array in target.state.items()}
-        rows = target._replace(data=target.data[grad.ids], state=touched)
-        self._update(rows, grad.values)
-        target.data[grad.ids] = rows.data
-        for slot, array in target.state.items():
-            array[grad.ids] = touched[slot]
+    def _touched_rows(self, name: str, n_rows: int) -> NDArray[np.bool_]:
+        """Of each row whether it ever had a gradient; those of which nothing is left in their state do not matter."""
+        if name not in self._touched:
+            touched = np.zeros(n_rows, bool)
+            for array in self._state[name].values():
+                touched |= array.reshape(n_rows, -1).any(axis=1)
+            self._touched[name] = touched
+        return self._touched[name]
 
-    def _decayed(self, target: Target, grad: FloatArray) -> FloatArray:
-        """Add weight decay to a gradient, in scratch array 0."""
-        if not target.weight_decay:
-            return grad
-        decayed = self._scratch(0, target.data)
-        np.multiply(target.data, target.weight_decay, out=decayed)
-        decayed += grad
-        return decayed
-
-    def _scratch(self, which: int, like: FloatArray) -> FloatArray:
-        """Lend an array of the shape and dtype of `like`, with arbitrary contents."""
-        key = which, like.dtype
-        if key not in self._scratch_arrays or self._scratch_arrays[key].size < like.size:
-            self._scratch_arrays[key] = np.empty(like.size, like.dtype)
-        return self._scratch_arrays[key][: like.size].reshape(like.shape)
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles take along: views of parameters would be views no more."""
+        return {**vars(self), "_jobs": {}}
 
     def _state_arrays(self) -> dict[str, FloatArray]:
         return {f"{slot}.{name}": array for name, state in self._state.items() for slot, array in state.items()}
@@ -252,15 +262,38 @@ class Optimizer(ABC):
                     f"{doing}: the trainable parameter {name!r} of {self._model_name} has no gradient; pass all that "
                     "value_and_grad returns, or set trainable = False."
                 )
-            if np.shape(grads[name]) != parameter.shape:
+            grad = grads[name]
+            shape = grad.shape if isinstance(grad, (np.ndarray, Rows)) else np.shape(grad)
+            if shape != parameter.shape:
                 raise ShapeError(
-                    f"{doing}: the gradient of {name!r} has shape {np.shape(grads[name])} and the parameter "
+                    f"{doing}: the gradient of {name!r} has shape {shape} and the parameter "
                     f"{parameter.shape}; pass the gradients as value_and_grad returns them."
                 )
 
 
 COMMON_LIMITS: Mapping[str, float] = {"lr": math.inf, "weight_decay": math.inf, "lazy": math.inf}
 """Limits of the options that every optimizer has."""
+
+
+def to_lines(array: FloatArray) -> Lines:
+    """An array as lines, one for each index of its first axis; a copy of one that has none."""
+    n_rows, size = len(array) if array.ndim else 1, array.itemsize
+    width = array.size // max(n_rows, 1)
+    if not array.flags.writeable or (n_rows and array.ndim and not array[0].flags.c_contiguous):
+        array = array.copy()
+    step = array.strides[0] // size if array.ndim and n_rows > 1 else width
+    if step < width or array.flags.c_contiguous:
+        array, step = np.ascontiguousarray(array), width
+        return Lines(array, array.reshape(-1), n_rows, width, width)
+    length = (n_rows - 1) * step + width
+    return Lines(array, np.lib.stride_tricks.as_strided(array, (length,), (size,)), n_rows, width, step)
+
+
+def _lend(kept: dict[np.dtype[Any], FloatArray], dtype: np.dtype[Any], size: int) -> FloatArray:
+    """An array of zeros, or of what was written to it the last time, of at least this size."""
+    if dtype not in kept or kept[dtype].size < size:
+        kept[dtype] = np.zeros(size, dtype)
+    return kept[dtype]
 
 
 def _shapes(arrays: Mapping[str, FloatArray]) -> dict[str, Shape]:

@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
-
 from autobatch.errors import DataError
-from autobatch.module import FloatArray, Module
-from autobatch.optim.base import COMMON_LIMITS, Optimizer, Target
+from autobatch.module import Module
+from autobatch.optim.base import COMMON_LIMITS, Optimizer
 from autobatch.optim.group import Group
 
 
@@ -63,22 +61,5 @@ class SGD(Optimizer):
         options = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "lazy": lazy}
         super().__init__(model, ("velocity",) if momentum else (), options, groups)
 
-    def _update(self, target: Target, grad: FloatArray) -> None:
-        momentum = self._options["momentum"]
-        direction = self._decayed(target, grad)
-        change = self._scratch(1, target.data)
-        if momentum:
-            velocity = target.state["velocity"]
-            velocity *= momentum
-            velocity += direction
-            if self._options["nesterov"]:
-                np.multiply(velocity, momentum, out=change)
-                change += direction
-                direction = change
-            else:
-                direction = velocity
-        np.multiply(direction, target.lr, out=change)
-        np.subtract(target.data, change, out=target.data)
-
-    def _keeps_untouched_rows(self, target: Target) -> bool:
-        return not self._options["momentum"] and not target.weight_decay
+    def _constants(self, step: int, lr: float, weight_decay: float) -> tuple[float, ...]:
+        return lr, weight_decay, self._options["momentum"], self._options["nesterov"]

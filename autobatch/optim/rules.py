@@ -1,0 +1,168 @@
+"""The rules of the optimizers, compiled: each number of a parameter, and of its state, is read and written once.
+
+A rule changes some numbers, `data`, and their state, `first` and `second`, by the gradient of each; `constants` are
+what it multiplies with, in the dtype of the parameter. Which rule it is says the state: none, the velocity, or two
+moments; so what is compiled knows. Every operation is rounded as NumPy would, so neither the order of rows nor their
+being taken together changes a bit.
+
+A row of 64 numbers takes 15 ns. As slices it would take 100, for references to arrays are counted; and with signed
+indices numbers would be taken one by one.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+
+Array = NDArray[Any]
+LongArray = NDArray[np.int64]
+
+ONLY, TOUCHED, ALL = range(3)
+"""Which rows change: those with a gradient; also those that ever had one; all."""
+N_CONSTANTS = 9
+PROBE, N_NUMBERS = N_CONSTANTS, N_CONSTANTS + 4
+"""Behind the constants: a number, its state and its gradient, to try the rule on."""
+N_ZEROS = 4096
+"""Numbers without a gradient that are taken together."""
+unsigned = np.uint64
+
+
+@compiled
+def update(
+    data: Array, at: int, first: Array | None, second: Array | None, own: int, grad: Array, of: int, size: int,
+    constants: Array,
+) -> None:  # fmt: skip
+    """Change `size` numbers, from data[at], first[own] and second[own] on, by the gradients from grad[of] on."""
+    if first is None:
+        update_plainly(data, at, grad, of, size, constants)
+    elif second is None:
+        update_by_momentum(data, at, first, own, grad, of, size, constants)
+    else:
+        update_by_moments(data, at, first, second, own, grad, of, size, constants)
+
+
+@compiled
+def rows_that_change(which: int, first: Array | None, second: Array | None, constants: Array) -> int:
+    """Leave out of all rows those that the rule leaves as they are.
+
+    It is tried on a number whose gradient and state are zero, which tells of all such numbers.
+    """
+    if which == ONLY:
+        return ONLY
+    constants[PROBE], constants[PROBE + 1 :] = 1, 0
+    if first is None:
+        update(constants, PROBE, None, None, PROBE + 1, constants, PROBE + 3, 1, constants)
+    elif second is None:
+        update(constants, PROBE, constants[PROBE + 1 :], None, 0, constants, PROBE + 3, 1, constants)
+    else:
+        update(constants, PROBE, constants[PROBE + 1 :], constants[PROBE + 2 :], 0, constants, PROBE + 3, 1, constants)
+    if constants[PROBE] != 1 or constants[PROBE + 1] != 0 or constants[PROBE + 2] != 0:
+        return ALL
+    return ONLY if first is None else TOUCHED
+
+
+@compiled
+def update_plainly(data: Array, at: int, grad: Array, of: int, size: int, constants: Array) -> None:
+    """Change numbers that have no state; constants: lr and decay."""
+    lr, decay = constants[0], constants[1]
+    for i in range(size):
+        a, g = unsigned(at + i), grad[unsigned(of + i)]
+        if decay != 0:
+            g = data[a] * decay + g
+        data[a] = data[a] - g * lr
+
+
+@compiled
+def update_by_momentum(
+    data: Array, at: int, velocity: Array, own: int, grad: Array, of: int, size: int, constants: Array
+) -> None:
+    """Change numbers by their velocity; constants: lr, decay, momentum, and 1 for Nesterov's form or 0."""
+    lr, decay, momentum, nesterov = constants[0], constants[1], constants[2], constants[3]
+    for i in range(size):
+        a, s, g = unsigned(at + i), unsigned(own + i), grad[unsigned(of + i)]
+        if decay != 0:
+            g = data[a] * decay + g
+        v = velocity[s] * momentum + g
+        velocity[s] = v
+        if nesterov != 0:
+            v = v * momentum + g
+        data[a] = data[a] - v * lr
+
+
+@compiled
+def update_by_moments(
+    data: Array, at: int, mean: Array, mean_square: Array, own: int, grad: Array, of: int, size: int, constants: Array
+) -> None:
+    """Change numbers by their moments.
+
+    Constants: the rate, the decay that is added to the gradient, both betas, 1 - each, the root of 1 - beta_2**step,
+    eps, and by what the numbers shrink first.
+    """
+    rate, decay, beta_1, beta_2 = constants[0], constants[1], constants[2], constants[3]
+    share_1, share_2, root, eps, shrink = constants[4], constants[5], constants[6], constants[7], constants[8]
+    for i in range(size):
+        a, s, g = unsigned(at + i), unsigned(own + i), grad[unsigned(of + i)]
+        x = data[a] * shrink
+        if decay != 0:
+            g = x * decay + g
+        m = mean[s] * beta_1 + g * share_1
+        v = mean_square[s] * beta_2 + g * g * share_2
+        mean[s], mean_square[s] = m, v
+        data[a] = x - m / (sqrt(v) / root + eps) * rate
+
+
+@compiled
+def update_dense(
+    n_rows: int, width: int, data: Array, step: int, first: Array | None, second: Array | None,
+    grad: Array, grad_step: int, constants: Array,
+) -> None:  # fmt: skip
+    """Change all rows of a parameter.
+
+    Args:
+        n_rows, width: of the parameter.
+        data, grad: flat, from the first number on; rows begin `step` and `grad_step` numbers apart.
+        first, second: flat; rows follow one another.
+    """
+    if step == width and grad_step == width:
+        n_rows, width = 1, n_rows * width
+    for row in range(n_rows):
+        update(data, row * step, first, second, row * width, grad, row * grad_step, width, constants)
+
+
+@compiled
+def update_rows(
+    which: int, n_rows: int, width: int, data: Array, step: int, first: Array | None, second: Array | None,
+    ids: LongArray, values: Array, zeros: Array, touched: Array, constants: Array,
+) -> None:  # fmt: skip
+    """Change rows of a parameter whose gradient is some rows.
+
+    Args:
+        which: ONLY or ALL; of these, the rule may leave out some (`rows_that_change`).
+        n_rows, width, data, step, first, second: as for `update_dense`.
+        ids, values: the rows of the gradient, increasing; values are flat.
+        zeros: N_ZEROS of them, or `width` if that is more.
+        touched: of each row whether it ever had a gradient; those of `ids` are added.
+    """
+    which = rows_that_change(which, first, second, constants)
+    row = 0
+    together = zeros.size // max(width, 1) if step == width else 1
+    for at in range(ids.size + 1):
+        stop = ids[at] if at < ids.size else n_rows
+        while which != ONLY and row < stop:
+            if which == TOUCHED and not touched[row]:
+                row += 1
+                continue
+            end, limit = row + 1, min(stop, row + together)
+            while end < limit and (which == ALL or touched[end]):
+                end += 1
+            update(data, row * step, first, second, row * width, zeros, 0, (end - row) * width, constants)
+            row = end
+        if at < ids.size:
+            touched[stop] = True
+            update(data, stop * step, first, second, stop * width, values, at * width, width, constants)
+            row = stop + 1

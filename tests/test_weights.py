@@ -1,0 +1,155 @@
+"""The prepared weight stage gives what the interpreted one gives, into the same arrays, and allocates none."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.executor.cpu import Cpu
+from autobatch.executor.reference import Reference
+from autobatch.executor.weights import sum_rows
+
+V, DIM = 11, 5
+RNG = np.random.default_rng(0)
+SENTENCES = [RNG.integers(0, V, RNG.integers(1, 9)).tolist() for _ in range(7)]
+TOLERANCE = 1e-12
+
+
+class Chain(ab.Module):
+    """A recurrent network whose weights lie side by side, with two biases, and a layer on top."""
+
+    def __init__(self, dim: int = DIM, n_words: int = V) -> None:
+        rng = np.random.default_rng(1)
+        self.table = ab.Parameter(rng.standard_normal((n_words, dim)))
+        self.read, self.carry = ab.Linear(dim, dim, rng=rng), ab.Linear(dim, dim, rng=rng)
+        self.head = ab.Linear(dim, 1, rng=rng)
+        self.start = ab.Parameter(rng.standard_normal(dim))
+        self.astype("float64")
+
+    @ab.cell
+    def step(self, h: Any, word: int) -> Any:
+        return ab.tanh(self.read(ab.lookup(self.table, word)) + self.carry(h))
+
+    @ab.cell
+    def score(self, h: Any) -> Any:
+        return ab.sum(self.head(h) * 0.5)
+
+    @ab.cell
+    def curved(self, h: Any) -> Any:
+        return ab.sum(ab.tanh(h * self.start) * self.start)
+
+    def loss(self, words: list[int]) -> Any:
+        h = self.start
+        for word in words:
+            h = self.step(h, word)
+        return self.score(h)
+
+    def partly(self, words: list[int]) -> Any:
+        """With nodes that the loss does not depend on, in batches with others."""
+        self.score(self.step(self.start, words[-1]))
+        return self.loss(words), self.step(self.start, words[0])
+
+    def mixed(self, words: list[int]) -> Any:
+        """With a gradient that is no product and no sum of what is kept."""
+        return self.loss(words) + self.curved(self.step(self.start, words[0]))
+
+
+def direct_stages(cpu: Cpu) -> dict[str, bool]:
+    return {stage.cell.program.name: stage.is_direct for stage in cpu._weight_stages.values()}
+
+
+@pytest.mark.parametrize("has_aux", [False, True])
+@pytest.mark.parametrize("function", ["loss", "mixed", "partly"])
+def test_gradients_are_those_of_the_interpreter(function: str, has_aux: bool) -> None:
+    if (function == "partly") != has_aux:
+        pytest.skip("only one of them returns something beside the loss")
+    model = Chain()
+    cpu = Cpu(poison=True)
+    found, expected = (
+        ab.batched(getattr(model, function), module=model, backend=backend).value_and_grad(SENTENCES, has_aux=has_aux)
+        for backend in (cpu, Reference(poison=True))
+    )
+    for name, gradient in expected[1].items():
+        np.testing.assert_allclose(found[1][name], gradient, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+    is_direct = direct_stages(cpu)
+    assert is_direct["step"]
+    assert is_direct["score"]
+    assert is_direct.get("curved", False) is False
+
+
+@pytest.mark.parametrize("order", ["as returned", "apart", "transposed", "parts of wider arrays"])
+def test_gradients_are_added_wherever_they_are(order: str) -> None:
+    """Three times the same mini-batch, in other arrays each time."""
+    model = Chain()
+    loss = ab.batched(model.loss, backend=Cpu())
+    expected = {name: 3.0 * np.asarray(gradient) for name, gradient in loss.value_and_grad(SENTENCES)[1].items()}
+    _, out = loss.value_and_grad(SENTENCES)
+    for _ in range(2):
+        if order != "as returned":
+            out = {name: np.array(gradient) for name, gradient in out.items()}
+        if order == "transposed":
+            out = {name: gradient.T.copy().T for name, gradient in out.items()}
+        if order == "parts of wider arrays":
+            for name, gradient in out.items():
+                wide = np.zeros((*gradient.shape[:-1], 2 * gradient.shape[-1]))
+                wide[..., : gradient.shape[-1]] = gradient
+                out[name] = wide[..., : gradient.shape[-1]]
+        loss.value_and_grad(SENTENCES, out=out)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(out[name], gradient, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+
+def test_a_warm_weight_stage_allocates_no_array() -> None:
+    """With gradients of 96 kB, of which 48 kB are rows of a table; for mini-batches that take turns."""
+    model = Chain(dim=64, n_words=2000)
+    model.astype("float32")
+    cpu = Cpu()
+    loss = ab.batched(model.loss, backend=cpu)
+    batches = [[RNG.integers(0, 2000, 8).tolist() for _ in range(n)] for n in (24, 20)]
+    for words in (*batches, *batches):
+        _, grads = loss.value_and_grad(words)
+    stage = next(s for s in cpu._weight_stages.values() if s.cell.program.name == "step")
+    kind = next(k for k, cell in enumerate(cpu.cells.cells) if cell is stage.cell)
+    targets = cpu._targets
+    assert targets is not None
+    for gradient in grads.values():
+        if isinstance(gradient, ab.Rows):
+            gradient.clear()
+    tracemalloc.start()
+    try:
+        assert stage.run(cpu.plan, kind, cpu._buffer, cpu.chooser, targets.arrays)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8_000
+    assert sum(np.asarray(gradient).nbytes for name, gradient in grads.items() if name != "table") > 30_000
+
+
+def test_gradients_of_warm_steps_are_the_same_arrays() -> None:
+    """Also after a step into other arrays; not after the model was cast."""
+    model = Chain()
+    loss = ab.batched(model.loss, backend=Cpu())
+    _, first = loss.value_and_grad(SENTENCES)
+    loss.value_and_grad(SENTENCES, out={name: np.array(gradient) for name, gradient in first.items()})
+    del first["head.bias"]
+    _, second = loss.value_and_grad(SENTENCES[:2])
+    assert all(second[name] is gradient for name, gradient in first.items())
+    assert len(second) == len(first) + 1
+    model.astype("float32")
+    _, third = loss.value_and_grad(SENTENCES[:2])
+    for name, gradient in third.items():
+        assert gradient.dtype == np.float32
+        np.testing.assert_allclose(gradient, second[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 3, 4, 9, 1250])
+def test_sums_of_rows_are_the_sums(n_rows: int) -> None:
+    """Of whole numbers, so that no order matters; columns 3 to 10 of rows of 13, from the third number on."""
+    buffer = np.random.default_rng(0).integers(-9, 9, 3 + 13 * n_rows).astype(np.float64)
+    total = np.full(7, np.nan)
+    sum_rows(buffer, 3 + 3, 13, n_rows, total)
+    np.testing.assert_array_equal(total, buffer[3:].reshape(n_rows, 13)[:, 3:10].sum(axis=0))
