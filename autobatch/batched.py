@@ -9,7 +9,7 @@ The stages before execution are in `autobatch.planning`, which also keeps plans 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from autobatch.module import Module
 from autobatch.plan import PlannedTypes, Planner
 from autobatch.plan_cache import DEFAULT_SIZE
 from autobatch.planning import Choices, Planning
+from autobatch.precision import check_precision
 from autobatch.prefetching import prefetch
 from autobatch.profiling import N_CALLS, Profile
 from autobatch.record import Recorder, list_instances
@@ -39,17 +40,24 @@ from autobatch.rows import Gradient
 from autobatch.running import Running
 from autobatch.schedule import Policy
 
+if TYPE_CHECKING:
+    from autobatch.tuning import Tuning
+
 Array = NDArray[Any]
 
 
 class Batched:
     """A function over one instance, run on mini-batches; made by `batched`.
 
+    A deep copy, or one through pickle, runs a copy of the model; it has recorded nothing, so graphs are recorded anew.
+
     Attributes:
         last: counts and times of the last call; None before the first.
         seed, step: what random numbers depend on; `step` counts the calls of value_and_grad.
         policy, planner, backend: what decides the batches, decides the places, and computes.
         max_bytes: what a mini-batch's values may take before it is run in parts; None for no limit.
+        precision: of matrix products, see `autobatch.precision`.
+        threads: of matrix products, where they are not measured or pinned.
     """
 
     def __init__(
@@ -63,14 +71,51 @@ class Batched:
         seed: int,
         max_bytes: int | None,
         plan_cache: int,
+        precision: str,
+        threads: int | str,
+        tune: Any,
     ) -> None:
+        from autobatch.tuning import make_tuning
+
         self.policy, self.planner, self.backend, self.rewrites = policy, planner, backend, tuple(rewrites)
-        self.seed, self.step, self.max_bytes = seed, 0, max_bytes
+        self.seed, self.step, self.max_bytes, self.precision = seed, 0, max_bytes, precision
+        self._asked = {"threads": threads, "tune": tune}
         self.last: LastCall | None = None
         self._recorder = Recorder(function, module)
         self._planning = Planning(self._recorder, plan_cache)
         self._profile: Profile | None = None
         self._running = Running(self._recorder)
+        self._tuning: Tuning = make_tuning(
+            self._recorder, self._planning, backend, planner, self.rewrites, threads, tune, precision
+        )
+        self.threads = self._tuning.base.threads
+
+    def __copy__(self) -> Batched:
+        """Another one that has all in common with this one but what is assigned to either afterwards."""
+        twin = object.__new__(Batched)
+        vars(twin).update(vars(self))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What deep copies and pickles take along: how it was made, and the step; what was recorded stays behind."""
+        names = ("policy", "planner", "backend", "rewrites", "seed", "max_bytes", "precision")
+        made = {name: getattr(self, name) for name in names}
+        made |= {"function": self._recorder.function, "module": self._recorder.module, **self._asked}
+        return {"made": {**made, "plan_cache": self._planning.cache.size}, "step": self.step}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state["made"])  # type: ignore[misc]
+        self.step = state["step"]
+
+    @property
+    def decisions(self) -> dict[str, dict[str, Any]]:
+        """How mini-batches run, by class, and under "*" all others: JSON can hold it, and `tune=` pins it."""
+        return self._tuning.decisions
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is being measured for these decisions now; a new size of mini-batches may begin it again."""
+        return self._tuning.settled
 
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked.
@@ -202,12 +247,14 @@ class Batched:
         from autobatch.memplan.memory_report import report_memory
         from autobatch.policies.judging import judge
 
-        step = self._prepare(instances, training)
+        listed = list_instances(instances)
+        step = self._prepare(listed, training, tried=False)
         self._execute(step, training, has_aux)
+        decided = self._tuning.describe(listed, training)
         judgements = [judge(part.plan.graph, part.plan.schedule, bound) for part in step.parts]
         largest = max(step.parts, key=lambda part: part.n_bytes)
         shown = report_memory(largest.plan, step.cells) if memory else None
-        return make_report(step, self.policy, self._recorder.types, judgements, shown)
+        return make_report(step, self.policy, self._recorder.types, judgements, shown, self.precision, decided)
 
     def profile(
         self,
@@ -289,16 +336,29 @@ class Batched:
         self.policy = policy
         return policy
 
-    def _prepare(self, instances: Iterable[Any], training: bool) -> Step:
-        """Record or merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan."""
+    def _prepare(self, instances: Iterable[Any], training: bool, tried: bool = True) -> Step:
+        """Record or merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan.
+
+        With `tried`, the mini-batch may run under a variant that is being measured; its time then counts.
+        """
         if self._profile is not None:
             self._profile.begin()
+        self._running.refresh()
         purpose, dtype = self._purpose(training), self._running.dtype
-        choices = Choices(self.policy, self.planner, self.rewrites, self.max_bytes, dtype, purpose)
-        return self._planning.prepare(instances, choices, Clock(profiled=self._profile is not None))
+        check_precision(self.precision, dtype)
+        choices = Choices(self.policy, self.planner, self.rewrites, self.max_bytes, dtype, purpose, self.threads)
+        clock = Clock(profiled=self._profile is not None)
+        if self._tuning.is_off:
+            step = self._planning.prepare(instances, choices, clock)
+        else:
+            step = self._tuning.prepare(list_instances(instances), choices, clock, tried)
+        if "record" in clock.ms:  # the function ran, and may have made parameters
+            self._running.refresh()
+        return step
 
     def _planned_types(self, training: bool) -> PlannedTypes:
         """Layouts of all types met so far."""
+        self._running.refresh()
         return self._planning.cells(self.planner, self._purpose(training))
 
     def _execute(self, step: Step, training: bool, has_aux: bool) -> None:
@@ -311,8 +371,9 @@ class Batched:
     def _finish(self, step: Step) -> None:
         """Keep what there is to say about a call."""
         self.last = step.finish()
+        self._tuning.finish(step)
         if self._profile is not None:
-            self._profile.add(step, self._running.dtype.itemsize)
+            self._profile.add(step, self._running.dtype.itemsize, self.precision)
 
     def _watch(self, profile: Profile | None) -> Profile | None:
         """Take this profile from now on, or none; give the one that was taken."""
@@ -321,7 +382,7 @@ class Batched:
         return before
 
     def _run(self, step: Step) -> Iterator[tuple[slice, list[Array]]]:
-        return self._running.forward(step, self.backend, self.seed, self.step)
+        return self._running.forward(step, self.backend, self.seed, self.step, self.precision)
 
     def _backward(self, step: Step, seeds: Mapping[int, Array], out: dict[str, Gradient] | None) -> dict[str, Gradient]:
         return self._running.backward(step, self.backend, seeds, out)
@@ -342,6 +403,9 @@ def batched(
     seed: int = 0,
     max_bytes: int | None = None,
     plan_cache: int = DEFAULT_SIZE,
+    precision: str = "float32",
+    threads: int | str = 1,
+    tune: Any = "off",
 ) -> Batched:
     """Turn a function over one instance into one over mini-batches.
 
@@ -350,7 +414,8 @@ def batched(
         module: the owner of the parameters; by default the module that `function` is a method of.
         policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
             `autobatch.policies.get`. "auto" chooses one for the backend, see `autobatch.policies.auto`.
-        backend: what computes: a name ("auto" is "reference"), or a `Backend`.
+        backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
+            seconds when a model runs for the first time.
         planner: what decides where values live.
         rewrites: the passes that simplify the graph, see `autobatch.rewrite`. "all" adds the one that is off by
             default: nodes of a mini-batch that compute the same are computed once.
@@ -360,10 +425,17 @@ def batched(
             mini-batch that would take more is run in parts; its results are those of the whole, to rounding.
         plan_cache: how many plans to keep. A mini-batch of recorded graphs that comes again, be it of other objects
             that hold the same, is not planned again; its results are the same, to the bit. 0 keeps none.
+        precision: of matrix products: "float32", that is, the module's own float type; or "bf16", for float32 modules:
+            both operands are rounded to 16 bits, sums and all else stay as they are, see `autobatch.precision`.
+        threads: of matrix products, and no more than there are cores to use; "auto" measures one against more on the
+            first mini-batches of each size, and goes back to one where others need the cores, see `autobatch.tuning`.
+        tune: "off" runs as the options say; "auto" measures on the first mini-batches of each size which rewrites and
+            layouts are faster, and keeps that in the user's cache. What `decisions` holds, or the path of a JSON file
+            with that, pins it. Variants differ in time and rounding only.
 
     Raises:
-        PolicyError, BackendError: there is no such policy or backend.
-        PlanError: `max_bytes` is no number of bytes, or `plan_cache` none of plans.
+        PolicyError, BackendError: there is no such policy, backend, precision or number of threads.
+        PlanError: `max_bytes` is no number of bytes, `plan_cache` none of plans, or `tune` no decisions.
         GraphError: there is no such rewrite, or `function` or `module` are none.
 
     >>> import autobatch as ab
@@ -396,5 +468,9 @@ def batched(
     check_max_bytes(max_bytes)
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
+    check_precision(precision, np.dtype(np.float32) if module is None else module.dtype)
     planner = planner or MemoryPlanner()
-    return Batched(function, module, policy, planner, backend, to_passes(rewrites), seed, max_bytes, plan_cache)
+    return Batched(
+        function, module, policy, planner, backend, to_passes(rewrites), seed, max_bytes, plan_cache, precision,
+        threads, tune,
+    )  # fmt: skip

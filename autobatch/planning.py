@@ -25,6 +25,7 @@ class Choices:
 
     Attributes:
         purpose: in training the names of the trainable parameters; None in inference.
+        threads: of matrix products, when it runs; the plan is the same for any number.
     """
 
     policy: Policy
@@ -33,6 +34,7 @@ class Choices:
     max_bytes: int | None
     dtype: np.dtype[Any]
     purpose: frozenset[str] | None
+    threads: int = 1
 
 
 class Planning:
@@ -124,4 +126,6 @@ class Planning:
         self, graph: Graph, planned: Planned, choices: Choices, cells: PlannedTypes, clock: Clock, plan_hit: bool | None
     ) -> Step:
         rate = self.cache.hit_rate
-        return Step(graph, planned.whole_bytes, choices.max_bytes, planned.parts, cells, clock, plan_hit, rate)
+        return Step(
+            graph, planned.whole_bytes, choices.max_bytes, planned.parts, cells, clock, plan_hit, rate, choices.threads
+        )

@@ -124,6 +124,7 @@ class Step:
         whole_bytes: what the values of the whole would take.
         parts: what runs, one after the other; the whole, unless that takes more than `max_bytes`.
         plan_hit, plan_hit_rate: as in `LastCall`.
+        threads: of matrix products.
         counts: of each part that has run.
     """
 
@@ -135,6 +136,7 @@ class Step:
     clock: Clock
     plan_hit: bool | None = None
     plan_hit_rate: float = 0.0
+    threads: int = 1
     counts: list[Counts] = field(default_factory=list)
 
     @property
@@ -228,6 +230,8 @@ class Report:
         why: the policy was chosen, if it was not the user who chose it.
         plan_hit, plan_hit_rate: as in `LastCall`.
         memory: where values lie and what moves; None unless asked for.
+        precision: of matrix products.
+        decided: how mini-batches of this class run, and why, where that is measured or pinned.
     """
 
     policy: str
@@ -252,6 +256,8 @@ class Report:
     plan_hit: bool | None = None
     plan_hit_rate: float = 0.0
     memory: Memory | None = None
+    precision: str = "float32"
+    decided: str = ""
 
     @property
     def optimal(self) -> bool:
@@ -278,6 +284,10 @@ class Report:
             )
         if self.plan_hit:
             lines.append(f"the plan was made before and kept; so were {self.plan_hit_rate:.0%} of those looked for")
+        if self.precision != "float32":
+            lines.append(f"operands of matrix products rounded to {self.precision}; sums, and all else, in float32")
+        if self.decided:
+            lines.append(f"decided for {self.decided}")
         if self.why:
             lines.append(f"the policy was chosen by auto: {self.why}")
         if self.unseen_share is not None:
@@ -298,7 +308,13 @@ class Report:
 
 
 def make_report(
-    step: Step, policy: Policy, types: TypeTable, judgements: Sequence[Judgement], memory: Memory | None
+    step: Step,
+    policy: Policy,
+    types: TypeTable,
+    judgements: Sequence[Judgement],
+    memory: Memory | None,
+    precision: str = "float32",
+    decided: str = "",
 ) -> Report:
     """Describe a mini-batch that has run, and how good the schedules of its parts are, by a judgement of each."""
     schedule, counts = join_schedules([part.plan.schedule for part in step.parts]), step.totals()
@@ -310,7 +326,7 @@ def make_report(
         counts.launches, counts.copied_bytes, step.planned_bytes, counts.buffer_bytes, len(step.parts),
         step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
         Picture(title, schedule, types.names), step.unseen_share, getattr(policy, "why", ""), step.plan_hit,
-        step.plan_hit_rate, memory,
+        step.plan_hit_rate, memory, precision, decided,
     )  # fmt: skip
 
 

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.executor import Backend
+from autobatch.gradients import GradientBuffers
 from autobatch.losses import check_gradients
 from autobatch.module import Parameter
 from autobatch.randomness import Randomness
 from autobatch.record import Recorder
 from autobatch.report import Step
 from autobatch.rows import Gradient, Rows
-from autobatch.stacks import make_gradients
 
 Array = NDArray[Any]
 
@@ -25,37 +25,53 @@ class Running:
 
     Args:
         recorder: of the function.
+
+    Attributes:
+        dtype: what is computed in: as the module's parameters; float32 without a module.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._gradients: dict[str, Gradient] = {}
+        self._gradients = GradientBuffers()
+        self._parameters: dict[str, Parameter] = {}
+        self._trainable: dict[str, Parameter] = {}
+        self.dtype: np.dtype[Any] = np.dtype(np.float32)
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """What is computed in: as the module's parameters; float32 without a module."""
+    def refresh(self) -> None:
+        """Find the parameters of the module, once for all that a call does."""
         module = self._recorder.module
-        return module.dtype if module is not None else np.dtype(np.float32)
+        if module is None:
+            return
+        self._parameters = module.parameters()
+        self._trainable = {name: p for name, p in self._parameters.items() if p.trainable}
+        dtypes = {p.dtype for p in self._parameters.values()}
+        self.dtype = dtypes.pop() if len(dtypes) == 1 else module.dtype
 
     def trainable(self) -> dict[str, Parameter]:
         """The parameters that have gradients, by name."""
-        module = self._recorder.module
-        return {} if module is None else {name: p for name, p in module.parameters().items() if p.trainable}
+        return self._trainable
 
-    def forward(self, step: Step, backend: Backend, seed: int, number: int) -> Iterator[tuple[slice, list[Array]]]:
+    def forward(
+        self, step: Step, backend: Backend, seed: int, number: int, precision: str
+    ) -> Iterator[tuple[slice, list[Array]]]:
         """Run the parts; give the instances and columns of each, which may be differentiated until the next one.
 
         Args:
             seed, number: of the step; random numbers depend on both.
+            precision: of matrix products.
         """
-        self._recorder.check_parameters()
+        from autobatch.blas.threads import limit_threads
+
+        backend.precision = precision
+        self._recorder.check_parameters(self._parameters)
         module = self._recorder.module
         training = module is None or module.training
         first = 0
         for part in step.parts:
             end = first + part.graph.n_instances
             random = Randomness(seed, number, step.graph.keys[first:end], training)
-            columns = backend.forward(part.plan, step.cells, self.dtype, random, step.max_bytes)
+            with limit_threads(step.threads):
+                columns = backend.forward(part.plan, step.cells, self.dtype, random, step.max_bytes)
             step.clock.lap("forward")
             yield slice(first, end), columns
             step.counts.append(backend.counts())
@@ -70,14 +86,17 @@ class Running:
             seeds: per slot the gradient of its rows.
             out: gradients to add to; None for those of the last step, from zero.
         """
+        from autobatch.blas.threads import limit_threads
+
         trainable = self.trainable()
         if out is None:
-            out = self._gradients = make_gradients(trainable, step.cells.row_parameters, self._gradients)
+            out = self._gradients.zeros(trainable, step.cells.row_parameters)
         else:
             check_gradients(out, trainable)
             for name, parameter in trainable.items():
                 if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
                     out[name] = np.asarray(out[name])
-        backend.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
+        with limit_threads(step.threads):
+            backend.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
         step.clock.lap("backward")
         return out

@@ -1,0 +1,132 @@
+"""Variants in turn on whole mini-batches, and a watch over the threads that were chosen.
+
+Each mini-batch runs once, under the variant whose turn it is. The first run of each is not counted: it compiles, and
+grows buffers. Then come rounds, in each of which every variant runs once, in another order. What is counted is time per
+node, since mini-batches differ. The variant in force is left only for one that is clearly faster: its median is lower
+by a margin, and it was faster in most of the rounds; where only its median is, there are as many rounds again. What is
+hopelessly slower is dropped after two.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+from autobatch.tuning.variant import Variant
+
+ROUNDS, MOST_ROUNDS = 7, 15
+MARGIN = 0.03  # of time that a variant must save
+WON = 0.73  # of the rounds that it must win: 6 of 7, or 11 of 15, which chance alone gives one time in sixteen
+HOPELESS = 1.5  # times the median of the variant in force, in all of two rounds or more
+WINDOW, ENOUGH = 9, 5  # mini-batches that are watched, and how many say something
+MUCH_WORSE = 1.5  # times what one thread took
+
+
+class Trial:
+    """Tries variants in turn, and decides.
+
+    Args:
+        variants: different ones; the first is in force.
+    Attributes:
+        done: whether it is decided.
+
+    >>> slow, fast = Variant(), Variant(threads=2)
+    >>> trial = Trial([slow, fast])
+    >>> while not trial.done:
+    ...     variant = trial.next()
+    ...     trial.add(variant, 1.0 if variant is slow else 0.9)
+    >>> trial.chosen == fast, trial.winners == [fast]
+    (True, True)
+    """
+
+    def __init__(self, variants: Sequence[Variant]) -> None:
+        self.variants = list(variants)
+        self._seconds: dict[Variant, list[float]] = {variant: [] for variant in variants}
+        self._turns = list(variants)
+        self._round = -1  # the one that is not counted
+        self.done = len(self.variants) < 2
+
+    def next(self) -> Variant:
+        """Whose turn it is; the same until its time is known."""
+        return self._turns[0]
+
+    def add(self, variant: Variant, seconds: float) -> None:
+        """Take the time that a run took, per node; it counts if it was the turn of this variant."""
+        if self.done or variant != self._turns[0]:
+            return
+        del self._turns[0]
+        if self._round >= 0:
+            self._seconds[variant].append(seconds)
+        if not self._turns:
+            self._end_round()
+
+    @property
+    def medians(self) -> dict[Variant, float]:
+        """Seconds per node of each variant that has run, those that were dropped included."""
+        return {variant: statistics.median(times) for variant, times in self._seconds.items() if times}
+
+    @property
+    def winners(self) -> list[Variant]:
+        """The variants that are clearly faster than the one in force, best first."""
+        return self._clear(WON)
+
+    @property
+    def chosen(self) -> Variant:
+        """The clearly fastest, or the one in force."""
+        return next(iter(self.winners), self.variants[0])
+
+    def _clear(self, won: float) -> list[Variant]:
+        """The variants with a lower median by the margin that won this share of the rounds."""
+        force, medians = self._seconds[self.variants[0]], self.medians
+        if not force:
+            return []
+        limit = (1 - MARGIN) * statistics.median(force)
+        clear = [v for v in self.variants if medians[v] < limit and self._rounds_won(v) >= math.ceil(won * len(force))]
+        return sorted(clear, key=medians.__getitem__)
+
+    def _rounds_won(self, variant: Variant) -> int:
+        force = self._seconds[self.variants[0]]
+        return sum(mine < theirs for mine, theirs in zip(self._seconds[variant], force, strict=True))
+
+    def _end_round(self) -> None:
+        """Drop what is hopeless, and begin the next round if there is to be one."""
+        self._round += 1
+        force = self._seconds[self.variants[0]]
+        if len(force) >= 2:
+            limit = HOPELESS * statistics.median(force)
+            self.variants = [v for v in self.variants if v is self.variants[0] or min(self._seconds[v]) <= limit]
+        undecided = len(self._clear(0.0)) > len(self._clear(WON))
+        self.done = len(self.variants) < 2 or self._round == MOST_ROUNDS or (self._round == ROUNDS and not undecided)
+        first = self._round % len(self.variants)
+        self._turns = self.variants[first:] + self.variants[:first]
+
+
+class Watch:
+    """Tells when mini-batches with several threads have become much slower than they were with one.
+
+    Libraries let threads wait for each other at full speed. Where another process takes one of the cores, all wait for
+    the thread that it interrupted, for as long as the system lets it run: a step took 20 times as long here.
+
+    Args:
+        one_s: seconds per node with one thread, as measured.
+
+    >>> watch = Watch(1.0)
+    >>> [watch.add(seconds) for seconds in (0.6, 0.6, 9.0, 8.0, 9.0)]
+    [False, False, False, False, True]
+    """
+
+    def __init__(self, one_s: float) -> None:
+        self.one_s = one_s
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def ratio(self) -> float:
+        """The median of the last mini-batches over what one thread took."""
+        return statistics.median(self._recent) / self.one_s if self._recent else 0.0
+
+    def add(self, seconds: float) -> bool:
+        """Take the time of a mini-batch, per node; tell whether one thread is better now."""
+        self._recent.append(seconds)
+        return len(self._recent) >= ENOUGH and self.ratio > MUCH_WORSE

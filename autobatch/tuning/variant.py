@@ -1,0 +1,186 @@
+"""Ways to run a mini-batch that give the same results up to rounding, and how choices among them are written down.
+
+A variant says which rewrites and planner's switches are on, how many threads matrix products use, and which library
+multiplies. Decisions are a table of variants: one for each class of mini-batches, and under "*" one for all others. As
+JSON they can be kept, edited and given back: `ab.batched(loss, tune=decisions)`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from autobatch.errors import BackendError, PlanError
+from autobatch.plan import Planner
+from autobatch.rewrite import PASSES
+
+OTHERS = "*"
+REWRITES = ("fold", "share")
+LAYOUTS = ("joins", "stacks", "sums")
+BY_SIZE = "by size"
+Decisions: TypeAlias = dict[str, "Variant"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run a mini-batch.
+
+    Attributes:
+        fold, share: passes of `autobatch.rewrite`: readers take sums themselves; equal nodes are computed once.
+        joins, stacks, sums: switches of `autobatch.memplan.planner.MemoryPlanner`; `sums` needs the other two.
+        threads: of matrix products.
+        matmul: the library that multiplies; "by size": the fastest for each size, as it was measured.
+
+    >>> Variant().differs_from(Variant(share=True, threads=2))
+    'share off, 1 thread'
+    """
+
+    fold: bool = True
+    share: bool = False
+    joins: bool = True
+    stacks: bool = True
+    sums: bool = True
+    threads: int = 1
+    matmul: str = BY_SIZE
+
+    @classmethod
+    def of(cls, rewrites: tuple[str, ...], planner: Planner, threads: int, matmul: str) -> Variant:
+        """The variant that options as they are given amount to."""
+        passes = {name: name in rewrites for name in REWRITES}
+        layouts = {name: name in switches_of(planner) and bool(getattr(planner, name)) for name in LAYOUTS}
+        return cls(**passes, **layouts, threads=threads, matmul=matmul)
+
+    def rewrites(self, given: tuple[str, ...]) -> tuple[str, ...]:
+        """The passes of this variant, where `given` says what is on beside its own; `given` itself if that is it."""
+        wanted = {name for name in given if name not in REWRITES} | {n for n in REWRITES if getattr(self, n)}
+        return given if wanted == set(given) else tuple(name for name in PASSES if name in wanted)
+
+    def planner(self, given: Planner) -> Planner:
+        """The planner with the switches of this variant; `given` itself if they are its own."""
+        changes = {n: getattr(self, n) for n in switches_of(given) if getattr(self, n) != getattr(given, n)}
+        planner: Any = given
+        return replace(planner, **changes) if changes else given
+
+    def neighbours(self, planner: Planner | None, rewrites: bool, max_threads: int) -> Iterator[Variant]:
+        """The variants that differ in one choice.
+
+        Args:
+            planner: whose switches may change; None if they may not.
+            rewrites: whether passes may be switched.
+            max_threads: the most that may be used: all powers of two up to it are given, and itself; 0 if the number
+                may not change.
+        """
+        for name in REWRITES if rewrites else ():
+            yield self._flipped(name)
+        for name in switches_of(planner):
+            changed = self._flipped(name)
+            yield changed if changed.joins and changed.stacks else replace(changed, sums=False)
+        numbers = {2**k for k in range(max_threads.bit_length())} | {max_threads}
+        yield from (replace(self, threads=n) for n in sorted(numbers - {0, self.threads}))
+
+    def _flipped(self, name: str) -> Variant:
+        change: dict[str, Any] = {name: not getattr(self, name)}
+        return replace(self, **change)
+
+    def changed_as(self, *others: Variant) -> Variant:
+        """This variant with all that others change in it; where they disagree, as the first does."""
+        changes: dict[str, Any] = {}
+        for other in reversed(others):
+            changes |= {name: value for name, value in asdict(other).items() if value != getattr(self, name)}
+        return replace(self, **changes)
+
+    def differs_from(self, base: Variant) -> str:
+        """What differs from `base`, in words; "as given" if nothing does."""
+        told = []
+        for name, value in asdict(self).items():
+            if value != getattr(base, name):
+                match name:
+                    case "threads":
+                        told.append(f"{value} thread{'s'[: value > 1]}")
+                    case "matmul":
+                        told.append(f"products by {value}")
+                    case _:
+                        told.append(f"{name} {'on' if value else 'off'}")
+        return ", ".join(told) or "as given"
+
+
+def switches_of(planner: Planner | None) -> tuple[str, ...]:
+    """The switches that a planner has."""
+    if planner is None or not is_dataclass(planner):
+        return ()
+    names = {field.name for field in fields(planner)}
+    return tuple(name for name in LAYOUTS if name in names)
+
+
+def check_threads(threads: int | str) -> None:
+    """Refuse what is no number of threads with a BackendError."""
+    is_number = isinstance(threads, int | np.integer) and not isinstance(threads, bool) and threads >= 1
+    if not is_number and not (isinstance(threads, str) and threads == "auto"):
+        raise BackendError(f"threads={threads!r} is no number of threads; give an int of at least 1, or 'auto'.")
+
+
+def read_decisions(tune: Any, base: Variant, planner: Planner) -> Decisions:
+    """Read pinned decisions.
+
+    Args:
+        tune: a table as `loss.decisions` gives it; or choices for all mini-batches, such as {"threads": 2}; or the
+            path of a JSON file that holds either.
+        base: holds where nothing is said.
+        planner: whose switches may be named.
+
+    Raises:
+        PlanError: the file cannot be read, or names a choice or value that there is not.
+    """
+    table: Any = _read_file(tune) if isinstance(tune, str | os.PathLike) else tune
+    if not isinstance(table, Mapping):
+        raise PlanError(
+            f"tune={tune!r} is neither 'off', 'auto', a table of decisions nor the path of one; give what "
+            f"loss.decisions holds."
+        )
+    if not any(isinstance(value, Mapping) for value in table.values()):
+        table = {OTHERS: table}
+    found = {str(label): _read_variant(str(label), choices, base, planner) for label, choices in table.items()}
+    libraries = {variant.matmul for variant in found.values()}
+    if len(libraries) > 1:
+        raise PlanError(f"reading decisions: products by {' and '.join(sorted(libraries))}; give one for all classes.")
+    return {OTHERS: replace(base, matmul=next(iter(libraries), base.matmul)), **found}
+
+
+def write_decisions(decisions: Mapping[str, Variant]) -> dict[str, dict[str, Any]]:
+    """Decisions as a table that JSON can hold and `read_decisions` reads."""
+    return {label: asdict(variant) for label, variant in decisions.items()}
+
+
+def _read_file(path: str | os.PathLike[str]) -> Any:
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise PlanError(
+            f"reading decisions from {os.fspath(path)!r}: {error}; give 'off', 'auto', or the path of a JSON file with "
+            f"what loss.decisions holds."
+        ) from error
+
+
+def _read_variant(label: str, choices: Any, base: Variant, planner: Planner) -> Variant:
+    doing = f"reading decisions for {label!r}"
+    if not isinstance(choices, Mapping):
+        raise PlanError(f"{doing}: {choices!r} is no table of choices; give one such as {{'threads': 1}}.")
+    names = [field.name for field in fields(Variant)]
+    for name, value in choices.items():
+        if name not in names:
+            raise PlanError(f"{doing}: there is no choice {name!r}; there are {', '.join(names)}.")
+        kind = type(getattr(base, name))
+        if type(value) is not kind or (name == "threads" and value < 1):
+            raise PlanError(f"{doing}: {name}={value!r} should be {WANTED[kind]}.")
+        if name in LAYOUTS and name not in switches_of(planner) and value != getattr(base, name):
+            raise PlanError(f"{doing}: the planner {planner!r} has no switch {name!r}; leave it out.")
+    return replace(base, **choices)
+
+
+WANTED = {bool: "true or false", int: "an int of at least 1", str: "the name of a library, or 'by size'"}

@@ -1,0 +1,136 @@
+"""Question: what do threads cost on a quiet machine and on one whose cores others use, and does auto see it?
+
+A Tree-LSTM trains on recorded trees. Three ways take turns on the same mini-batches: one thread, as many as there are
+cores (what a BLAS library does unless it is told), and `threads="auto"`, which measures first. Then processes that
+compute without end take the cores, one each, and the ways take turns again; then they end, and again. A fourth way,
+auto as well, is made while the machine is busy. Nothing that was decided or measured before is used.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.cache import VARIABLE
+from autobatch.cli.results import format_table
+from autobatch.models.tree_lstm import TreeLSTM
+from autobatch.processor import usable_cores
+from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run
+
+PHASES = ("quiet", "busy", "quiet again")
+BURN = "while True: pass"
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """Mini-batches are the first ones, in file order."""
+
+    threads: int = usable_cores()
+    backend: str = "reference"
+    dims: tuple[int, ...] = (64, 256)
+    batch_size: int = 64
+    minibatches: int = 4
+    rounds: int = 6
+    """Over all mini-batches, in each phase; the first one is not counted."""
+
+
+def measure(config: Config) -> Findings:
+    """Train in all ways in turn, in all phases, at all widths."""
+    seconds: dict[str, list[float]] = {}
+    rows, decided = [], dict[str, str]()
+    data = load_sst_or_listops(config.seed)
+    for dim in config.dims:
+        model = TreeLSTM(dim=dim, rng=np.random.default_rng(config.seed), **data.sizes)
+        batches = list(ab.minibatches(data.train[: config.minibatches * config.batch_size], config.batch_size))
+        losses = {
+            "one thread": make_loss(model, config, 1),
+            f"{config.threads} threads": make_loss(model, config, config.threads),
+            "auto": settle(make_loss(model, config, "auto"), batches),
+        }
+        for phase in PHASES:
+            with burners(usable_cores() if phase == "busy" else 0):
+                if phase == "busy":
+                    losses["auto, made when busy"] = settle(make_loss(model, config, "auto"), batches)
+                for way, times in train_in_turn(losses, batches, config.rounds).items():
+                    seconds[f"dim {dim}, {phase}, {way}"] = times
+            for way in losses:
+                if way.startswith("auto"):
+                    decided[f"dim {dim}, {phase}, {way}"] = told(losses[way], batches[0])
+        found = medians(seconds)
+        for way in losses:
+            ms = [1e3 * found.get(f"dim {dim}, {phase}, {way}", np.nan) for phase in PHASES]
+            rows.append((f"dim {dim}, {way}", *("–" if np.isnan(one) else f"{one:.1f}" for one in ms)))
+    title = f"{name_of(data)}, batch {config.batch_size}, training, {config.backend}; milliseconds per mini-batch\n\n"
+    table = title + format_table(("way", *PHASES), rows)
+    table += "\n\n" + "\n".join(f"{what}: {text}" for what, text in decided.items())
+    ms_by_name = {name: round(1e3 * typical, 3) for name, typical in medians(seconds).items()}
+    return Findings(seconds, {"data": name_of(data), "ms": ms_by_name, "decided": decided}, table)
+
+
+def make_loss(model: TreeLSTM, config: Config, threads: int | str) -> ab.Batched:
+    """A loss that plans every mini-batch anew."""
+    return ab.batched(model.loss, policy="score", backend=config.backend, threads=threads, plan_cache=0)
+
+
+def settle(loss: ab.Batched, batches: list[Any]) -> ab.Batched:
+    """Train until the loss has decided, without what others have decided and measured."""
+    graphs = [loss.record_all(batch) for batch in batches]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[VARIABLE] = folder
+        while not all_decided(loss):
+            for batch in graphs:
+                loss.value_and_grad(batch)
+    os.environ[VARIABLE] = "off"
+    return loss
+
+
+def all_decided(loss: ab.Batched) -> bool:
+    """Whether there are decisions, and nothing is being measured."""
+    return len(loss.decisions) > 1 and loss.settled
+
+
+def train_in_turn(losses: dict[str, ab.Batched], batches: list[Any], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each step of each way; who follows whom changes, as threads of a library idle busily for a while."""
+    graphs = {way: [loss.record_all(batch) for batch in batches] for way, loss in losses.items()}
+    seconds: dict[str, list[float]] = {way: [] for way in losses}
+    for number in range(rounds):
+        for k in range(len(batches)):
+            first = (number * len(batches) + k) % len(losses)
+            for way, loss in [*losses.items()][first:] + [*losses.items()][:first]:
+                start = time.perf_counter()
+                loss.value_and_grad(graphs[way][k])
+                if number:
+                    seconds[way].append(time.perf_counter() - start)
+    return seconds
+
+
+def told(loss: ab.Batched, batch: list[Any]) -> str:
+    """What `explain` says of the decision."""
+    lines = str(loss.explain(loss.record_all(batch), training=True)).splitlines()
+    return next(line.removeprefix("decided for ") for line in lines if line.startswith("decided for "))
+
+
+@contextmanager
+def burners(count: int) -> Iterator[None]:
+    """Other processes, each of which uses a core as far as it can."""
+    started = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    run(Config(), measure)
