@@ -41,6 +41,7 @@ class Call:
         plan_hit: as in `LastCall`.
         stages: one after the other; those of parts, where there are several, in turn.
         batches: in the order in which they ran. In stage "weights" all rows of a type are one.
+        precision: of matrix products.
     """
 
     start: float
@@ -50,6 +51,7 @@ class Call:
     plan_hit: bool | None
     stages: tuple[Span, ...]
     batches: tuple[Span, ...]
+    precision: str = "float32"
 
 
 class Taken(NamedTuple):
@@ -159,12 +161,12 @@ class Profile:
         """Note that a batch is done; see `autobatch.executor.Timer`."""
         self._laps.append((stage, batch, perf_counter()))
 
-    def add(self, step: Step, itemsize: int) -> None:
+    def add(self, step: Step, itemsize: int, precision: str = "float32") -> None:
         """Take in a call that has just ended, whose numbers have `itemsize` bytes."""
         plans = [part.plan for part in step.parts]
         call = Call(
             step.clock.start, perf_counter(), step.graph.n_instances, sum(plan.graph.n_nodes for plan in plans),
-            step.plan_hit, tuple(step.clock.spans or ()), (),
+            step.plan_hit, tuple(step.clock.spans or ()), (), precision,
         )  # fmt: skip
         segments = [plan.segment_ptr for plan in plans]
         self._taken.append(Taken(call, self._laps, step.cells, segments, _made(step), itemsize))
@@ -192,6 +194,9 @@ class Profile:
         whole = sum(call.end - call.start for call in self.calls) * 1e3 / n
         nodes = sum(call.nodes for call in self.calls) / n
         lines = [f"{len(self.calls)} calls; means of a call: {whole:.3f} ms, {nodes:.0f} nodes"]
+        n_bf16 = sum(call.precision == "bf16" for call in self.calls)
+        if n_bf16:
+            lines.append(f"  matrix products in bf16: in {n_bf16} of the calls")
         lines.append(f"  {'stage':<8}  {'ms':>9}  {'share':>5}  {'MB':>9}")
         for stage, (ms, n_bytes) in totals.items():
             lines.append(f"  {stage:<8}  {ms:>9.3f}  {ms / whole:>5.0%}  {n_bytes / 1e6:>9.3f}")
@@ -243,7 +248,7 @@ class Profile:
 
         names = self._types.names
         for call in self.calls:
-            about = {"instances": call.instances, "nodes": call.nodes}
+            about = {"instances": call.instances, "nodes": call.nodes, "precision": call.precision}
             yield event("call", "call", call, about if call.plan_hit is None else {**about, "plan hit": call.plan_hit})
             for span in call.stages:
                 yield event(span.stage, "stage", span, {"bytes": span.n_bytes})

@@ -70,7 +70,8 @@ def run(settings: S, measure: Callable[[S], Findings | Iterator[Findings]], name
     unknown = sorted(changes.keys() - {field.name for field in fields(settings)})
     if unknown:
         sys.exit(f"{unknown[0]!r} is no setting; write name=value, for out or one of these: {settings}")
-    settings = replace(settings, **{name: _value(text) for name, text in changes.items()})
+    values = {name: read_setting(name, text, getattr(settings, name)) for name, text in changes.items()}
+    settings = replace(settings, **values)
     use_threads(settings.threads)
     started = time.strftime("%Y-%m-%d %H:%M")
     load = os.getloadavg()[0]
@@ -147,11 +148,30 @@ def name_of(dataset: Dataset) -> str:
     return Path(dataset.name).name
 
 
-def _value(text: str) -> Any:
+def read_setting(name: str, text: str, default: Any) -> Any:
+    """Read a setting as what its default is; one value may stand for a tuple of one.
+
+    Ends the process with a sentence where it says something else.
+    """
     try:
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        return text
+        value = text
+    if isinstance(default, tuple):
+        parts = value.split(",") if isinstance(value, str) else value
+        value = tuple(parts) if isinstance(parts, list | tuple) else (parts,)
+        fits = not default or all(_is_like(one, default[0]) for one in value)
+    else:
+        value = value if isinstance(value, str) or not isinstance(default, str) else text
+        fits = default is None or _is_like(value, default)
+    if not fits:
+        sys.exit(f"{name}={text} is not understood; write {name}= and what is like {default!r}")
+    return value
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value is of the type of another; an int will do for a float."""
+    return type(value) is type(default) or (isinstance(default, float) and type(value) is int)
 
 
 def _commit() -> str:

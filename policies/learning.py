@@ -104,6 +104,12 @@ def learn(
     chosen = _find_algorithm(algorithm)
     if not graphs:
         raise PolicyError("learning a policy: no mini-batches; give at least one.")
+    empty = [number for number, graph in enumerate([*graphs, *held_out]) if not graph.n_nodes]
+    if empty:
+        raise PolicyError(
+            f"learning a policy: mini-batch {empty[0]} of {len(graphs) + len(held_out)}, counting those held out, has "
+            f"no nodes; give mini-batches that hold instances."
+        )
     if any(graph.types is not graphs[0].types for graph in [*graphs, *held_out]):
         raise PolicyError("learning a policy: the mini-batches are not of one model; take them from one ab.batched.")
     types = TypeNames.of(graphs[0].types)

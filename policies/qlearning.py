@@ -75,7 +75,7 @@ class QLearning:
 
     def __post_init__(self) -> None:
         limits = {
-            "episodes": self.episodes >= 0,
+            "episodes": self.episodes >= 1,
             "learning_rate": 0 < self.learning_rate <= 1,
             "discount": 0 <= self.discount <= 1,
             "epsilon": 0 <= self.epsilon <= 1,

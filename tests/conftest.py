@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +16,23 @@ from refusals import N_WORDS, Model
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes what the user's cache holds."""
     monkeypatch.setenv("AUTOBATCH_CACHE", "off")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interpreted() -> Iterator[None]:
+    """Tests that name no backend wait for no compiler."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOBATCH_BACKEND", "reference")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _patient() -> Iterator[None]:
+    """However slow the machine, no command prints a line because its work takes long; tests of that set the times."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SECONDS_BETWEEN_LINES", "SECONDS_UNTOLD"):
+            patch.setattr(f"autobatch.cli.progress.{name}", math.inf)
+        yield
 
 
 @pytest.fixture

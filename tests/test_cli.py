@@ -27,8 +27,8 @@ SENTENCES = "Paris|I-LOC is|O old|O\nLe|I-PER Corbusier|I-PER built|O\n" * 16
 LATTICES = "32\n" + "3\n0 1 2\n0\n1 0 5\n2 1 6 0 9\n\n2\n0 3\n0\n1 0 7\n\n" * 16
 SMALL = ("--dim", "4", "--batch-size", "8")
 FIELDS = {
-    "model", "data", "dim", "batch_size", "policy", "backend", "mode", "threads", "instances_per_s", "ms",
-    "nodes", "batches", "lower_bound", "launches", "copied_bytes", "machine",
+    "model", "data", "dim", "batch_size", "policy", "backend", "mode", "precision", "threads", "instances_per_s",
+    "ms", "nodes", "batches", "lower_bound", "launches", "copied_bytes", "machine",
 }  # fmt: skip
 USER_MODULE = """
 import autobatch as ab
@@ -277,6 +277,10 @@ ERRORS = [
     (["train", "tree-lstm", "--json", "no/such/folder/x.jsonl"], "x.jsonl: no such file or directory; give a file in"),
     (["train", "tree-lstm", "--json", "."], "File '.' is a directory"),
     (["train", "tree-lstm", "--policy", "luck"], "luck"),
+    (["explain", "tree-lstm", "--plot", "no/such/x.png"], "cannot draw 'no/such/x.png': there is no folder 'no/such'"),
+    (["explain", "tree-lstm", "--plot", "x.xyz"], "cannot draw 'x.xyz': its name ends in none of .png, .pdf, .svg;"),
+    (["explain", "tree-lstm", "--plot", "x.png/x.png"], "cannot draw 'x.png/x.png': there is no folder 'x.png'"),
+    (["doctor", "--matmul", "--calibrate"], "--calibrate and --matmul are two measurements; give one of them"),
     (["train", "tree-lstm", "--backend", "abacus"], "abacus"),
     (["explain", "tree-lstm", "--batch-size", "99999"], "cannot take the first 99999 instances of listops: it holds"),
     (["bench", "tree-lstm", "--batch-size", "9999"], "cannot take the first 39996 instances of listops: it holds 4500"),
@@ -300,6 +304,12 @@ def test_a_loss_that_is_not_finite_ends_training(command: Command, trees: Path) 
     assert err.count("\n") == 1
     assert err.startswith("autobatch: training stopped in epoch 1/5, mini-batch 2: the loss of ")
     assert "is not finite" in err
+
+
+@pytest.mark.parametrize("options", [("--policy", "depth,luck"), ("--plot", "none/x.png"), ("--backend", "abacus")])
+def test_explain_says_what_is_wrong_before_anything_else(command: Command, options: tuple[str, ...]) -> None:
+    status, out, err = command("explain", "tree-lstm", *options)
+    assert (status, out, err.count("\n")) == (2, "", 1)
 
 
 def test_an_unwritable_file_is_noticed_before_the_work(command: Command, tmp_path: Path) -> None:
@@ -371,6 +381,7 @@ def test_progress_elsewhere_is_a_line_now_and_then(
 ) -> None:
     now = iter([0.0, 1.0, 11.0, 11.0, 12.0])
     monkeypatch.setattr("autobatch.cli.progress.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("autobatch.cli.progress.SECONDS_BETWEEN_LINES", 10.0)
     with show_progress(4) as progress:
         for step in range(3):
             progress.advance("epoch 1 of 1", f"loss {step}")

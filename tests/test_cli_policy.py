@@ -116,7 +116,11 @@ def test_learn_by_other_algorithms(
     assert f"algorithm {algorithm}" in shown[1]
     status, output, errors = command("policy", "learn", "tree-lstm", "--algorithm", algorithm, "--encoding", "max")
     assert (status, output) == (2, "")
-    assert errors == f"autobatch: learning a policy: algorithm {algorithm!r} has no option --encoding; leave it out.\n"
+    assert errors.startswith(
+        f"autobatch: learning a policy: algorithm {algorithm!r} has no option --encoding; leave it out, its "
+    )
+    own = {"es": "--generations"}.get(algorithm, "--reward, --steps, --log-folder, --plot")
+    assert errors.endswith(f"its options are {own}.\n")
 
 
 @pytest.mark.parametrize(
@@ -267,6 +271,15 @@ def test_rules_are_shown_compared_and_measured(command: Command, tmp_path: Path)
     assert [*table_of(output)] == ["score+both", "score+both+compact", "agenda"]
 
 
+def test_policies_that_come_with_weights_are_shown_by_name(command: Command, tmp_path: Path) -> None:
+    Score("both", compact=True).save(tmp_path / "rule.json")
+    assert command("policy", "show", "score+both+compact") == command("policy", "show", tmp_path / "rule.json")
+    assert command("policy", "show", "network")[1].startswith("network: a network\n")
+    assert command("policy", "diff", "score", tmp_path / "rule.json")[1] == "The weights are the same.\n"
+    status, output, _ = command("policy", "eval", "score", "tree-lstm", *SMALL)
+    assert (status, [*table_of(output)]) == (0, ["score", "score+both+compact", "agenda"])
+
+
 def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
     """In a process of its own, as the warning is shown by the process."""
 
@@ -296,12 +309,20 @@ def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
         (["learn", "tree-lstn"], "tree-lstn"),
         (["learn", "tree-lstm", "--algorithm", "k"], "--algorithm"),
         (["learn", "tree-lstm", "--episodes", "0"], "--episodes"),
-        (["learn", "tree-lstm", "--plot", "x.png"], "algorithm 'q' has no option --plot; leave it out."),
+        (["learn", "tree-lstm", "--plot", "x.png"], "algorithm 'q' has no option --plot; leave it out, its"),
         (["learn", "families"], "'q' learns a state machine by Q-learning, which serves the types of one model only; "),
+        (["learn", "families"], "--algorithm ppo (for --steps N) or --algorithm es (for --generations N)."),
+        (["learn", "families", "--algorithm", "es", "--episodes", "3"], "leave it out, its options are --generations."),
         (["learn", "families", "--algorithm", "es", "--data", "x"], "are generated, so there is no option --data;"),
         (["learn", "families", "--algorithm", "ppo", "--plot", "none/x.png"], "cannot draw how learning went to 'none"),
         (["learn", "tree-lstm", *SMALL, "--minibatches", "100000"], "cannot take the first 800000 instances"),
         (["show", "none.json"], "cannot load policy 'none.json': no such file or directory; "),
+        (["show", "agenda"], "cannot look into policy 'agenda': it comes with the package and has learned nothing, so"),
+        (["show", "auto"], "cannot look into policy 'auto': it comes with the package and has learned nothing, so"),
+        (["show", "score+sideways"], "choosing a policy: 'score+sideways' is not known"),
+        (["diff", "score", "depth"], "cannot look into policy 'depth': it comes with the package"),
+        (["diff", "score", "network"], "cannot compare 'score' with 'network': one is a rule with weights, the"),
+        (["show", "two.policy.json", "tree-lstn", "--plot", "none/x.png"], "there is no folder 'none'; make it first."),
         (["show", "broken.json"], "cannot load policy 'broken.json': it is cut short or no JSON"),
         (["show", "rule.json", "--plot", "x.png"], "cannot draw 'rule.json' to 'x.png': a drawing shows"),
         (["show", "two.policy.json", "--plot", "x.png"], "cannot draw 'two.policy.json' to 'x.png': a drawing shows"),

@@ -203,6 +203,7 @@ def test_options_that_do_not_exist_are_refused() -> None:
         ({"encoding": "sorted"}, "encoding='sorted' is none of base, max, sort"),
         ({"episode": 3}, "there is no option 'episode'"),
         ({"reward": "money"}, "reward='money' is out of range"),
+        ({"episodes": 0}, "episodes=0 is out of range"),
         ({"direction": "sideways"}, "direction='sideways' is none of forward, backward, both"),
     ]
     for options, message in refused:
@@ -210,4 +211,12 @@ def test_options_that_do_not_exist_are_refused() -> None:
             loss.learn_policy([instances], **options)
     with pytest.raises(PolicyError, match="no mini-batches; give at least one"):
         loss.learn_policy([])
+    with pytest.raises(
+        PolicyError, match="mini-batch 1 of 2, counting those held out, has no nodes; give mini-batches"
+    ):
+        loss.learn_policy([instances, []])
+    with pytest.raises(
+        PolicyError, match="mini-batch 1 of 2, counting those held out, has no nodes; give mini-batches"
+    ):
+        loss.learn_policy([instances], held_out=[[]])
     assert loss.policy is before

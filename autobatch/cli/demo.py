@@ -13,7 +13,7 @@ import numpy as np
 from autobatch.cli.bench import format_timings
 from autobatch.cli.ending import run_process
 from autobatch.cli.fitting import Fitting
-from autobatch.cli.progress import show_progress
+from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.racing import race
 from autobatch.cli.results import format_table
 from autobatch.cli.threads import DEFAULT_THREADS, use_threads
@@ -32,6 +32,7 @@ POLICIES = ("unbatched", "depth", "agenda")
 REPEATS = 5
 
 
+@show_compilation()
 def demo() -> None:
     """Train, show answers, compare the policies."""
     use_threads(DEFAULT_THREADS)

@@ -14,7 +14,7 @@ import autobatch as ab
 from autobatch.cli import options
 from autobatch.cli.calibrating import REPEATS, SIZES, calibrate
 from autobatch.cli.machine import blas_name, package_version
-from autobatch.cli.products import describe_providers, show_speeds
+from autobatch.cli.products import describe_bf16, describe_providers, show_speeds
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.threads import DEFAULT_THREADS, threads_in_force, use_threads
@@ -84,12 +84,14 @@ def doctor(model: str | None, matmul: bool, data: str | None, dim: int) -> int:
       autobatch doctor --calibrate lattice-lstm --dim 64
       autobatch bench lattice-lstm --policy "score+both+compact,timed(score+both+compact)"
     """
+    if model is not None and matmul:
+        raise click.UsageError("--calibrate and --matmul are two measurements; give one of them.")
     if model is not None:
         return _calibrate(model, data, dim)
     if matmul:
         show_speeds()
         return 0
-    checks = {"matmul": describe_providers, "compiler": _compile, "self-check": _train_a_step}
+    checks = {"matmul": describe_providers, "bf16": describe_bf16, "compiler": _compile, "self-check": _train_a_step}
     findings = [*_versions(), *_hardware(), *(_try(what, check) for what, check in checks.items())]
     width = max(len(finding.what) for finding in findings)
     for state, what, detail in findings:

@@ -38,9 +38,16 @@ data_option = click.option(
 @data_option
 @options.max_bytes_option
 @options.threads_option
+@options.tune_option
 @options.json_option
 def evaluate(
-    model: str, checkpoint: Path, data: str | None, max_bytes: int | None, threads: int, json_path: Path | None
+    model: str,
+    checkpoint: Path,
+    data: str | None,
+    max_bytes: int | None,
+    threads: int | str,
+    tune: str,
+    json_path: Path | None,
 ) -> None:
     """Measure a trained MODEL: its metrics on development or other data.
 
@@ -54,7 +61,7 @@ def evaluate(
     """
     use_threads(threads)
     stored = read_trained(checkpoint, model)
-    workload = stored.load_workload(data)
+    workload = stored.load_workload(data).running(threads, tune)
     if workload.spec.count_correct is None:
         raise DataError(f"cannot measure {model}: it has no metrics; give the model a method scores(instance).")
     instances = select_instances(workload, data)
@@ -79,8 +86,15 @@ def evaluate(
 )
 @options.max_bytes_option
 @options.threads_option
+@options.tune_option
 def predict(
-    model: str, checkpoint: Path, data: str | None, out: Path | None, max_bytes: int | None, threads: int
+    model: str,
+    checkpoint: Path,
+    data: str | None,
+    out: Path | None,
+    max_bytes: int | None,
+    threads: int | str,
+    tune: str,
 ) -> None:
     """Write the predictions of a trained MODEL, one JSON object a line.
 
@@ -93,7 +107,7 @@ def predict(
     """
     use_threads(threads)
     stored = read_trained(checkpoint, model)
-    workload = stored.load_workload(data)
+    workload = stored.load_workload(data).running(threads, tune)
     if workload.spec.predict is None:
         raise DataError(f"cannot predict with {model}: it has no scores; give the model a method scores(instance).")
     scorer = make_scorer(workload, select_instances(workload, data), stored, max_bytes)

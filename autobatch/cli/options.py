@@ -13,6 +13,7 @@ from autobatch import policies
 from autobatch.cli import completion
 from autobatch.cli.threads import DEFAULT_THREADS
 from autobatch.executor import NAMES
+from autobatch.precision import PRECISIONS
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 UNITS = {
@@ -43,6 +44,15 @@ def split_names(ctx: click.Context, param: click.Parameter, value: str) -> tuple
     if "" in names or len(set(names)) < len(names):
         raise click.BadParameter(f"{value!r} should be different names separated by commas, such as depth,agenda.")
     return names
+
+
+def to_threads(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
+    """Read a number of threads, or auto."""
+    if value == "auto":
+        return value
+    if not value.isdecimal() or int(value) < 1:
+        raise click.BadParameter(f"{value!r} is no number of threads; give one of at least 1, or auto.")
+    return int(value)
 
 
 model_argument = click.argument("model", metavar="MODEL", shell_complete=completion.complete_model)
@@ -85,6 +95,14 @@ backend_option = click.option(
     shell_complete=completion.complete_backend,
     help=f"What runs the batches: {', '.join(('auto', *NAMES))}.",
 )
+precision_option = click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="float32",
+    show_default=True,
+    help="bf16 rounds the operands of matrix products to 16 bits; sums and all else stay float32. `autobatch doctor` "
+    "says what it is worth here.",
+)
 seed_option = click.option(
     "--seed",
     metavar="N",
@@ -102,10 +120,18 @@ max_bytes_option = click.option(
 threads_option = click.option(
     "--threads",
     metavar="N",
-    type=click.IntRange(min=1),
-    default=DEFAULT_THREADS,
+    callback=to_threads,
+    default=str(DEFAULT_THREADS),
     show_default=True,
-    help="CPU threads for each matrix product.",
+    help="CPU threads for each matrix product; auto measures what is fastest, and goes back to one on a busy machine.",
+)
+tune_option = click.option(
+    "--tune",
+    metavar="off|auto|FILE",
+    default="off",
+    show_default=True,
+    help="auto measures on the first mini-batches of each size which rewrites and layouts are faster, and keeps that; "
+    "a JSON file of decisions pins them.",
 )
 json_option = click.option(
     "--json",

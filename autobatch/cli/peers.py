@@ -70,7 +70,9 @@ def to_setting(name: str, value: Any) -> str:
     'dims=64,'
     """
     if name not in SETTINGS:
-        raise click.UsageError("--json does not go with --peers, which writes a record; --out says where.")
+        if name == "json_path":
+            raise click.UsageError("--json does not go with --peers, which writes a record; --out says where.")
+        raise click.UsageError(f"--{name} does not go with --peers.")
     if name == "policies":
         if len(value) > 1:
             raise click.UsageError(f"--peers takes one policy, not {len(value)}.")

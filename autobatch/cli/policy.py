@@ -8,7 +8,14 @@ from pathlib import Path
 import click
 
 from autobatch.cli import options
-from autobatch.cli.policy_eval import evaluate_command, file_argument, minibatches_option, take_minibatches
+from autobatch.cli.places import require_picture
+from autobatch.cli.policy_eval import (
+    evaluate_command,
+    file_argument,
+    find_policy,
+    minibatches_option,
+    take_minibatches,
+)
 from autobatch.cli.policy_learn import learn_command
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import load_workload
@@ -16,7 +23,6 @@ from autobatch.errors import DataError, PolicyError
 from autobatch.policies.directed import Directed
 from autobatch.policies.fsm import Fsm, Way
 from autobatch.policies.learning import describe_progress
-from autobatch.policies.policy_file import load
 from autobatch.policies.portrait import Choice, draw_machine, list_choices, ways_of
 from autobatch.policies.qlearning import Progress
 from autobatch.policies.rules import Score
@@ -51,8 +57,8 @@ policy.add_command(evaluate_command)
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw the machine (not a rival) as it runs on mini-batches of MODEL, to a file that ends in .png, or in .dot "
-    "for Graphviz.",
+    help="Draw the machine (not a rival) as it runs on mini-batches of MODEL, which it needs, to a file that ends in "
+    ".png, or in .dot for Graphviz.",
 )
 def show(
     file: Path,
@@ -66,15 +72,24 @@ def show(
 ) -> None:
     """Print the policy in FILE: what it runs in each state.
 
+    FILE is one that `autobatch policy learn` wrote, or the name of a policy that comes with weights, such as score.
     States are written as the machine sees them: ready types, those with the most ready nodes first ("a > b") or marked
-    ("a*"), and ! behind critical ones.
+    ("a*"), and ! behind critical ones. MODEL, with --data, --dim, --batch-size, --minibatches and --seed, says what
+    --plot runs the machine on; without --plot it has no meaning.
+
+    \b
+    Examples:
+      autobatch policy show tree.policy.json
+      autobatch policy show tree.policy.json tree-lstm --plot machine.png
     """
-    shown = load(file)
+    shown = find_policy(file)
     if plot is not None and (model is None or not isinstance(shown, Fsm)):
         raise DataError(
             f"cannot draw {str(file)!r} to {str(plot)!r}: a drawing shows a state machine at work; give the file of "
-            f"one, and the MODEL to run it on."
+            f"one, and the MODEL to run it on, as in autobatch policy show FILE MODEL --plot {plot}."
         )
+    if plot is not None:
+        require_picture(plot, "draw", (".png", ".dot"))
     click.echo("\n".join(_describe(shown)))
     if plot is not None and model is not None and isinstance(shown, Fsm):
         draw_machine(shown, take_minibatches(load_workload(model, data, dim, seed), 0, minibatches, batch_size), plot)
@@ -85,8 +100,11 @@ def show(
 @click.argument("one", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("other", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
 def diff(one: Path, other: Path) -> None:
-    """Show in which states two policies run something else."""
-    first, second = load(one), load(other)
+    """Show in which states two policies run something else.
+
+    Each FILE is one that `autobatch policy learn` wrote, or the name of a policy that comes with weights.
+    """
+    first, second = find_policy(one), find_policy(other)
     if isinstance(first, Score) and isinstance(second, Score):
         click.echo("\n".join(_diff_weights(first, second)))
         return

@@ -14,6 +14,7 @@ from autobatch import policies
 from autobatch.cli import options
 from autobatch.cli.results import describe_run, format_table, open_json
 from autobatch.cli.workload import Workload, load_workload, record
+from autobatch.errors import PolicyError
 from autobatch.graph import Graph
 from autobatch.policies.directed import Directed
 from autobatch.policies.policy_file import load
@@ -59,9 +60,10 @@ def evaluate_command(
 ) -> None:
     """Count the batches of the policy in FILE on mini-batches of MODEL that it was not learned from.
 
+    FILE is one that `autobatch policy learn` wrote, or the name of a policy that comes with weights, such as score.
     Beside it stand other policies, and the lower bound that no schedule can go below.
     """
-    measured = load(file)
+    measured = find_policy(file)
     workload = load_workload(model, data, dim, seed)
     if skip is None:
         learned_here = (workload.spec.name, workload.dataset.name) == tuple(map(measured.about.get, ("model", "data")))
@@ -75,6 +77,24 @@ def evaluate_command(
             described = describe_run(workload, batch_size, m.policy, "none", "plan")
             figures = {"batches": m.batches, "lower_bound": m.bound, "unseen_share": m.unseen_share, "plan_ms": m.ms}
             results.write({**described, **figures, "minibatches": minibatches, "skip": skip})
+
+
+def find_policy(file: Path) -> Directed:
+    """Load a policy, or make the one of this name that comes with weights.
+
+    Raises:
+        PolicyError: the file is refused, or is the name of a policy that has learned nothing.
+    """
+    name = str(file)
+    if file.exists() or name.partition("+")[0] not in (policies.Auto.rule, *policies.names()):
+        return load(file)
+    named = policies.get(name)
+    if not isinstance(named, policies.Score | policies.Deep):
+        raise PolicyError(
+            f"cannot look into policy {name!r}: it comes with the package and has learned nothing, so there is nothing "
+            f"to show; autobatch bench and explain take it by its name, as --policy {name}."
+        )
+    return named
 
 
 @dataclass(frozen=True)

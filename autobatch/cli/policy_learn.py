@@ -11,6 +11,7 @@ from typing import Any, get_args
 import click
 
 from autobatch.cli import options
+from autobatch.cli.places import require_picture, require_place
 from autobatch.cli.policy_eval import measure, minibatches_option, tabulate, take_minibatches, with_others
 from autobatch.cli.progress import show_progress
 from autobatch.cli.workload import load_workload
@@ -27,6 +28,8 @@ from autobatch.policies.qlearning import REWARDS, QLearning
 FAMILIES = "families"
 LESSON = ("data", "dim", "batch_size", "minibatches", "held_out")
 """Options that say which mini-batches of a model to learn from."""
+LENGTHS = ("episodes", "steps", "generations")
+"""Options that say how long to learn, of which an algorithm has one."""
 
 
 @click.command("learn")
@@ -133,7 +136,7 @@ def learn_command(
     score" the rule `score` decides where the file or the model is refused.
 
     In place of MODEL, "families" stands for generated graphs of many kinds: what es, ppo or dqn learns on them serves
-    any model.
+    any model. --episodes says how long q learns, --steps how long ppo and dqn do, --generations how long es does.
 
     \b
     What ED-Batch (arXiv:2302.03851) published is learned by
@@ -144,12 +147,14 @@ def learn_command(
       autobatch policy learn families --algorithm ppo
     """
     out = out or Path(re.sub(r"[^\w.-]", "_", model) + ".policy.json")
-    _require_folder(out, "save policy")
+    require_place(out, "save policy")
+    if model == FAMILIES:
+        _require_families(algorithm)
     lesson = {name: chosen.pop(name) for name in LESSON}
     own = _options_of(ctx, algorithm, {**chosen, "plot": plot})
     own.pop("plot", None)
     if plot is not None:
-        _require_folder(plot, "draw how learning went to")
+        require_picture(plot, "draw how learning went to", ())
     graphs: list[Graph] = []
     about = {"algorithm": algorithm, "model": model}
     if model == FAMILIES:
@@ -182,9 +187,20 @@ def learn_command(
     click.echo(f"These are means over the {n_seen} mini-batches learned from; the policy is in {out}.")
 
 
-def _require_folder(path: Path, doing: str) -> None:
-    if not path.parent.is_dir():
-        raise PolicyError(f"cannot {doing} {str(path)!r}: there is no folder {str(path.parent)!r}; make it first.")
+def _require_families(algorithm: str) -> None:
+    """Refuse an algorithm that has to know the types."""
+    if ALGORITHMS[algorithm].learn_families is None:
+        able = {name: one.options for name, one in ALGORITHMS.items() if one.learn_families is not None}
+        ways = [
+            f"--algorithm {name} (for --{length} N)"
+            for name, own in able.items()
+            for length in LENGTHS
+            if length in own
+        ]  # fmt: skip
+        raise PolicyError(
+            f"learning a policy on generated graphs: {algorithm!r} learns {ALGORITHMS[algorithm].summary}, which "
+            f"serves the types of one model only; give {', '.join(ways[:-1])} or {ways[-1]}."
+        )
 
 
 def _take_lesson(
@@ -202,15 +218,17 @@ def _take_lesson(
 def _options_of(ctx: click.Context, algorithm: str, learning: dict[str, Any]) -> dict[str, Any]:
     """Pick the options that the algorithm has; those given that it lacks are refused."""
     own = ALGORITHMS[algorithm].options
-    _refuse(ctx, sorted(learning.keys() - set(own)), f"algorithm {algorithm!r} has no option")
+    known = ", ".join(f"--{name.replace('_', '-')}" for name in own)
+    others = sorted(learning.keys() - set(own))
+    _refuse(ctx, others, f"algorithm {algorithm!r} has no option", f"leave it out, its options are {known}")
     return {name: learning[name] for name in own if learning[name] is not None}
 
 
-def _refuse(ctx: click.Context, names: Sequence[str], why: str) -> None:
+def _refuse(ctx: click.Context, names: Sequence[str], why: str, remedy: str = "leave it out") -> None:
     """Refuse options that were given on the command line."""
     for name in names:
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise PolicyError(f"learning a policy: {why} --{name.replace('_', '-')}; leave it out.")
+            raise PolicyError(f"learning a policy: {why} --{name.replace('_', '-')}; {remedy}.")
 
 
 def _count_measurements(algorithm: str, own: dict[str, Any], direction: Direction) -> int:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import click
 
 from autobatch.blas import Chooser, find_bf16, list_absent, list_providers, measure
+from autobatch.blas.gemm import NAME as PACKED
+from autobatch.blas.packed import measure_packed
+from autobatch.blas.tiles import can_tile_bf16
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.errors import BackendError
@@ -21,8 +24,26 @@ def describe_providers() -> str:
     return f"{found}; the processor has {'' if has_bf16() else 'no '}bf16"
 
 
+def describe_bf16() -> str:
+    """Say what products of bf16 are worth here, measured with as many rows as libraries like, in a line."""
+    size, providers = (ROWS[-1], N_OUT, N_IN), list_providers()
+    wide, narrow = measure(providers, *size), measure(providers, *size, "uint16")
+    if can_tile_bf16():
+        narrow[PACKED] = measure_packed(*size, is_bf16=True)
+    if not narrow:
+        return "nothing here multiplies it: operands are rounded and multiplied in float32, which takes longer"
+    (best, speed), (other, other_speed) = (max(found.items(), key=lambda item: item[1]) for found in (narrow, wide))
+    return (
+        f'precision="bf16" multiplies {speed / other_speed:.1f} times as fast as float32: {speed:.0f} GFLOP/s '
+        f"({best}) against {other_speed:.0f} ({other}), {ROWS[-1]} rows, one thread"
+    )
+
+
 def show_speeds() -> None:
-    """Measure every library on one thread, and print a table of GFLOP/s, what is absent, and what would be chosen."""
+    """Measure every library on one thread, and print a table of GFLOP/s, what is absent, and what would be chosen.
+
+    "packed" is no library but compiled code, for matrices that are packed once per run.
+    """
     providers = list_providers()
     with show_progress(len(KINDS) * len(ROWS)) as progress:
         speeds = {}
@@ -36,6 +57,8 @@ def show_speeds() -> None:
         for one in providers
         if one.name in speeds[kind, ROWS[0]]
     ]
+    if can_tile_bf16():
+        rows.append((PACKED, "", "bf16", *(f"{measure_packed(n, N_OUT, N_IN, is_bf16=True):.0f}" for n in ROWS)))
     header = ("library", "version", "numbers", *(f"{n_rows} rows" for n_rows in ROWS))
     click.echo(f"GFLOP/s of rows of {N_IN} times a matrix ({N_IN}, {N_OUT}), one thread\n")
     click.echo(format_table(header, rows))

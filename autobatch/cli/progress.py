@@ -1,4 +1,8 @@
-"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere.
+
+What is compiled meanwhile is work too: it is named beside the bar, or where there is none yet, on a line of its own
+that goes when it is done; elsewhere by a plain line, unless it is over soon.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from autobatch.compiling import Compilation, watch_compilation
+
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress as RichProgress
+    from rich.status import Status
 
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_UNTOLD = 2.0  # of compiling, before a plain line names what is compiled
 TEXT_WIDTH = 76  # columns of a terminal that the text beside the bar takes
 NARROWEST_BAR, WIDEST_BAR = 4, 40
 
@@ -27,6 +36,10 @@ class Progress(ABC):
         """Say that one more step is done; `what` names the part of the work, `figures` how it goes."""
 
     @abstractmethod
+    def note(self, what: str) -> None:
+        """Say what is done until the next step is, beside the bar if there is one."""
+
+    @abstractmethod
     def say(self, line: str) -> None:
         """Print a line that stays."""
 
@@ -35,7 +48,8 @@ class Progress(ABC):
 def show_progress(n_steps: int) -> Iterator[Progress]:
     """Show `n_steps` steps of work, in the way that standard output can."""
     if not sys.stdout.isatty():
-        yield _Lines(n_steps)
+        with _in_view(_Lines(n_steps)) as lines:
+            yield lines
         return
     import rich.progress as rich
     from rich.console import Console
@@ -47,8 +61,65 @@ def show_progress(n_steps: int) -> Iterator[Progress]:
         rich.TextColumn("{task.fields[figures]}"),
         rich.TimeRemainingColumn(compact=True),
     )
-    with rich.Progress(*columns, console=console, transient=True) as bar:
-        yield _Bar(bar, n_steps)
+    with rich.Progress(*columns, console=console, transient=True) as bar, _in_view(_Bar(bar, n_steps)) as shown:
+        yield shown
+
+
+_shown: list[Progress] = []  # those in view, the last one in front
+
+
+@contextmanager
+def _in_view(progress: Progress) -> Iterator[Progress]:
+    _shown.append(progress)
+    try:
+        yield progress
+    finally:
+        _shown.remove(progress)
+
+
+@contextmanager
+def show_compilation() -> Iterator[None]:
+    """Show what is compiled while the block runs."""
+    display = _Compilations()
+    with watch_compilation(display.begun, display.done):
+        yield
+
+
+class _Compilations:
+    """Names what is compiled: on a terminal all of it, elsewhere what still is after some seconds of compiling."""
+
+    def __init__(self) -> None:
+        self._console: Console | None = None
+        self._status: Status | None = None
+        self._untold = SECONDS_UNTOLD
+        self._seconds = 0.0
+
+    def begun(self, compilation: Compilation) -> None:
+        """Take note of what begins."""
+        what = f"compiling {compilation.what}"
+        if not sys.stdout.isatty():
+            if self._seconds >= self._untold:
+                self._untold = self._seconds + SECONDS_BETWEEN_LINES
+                click.echo(f"  {what}, which later runs find in the cache")
+        elif _shown:
+            _shown[-1].note(what)
+        else:
+            self._status = self._get_console().status(what)
+            self._status.start()
+
+    def done(self, compilation: Compilation) -> None:
+        """Take note of what is done."""
+        self._seconds += compilation.seconds
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _get_console(self) -> Console:
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console()
+        return self._console
 
 
 class _Lines(Progress):
@@ -62,6 +133,10 @@ class _Lines(Progress):
         if time.monotonic() > self._next_line:
             self.say(f"  {what}, {self._n_done / self._n_steps:.0%} of all: {figures}")
 
+    def note(self, what: str) -> None:
+        if time.monotonic() > self._next_line:
+            self.say(f"  {what}")
+
     def say(self, line: str) -> None:
         click.echo(line)
         self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
@@ -74,6 +149,10 @@ class _Bar(Progress):
 
     def advance(self, what: str, figures: str) -> None:
         self._bar.update(self._task, advance=1, description=what, figures=figures)
+
+    def note(self, what: str) -> None:
+        self._bar.update(self._task, description=what, figures="")
+        self._bar.refresh()
 
     def say(self, line: str) -> None:
         self._bar.console.print(line, markup=False, highlight=False)

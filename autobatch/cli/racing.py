@@ -1,7 +1,8 @@
 """Time several ways to run the same mini-batches, fairly.
 
 The machine's speed drifts, so the ways take turns on every mini-batch, and the median of the repetitions counts. What
-happens once (recording, compilation, growing buffers) happens in a first, untimed round.
+happens once (recording, compilation, growing buffers) happens in a first, untimed round, and what is measured to choose
+among variants before that.
 """
 
 from __future__ import annotations
@@ -118,7 +119,12 @@ def _make_run(
         _, grads = loss.value_and_grad(minibatches[number])
         optimizer.step(grads)
 
-    return loss, train if mode == "train" else infer
+    run, is_choosing = train if mode == "train" else infer, "auto" in (workload.threads, workload.tune)
+    while is_choosing:
+        for number in range(len(minibatches)):
+            run(number)
+        is_choosing = not loss.settled
+    return loss, run
 
 
 def _summarise(batched: Any, seconds: Sequence[Sequence[float]], batch_size: int, tally: Tally) -> Timing:

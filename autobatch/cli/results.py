@@ -94,9 +94,15 @@ def describe_run(workload: Workload, batch_size: int, policy: str, backend: str,
         "policy": policy,
         "backend": backend,
         "mode": mode,
-        "threads": threads_in_force(),
+        "precision": workload.precision,
+        "threads": "auto" if workload.threads == "auto" else threads_in_force(),
         "machine": describe_machine(),
     }
+
+
+def say_precision(precision: str) -> str:
+    """Say in a few words that matrix products are not in float32; nothing if they are."""
+    return "" if precision == "float32" else f", {precision} products"
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -22,6 +22,7 @@ from autobatch.schedule import Policy
 
 AUTO = Auto.rule
 LAST, BEST = "last.safetensors", "best.safetensors"
+FREE = ("epochs", "max_bytes")  # the settings that may change from one command to the next
 PARAMETER, OPTIMIZER = "parameter.", "optimizer."  # begin the names of arrays
 
 
@@ -39,6 +40,7 @@ class Settings:
     backend: str
     seed: int
     max_bytes: int | None = None
+    precision: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class StoredRun:
         self.settle({"model": model})
 
     def settle(self, given: dict[str, Any]) -> Settings:
-        """Take the stored settings, but as many epochs as given.
+        """Take the stored settings, but as many epochs and as much memory as given; neither changes what is learned.
 
         Args:
             given: the settings that the user chose.
@@ -80,12 +82,12 @@ class StoredRun:
         """
         stored = asdict(self.settings)
         for name, value in given.items():
-            if name != "epochs" and value not in (stored[name], "auto"):
+            if name not in FREE and value not in (stored[name], "auto"):
                 raise CheckpointError(
                     f"cannot go on from {str(self.path)!r}: it was trained with {name.replace('_', ' ')} "
                     f"{stored[name]} and {value} was asked for; leave that out, or name another folder."
                 )
-        return replace(self.settings, epochs=given.get("epochs", self.settings.epochs))
+        return replace(self.settings, **{name: given[name] for name in FREE if name in given})
 
     def load_workload(self, data: str | None = None) -> Workload:
         """Load the stored model, with the data that it was trained on or with other data.
@@ -95,7 +97,9 @@ class StoredRun:
             CheckpointError: the model is not what it was.
         """
         settings = self.settings
-        workload = load_workload(settings.model, data or settings.data, settings.dim, settings.seed, self.encoding)
+        workload = load_workload(
+            settings.model, data or settings.data, settings.dim, settings.seed, self.encoding, settings.precision
+        )
         workload.model.load_state_dict(self.parameters)
         return workload
 

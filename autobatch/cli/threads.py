@@ -12,9 +12,10 @@ from threadpoolctl import threadpool_info, threadpool_limits
 DEFAULT_THREADS = 1
 
 
-def use_threads(n_threads: int) -> None:
-    """Let matrix products use `n_threads` threads."""
-    threadpool_limits(n_threads, user_api="blas")
+def use_threads(n_threads: int | str) -> None:
+    """Let matrix products use at most so many threads; "auto": as many as the libraries begin with."""
+    if isinstance(n_threads, int):
+        threadpool_limits(n_threads, user_api="blas")
 
 
 def threads_in_force() -> int:

@@ -14,8 +14,8 @@ from click.core import ParameterSource
 from autobatch.cli import options
 from autobatch.cli.fitting import Epoch, Fitting
 from autobatch.cli.keeping import Keeper, Stopped, open_folder
-from autobatch.cli.progress import show_progress
-from autobatch.cli.results import JsonLines, describe_run, open_json
+from autobatch.cli.progress import show_compilation, show_progress
+from autobatch.cli.results import JsonLines, describe_run, open_json, say_precision
 from autobatch.cli.stored import Settings, StoredRun, name_policy
 from autobatch.cli.tensorboard import Scalars, open_scalars, require_tensorboard
 from autobatch.cli.threads import use_threads
@@ -45,8 +45,10 @@ from autobatch.cli.workload import Workload, load_workload
 )
 @options.policy_option
 @options.backend_option
+@options.precision_option
 @options.max_bytes_option
 @options.threads_option
+@options.tune_option
 @options.seed_option
 @options.checkpoint_option("Keep the last and the best checkpoint in this folder.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder, if there is one.")
@@ -73,10 +75,12 @@ from autobatch.cli.workload import Workload, load_workload
     help="Show where the time of the last mini-batches went, and write it to this file for ui.perfetto.dev.",
 )
 @click.pass_context
+@show_compilation()
 def train(
     ctx: click.Context,
     /,
-    threads: int,
+    threads: int | str,
+    tune: str,
     checkpoint: Path | None,
     resume: bool,
     checkpoint_steps: int,
@@ -93,8 +97,9 @@ def train(
 
     With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch. The same command with --resume goes on from
     there, to the same parameters as without the stop, bit for bit on the same machine with as many threads. Options
-    that are left out are then what they were; only --epochs may change, and --json and --tensorboard go on where they
-    were.
+    that are left out are then what they were; only --epochs and --max-bytes may change, and --json and --tensorboard
+    go on where they were. With another --max-bytes, mini-batches run in other parts, and results are equal to rounding;
+    so they are with --threads auto or --tune auto, where choices depend on what was measured.
 
     \b
     Examples:
@@ -108,12 +113,14 @@ def train(
     require_tensorboard(tensorboard)
     stored = open_folder(checkpoint, resume) if checkpoint is not None else None
     if stored is None:
-        workload = load_workload(settings["model"], settings["data"], settings["dim"], settings["seed"])
+        names = ("model", "data", "dim", "seed", "precision")
+        workload = load_workload(**{name: settings[name] for name in names})
         chosen = Settings(**{**settings, "data": settings["data"] or workload.spec.default_data})
     else:
         given = {name for name in settings if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
         chosen = stored.settle({name: settings[name] for name in given})
         workload = stored.load_workload()
+    workload = workload.running(threads, tune)
     with open_json(json_path, append=stored is not None) as results:
         return _run(chosen, workload, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path)
 
@@ -139,6 +146,8 @@ def _run(
         stored.restore(fitting, len(workload.dataset.train))
         at = fitting.position
         click.echo(f"going on from {stored.path}: epochs done {at.epochs}, mini-batches of the next {at.steps}")
+        if settings.max_bytes != stored.settings.max_bytes:
+            click.echo("with another --max-bytes: results are equal to rounding, not to the bit")
     with open_scalars(tensorboard, fitting) as scalars, _profile(fitting, profile_path):
         if checkpoint is None:
             _fit(settings, workload, fitting, None, results, scalars)
@@ -203,7 +212,7 @@ def summarise(workload: Workload) -> str:
     n_numbers = sum(parameter.data.size for parameter in workload.model.parameters().values())
     dataset = workload.dataset
     return (
-        f"{workload.spec.name}, dim {workload.dim}, {n_numbers:,} parameters; "
+        f"{workload.spec.name}, dim {workload.dim}, {n_numbers:,} parameters{say_precision(workload.precision)}; "
         f"{dataset.name}: {len(dataset.train):,} instances to train on, {len(dataset.dev):,} to measure on"
     )
 

@@ -32,6 +32,11 @@ class Workload:
     """Draws the order of the training data."""
     seed: int
     """Of dropout."""
+    precision: str = "float32"
+    """Of matrix products."""
+    threads: int | str = 1
+    tune: str = "off"
+    """How mini-batches run, see `ab.batched`."""
 
     def batched(
         self,
@@ -43,7 +48,13 @@ class Workload:
     ) -> Any:
         """Wrap the model's `loss` or `scores` to run batched."""
         options: dict[str, Any] = {"seed": self.seed, "max_bytes": max_bytes, "plan_cache": plan_cache}
-        return ab.batched(getattr(self.model, method), policy=policy, backend=backend, **options)
+        function = getattr(self.model, method)
+        options |= {"precision": self.precision, "threads": self.threads, "tune": self.tune}
+        return ab.batched(function, policy=policy, backend=backend, **options)
+
+    def running(self, threads: int | str, tune: str) -> Workload:
+        """The same, to be run with so many threads and such choices."""
+        return replace(self, threads=threads, tune=tune)
 
     def first(self, n_instances: int) -> list[Any]:
         """Take the first instances in the order of the data's files.
@@ -68,7 +79,14 @@ class Encoding:
     sizes: Mapping[str, int]
 
 
-def load_workload(model: str, data: str | None, dim: int, seed: int, encoding: Encoding | None = None) -> Workload:
+def load_workload(
+    model: str,
+    data: str | None,
+    dim: int,
+    seed: int,
+    encoding: Encoding | None = None,
+    precision: str = "float32",
+) -> Workload:
     """Find the model, load its data and build it; the same seed gives the same workload.
 
     Without `encoding`, vocabularies and sizes are those of the data.
@@ -84,7 +102,7 @@ def load_workload(model: str, data: str | None, dim: int, seed: int, encoding: E
     dataset = spec.load(data or spec.default_data, data_rng, *known)
     if encoding is not None:
         dataset = replace(dataset, sizes=encoding.sizes)
-    return Workload(spec, dataset, spec.build(dataset, dim, model_rng), dim, order_rng, seed)
+    return Workload(spec, dataset, spec.build(dataset, dim, model_rng), dim, order_rng, seed, precision)
 
 
 def record(batched: Any, instances: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,352 @@
+"""The matrix products of a planned mini-batch, alone: what a step cannot do without.
+
+They are read off the plan and the compiled cells: the sizes and the order of a step, operands that lie in memory as the
+plan has them (rows a block apart, outputs where they are written), the model's own weights, and for each size the
+library that the cpu backend takes. The memory is one of their own, full of random numbers, as kernels do not run.
+Not among them: ops that run alone (a matrix per node), and what cells compute from parameters alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.addresses import address_of
+from autobatch.blas.calling import call_float32, call_float64
+from autobatch.blas.choosing import Chooser
+from autobatch.blas.gemm import NAME as PACKED
+from autobatch.blas.packed import multiply_float32 as multiply_rows
+from autobatch.blas.packed import pack_float32, panel_words
+from autobatch.blas.product import describe_product
+from autobatch.blas.provider import Provider
+from autobatch.executor.activity import Activity
+from autobatch.executor.reference import RowRange
+from autobatch.kernels.loop import Product, Term
+from autobatch.kernels.lowering import Home, homes_of
+from autobatch.kernels.stage import Stage, compile_backward, compile_forward
+from autobatch.kernels.view import View, views_of
+from autobatch.plan import Batch, Plan, PlannedCell, PlannedTypes
+from autobatch.program import NODE, Instruction, Weight
+from autobatch.rows import Gradient
+from autobatch.stacks import Targets
+
+Array = NDArray[Any]
+ONCE = -1  # the type of what a stage does once for all rows of the types, before or after its batches
+OUTER = "row_sum_outer"
+LIBRARY, PACKED_ROWS, PACK = 0, 1, 2  # kinds of calls
+N_NUMBERS = 14  # of a call
+
+
+class Part(NamedTuple):
+    """A part of a step: a stage ("forward", "backward" or "weights") of a type, or ONCE of all types."""
+
+    stage: str
+    kind: int
+
+
+class Matmul(NamedTuple):
+    """out = a @ b, or out += a @ b."""
+
+    part: Part
+    a: Array
+    b: Array
+    out: Array
+    adds: bool
+    provider: Provider
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        (m, k), n = self.a.shape, self.b.shape[1]
+        flops: int = 2 * m * n * k
+        return flops
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is our own product of rows with a matrix that is packed once per run."""
+        return self.provider.name == PACKED and self.part.stage != "weights"
+
+
+class Stages:
+    """The stages of planned cells, each compiled once; but for their kernels, whose source stays text."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], tuple[PlannedCell, Stage]] = {}
+
+    def of(self, cell: PlannedCell, name: str) -> Stage:
+        """The stage "forward" or "backward" of a cell."""
+        if (id(cell), name) not in self._known:
+            stage = compile_forward(cell) if name == "forward" else compile_backward(cell)
+            self._known[id(cell), name] = cell, stage
+        return self._known[id(cell), name][1]
+
+
+class Matmuls:
+    """The products of one mini-batch, to be run over and over.
+
+    Args:
+        listed: in the order of a step; see `list_matmuls`.
+    """
+
+    def __init__(self, listed: Sequence[Matmul]) -> None:
+        self.listed = [one for one in listed if one.flops]
+        dtype = self.listed[0].a.dtype.name if self.listed else "float32"
+        self._compiled = multiply_all_float64 if dtype == "float64" else multiply_all_float32
+        self._all_compiled = all(dtype in one.provider.addresses for one in self.listed)
+        self._panels: list[Array] = []
+        entries = list(self._entries(dtype))
+        parts = [part for part, _ in entries]
+        starts = [k for k, part in enumerate(parts) if k == 0 or part != parts[k - 1]]
+        self._runs = [(parts[start], start, end) for start, end in itertools.pairwise([*starts, len(parts)])]
+        self._numbers = np.array([numbers for _, numbers in entries], np.int64).reshape(len(entries), N_NUMBERS)
+
+    def _entries(self, dtype: str) -> Iterator[tuple[Part, tuple[int, ...]]]:
+        """What is called, in order: of each stage what packs matrices for our own product, then the products."""
+        for stage, group in itertools.groupby(self.listed, key=lambda one: one.part.stage):
+            products, panels = list(group), dict[tuple[object, ...], int]()
+            for one in products:
+                key = address_of(one.b), one.b.shape, one.b.strides
+                if self._all_compiled and one.is_packed and key not in panels:
+                    k, n = one.b.shape
+                    self._panels.append(np.empty(panel_words(k, n, False), np.uint32))
+                    panels[key] = address_of(self._panels[-1])
+                    row, column = (step // one.b.itemsize for step in one.b.strides)
+                    yield Part(stage, ONCE), (PACK, 0, row, column, 0, n, k, 0, 0, key[0], 0, panels[key], 0, 0)
+            for one in products:
+                product = describe_product(one.a, one.b, one.out)
+                key = address_of(one.b), one.b.shape, one.b.strides
+                if one.is_packed and key in panels:
+                    product = product._replace(b=panels[key])
+                    yield one.part, (PACKED_ROWS, 0, *product, one.adds)
+                else:
+                    yield one.part, (LIBRARY, one.provider.addresses.get(dtype, 0), *product, one.adds)
+
+    def flops(self) -> dict[Part, int]:
+        """Multiplications and additions of each part."""
+        total: defaultdict[Part, int] = defaultdict(int)
+        for one in self.listed:
+            total[one.part] += one.flops
+        return dict(total)
+
+    def run(self) -> None:
+        """Run all of them, in order."""
+        self._run(0, len(self._numbers))
+
+    def time_parts(self) -> dict[Part, float]:
+        """Run all of them, in order; give the seconds of each part."""
+        total: defaultdict[Part, float] = defaultdict(float)
+        for part, first, end in self._runs:
+            began = perf_counter()
+            self._run(first, end)
+            total[part] += perf_counter() - began
+        return dict(total)
+
+    def _run(self, first: int, end: int) -> None:
+        if self._all_compiled:
+            self._compiled(self._numbers, first, end)
+            return
+        for one in self.listed[first:end]:
+            one.provider.multiply(one.a, one.b, one.out, accumulate=one.adds)
+
+
+class Memory:
+    """Memory for the products of plans, one at a time: full of random numbers, and as large as asked for so far."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._rng = np.random.default_rng(0)
+        self._areas: dict[object, Array] = {}
+        self.dtype = dtype
+
+    def take(self, area: object, size: int) -> Array:
+        """The first `size` elements of an area."""
+        if area not in self._areas or self._areas[area].size < size:
+            self._areas[area] = self.draw((size,))
+        return self._areas[area][:size]
+
+    def draw(self, shape: tuple[int, ...]) -> Array:
+        """An array of random numbers that nothing else uses."""
+        return self._rng.uniform(-0.5, 0.5, shape).astype(self.dtype)
+
+
+def list_matmuls(
+    plan: Plan,
+    cells: PlannedTypes,
+    chooser: Chooser,
+    stages: Stages,
+    memory: Memory,
+    gradients: dict[int, Gradient],
+) -> Iterator[Matmul]:
+    """List the products of a mini-batch: of its forward pass, and in training of its backward pass and weights.
+
+    Args:
+        plan, cells: what ran.
+        chooser: of the backend that ran it.
+        stages: of the cells.
+        memory: for the operands.
+        gradients: by `id` of each trainable parameter, arrays that the products of the weights are added to.
+
+    Cost: some microseconds per product.
+    """
+    lister = _Lister(plan, cells, chooser, stages, memory)
+    yield from lister.stage("forward", plan.batches)
+    if not cells.training:
+        return
+    activity = Activity()
+    activity.mark(plan, range(len(cells.slot_shapes)))
+    in_use = [batch for batch in plan.batches if activity.rows(batch.kind, batch.start, batch.end).any()]
+    yield from lister.stage("backward", in_use[::-1])
+    targets = Targets(gradients, cells.stacks).arrays
+    for kind in range(len(cells.cells)):
+        if activity.rows(kind, 0, int(plan.type_ptr[kind + 1] - plan.type_ptr[kind])).any():
+            yield from lister.weights(kind, targets)
+
+
+class _Lister:
+    """Lists products, with operands in one memory."""
+
+    def __init__(self, plan: Plan, cells: PlannedTypes, chooser: Chooser, stages: Stages, memory: Memory) -> None:
+        self.plan, self.cells, self.chooser, self.stages, self.memory = plan, cells, chooser, stages, memory
+        self.buffer = memory.take("buffer", plan.size)
+        kinds = plan.schedule.batch_type
+        self._n_batches = np.bincount(kinds, minlength=len(cells.cells)).tolist()
+        self._matrices: dict[tuple[int, int], Array] = {}
+        self._copies: dict[tuple[int, tuple[int, ...]], Array] = {}
+
+    def stage(self, name: str, batches: Iterable[Batch]) -> Iterator[Matmul]:
+        """The products of a stage: before its batches, in these, after them."""
+        kinds = [kind for kind, n in enumerate(self._n_batches) if n]
+        for kind in kinds:
+            stage = self.stages.of(self.cells.cells[kind], name)
+            yield from self._steps(Part(name, ONCE), stage, self._all_rows(kind), 0, stage.n_before)
+        for batch in batches:
+            stage = self.stages.of(self.cells.cells[batch.kind], name)
+            last = len(stage.steps) - stage.n_after
+            rows = RowRange(self.plan, batch)
+            yield from self._steps(Part(name, batch.kind), stage, rows, stage.n_before, last)
+        for kind in kinds:
+            stage = self.stages.of(self.cells.cells[kind], name)
+            last = len(stage.steps)
+            yield from self._steps(Part(name, ONCE), stage, self._all_rows(kind), last - stage.n_after, last)
+
+    def weights(self, kind: int, targets: dict[int, Gradient]) -> Iterator[Matmul]:
+        """The products that are gradients of weights, over all rows of a type."""
+        cell, rows = self.cells.cells[kind], self._all_rows(kind)
+        derivative = cell.derivative
+        assert derivative is not None, "there are gradients in training only"
+        views, homes = views_of(derivative.vars), homes_of(derivative.vars, cell.layout, forward=True)
+        parameter_of = {gradient: derivative.parameter(parameter) for parameter, gradient in derivative.parameters}
+        for index in derivative.weights:
+            source = derivative.vars[index].source
+            if index not in parameter_of or not isinstance(source, Instruction) or source.op.name != OUTER:
+                continue
+            x, y = (
+                self._place(rows, cell, None, homes.get(views[arg].value), views[arg].offset, views[arg].shape[0],
+                            derivative.vars[arg].domain)
+                for arg in source.args
+            )  # fmt: skip
+            if len(x) != len(y):
+                continue
+            target = targets[id(parameter_of[index])]
+            assert isinstance(target, np.ndarray), "what is no sum of rows of a table has a whole gradient"
+            provider = self.chooser.choose(x.shape[1], y.shape[1], len(x), x.dtype.name, a_flipped=True)
+            yield Matmul(Part("weights", kind), x.T, y, target, True, provider)
+
+    def _steps(self, part: Part, stage: Stage, rows: RowRange, first: int, last: int) -> Iterator[Matmul]:
+        cell, n_runs = self.cells.cells[rows.kind], 1 if part.kind == ONCE else self._n_batches[rows.kind]
+        for step in stage.steps[first:last]:
+            if not isinstance(step, Product):
+                continue
+            sizes = stage.lowered.sizes
+            out = self._values(rows, cell, stage, step.target, 0, sizes[step.target], step.domain)
+            for at, term in enumerate(step.terms):
+                matrix = self._matrix(stage, term)
+                a = self._values(rows, cell, stage, term.rows.value, term.rows.offset, len(matrix), step.domain)
+                typical = max(self._all_rows(rows.kind).count(step.domain) // n_runs, 1)
+                provider = self.chooser.choose(typical, matrix.shape[1], len(matrix), matrix.dtype.name)
+                if provider.name != PACKED and term.transposed:
+                    matrix = self._side_by_side(matrix)
+                yield Matmul(part, a, matrix, out, step.adds or at > 0, provider)
+
+    def _all_rows(self, kind: int) -> RowRange:
+        n_rows = int(self.plan.type_ptr[kind + 1] - self.plan.type_ptr[kind])
+        return RowRange(self.plan, Batch(kind, 0, n_rows, self.plan.type_bases[kind]))
+
+    def _matrix(self, stage: Stage, term: Term) -> Array:
+        """A matrix that rows are multiplied by: a parameter where it lies, or numbers."""
+        key = id(stage), term.weight
+        if key not in self._matrices:
+            var = stage.lowered.vars[term.weight]
+            found = var.source.parameter.data if isinstance(var.source, Weight) else self.memory.draw(var.shape)
+            self._matrices[key] = found
+        matrix = self._matrices[key]
+        return matrix.T if term.transposed else matrix
+
+    def _side_by_side(self, matrix: Array) -> Array:
+        """A transpose as libraries take it: copied, so that its rows lie side by side."""
+        key = address_of(matrix), matrix.shape
+        if key not in self._copies:
+            self._copies[key] = np.ascontiguousarray(matrix)
+        return self._copies[key]
+
+    def _values(
+        self, rows: RowRange, cell: PlannedCell, stage: Stage, value: int, offset: int, width: int, domain: int
+    ) -> Array:
+        """Elements of a value of a stage in some rows: `(rows, width)`."""
+        home, view = stage.storage.home(View(value, offset, (width,), (1,)))
+        return self._place(rows, cell, stage, home, view.offset, width, domain)
+
+    def _place(
+        self, rows: RowRange, cell: PlannedCell, stage: Stage | None, home: Home | None, offset: int, width: int,
+        domain: int,
+    ) -> Array:  # fmt: skip
+        """Columns of an area in some rows, as the plan has them; without a home, rows side by side."""
+        n_rows, (first_row, _), number = rows.count(domain), rows.of(domain), domain - NODE
+        step, start, column, memory = width, 0, 0, self.buffer
+        match home:
+            case Home("inputs" | "mirror" as area, _, column):
+                step = cell.layout.input_width[number]
+                start = rows.bases[number] + (self.plan.mirror if area == "mirror" else 0)
+            case Home("saved", _, column):
+                step = cell.layout.saved_width[number]
+                start = int(self.plan.saved_base[rows.block + number]) + first_row * step
+            case Home("kept", _, column) if stage is not None:
+                step = stage.storage.kept_width
+                memory, start = self.memory.take((rows.kind, "kept"), (first_row + n_rows) * step), first_row * step
+            case Home("scratch", _, column) if stage is not None:
+                step = stage.storage.scratch_width[domain]
+                memory = self.memory.take(("scratch", number), n_rows * step)
+            case _:
+                memory, offset = self.memory.take("own", n_rows * step), 0
+        first, itemsize = start + column + offset, memory.itemsize
+        if not n_rows or not width:
+            return np.empty((n_rows, width), memory.dtype)
+        assert 0 <= first <= memory.size - (n_rows - 1) * step - width, "the rows lie in the memory"
+        return np.ndarray((n_rows, width), memory.dtype, memory, first * itemsize, (step * itemsize, itemsize))
+
+
+@compiled
+def multiply_all_float32(numbers: Array, first: int, end: int) -> None:
+    """Run what a table of float32 products says: a row is the kind, an address, a `Product`, and what is added to."""
+    for p in range(first, end):
+        how, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds = numbers[p]
+        if how == LIBRARY:
+            call_float32(address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds)
+        elif how == PACKED_ROWS:
+            multiply_rows(m, n, k, a, a_step, 1, b, out, out_step, adds)
+        else:
+            pack_float32(b, a_flipped, b_flipped, k, n, out)
+
+
+@compiled
+def multiply_all_float64(numbers: Array, first: int, end: int) -> None:
+    """Run what a table of float64 products says; these have libraries only."""
+    for p in range(first, end):
+        _, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds = numbers[p]
+        call_float64(address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds)

@@ -1,0 +1,51 @@
+"""Where a command writes: looked at before the work begins, so that nothing is computed for a file that cannot be."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from autobatch.errors import DataError
+
+PICTURES = (".png", ".pdf", ".svg")
+
+
+def require_place(path: Path, doing: str) -> None:
+    """Refuse a file that cannot be written.
+
+    Args:
+        path: of the file, which may exist.
+        doing: begins the message: what is to be done to the file.
+
+    Raises:
+        DataError: its folder is not there, or it or its folder cannot be written.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        raise DataError(f"cannot {doing} {str(path)!r}: there is no folder {str(folder)!r}; make it first.")
+    if path.is_dir():
+        raise DataError(f"cannot {doing} {str(path)!r}: it is a folder; name a file in it.")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise DataError(f"cannot {doing} {str(path)!r}: it cannot be written; name a file in a folder that can.")
+
+
+def require_picture(path: Path, doing: str, kinds: tuple[str, ...] = PICTURES) -> None:
+    """Refuse a picture that cannot be written or drawn.
+
+    Args:
+        path, doing: see `require_place`.
+        kinds: the endings that there are; none if any will do. What is no .dot is drawn with Matplotlib.
+
+    Raises:
+        DataError: as `require_place`, or its name has another ending, or Matplotlib is not installed.
+    """
+    require_place(path, doing)
+    if kinds and path.suffix.lower() not in kinds:
+        raise DataError(
+            f"cannot {doing} {str(path)!r}: its name ends in none of {', '.join(kinds)}; name a file that does."
+        )
+    if path.suffix != ".dot" and find_spec("matplotlib") is None:
+        raise DataError(
+            f"cannot {doing} {str(path)!r}: matplotlib is not installed; pip install 'autobatch[plot]'."
+        )  # fmt: skip

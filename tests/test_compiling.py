@@ -1,0 +1,193 @@
+"""What is being compiled is told to whoever watches, and shown by commands that take long."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch._jit import compiled
+from autobatch.cli import compile_times, progress
+from autobatch.cli.compile_times import CELLS, LAYOUTS, LOOPS, REST
+from autobatch.cli.ending import run_to_the_end
+from autobatch.cli.main import dispatch
+from autobatch.cli.progress import show_compilation, show_progress
+from autobatch.cli.workload import load_workload
+from autobatch.compiling import Compilation, compiling, watch_compilation
+
+PROCESS = """
+import json, os
+folder = os.environ["AUTOBATCH_CACHE"]
+print(json.dumps("loop x"))
+print(json.dumps({answers}[len(os.listdir(folder))]))
+open(os.path.join(folder, "kept"), "w").close()
+"""
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+@pytest.fixture
+def compile_something() -> Callable[[], int]:
+    """A loop that no cache holds, and that calls another one."""
+    inner = compiled(square)
+    names: dict[str, Any] = {"inner": inner, "serial": id(inner)}
+    exec("def outer(x):\n    return inner(x) + serial", names)
+    return lambda: numba.njit(names["outer"])(3) - id(inner)
+
+
+def watch(work: Callable[[], object]) -> dict[str, list[Compilation]]:
+    told: dict[str, list[Compilation]] = {"begun": [], "done": [], "loaded": []}
+    with watch_compilation(*(told[name].append for name in told)):
+        work()
+    return told
+
+
+def test_a_loop_is_told_once_and_with_all_that_it_calls(compile_something: Callable[[], int]) -> None:
+    told = watch(compile_something)
+    assert [one.what for one in told["begun"]] == [one.what for one in told["done"]] == ["loop 'outer'"]
+    assert told["begun"][0].seconds == 0 < told["done"][0].seconds
+    assert not told["done"][0].is_kernel
+    assert watch(lambda: square(3)) == {"begun": [], "done": [], "loaded": []}
+
+
+def test_a_block_names_what_is_compiled_in_it(compile_something: Callable[[], int]) -> None:
+    def work() -> None:
+        with compiling("cell 'x' (forward)", is_kernel=True):
+            compile_something()
+        with compiling("cell 'y' (forward)", is_kernel=True):
+            pass
+
+    told = watch(work)
+    assert [(one.what, one.is_kernel) for one in told["begun"]] == [("cell 'x' (forward)", True)]
+    assert [one.what for one in told["done"]] == ["cell 'x' (forward)"]
+    assert [one.what for one in told["loaded"]] == ["cell 'y' (forward)"]
+
+
+def test_nobody_is_told_after_an_error_or_after_the_end(compile_something: Callable[[], int]) -> None:
+    told: list[Compilation] = []
+    with pytest.raises(ZeroDivisionError), watch_compilation(told.append), compiling("cell 'x' (forward)", True):
+        raise ZeroDivisionError
+    compile_something()
+    assert told == []
+
+
+def test_kernels_are_named_by_their_cells() -> None:
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.weight = ab.Parameter(np.ones((3, 3)))
+
+        @ab.cell
+        def inner(self, x: Any) -> Any:
+            return ab.tanh(self.weight @ x)
+
+    model = Model()
+    loss = ab.batched(lambda x: ab.sum(model.inner(model.inner(x))), module=model, backend="cpu")
+    told = watch(lambda: loss.value_and_grad([np.ones(3)]))
+    kernels = dict.fromkeys(one.what for one in [*told["done"], *told["loaded"]] if one.is_kernel)
+    assert {"cell 'inner' (forward)", "cell 'inner' (backward)"} <= set(kernels)
+    assert watch(lambda: loss.value_and_grad([np.ones(3)]))["done"] == []
+
+
+# --- what commands show ---
+
+
+def test_elsewhere_a_line_comes_after_some_seconds_of_compiling(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 10.0)
+    monkeypatch.setattr(progress, "SECONDS_UNTOLD", 2.0)
+    display = progress._Compilations()
+    for seconds in (1.5, 1.5, 4.0, 7.0, 1.0):
+        one = Compilation(f"loop 'took {seconds}'", False)
+        display.begun(one)
+        display.done(one._replace(seconds=seconds))
+    lines = [f"  compiling loop 'took {seconds}', which later runs find in the cache" for seconds in (4.0, 1.0)]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+@pytest.mark.parametrize("with_bar", [False, True])
+def test_on_a_terminal_all_is_named_and_nothing_stays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], with_bar: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    noted: list[str] = []
+    monkeypatch.setattr(progress._Bar, "note", lambda self, what: noted.append(what))
+    with show_compilation(), compiling("cell 'x' (forward)", True):
+        if with_bar:
+            with show_progress(2):
+                numba.njit(lambda x: x + 1)(2)
+        else:
+            numba.njit(lambda x: x + 1)(2)
+    assert noted == ["compiling cell 'x' (forward)"] * with_bar
+    assert ("compiling cell 'x' (forward)" in capsys.readouterr().out) == (not with_bar)
+
+
+# --- bench --compile ---
+
+
+def test_the_bench_tells_cold_and_cached_times(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes themselves are another test's: here they answer at once."""
+    answers = [{"cell 'leaf' (forward)": 2.5, LAYOUTS: 0.5, CELLS: 3.0, LOOPS: 40.0, REST: 1.0},
+               {"cell 'leaf' (forward)": 0.125, LAYOUTS: 0.5, CELLS: 0.625, LOOPS: 0.5, REST: 0.25}]  # fmt: skip
+    script = tmp_path / "process.py"
+    script.write_text(PROCESS.format(answers=answers))
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen([sys.executable, str(script)], **more))
+    path = tmp_path / "times.jsonl"
+    arguments = ["bench", "tree-lstm", "--compile", "--dim", "8", "--json", str(path)]
+    assert run_to_the_end(lambda: dispatch(arguments)) == 0
+    rows = [line.rsplit(maxsplit=2) for line in capfd.readouterr().out.splitlines()[3:]]
+    assert rows == [
+        ["cell 'leaf' (forward)", "2.50", "0.12"], [LAYOUTS, "0.50", "0.50"], [CELLS, "3.00", "0.62"],
+        [LOOPS, "40.00", "0.50"], [REST, "1.00", "0.25"],
+    ]  # fmt: skip
+    (result,) = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [result["cold_s"], result["cached_s"]] == answers
+    script.write_text("import sys\nsys.exit(3)\n")
+    assert run_to_the_end(lambda: dispatch(arguments)) == 2
+    assert "a process ended with status 3" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_cells_are_compiled_once_and_loaded_by_the_next_process(tmp_path: Path) -> None:
+    workload = load_workload("tree-lstm", "listops", 4, 0)
+    noted: list[str] = []
+    found = compile_times.time_compilation(workload, 4, noted.append)
+    assert {"compiling cell 'merge' (forward)", "compiling cell 'leaf' (backward)"} <= set(noted)
+    assert not any("cell" in what for what in noted[len(set(noted)) :])
+    assert found.cold.keys() == found.cached.keys()
+    assert found.cold[CELLS] == pytest.approx(
+        sum(s for what, s in found.cold.items() if what not in (CELLS, LOOPS, REST))
+    )
+    assert found.cached[CELLS] < found.cold[CELLS] / 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "option", "value"),
+    [
+        ("--compile", "--policy", "score"),
+        ("--compile", "--repeats", "2"),
+        ("--compile", "--threads", "1"),
+        ("--roofline", "--threads", "2"),
+        ("--roofline", "--precision", "bf16"),
+        ("--roofline", "--tune", "auto"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(
+    capfd: pytest.CaptureFixture[str], flag: str, option: str, value: str
+) -> None:
+    assert run_to_the_end(lambda: dispatch(["bench", "tree-lstm", flag, option, value])) == 2
+    assert f"{flag} takes no {option}; leave it out" in capfd.readouterr().err

@@ -1,0 +1,100 @@
+"""Copies and pickles of batched functions and of what they recorded: they work, or a sentence says what to do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.errors import GraphError
+from autobatch.models.data.listops import N_CLASSES, draw_trees
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.tree_lstm import TreeLSTM
+
+CLONES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda loss: pickle.loads(pickle.dumps(loss)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _not_jitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run as plain Python: compiling them takes long and is not what is tested."""
+    monkeypatch.setenv("AUTOBATCH_JIT", "0")
+
+
+@pytest.fixture
+def trees() -> list[Any]:
+    drawn = draw_trees(6, np.random.default_rng(0), max_depth=2)
+    vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
+    return [vocabulary.encode(tree) for tree in drawn]
+
+
+def make_loss(trees: list[Any], backend: str) -> Any:
+    n_words = 1 + max(word for tree in trees for word in tree.words())
+    model = TreeLSTM(n_words, 4, N_CLASSES, np.random.default_rng(1))
+    return ab.batched(model.loss, policy="score+both", backend=backend, seed=3, max_bytes=10**6, plan_cache=5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("clone", CLONES)
+def test_a_copy_of_a_used_function_goes_on_by_itself(trees: list[Any], backend: str, clone: str) -> None:
+    """Training one leaves the other as it was; both begin with equal numbers, settings and steps."""
+    loss = make_loss(trees, backend)
+    loss.value_and_grad(loss.record_all(trees))
+    twin = CLONES[clone](loss)
+    assert (twin.step, twin.seed, twin.max_bytes, twin.policy.name) == (1, 3, 10**6, "score+both")
+    assert twin.backend.name == backend
+    assert twin.backend is not loss.backend
+    before = loss(trees)
+    assert np.array_equal(twin(trees), before)
+    model = twin.value_and_grad.__self__._recorder.module
+    _, grads = twin.value_and_grad(twin.record_all(trees))
+    ab.optim.Adam(model, lr=0.1).step(grads)
+    assert np.array_equal(loss(trees), before)
+    assert np.abs(twin(trees) - before).max() > 1e-3
+
+
+def test_a_copy_has_recorded_nothing(trees: list[Any]) -> None:
+    loss = make_loss(trees, "reference")
+    graphs = loss.record_all(trees)
+    twin = copy.deepcopy(loss)
+    for recorded in (False, True):
+        if recorded:
+            twin.record_all(trees)
+        with pytest.raises(
+            GraphError, match="graph 0 was recorded by another batched function, or by what this one is"
+        ):
+            twin(graphs)
+
+
+def test_a_shallow_copy_runs_the_same_model_and_graphs(trees: list[Any]) -> None:
+    loss = make_loss(trees, "reference")
+    graphs = loss.record_all(trees)
+    expected = loss(graphs)
+    twin = copy.copy(loss)
+    twin.policy = ab.policies.get("unbatched")
+    assert np.allclose(twin(graphs), expected, rtol=1e-5)
+    assert (twin.last.batches, loss.policy.name) == (sum(graph.n_nodes for graph in graphs), "score+both")
+
+
+def test_copies_of_graphs_are_of_the_same_function(trees: list[Any]) -> None:
+    loss = make_loss(trees, "reference")
+    graphs = loss.record_all(trees)
+    copies = copy.deepcopy(graphs)
+    assert copies[0].words is not graphs[0].words
+    assert np.array_equal(loss([*copies[:3], *graphs[3:]]), loss(graphs))
+
+
+def test_graphs_are_not_pickled(trees: list[Any]) -> None:
+    loss = make_loss(trees, "reference")
+    graphs = loss.record_all(trees)
+    with pytest.raises(
+        GraphError, match=r"cannot pickle a recorded graph: .*; pickle the instances, and record them agai"
+    ):
+        pickle.dumps(graphs)

@@ -1,0 +1,219 @@
+"""`autobatch bench --roofline`: the products listed are those that run, their operations those counted by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autobatch.blas.finding import get_provider
+from autobatch.blas.product import Matrix
+from autobatch.blas.provider import Provider
+from autobatch.cli.ending import run_to_the_end
+from autobatch.cli.main import dispatch
+from autobatch.cli.matmuls import ONCE, Matmul, Matmuls, Memory, Part, Stages, list_matmuls
+from autobatch.cli.racing import MODES
+from autobatch.cli.roofline import race_matmuls
+from autobatch.cli.workload import load_workload, record
+from autobatch.executor.cpu import Cpu
+from autobatch.stacks import make_gradients
+
+DIM, BATCH_SIZE = 6, 8
+MODELS = ("tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm")
+Command = Callable[..., tuple[int, str, str]]
+
+
+class Noting(Provider):
+    """NumPy, which notes what it multiplies; compiled code cannot call it."""
+
+    def __init__(self) -> None:
+        super().__init__("noting", "0", {})
+        self.noted: list[tuple[Any, ...]] = []
+
+    def multiply(self, a: Matrix, b: Matrix, out: Matrix, accumulate: bool = False) -> None:
+        self.noted.append(describe(a, b, out, accumulate))
+        get_provider("numpy").multiply(a, b, out, accumulate)
+
+
+def describe(a: Matrix, b: Matrix, out: Matrix, adds: bool) -> tuple[Any, ...]:
+    """Shapes, what is added to, and the strides of operands of more than one row."""
+    strides = [one.strides if min(one.shape) > 1 else () for one in (a, b, out)]
+    return a.shape, b.shape, bool(adds), strides
+
+
+@pytest.fixture(autouse=True)
+def _not_jitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run as plain Python, which their products are not."""
+    monkeypatch.setenv("AUTOBATCH_JIT", "0")
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run `bench` in this process; give its exit status and what it printed."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = run_to_the_end(lambda: dispatch(["bench", *map(str, arguments)]))
+        return (status, *capfd.readouterr())
+
+    return call
+
+
+def run_model(model: str, mode: str, provider: Provider | None = None) -> tuple[Any, Any, list[Any]]:
+    """Run the first mini-batch of a model's data; give the loss, the workload and the instances."""
+    workload = load_workload(model, None, DIM, seed=0)
+    loss = workload.batched("loss", "score", "cpu", plan_cache=0)
+    backend = Cpu(provider="numpy")
+    if provider is not None:
+        backend.chooser.choose = lambda *args, **kwargs: provider  # type: ignore[method-assign]
+    loss.backend = backend
+    instances = workload.first(BATCH_SIZE)
+    graphs = record(loss, instances)
+    if mode == "train":
+        loss.value_and_grad(graphs)
+    else:
+        loss(graphs)
+    return loss, workload, instances
+
+
+def list_all(loss: Any, workload: Any) -> list[Matmul]:
+    backend = loss.backend
+    trainable = workload.model.parameters()
+    made = make_gradients(trainable, backend.cells.row_parameters, {}) if backend.cells.training else {}
+    gradients = {id(trainable[name]): gradient for name, gradient in made.items()}
+    memory = Memory(backend.dtype)
+    return list(list_matmuls(backend.plan, backend.cells, backend.chooser, Stages(), memory, gradients))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_products_listed_are_those_that_run(model: str, mode: str) -> None:
+    """In the same order, of the same shapes, with operands that lie alike."""
+    provider = Noting()
+    loss, workload, _ = run_model(model, mode, provider)
+    ran = list(provider.noted)
+    listed = [describe(one.a, one.b, one.out, one.adds) for one in list_all(loss, workload)]
+    assert [one[:3] for one in listed] == [one[:3] for one in ran]
+    assert listed == ran
+    assert len(ran) > 3
+
+
+def test_operations_are_those_counted_by_hand() -> None:
+    """Tree-LSTM: 3H x H per leaf, 5H x 2H per inner node, C x H per node; gradients of rows and of weights alike."""
+    loss, workload, trees = run_model("tree-lstm", "train")
+    n_leaves = sum(len(list(tree.words())) for tree in trees)
+    n_inner = n_leaves - len(trees)
+    n_classes = workload.dataset.sizes["n_classes"]
+    leaf = 2 * n_leaves * 3 * DIM * DIM
+    merge = 2 * n_inner * 5 * DIM * 2 * DIM
+    output = 2 * (n_leaves + n_inner) * n_classes * DIM
+    kinds = {name: kind for kind, name in enumerate(loss.last.graph.types.names)}
+    found = Matmuls(list_all(loss, workload)).flops()
+    assert found == {
+        Part("forward", ONCE): leaf,
+        Part("forward", kinds["merge"]): merge,
+        Part("forward", kinds["node_loss"]): output,
+        Part("backward", kinds["node_loss"]): output,
+        Part("backward", kinds["merge"]): merge,
+        Part("backward", ONCE): leaf,
+        Part("weights", kinds["leaf"]): leaf,
+        Part("weights", kinds["node_loss"]): output,
+        Part("weights", kinds["merge"]): merge,
+    }
+    inference, workload, _ = run_model("tree-lstm", "infer")
+    assert sum(Matmuls(list_all(inference, workload)).flops().values()) == leaf + merge + output
+
+
+@pytest.mark.parametrize("provider", ["numpy", "noting"])
+def test_products_run_alone_compute_what_numpy_does(provider: str) -> None:
+    """Compiled code that goes through the list leaves in memory what a loop over it with NumPy leaves."""
+    found = []
+    for compiled in (True, False):
+        loss, workload, _ = run_model("tree-lstm", "train", Noting() if provider == "noting" else None)
+        listed = list_all(loss, workload)
+        if compiled:
+            matmuls = Matmuls(listed)
+            matmuls.run()
+            assert set(matmuls.time_parts()) == set(matmuls.flops())
+        else:
+            for one in listed * 2:
+                product = one.a @ one.b
+                one.out[...] = one.out + product if one.adds else product
+        found.append([np.array(one.out) for one in listed])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parts_add_up(mode: str) -> None:
+    workload = load_workload("tree-lstm", None, DIM, seed=0)
+    done = list[str]()
+    found = race_matmuls(workload, "auto", "cpu", mode, BATCH_SIZE, 2, 2, step_done=done.append)
+    assert len(done) == 3 * 2 * 6
+    ms, matmul_ms = (sum(getattr(line, name) for line in found.lines) for name in ("ms", "matmul_ms"))
+    assert sum(found.besides().values()) == pytest.approx(ms - matmul_ms)
+    assert {line.stage for line in found.lines if not line.cell} >= {"planning", "around", "forward"}
+    assert ("optimizer" in found.besides()) == ("backward" in found.besides()) == (mode == "train")
+    assert all(line.ms > 0 for line in found.lines if line.cell)
+    assert found.ratio == found.ms / found.matmul_ms > 1
+    figures = found.figures()
+    assert figures["gflops"] == pytest.approx(sum(part["flops"] for part in figures["parts"]) / 1e6 / figures["ms"])
+    assert sum(part["ms"] for part in figures["parts"]) == pytest.approx(ms)
+    rows = [line.split() for line in str(found).splitlines()]
+    assert next(row for row in rows if row[:1] == ["sum"])[1:3] == [f"{ms:.2f}", f"{matmul_ms:.2f}"]
+
+
+def test_the_command_prints_a_table_and_writes_the_figures(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "roofline.jsonl"
+    small = ("--dim", DIM, "--batch-size", BATCH_SIZE, "--minibatches", 1, "--repeats", 1)
+    status, out, err = command("tree-lstm", "--roofline", *small, "--json", path)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "tree-lstm, listops, dim 6, train; per mini-batch of 8, policy score, BLAS threads: 1"
+    cells = ("leaf", "merge", "node_loss", "sum_n")
+    stages = ("forward", "backward", "weights")
+    assert {f"{cell}, {stage}" for cell in cells for stage in stages} <= {line.split("  ")[0] for line in lines}
+    (result,) = [json.loads(line) for line in path.read_text().splitlines()]
+    assert f"The step takes {result['ratio']:.2f} times the time of its matmuls alone" in out
+    assert (result["mode"], result["backend"], result["policy"]) == ("train", "cpu", "score")
+    status, out, _ = command("tree-lstm", "--roofline", *small, "--mode", "infer", "--policy", "agenda")
+    assert (status, "backward" in out, ", infer; per mini-batch of 8, policy agenda," in out) == (0, False, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["tree-lstm", "--roofline", "--backend", "reference"],
+            "the backend 'reference' does not compile cells; choose",
+        ),
+        (["tree-lstm", "--roofline", "--policy", "depth,agenda"], "--roofline takes one policy, not 2"),
+        (["tree-lstm", "--roofline", "--peers"], "--roofline and --compile measure different things; give one"),
+        (["tree-lstm", "--roofline", "--batch-size", "99999"], "cannot take the first 399996 instances"),
+        (["--roofline"], "Missing argument 'MODEL'"),
+        (["own:Sum", "--roofline", "--dim", "3", "--batch-size", "2"], "its cells multiply no rows by shared matrices"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(
+        "import autobatch as ab\n"
+        "class Sum(ab.Module):\n"
+        "    def __init__(self, n_classes, rng):\n"
+        "        self.weight = ab.Parameter(rng.standard_normal(n_classes))\n"
+        "    @ab.cell\n"
+        "    def node(self, label):\n"
+        "        return ab.cross_entropy(self.weight, label)\n"
+        "    def loss(self, tree):\n"
+        "        return self.node(tree.label)\n"
+    )
+    status, out, err = command(*arguments)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
