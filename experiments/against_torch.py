@@ -113,7 +113,7 @@ def make_ways(model: str, workload: Workload, size: int, config: Config) -> dict
     check_equal(workload, peers, backends, instances[:N_CHECKED])
     return {
         **torch_ways(peers, instances, size, min(config.slow_minibatches, config.minibatches)),
-        **our_ways(workload, backends, config.policy, instances, size),
+        **our_ways(workload, backends, config.policy, instances, size, config.threads),
     }
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 
-
 SET_HANDLER = 304  # in NumPy's table of C functions: PyDataMem_SetHandler
 ALLOCATE = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 ALLOCATE_ZEROS = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
@@ -58,9 +57,8 @@ def counting() -> Iterator[list[int]]:
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     api.PyCapsule_New.restype = ctypes.py_object
     api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    table = ctypes.cast(
-        api.PyCapsule_GetPointer(import_module("numpy._core._multiarray_umath")._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p)
-    )  # fmt: skip
+    functions = import_module("numpy._core._multiarray_umath")._ARRAY_API
+    table = ctypes.cast(api.PyCapsule_GetPointer(functions, None), ctypes.POINTER(ctypes.c_void_p))
     set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(table[SET_HANDLER])
     sizes.clear()
     before = set_handler(api.PyCapsule_New(ctypes.addressof(_handler), b"mem_handler", None))

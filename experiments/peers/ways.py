@@ -16,6 +16,7 @@ import torch
 
 import autobatch as ab
 from autobatch.cli.workload import Workload, record
+from autobatch.executor.cpu import Cpu
 from peers.bilstm_packed import PackedBiLSTMTagger
 from peers.lattice_agenda import AgendaLatticeLSTM
 from peers.lattice_expert import ExpertLatticeLSTM, OneDnnLatticeLSTM
@@ -42,6 +43,10 @@ PEERS: Mapping[str, Mapping[str, Callable[..., Peer]]] = {
 }
 DATA = {"tree-lstm": "sst", "bilstm-tagger": "wikiner", "lattice-lstm": "lattice"}
 LR = 1e-4
+OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "equal nodes shared": {"rewrites": "all"},
+    "NumPy multiplies": {"backend": Cpu(provider="numpy")},
+}
 
 LOSS_TOLERANCE = 2e-5  # of float32, relative to the largest number that is compared
 GRADIENT_TOLERANCE = 2e-4
@@ -137,22 +142,33 @@ def torch_way(
 
 
 def our_ways(
-    workload: Workload, backends: Sequence[str], policy: str, instances: Sequence[Any], size: int
+    workload: Workload, backends: Sequence[str], policy: str, instances: Sequence[Any], size: int, threads: int
 ) -> dict[str, Way]:
-    """autobatch on each backend, three ways: recorded afresh each time, recorded graphs, and cached plans."""
-    n_minibatches = -(-len(instances) // size)
-    ways = {}
+    """autobatch on each backend, three ways: recorded afresh each time, recorded graphs, and cached plans.
+
+    Of the cpu backend's recorded graphs there are three more, with what the others do without, or without what they
+    have: nodes that compute the same are computed once, only rows that were looked up are updated, and NumPy multiplies
+    all matrices.
+    """
+    ways: dict[str, Way] = {}
+    options: dict[str, Any] = {"policy": policy, "threads": threads}
+    raw = list(ab.minibatches(instances, size))
     for backend in backends:
         model = deepcopy(workload.model)
         optimizer = ab.optim.Adam(model, lr=LR)
-        afresh = ab.batched(model.loss, policy=policy, backend=backend, plan_cache=0)
-        cached = ab.batched(model.loss, policy=policy, backend=backend, plan_cache=2 * n_minibatches)
-        raw = list(ab.minibatches(instances, size))
+        afresh = ab.batched(model.loss, backend=backend, plan_cache=0, **options)
+        cached = ab.batched(model.loss, backend=backend, plan_cache=2 * len(raw), **options)
         graphs = list(ab.minibatches(record(afresh, instances), size))
         again = list(ab.minibatches(record(cached, instances), size))
         ways[f"autobatch {backend}, recorded afresh"] = our_way(afresh, optimizer, raw)
         ways[f"autobatch {backend}, recorded graphs"] = our_way(afresh, optimizer, graphs)
         ways[f"autobatch {backend}, cached plans"] = our_way(cached, optimizer, again)
+        if backend == "cpu":
+            ways["autobatch cpu, lazy rows"] = our_way(afresh, ab.optim.Adam(model, lr=LR, lazy=True), graphs)
+            for name, other in OTHERS.items():
+                loss = ab.batched(model.loss, **{"backend": backend, "plan_cache": 0, **options, **other})
+                recorded = list(ab.minibatches(record(loss, instances), size))
+                ways[f"autobatch cpu, {name}"] = our_way(loss, optimizer, recorded)
     return ways
 
 
