@@ -1,4 +1,4 @@
-"""A warm training step on the cpu backend allocates nothing that grows with model or trees, and the process does not grow.
+"""A warm step of training on the cpu backend allocates nothing that grows with model or trees; processes do not grow.
 
 Counted are the arrays of NumPy, while a mini-batch runs whose plan is known: forward, backward, and the optimizer.
 """

@@ -1,8 +1,8 @@
 """Backends: what runs a plan. `reference` interprets cells op by op and is the oracle for every other.
 
-`cpu` compiles cells into matrix products and generated kernels. "auto" is the fastest that the machine can run, or
+`cpu` compiles cells into matrix products and generated kernels. "auto" is `cpu`, unless there is
 
-    AUTOBATCH_BACKEND=name     the backend of this name, for programs that name none
+    AUTOBATCH_BACKEND=name     in the environment: the backend for programs that name none
 """
 
 from __future__ import annotations
