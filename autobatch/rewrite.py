@@ -9,13 +9,14 @@ Five passes, in this order:
 - fold: a sum that only plain ports read is taken by them instead, each of which then has its terms as edges.
 - share: of the nodes that compute the same, in whatever instance, only the first stays. Off unless asked for.
 
-Each is one or two compiled sweeps over the nodes, which are in topological order; what went is then cut out, once.
+Each is one or two compiled sweeps over the nodes, which are in topological order; what went is then cut out, once. A
+survey comes first: a pass that cannot apply does not run, and is not even compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -101,12 +102,24 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
 
     Cost: one sweep that finds the passes that may have something to do, and O(N + E) for each of these.
     """
-    chosen = to_passes(passes)
-    words, floats, counts = _rewrite(
-        graph.words, graph.floats, graph.types.arrays(), *[name in chosen for name in PASSES]
-    )
-    done = Rewrites(*counts.tolist()) if counts.any() else NOTHING
-    if done is NOTHING:
+    chosen, types = to_passes(passes), graph.types.arrays()
+    words, floats, done = graph.words, graph.floats, NOTHING
+    ports, may_forward, may_drop, may_take, may_widen = _survey(words, types)
+    if may_forward and "forward" in chosen:
+        words, forwarded = _forward(words, types.out_ptr, ports)
+        if forwarded:
+            done, may_drop, may_take = Rewrites(forwarded), True, True
+    dead, sums = may_drop and "dead" in chosen, (may_take or may_widen) and "sums" in chosen
+    if dead or sums:
+        words, floats, dropped, widened, taking, dissolved = _shrink(words, floats, types, dead, sums)
+        done = replace(done, dropped=dropped, widened=widened, sums=taking, dissolved=dissolved)
+    if may_take and "fold" in chosen:
+        words, floats, folded, folded_edges = fold_sums(words, floats, types, ports)
+        done = replace(done, folded=folded, folded_edges=folded_edges)
+    if "share" in chosen:
+        words, floats, shared = share_equal(words, floats, types)
+        done = replace(done, shared=shared)
+    if done == NOTHING:
         return graph, NOTHING
     result = Graph(words, floats, graph.types, graph.structures, graph.keys)
     if checking():
@@ -129,42 +142,15 @@ def to_passes(passes: Collection[str]) -> tuple[str, ...]:
 
 
 @compiled
-def _rewrite(
-    words: IntArray,
-    floats: FloatArray,
-    types: TypeArrays,
-    forward: bool,
-    dead: bool,
-    sums: bool,
-    fold: bool,
-    share: bool,
-) -> tuple[IntArray, FloatArray, NDArray[np.int64]]:
-    """Run the passes; counts are in the order of the fields of `Rewrites`."""
-    counts = np.zeros(8, np.int64)
-    ports = _passed_ports(types)
-    may_forward, may_drop, may_take, may_widen = _survey(sections(words), types, ports)
-    if forward and may_forward:
-        forwarded = words.copy()
-        counts[0] = _forward(sections(forwarded), types.out_ptr, ports)
-        if counts[0] > 0:
-            words, may_drop, may_take = forwarded, True, True
-    if (dead and may_drop) or (sums and (may_take or may_widen)):
-        words, floats = _shrink(words, floats, types, dead, sums, counts)
-    if fold and may_take:
-        words, floats, counts[5], counts[6] = fold_sums(words, floats, types, ports)
-    if share:
-        words, floats, counts[7] = share_equal(words, floats, types)
-    return words, floats, counts
-
-
-@compiled
-def _survey(graph: Sections, types: TypeArrays, ports: IntArray) -> tuple[bool, bool, bool, bool]:
+def _survey(words: IntArray, types: TypeArrays) -> tuple[IntArray, bool, bool, bool, bool]:
     """Look for nodes that a pass may change, before any has run.
 
     Returns:
-        whether a node may pass through its only edge; a node is neither read nor asked for; a sum is not asked for,
-        and may be taken in or folded; a sum is not the variadic one.
+        The port that each output passes through, or -1; whether a node may pass through its only edge; a node is
+        neither read nor asked for; a sum is not asked for, and may be taken in or folded; a sum is not the variadic
+        one.
     """
+    graph, ports = sections(words), _passed_ports(types)
     type_id, edge_src, out_node = indices(graph.type_id), indices(graph.edge_src), indices(graph.out_node)
     used = np.zeros(type_id.size, np.uint8)
     for source in edge_src:
@@ -186,24 +172,30 @@ def _survey(graph: Sections, types: TypeArrays, ports: IntArray) -> tuple[bool, 
             for e in range(first, end):
                 starts = e == first or graph.edge_in[e - 1] != graph.edge_in[e]
                 may_forward |= starts and (e + 1 == end or graph.edge_in[e + 1] != graph.edge_in[e])
-    return may_forward, n_used < type_id.size, may_take, may_widen
+    return ports, may_forward, n_used < type_id.size, may_take, may_widen
 
 
 @compiled
 def _shrink(
-    words: IntArray, floats: FloatArray, types: TypeArrays, dead: bool, sums: bool, counts: NDArray[np.int64]
-) -> tuple[IntArray, FloatArray]:
-    """Run the passes that decide the fate of nodes, and write the graph anew if they found anything; count it."""
+    words: IntArray, floats: FloatArray, types: TypeArrays, dead: bool, sums: bool
+) -> tuple[IntArray, FloatArray, int, int, int, int]:
+    """Run the passes that decide the fate of nodes, and write the graph anew if they found anything.
+
+    Returns:
+        The words and float attributes, and the counts of dropped nodes, widened sums, sums that take in others, and
+        dissolved ones.
+    """
     graph = sections(words)
     fate = np.full(graph.type_id.size, KEPT, np.uint8)
+    dropped = widened = taking = dissolved = 0
     if dead and graph.out_node.size > 0:
-        counts[1] = _drop_dead(graph, fate)
+        dropped = _drop_dead(graph, fate)
     n_terms = _n_edges(graph.edge_ptr)
     if sums and _any_id(types.sum_type):
-        counts[2], counts[3], counts[4] = _dissolve_sums(graph, types.sum_type, fate, n_terms)
-    if counts[1] + counts[2] + counts[4] > 0:
-        return _cut(graph, floats, types, fate, n_terms, sums)
-    return words, floats
+        widened, taking, dissolved = _dissolve_sums(graph, types.sum_type, fate, n_terms)
+    if dropped + widened + dissolved > 0:
+        words, floats = _cut(graph, floats, types, fate, n_terms, sums)
+    return words, floats, dropped, widened, taking, dissolved
 
 
 @compiled
@@ -223,9 +215,10 @@ def _passed_ports(types: TypeArrays) -> IntArray:
 
 
 @compiled
-def _forward(graph: Sections, out_ptr: IntArray, ports: IntArray) -> int:
-    """Redirect edges and outputs, in place; return how many. Sources are final when their readers come."""
-    n_forwarded = 0
+def _forward(words: IntArray, out_ptr: IntArray, ports: IntArray) -> tuple[IntArray, int]:
+    """Redirect edges and outputs, in a copy; count them. Sources are final when their readers come."""
+    forwarded = words.copy()
+    graph, n_forwarded = sections(forwarded), 0
     type_id, edge_ptr, edge_src, edge_out = graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out
     for e in range(edge_src.size):
         node = edge_src[e]
@@ -243,7 +236,7 @@ def _forward(graph: Sections, out_ptr: IntArray, ports: IntArray) -> int:
             if origin >= 0:
                 graph.out_node[o], graph.out_port[o] = edge_src[origin], edge_out[origin]
                 n_forwarded += 1
-    return n_forwarded
+    return forwarded, n_forwarded
 
 
 @compiled

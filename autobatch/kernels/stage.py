@@ -1,4 +1,4 @@
-"""A stage of a cell, compiled: its steps, where its values are, and a function for each kernel."""
+"""A stage of a cell, compiled: its steps, where its values are, and the source of each kernel."""
 
 from __future__ import annotations
 
