@@ -171,3 +171,19 @@ def test_a_parameter_that_was_replaced(model: Model) -> None:
 def test_a_function_without_its_module(model: Model) -> None:
     with refused(ab.GraphError, "cell 'leaf' reads a Parameter", "ab.batched was given none; pass module="):
         ab.batched(lambda word: model.loss(word))([1])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, "cpu"), ("", "cpu"), ("auto", "cpu"), ("cpu", "cpu"), ("reference", "reference")]
+)
+def test_the_environment_names_the_backend_of_programs_that_name_none(
+    value: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AUTOBATCH_BACKEND")
+    if value is not None:
+        monkeypatch.setenv("AUTOBATCH_BACKEND", value)
+    assert ab.batched(lambda x: x).backend.name == expected
+    assert ab.batched(lambda x: x, backend="reference").backend.name == "reference"
+    monkeypatch.setenv("AUTOBATCH_BACKEND", "tpu")
+    with pytest.raises(ab.BackendError, match=r"there is no backend 'tpu' \(of AUTOBATCH_BACKEND\) in this version"):
+        ab.batched(lambda x: x)

@@ -173,7 +173,7 @@ def test_the_command_prints_a_table_and_writes_the_figures(command: Command, tmp
     status, out, err = command("tree-lstm", "--roofline", *small, "--json", path)
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "tree-lstm, listops, dim 6, train; per mini-batch of 8, policy score, BLAS threads: 1"
+    assert lines[0] == "tree-lstm, listops, dim 6, train; per mini-batch of 8, policy score, one thread"
     cells = ("leaf", "merge", "node_loss", "sum_n")
     stages = ("forward", "backward", "weights")
     assert {f"{cell}, {stage}" for cell in cells for stage in stages} <= {line.split("  ")[0] for line in lines}

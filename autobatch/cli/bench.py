@@ -182,7 +182,7 @@ def _compare_with_matmuls(ctx: click.Context, json_path: Path | None) -> int:
             )  # fmt: skip
         click.echo(
             f"{model}, {workload.dataset.name}, dim {dim}, {mode}; per mini-batch of {batch_size}, policy "
-            f"{found.policy}, BLAS threads: {threads_in_force()}\n\n{found}"
+            f"{found.policy}, one thread\n\n{found}"
         )
         described = describe_run(workload, batch_size, found.policy, found.backend, mode)
         figures = {"instances_per_s": 1e3 * batch_size / found.ms, **found.figures()}

@@ -107,10 +107,10 @@ def make_backend(backend: str | Backend) -> Backend:
         if isinstance(backend, type) or not hasattr(backend, "forward"):
             raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
         return backend
-    name = os.environ.get(VARIABLE, "cpu") if backend == "auto" else backend
-    if name not in NAMES:
+    name = os.environ.get(VARIABLE) or "auto" if backend == "auto" else backend
+    if name not in (*NAMES, "auto"):
         where = f" (of {VARIABLE})" if backend == "auto" else ""
         raise BackendError(
             f"there is no backend {name!r}{where} in this version; there are {', '.join(NAMES)} and auto."
         )
-    return Cpu() if name == "cpu" else Reference()
+    return Reference() if name == "reference" else Cpu()
