@@ -1,7 +1,8 @@
 """Compile flat-array loops with Numba at their first call, and not before.
 
 Numba takes longer to import than all of autobatch, so no module imports it at the top. A loop marked
-`@compiled` is plain Python over arrays of ints; it is compiled, and cached on disk, when first called.
+`@compiled` is plain Python over arrays of ints; it is compiled, and cached on disk, when first called; one marked
+`@by_address` when compiled code wants to call it by its address. What Python cannot express at all is `@built`.
 Loops may call each other: inside compiled code the other loop is inlined. Arrays that travel in a NamedTuple are taken
 out of it before a loop: to read a field counts references, which costs more than what a loop does with an element
 (naming the type of highest score took 375 ns that way, and 7 ns with the arrays taken out).
@@ -13,9 +14,11 @@ has changed. So the name under which a loop is cached ends in a digest of all co
 from __future__ import annotations
 
 import marshal
+import sys
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
+from inspect import getsource
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -129,6 +132,10 @@ def by_address(python: Callable[P, R]) -> ByAddress[P, R]:
 class Built(Compiled[P, R]):
     """A function for compiled code that Python cannot express: `python`, called without arguments, builds it."""
 
+    def digest(self) -> str:
+        """Tells versions of the module that builds it apart: what it builds with is not known more exactly."""
+        return _digest_module(self.python.__module__)
+
     def _for_loops(self) -> Any:
         if self._inlined is None:
             build: Any = self.python
@@ -149,9 +156,8 @@ class Replaced(Compiled[P, R]):
         return self._inlined
 
     def digest(self) -> str:
-        """Tells versions of both apart."""
-        build = marshal.dumps(self.build.__code__, VALUES_ALONE)
-        return sha256(super().digest().encode() + build).hexdigest()[:12]
+        """Tells versions of the module that builds the other one apart."""
+        return _digest_module(self.build.__module__)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.python(*args, **kwargs)
@@ -160,6 +166,11 @@ class Replaced(Compiled[P, R]):
 def replaced_by(build: Callable[[], Any]) -> Callable[[Callable[P, R]], Replaced[P, R]]:
     """Mark a function that is another one in compiled code: what `build` makes when it is first met."""
     return lambda python: Replaced(python, build)
+
+
+@cache
+def _digest_module(name: str) -> str:
+    return sha256(getsource(sys.modules[name]).encode()).hexdigest()[:12]
 
 
 def built(build: Callable[[], Callable[P, R]]) -> Built[P, R]:

@@ -180,32 +180,21 @@ def multiply_bf16(
 
 
 @compiled
-def outer_words(m: int, n: int, is_bf16: bool) -> int:
-    """How many words `add_outer_float32` or `add_outer_bf16` need beside their arguments."""
-    return OUTER_AT_ONCE * (((n + WIDTH - 1) // WIDTH) * WIDTH + (m if is_bf16 else 0))
-
-
-@compiled
-def add_outer_float32(
-    rows: int, m: int, n: int, x: int, x_row: int, y: int, y_row: int, out: int, out_row: int, scratch: int
-) -> None:
-    """Add x' @ y to `out`: the gradient of a matrix.
-
-    Args:
-        rows, m, n: x is (rows, m), y (rows, n), out (m, n): addresses, and words from row to row.
-        scratch: address of `outer_words(m, n, False)` words.
-    """
-    for first in range(0, rows, OUTER_AT_ONCE):
-        n_rows = min(OUTER_AT_ONCE, rows - first)
-        pack_float32(y + WORD * first * y_row, y_row, 1, n_rows, n, scratch)
-        multiply_float32(m, n, n_rows, x + WORD * first * x_row, 1, x_row, scratch, out, out_row, 1)
+def outer_words(m: int, n: int) -> int:
+    """How many words `add_outer_bf16` needs beside its arguments."""
+    return OUTER_AT_ONCE * (((n + WIDTH - 1) // WIDTH) * WIDTH + m)
 
 
 @compiled
 def add_outer_bf16(
     rows: int, m: int, n: int, x: int, x_row: int, y: int, y_row: int, out: int, out_row: int, scratch: int
 ) -> None:
-    """Add x' @ y, both rounded to bf16, to `out`; see `add_outer_float32`. Pairs are of rows."""
+    """Add x' @ y, both rounded to bf16, to `out`: the gradient of a matrix. Pairs are of rows.
+
+    Args:
+        rows, m, n: x is (rows, m), y (rows, n), out (m, n): addresses, and words from row to row.
+        scratch: address of `outer_words(m, n)` words.
+    """
     left = scratch + WORD * OUTER_AT_ONCE * ((n + WIDTH - 1) // WIDTH) * WIDTH
     for first in range(0, rows, 2 * OUTER_AT_ONCE):
         n_rows = min(2 * OUTER_AT_ONCE, rows - first)

@@ -144,7 +144,7 @@ class Outers:
             numbers: for each 0, m, n, rows, and for x, y and out the address, and elements from row to row; as
                 `autobatch.executor.weights` has them, where the first is a routine.
         """
-        needed = max((outer_words(int(m), int(n), True) for m, n in numbers[:, 1:3]), default=0)
+        needed = max((outer_words(int(m), int(n)) for m, n in numbers[:, 1:3]), default=0)
         if self._scratch.size < needed:
             self._scratch = np.zeros(needed, np.uint32)
         add_outers(numbers, address_of(self._scratch))
