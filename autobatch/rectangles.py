@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from autobatch.addresses import address_of
+
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Shape: TypeAlias = tuple[int, ...]
 
@@ -73,7 +75,7 @@ def find_whole(arrays: Sequence[FloatArray], rectangles: Sequence[Rectangle]) ->
     base = arrays[0].base
     if not isinstance(base, np.ndarray) or base.ndim != 2 or not base.flags.c_contiguous or not base.size:
         return None
-    row, column = divmod((_address(arrays[0]) - _address(base)) // base.itemsize, base.shape[1])
+    row, column = divmod((address_of(arrays[0]) - address_of(base)) // base.itemsize, base.shape[1])
     row, column = row - rectangles[0].row, column - rectangles[0].column
     height, width = bounds(rectangles)
     if row < 0 or column < 0 or row + height > base.shape[0] or column + width > base.shape[1]:
@@ -82,11 +84,6 @@ def find_whole(arrays: Sequence[FloatArray], rectangles: Sequence[Rectangle]) ->
         if array.base is not base or array.dtype != base.dtype or array.size != rectangle.height * rectangle.width:
             return None
         there = rectangle.moved(row, column).of(base, array.shape)
-        if _address(array) != _address(there) or array.strides != there.strides:
+        if address_of(array) != address_of(there) or array.strides != there.strides:
             return None
     return Rectangle(row, column, height, width).of(base, (height, width))
-
-
-def _address(array: FloatArray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.blas.choosing import MAX_SIZE, Chooser
+from autobatch.blas.choosing import BY_SIZE, MAX_SIZE, Chooser
 from autobatch.blas.threads import most_threads
 from autobatch.errors import PlanError
 from autobatch.executor import Backend
@@ -29,7 +29,7 @@ from autobatch.schedule import Frontier, FrontierPolicy, make_schedule
 from autobatch.tuning.costs import CostModel, Work, measure_work
 from autobatch.tuning.store import Decision, find_decisions, find_measured, keep_decision, keep_measured, sign_model
 from autobatch.tuning.trial import MUCH_WORSE, Trial, Watch
-from autobatch.tuning.variant import BY_SIZE, OTHERS, Decisions, Variant, check_threads, read_decisions, write_decisions
+from autobatch.tuning.variant import OTHERS, Decisions, Variant, check_threads, read_decisions, write_decisions
 
 NOT_WORSE = 1.1  # times the prediction for the variant in force: what is predicted to take longer is not tried
 MOST_TRIED = 4  # beside the variant in force

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from autobatch.blas.choosing import BY_SIZE
 from autobatch.errors import BackendError, PlanError
 from autobatch.plan import Planner
 from autobatch.rewrite import PASSES
@@ -23,7 +24,6 @@ from autobatch.rewrite import PASSES
 OTHERS = "*"
 REWRITES = ("fold", "share")
 LAYOUTS = ("joins", "stacks", "sums")
-BY_SIZE = "by size"
 Decisions: TypeAlias = dict[str, "Variant"]
 
 
