@@ -58,6 +58,16 @@ def is_structure(x: Any) -> bool:
     return isinstance(x, (tuple, list, dict)) or (is_dataclass(x) and not isinstance(x, (type, Module)))
 
 
+def parts_of(structure: Any) -> Sequence[Any]:
+    """What a container of arguments or results holds, in order."""
+    if isinstance(structure, dict):
+        return list(structure.values())
+    if is_dataclass(structure):
+        return [getattr(structure, f.name) for f in fields(structure)]
+    parts: Sequence[Any] = structure
+    return parts
+
+
 @dataclass(frozen=True)
 class Key:
     """The type-relevant part of an argument.

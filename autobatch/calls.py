@@ -2,27 +2,27 @@
 
 An `Entry` stands for one cell of one module, one op, or one function made of ops. Its generated function (see
 `forms`) handles the calls whose form is known. Any other takes the slow path here: arrays and parameters among
-the arguments become sources, the arguments are read, the cell is traced if its type is new, and the function is
-generated anew with the form added.
+the arguments become sources, and if the form is not known then either, the arguments are read, the cell is traced if
+its type is new, and the function is generated anew with the form added.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from autobatch.arguments import Key, Static, is_structure
+from autobatch.arguments import Key, Static, is_structure, parts_of
 from autobatch.cell import Cell, NeedsLength, Tracer
 from autobatch.decode import form_tables
 from autobatch.entries import Entry, Namespace, Stand, invoke
 from autobatch.errors import GraphError
 from autobatch.forms import BUILTINS, Form, FormReader, make_form
-from autobatch.handles import Bundle, Handles, Value
+from autobatch.handles import OUTPUT_BITS, RECYCLE, Bundle, Handles, Value
 from autobatch.module import Module, Parameter
 from autobatch.ops import add
 from autobatch.ops.define import Op, first_symbol
@@ -56,10 +56,8 @@ class Calls:
         self.namespace = Namespace(
             {
                 **BUILTINS,
-                "__log": self.log.append,
-                "__extend": self.log.extend,
-                "__log_float": self.floats.append,
-                "__extend_floats": self.floats.extend,
+                "__log": self.log,
+                "__log_floats": self.floats.extend,
             }
         )
         self.handles = Handles(self, self.namespace.names)
@@ -67,10 +65,12 @@ class Calls:
         self._entries: dict[Any, Entry] = {}
         self._types: dict[Any, NodeType] = {}
         self._sources: dict[Any, Value] = {}
-        self._tables: tuple[IntArray, IntArray] | None = None
+        self._tables = (np.zeros(0, np.int32), *form_tables([]))
+        self._recycle_at = RECYCLE
 
     def start(self, module: Module | None) -> None:
         """Empty the log for a new recording of functions that read the parameters of `module`."""
+        self._recycle_at -= len(self.log)
         self.log.clear()
         self.floats.clear()
         self.weight_names = {id(p): name for name, p in module.parameters().items()} if module is not None else {}
@@ -79,13 +79,24 @@ class Calls:
         """Forget the sources of the last instance, number draws from 0, and take back handles."""
         self._sources.clear()
         self.namespace.names["__draw"] = count().__next__
-        self.handles.recycle()
+        if len(self.log) >= self._recycle_at:
+            self.handles.recycle()
+            self._recycle_at = len(self.log) + RECYCLE
 
-    def form_tables(self) -> tuple[IntArray, IntArray]:
-        """The codes of all forms for the decoder."""
-        if self._tables is None:
-            self._tables = form_tables([f.code for f in self.forms])
+    def form_tables(self) -> tuple[IntArray, IntArray, IntArray]:
+        """For the decoder: the form of each handle, and the codes of all forms."""
+        form_of, code, code_ptr = self._tables
+        if form_of.size < len(self.handles.form_of):
+            form_of = np.array(self.handles.form_of, np.int32)
+        if code_ptr.size <= len(self.forms):
+            code, code_ptr = form_tables([f.code for f in self.forms])
+        self._tables = form_of, code, code_ptr
         return self._tables
+
+    def type_at(self, at: int) -> NodeType:
+        """The type of the node whose call was logged from this place on."""
+        form = self.forms[self.handles.form_of[self.log[at] >> OUTPUT_BITS]]
+        return self.types[form.code[0]]
 
     # Entries: one for each thing that can be called.
 
@@ -129,20 +140,22 @@ class Calls:
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a function made of ops as a cell of its own; arguments that hold no value are static."""
-        args = tuple(_listed(a) if isinstance(a, (tuple, list)) and first_symbol(a) is not None else a for a in args)
         return self._function_entry(function).function(*args, **kwargs)
 
     def _function_entry(self, function: Callable[..., Any]) -> Entry:
-        if function not in self._entries:
+        known = self._entries.get(function)
+        if known is None:
             signature = inspect.signature(function)
-            self._entries[function] = self._make_entry(
+            assert all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values())  # a tuple, not a list
+            known = self._entries[function] = self._make_entry(
                 (function,),
                 function.__name__.lstrip("_"),
                 signature,
                 lambda arguments: invoke(function, signature, arguments),
                 lambda name, x: not isinstance(x, (np.ndarray, list)) and first_symbol(x) is None,
+                lists=True,
             )
-        return self._entries[function]
+        return known
 
     def _make_entry(
         self,
@@ -152,18 +165,23 @@ class Calls:
         run: Any,
         is_static: Any,
         lifts: bool = True,
+        lists: bool = False,
     ) -> Entry:
-        entry = Entry(name, tuple(Static(part) for part in identity), signature, run, is_static, lifts=lifts)
+        entry = Entry(name, tuple(map(Static, identity)), signature, run, is_static, lifts=lifts, lists=lists)
         entry.function = self.namespace.generate(entry, (), lambda *args: self._slow(entry, args))
         return entry
 
     # The slow path: the first call of each form, and calls that pass arrays or parameters.
 
     def _slow(self, entry: Entry, args: tuple[Any, ...]) -> Any:
-        lifted = {
-            name: x if entry.is_static(name, x) or not entry.lifts else self.lift(x, entry.is_static)
-            for name, x in zip(entry.signature.parameters, args, strict=True)
-        }
+        lifted = dict(zip(entry.signature.parameters, args, strict=True))
+        for name, x in lifted.items():
+            if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
+                x = _listed(x)
+            if entry.lifts and not entry.is_static(name, x):
+                lifted[name] = self.lift(x, entry.is_static)
+        if any(x is not lifted[name] for name, x in zip(entry.signature.parameters, args, strict=True)):
+            return invoke(entry.function, entry.signature, lifted)  # which may know a call with values
         reader, keys = self._read(entry, lifted)
         if tuple(reader.conditions) not in entry.by_form:
             try:
@@ -187,12 +205,12 @@ class Calls:
     def _add_form(self, entry: Entry, reader: FormReader, node_type: NodeType) -> None:
         kind, put_together = self.handles.of_type(node_type)
         rebuild = None if put_together is None else self.namespace.constant(put_together)
-        form = make_form(reader, len(self.forms), node_type.number, node_type.program, kind.number, rebuild)
+        form = make_form(reader, len(self.forms), node_type.number, node_type.program, kind.structure, rebuild)
+        self.handles.add_pool(kind, len(self.forms))
         self.forms.append(form)
-        self._tables = None
         entry.by_form[tuple(reader.conditions)] = self.namespace.generate(entry, [form], _refuse(entry, reader.lists))
         if len(entry.forms) < MAX_FORMS:
-            entry.forms.append(form)
+            entry.forms.insert(0, form)  # those met first, such as states to begin with, are often the rarer ones
             entry.function = self.namespace.generate(entry, entry.forms, lambda *args: self._slow(entry, args))
             self.stand.renew(entry)
 
@@ -212,15 +230,14 @@ class Calls:
             return self._source(np.asarray(x))
         if isinstance(x, (np.bool_, np.integer, np.floating)):
             return x.item()
-        if isinstance(x, (tuple, list)):
-            parts = [self.lift(part, is_static, is_result) for part in x]
-            return Key.of_structure(x, ()).build(_made_alike(parts) if isinstance(x, list) else parts)
-        if isinstance(x, dict):
-            return {name: self.lift(part, is_static, is_result) for name, part in x.items()}
-        if is_structure(x):
-            parts = [self.lift(getattr(x, f.name), is_static, is_result) for f in fields(x)]
-            return Key.of_structure(x, ()).build(parts)
-        return x
+        if not is_structure(x):
+            return x
+        own = parts_of(x)
+        parts = [self.lift(part, is_static, is_result) for part in own]
+        if isinstance(x, list):
+            parts = _made_alike(parts)
+        is_same = all(map(operator.is_, parts, own)) and (type(x) in (list, dict) or not isinstance(x, (list, dict)))
+        return x if is_same else Key.of_structure(x, ()).build(parts)
 
     def _source(self, x: Any) -> Value:
         """The node whose output is an array or a parameter; one per instance, and for equal arrays."""
@@ -295,10 +312,17 @@ def _unpacked(x: Any) -> Any:
 
 def _listed(values: Sequence[Any]) -> list[Any]:
     """A sequence with values in it as a list, with arrays in the place of numbers, so that they are values too."""
-    return [
-        np.asarray(float(x)) if isinstance(x, (int, float, np.number)) else tuple(_listed(x)) if type(x) is tuple else x
-        for x in values
-    ]
+    parts = list(map(_as_values, values))
+    return values if type(values) is list and all(map(operator.is_, parts, values)) else parts
+
+
+def _as_values(x: Any) -> Any:
+    if isinstance(x, (int, float, np.number)):
+        return np.asarray(float(x))
+    if type(x) is not tuple:
+        return x
+    parts = tuple(map(_as_values, x))
+    return x if all(map(operator.is_, parts, x)) else parts
 
 
 def never(name: str, x: Any) -> bool:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import update_wrapper
 from typing import Any, overload
 
 import numpy as np
 
-from autobatch.arguments import Key, Static, is_structure
+from autobatch.arguments import Key, Static, is_structure, parts_of
 from autobatch.errors import AutobatchError, GraphError, ShapeError
 from autobatch.graph_check import checking
 from autobatch.module import Module
@@ -227,6 +226,5 @@ def collect_outputs(result: Any, outputs: list[Any]) -> Any:
         parts = [collect_outputs(part, outputs) for part in result]
         return tuple(parts) if type(result) is tuple else Key.of_structure(result, parts)
     if is_structure(result):
-        values = result.values() if isinstance(result, dict) else (getattr(result, f.name) for f in fields(result))
-        return Key.of_structure(result, [collect_outputs(part, outputs) for part in values])
+        return Key.of_structure(result, [collect_outputs(part, outputs) for part in parts_of(result)])
     return Static(result)

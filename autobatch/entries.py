@@ -31,6 +31,7 @@ class Entry:
         fixed: for arguments of these keys, a list (by expression) whose length the body needs.
         place: the namespace in which the function stands, and its name there.
         lifts: whether arrays among the arguments become sources; else they are data.
+        lists: whether sequences with values among the arguments become lists of values alone.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Entry:
     fixed: dict[tuple[tuple[str, Key], ...], str] = field(default_factory=dict)
     place: tuple[dict[str, Any], str] | None = None
     lifts: bool = True
+    lists: bool = False
 
 
 class Namespace:

@@ -2,9 +2,10 @@
 
     def merge(left, right):
         if __type(left) is Kind_2 and __type(right) is Kind_2:
-            try: __out = take_2()
-            except StopIteration: __out = grow_2()
-            __log(5); __log(__out.ref); __log(left.ref); __log(right.ref)
+            for __out in pool_5: break
+            else: __out = grow_5()
+            __to = __log
+            __to += (__out[0].ref, left[0].ref, right[0].ref)
             return __out
         return slow_merge(left, right)
 
@@ -23,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from autobatch.arguments import BY_IDENTITY, PLAIN, Key, Static, is_hashable, is_structure
-from autobatch.decode import EACH, END, HANDLE, WORDS
+from autobatch.decode import EACH, HANDLE, WORDS, make_code
 from autobatch.errors import DataError, GraphError
-from autobatch.handles import Bundle, Handles, Value
+from autobatch.handles import Bundle, Handles, Value, path_of_ref
 from autobatch.program import DRAW, Attribute, CellProgram, Port, first_leaf
 
-BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, all, np.ndarray)}
+BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, all, np.ndarray)}
 
 
 @dataclass
@@ -36,15 +37,18 @@ class Leaves:
     """Leaves first:first + count of the arguments, read from the expression `text`.
 
     `kind` is "handle" (a value, or a bundle of several), "int", "ints", "float", "floats" or "each"; the parts of
-    "each" are handles whose text starts with the name of one element, `x`.
+    "each" are handles whose text starts with the name of one element, `x`. `ref` is the expression of a handle's ref;
+    `refs` names the list of refs in "each", where the conditions make it.
     """
 
     kind: str
     text: str
     first: int
     count: int
+    ref: str = ""
     is_bundle: bool = False
     parts: list[Leaves] = field(default_factory=list)
+    refs: str = ""
 
 
 class FormReader:
@@ -114,7 +118,8 @@ class FormReader:
     def _handle(self, x: Any, text: str, kind: str, leaves: list[Leaves], conditions: list[str]) -> None:
         conditions.append(f"__type({text}) is {kind}")
         count = sum(1 for _ in self.handles.kind_of(x).structure.leaves())
-        leaves.append(Leaves("handle", text, self.n_leaves, count, isinstance(x, Bundle)))
+        ref = text + path_of_ref(self.handles.kind_of(x).structure)
+        leaves.append(Leaves("handle", text, self.n_leaves, count, ref, isinstance(x, Bundle)))
         self.n_leaves += count
 
     def _data(self, kind: str, shape: tuple[int, ...], text: str) -> Key:
@@ -146,13 +151,13 @@ class FormReader:
         self.n_leaves = n_leaves
         if key is None or not alike:
             return None
-        test = (
-            f"{{*__map(__type, {text})}} == {{{conditions[0].split()[-1]}}}"
-            if len(conditions) == 1
-            else f"__all([{' and '.join(conditions)} for x in {text}])"
-        )
+        refs, test = "", f"__all([{' and '.join(conditions)} for x in {text}])"
+        if isinstance(x[0], (Value, Bundle)):
+            kind, refs = self._kind_name(x[0]), f"__refs_{len(self.lists)}"
+            listed = f"[{parts[0].ref} for x in {text} if __type(x) is {kind}]"
+            test = f"__type({text}[0]) is {kind} and __len({refs} := {listed}) == __len({text})"
         self._condition(f"__type({text}) is __list and {text} and {test}")
-        self.leaves.append(Leaves("each", text, first, sum(1 for _ in key.leaves()), parts=parts))
+        self.leaves.append(Leaves("each", text, first, sum(1 for _ in key.leaves()), parts=parts, refs=refs))
         self.lists.append(text)
         return Key("each", None, (key,))
 
@@ -187,7 +192,7 @@ class Form:
     Attributes:
         conditions: what tells the form, as Python.
         body: what logs the call, as Python.
-        code: for the decoder: the type, then the items logged (see `decode`).
+        code: for the decoder, see `decode.make_code`.
     """
 
     conditions: tuple[str, ...]
@@ -196,14 +201,16 @@ class Form:
 
 
 def make_form(
-    reader: FormReader, number: int, type_id: int, program: CellProgram, kind: int, rebuild: str | None
+    reader: FormReader, number: int, type_id: int, program: CellProgram, outputs: Key, rebuild: str | None
 ) -> Form:
-    """The form that `reader` read, of the type `type_id`, whose outputs have handles of kind `kind`."""
+    """The form that `reader` read, of the type `type_id`.
+
+    Args:
+        outputs: the structure of the handles that it gives out; rebuild: names what puts the outputs together.
+    """
     ports = {v.source.leaf: v.source.number for v in program.vars if isinstance(v.source, Port)}
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
-    body = [f"try: __out = take_{kind}()", f"except StopIteration: __out = grow_{kind}()"]
-    body += [f"__log({number})", "__log(__out.ref)"]
-    code = [type_id]
+    logged, floats, code = [f"__out{path_of_ref(outputs)}"], list[str](), list[tuple[int, ...]]()
     conditions = list(reader.conditions)
     conditions += [f"__len({reader.lists[a]}) == __len({reader.lists[b]})" for a, b in program.ties]
     for leaves in reader.leaves:
@@ -212,29 +219,34 @@ def make_form(
             if not items:
                 continue
             if leaves.kind == "handle":
-                body.append(f"__log({leaves.text}.ref)")
-                code += [HANDLE, *items[0][1]]
+                logged.append(leaves.ref)
+                code.append((HANDLE, *items[0][1]))
             else:
-                body.append(f"__log(__len({leaves.text}))")
-                body += [f"__extend([{part.text}.ref for x in {leaves.text}])" for part, _ in items]
-                code += [EACH, len(items), *(word for _, pairs in items for word in pairs)]
+                logged.append(f"__len({leaves.text})")
+                logged += [f"*{leaves.refs or f'[{part.ref} for x in {leaves.text}]'}" for part, _ in items]
+                code.append((EACH, len(items), *(word for _, pairs in items for word in pairs)))
         elif leaves.first in data:
-            body.append(LOG_DATA[leaves.kind].format(leaves.text))
             if leaves.kind.startswith("int"):
-                code += [WORDS, data[leaves.first]]
-    if program.draws:
-        body.append("__log(__draw())" if DRAW in data else "__draw()")
-        code += [WORDS, 1] if DRAW in data else []
+                logged.append(LOG_DATA[leaves.kind].format(leaves.text))
+                code.append((WORDS, data[leaves.first]))
+            else:
+                floats.append(LOG_DATA[leaves.kind].format(leaves.text))
+    if program.draws and DRAW in data:
+        logged.append("__draw()")
+        code.append((WORDS, 1))
+    body = [f"for __out in pool_{number}: break", f"else: __out = grow_{number}()"]
+    body += ["__to = __log", f"__to += {_tuple(logged)}"]  # less time than a call of append for each
+    body += [f"__log_floats({_tuple(floats)})"] if floats else []
+    body += ["__draw()"] if program.draws and DRAW not in data else []
     body.append(f"return {rebuild}(__out)" if rebuild else "return __out")
-    return Form(tuple(conditions), tuple(body), (*code, END))
+    return Form(tuple(conditions), tuple(body), make_code(type_id, code))
 
 
-LOG_DATA = {
-    "int": "__log({})",
-    "ints": "__extend({}.ravel().tolist())",
-    "float": "__log_float({})",
-    "floats": "__extend_floats({}.ravel().tolist())",
-}
+LOG_DATA = {"int": "{}", "ints": "*{}.ravel().tolist()", "float": "{}", "floats": "*{}.ravel().tolist()"}
+
+
+def _tuple(items: list[str]) -> str:
+    return f"({', '.join(items)}{',' * (len(items) == 1)})"
 
 
 def _handle_items(parts: Iterable[Leaves], ports: dict[int, int]) -> list[tuple[Leaves, list[int]]]:
@@ -251,8 +263,19 @@ def _handle_items(parts: Iterable[Leaves], ports: dict[int, int]) -> list[tuple[
 
 def write_function(name: str, header: str, call: str, forms: Iterable[Form]) -> str:
     """The source of a function that tries `forms` in turn and calls `slow` when none fits."""
-    lines = [f"def {name}({header}):"]
-    for form in forms:
-        lines.append(f"    if {' and '.join(form.conditions) or 'True'}:")
-        lines += [f"        {line}" for line in form.body]
-    return "\n".join([*lines, f"    return slow_{name}({call})"])
+    lines = _write_branches([(form.conditions, form.body) for form in forms])
+    return "\n    ".join([f"def {name}({header}):", *lines, f"return slow_{name}({call})"])
+
+
+def _write_branches(branches: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[str]:
+    """Bodies under their conditions; what several begin with is asked once."""
+    lines = list[str]()
+    for first in dict.fromkeys(conditions[:1] for conditions, _ in branches):
+        alike = [(conditions, body) for conditions, body in branches if conditions[:1] == first]
+        if len(alike) == 1 or not first:
+            conditions, body = alike[0]
+            inner = [*body]
+        else:
+            conditions, inner = first, _write_branches([(conditions[1:], body) for conditions, body in alike])
+        lines += [f"if {' and '.join(conditions) or 'True'}:", *(f"    {line}" for line in inner)]
+    return lines

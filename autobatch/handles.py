@@ -1,9 +1,10 @@
 """Handles: what the user's program holds in place of a node's outputs while it is recorded.
 
-A handle is a small immutable object with a number, `ref = id << 8 | output`. Making one costs more than the rest
-of a recorded call, so each `Kind` (one structure of output shapes) hands out pooled ones and takes them back
-once enough have been used and nobody holds them any more, by their reference counts. A handle that somebody
-still holds is never handed out again, so a value kept from an earlier recording is told by its id.
+A handle is a small immutable object with a number, `ref = id << 8 | output`, or a tuple of such. Making one costs more
+than the rest of a recorded call, so each call form has a `Pool` that hands them out and takes them back once enough
+have been used and nobody holds them any more, by their reference counts. A handle that somebody still holds is never
+handed out again, so a value kept from an earlier recording is told by its id. All handles of a `Kind` have one
+structure of shapes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from autobatch.typetable import NodeType
 
 OUTPUT_BITS = 8
 MAX_OUTPUTS = 2**OUTPUT_BITS  # values that a node can return
-CHUNK = 64
-RECYCLE = 512  # handles of a kind in use before they are taken back: few enough to stay in cache (8192: a fifth slower)
+CHUNK = 64  # by which pools grow in the end
+RECYCLE = 2048  # ints logged before handles are taken back: few enough handles to stay in cache
 
 
 class Recording(Protocol):
@@ -72,27 +73,43 @@ class Value(Symbol):
 class Bundle(tuple[Any, ...]):
     """The outputs of a recorded node that returns a tuple. Subclasses, one per structure, belong to one recorder."""
 
-    ref: int
+    __slots__ = ()
     kind: Kind
 
 
 class Kind:
-    """The pool of handles for one structure of outputs.
+    """The handles for one structure of outputs.
 
     Attributes:
         handles: the registry that the kind belongs to, which numbers handles.
         structure: a value key, or a tuple key of such.
         cls: the class of the handles; generated code knows them by it.
-        pool: the handles to give out; parts: the values and tuples in bundles, as many for each.
-        idle: the reference counts of a handle, and of a part, that nobody holds.
     """
 
     def __init__(self, handles: Handles, number: int, structure: Key) -> None:
         self.handles, self.number, self.structure = handles, number, structure
         self.is_bundle = structure.kind == "tuple"
-        base, detail = (Bundle, {}) if self.is_bundle else (Value, {"shape": structure.detail, "__slots__": ()})
-        self.cls: Any = type(base.__name__, (base,), {**detail, "kind": self})
-        self.pool: list[Any] = []
+        base, detail = (Bundle, {}) if self.is_bundle else (Value, {"shape": structure.detail})
+        self.cls: Any = type(base.__name__, (base,), {**detail, "kind": self, "__slots__": ()})
+
+    def make(self, ref: int) -> Any:
+        """Make a handle."""
+        if not self.is_bundle:
+            return self.cls(ref)
+        return self.cls(_make_parts(self.handles, self.structure, iter(range(ref, ref + MAX_OUTPUTS))))
+
+
+class Pool:
+    """The handles that one call form gives out.
+
+    Attributes:
+        handles: to give out; parts: the values and tuples in bundles, as many for each.
+        idle: the reference counts of a handle, and of a part, that nobody holds.
+    """
+
+    def __init__(self, kind: Kind, form: int) -> None:
+        self.kind, self.form = kind, form
+        self.handles: list[Any] = []
         self.parts: list[Any] = []
         self.idle = (0, 0)
         self._restart(0)
@@ -100,29 +117,24 @@ class Kind:
     @property
     def used(self) -> int:
         """Handles taken since the pool was last recycled."""
-        return len(self.pool) - operator.length_hint(self._iterator)
+        return len(self.handles) - operator.length_hint(self._iterator)
 
     def grow(self) -> Any:
         """Add a chunk of handles and take the first of them."""
-        start = len(self.pool)
-        for place in range(start, start + CHUNK):
-            self._put(place, self._make())
+        start = len(self.handles)
+        for place in range(start, start + min(max(start, 8), CHUNK)):
+            self._put(place)
         if not start:
-            own, inner = (list(map(sys.getrefcount, objects)) for objects in (self.pool, self.parts))
+            own, inner = (list(map(sys.getrefcount, objects)) for objects in (self.handles, self.parts))
             self.idle = (min(own), min(inner, default=0))
         self._restart(start)
         return next(self._iterator)
 
     def recycle(self) -> None:
-        """Start again from the first handle if many are used, replacing those that somebody still holds.
-
-        A recursive inner function is a cycle, so what it held waits for the garbage collector: a young collection
-        frees the programs of the last instances, and what is held after it is really held.
-        """
-        if self.used >= RECYCLE:
-            gc.collect(1)
+        """Start again from the first handle, replacing those that somebody still holds."""
+        if self.used:
             for place in self._held():
-                self._put(place, self._make())
+                self._put(place)
             self._restart(0)
 
     def _held(self) -> set[int]:
@@ -130,36 +142,25 @@ class Kind:
 
         Mostly none, and then two sums tell: no count can be below that of an idle handle or part.
         """
-        used, width = self.used, len(self.parts) // len(self.pool)
-        own = list(map(sys.getrefcount, islice(self.pool, used)))
-        inner = list(map(sys.getrefcount, islice(self.parts, used * width)))
-        if sum(own) == self.idle[0] * len(own) and sum(inner) == self.idle[1] * len(inner):
+        used, width = self.used, len(self.parts) // len(self.handles)
+        own, inner = islice(self.handles, used), islice(self.parts, used * width)
+        least = self.idle[0] * used, self.idle[1] * used * width
+        if (sum(map(sys.getrefcount, own)), sum(map(sys.getrefcount, inner))) == least:
             return set()
-        held = {place for place, count in enumerate(own) if count > self.idle[0]}
-        return held.union(k // width for k, count in enumerate(inner) if count > self.idle[1])
+        held = {place for place in range(used) if sys.getrefcount(self.handles[place]) > self.idle[0]}
+        return held.union(k // width for k in range(used * width) if sys.getrefcount(self.parts[k]) > self.idle[1])
 
-    def _put(self, place: int, handle: Any) -> None:
-        """Put a handle at this place of the pool."""
-        parts = self._parts_of(handle)
+    def _put(self, place: int) -> None:
+        """Put a new handle at this place of the pool."""
+        handle = self.kind.make(self.kind.handles.new_id(self.form) << OUTPUT_BITS)
+        parts = _parts_in(handle) if self.kind.is_bundle else []
         self.parts[place * len(parts) : (place + 1) * len(parts)] = parts
-        self.pool[place : place + 1] = [handle]
-
-    def _make(self) -> Any:
-        """Make a handle, with a new id."""
-        ref = self.handles.new_id() << OUTPUT_BITS
-        if not self.is_bundle:
-            return self.cls(ref)
-        bundle = self.cls(_make_parts(self.handles, self.structure, iter(range(ref, ref + MAX_OUTPUTS))))
-        bundle.ref = ref
-        return bundle
-
-    def _parts_of(self, handle: Any) -> list[Any]:
-        return _parts_in(handle) if self.is_bundle else []
+        self.handles[place : place + 1] = [handle]
 
     def _restart(self, place: int) -> None:
-        self._iterator: Iterator[Any] = iter(self.pool)
+        self._iterator: Iterator[Any] = iter(self.handles)
         self._iterator.__setstate__(place)  # type: ignore[attr-defined]
-        self.handles.namespace[f"take_{self.number}"] = self._iterator.__next__
+        self.kind.handles.namespace[f"pool_{self.form}"] = self._iterator
 
 
 def _make_parts(handles: Handles, key: Key, refs: Iterator[int]) -> Iterator[Any]:
@@ -171,6 +172,15 @@ def _make_parts(handles: Handles, key: Key, refs: Iterator[int]) -> Iterator[Any
             yield tuple(_make_parts(handles, child, refs))
 
 
+def path_of_ref(structure: Key) -> str:
+    """Where the ref of a whole handle of this structure is found, as Python: in a bundle, at the first value."""
+    paths = [("", structure)]
+    while paths[0][1].kind != "value":
+        path, outer = paths.pop(0)
+        paths = [*((f"{path}[{i}]", part) for i, part in enumerate(outer.children)), *paths]
+    return f"{paths[0][0]}.ref"
+
+
 def _parts_in(bundle: tuple[Any, ...]) -> list[Any]:
     """Every value and tuple in a bundle."""
     inner = [part for child in bundle if type(child) is tuple for part in _parts_in(child)]
@@ -178,35 +188,49 @@ def _parts_in(bundle: tuple[Any, ...]) -> list[Any]:
 
 
 class Handles:
-    """All kinds of handles of one recording.
+    """All handles of one recording.
 
     Attributes:
         recording: records the ops that the handles meet outside cells.
-        namespace: the globals of the generated functions, told what takes and grows the handles of each kind.
-        n_ids: handles made so far.
+        namespace: the globals of the generated functions, told the kinds of handles, and each form's pool.
+        form_of: for each handle made so far, by id, the form that gives it out.
+        classes: of the handles.
     """
 
     def __init__(self, recording: Recording, namespace: dict[str, Any]) -> None:
         self.recording, self.namespace = recording, namespace
-        self.n_ids = 0
+        self.form_of: list[int] = []
+        self.classes: set[type] = set()
         self._kinds: dict[Key, Kind] = {}
+        self._pools: list[Pool] = []
 
-    def new_id(self) -> int:
-        """A number that no handle has had."""
-        self.n_ids += 1
-        return self.n_ids - 1
+    def new_id(self, form: int) -> int:
+        """A number that no handle has had, for one that this form gives out."""
+        self.form_of.append(form)
+        return len(self.form_of) - 1
 
     def recycle(self) -> None:
-        """Take back handles that nobody holds, between instances."""
-        for kind in self._kinds.values():
-            kind.recycle()
+        """Take back handles that nobody holds, between instances.
+
+        A recursive inner function is a cycle, so what it held waits for the garbage collector: a young collection
+        frees the programs of the last instances, and what is held after it is really held.
+        """
+        gc.collect(1)
+        for pool in self._pools:
+            pool.recycle()
+
+    def add_pool(self, kind: Kind, form: int) -> None:
+        """Let a form give out handles of this kind."""
+        pool = Pool(kind, form)
+        self._pools.append(pool)
+        self.namespace[f"grow_{form}"] = pool.grow
 
     def kind(self, structure: Key) -> Kind:
         """The handles for outputs of this structure."""
         if structure not in self._kinds:
             kind = self._kinds[structure] = Kind(self, len(self._kinds), structure)
             self.namespace[f"Kind_{kind.number}"] = kind.cls
-            self.namespace[f"grow_{kind.number}"] = kind.grow
+            self.classes.add(kind.cls)
         return self._kinds[structure]
 
     def kind_of(self, handle: Value | Bundle) -> Kind:

@@ -16,6 +16,7 @@ from autobatch.calls import Calls, never
 from autobatch.decode import STALE, as_longs, decode_log
 from autobatch.errors import DataError, GraphError
 from autobatch.graph import Graph, check_ranges, merge_graphs, split_graph
+from autobatch.handles import Value
 from autobatch.module import Module, Parameter
 from autobatch.ops.operators import STAGE, stage
 from autobatch.results import SlotTable, read_result
@@ -125,6 +126,10 @@ class Recorder:
                 "recording an instance went deeper than Python's recursion limit; raise it with "
                 "sys.setrecursionlimit, or write the function with a loop."
             ) from None
+        except AttributeError as error:
+            if isinstance(error.obj, Value):  # without a __getattr__, which would take longer for any attribute
+                error.args = (error.obj.lacks(str(error.name)),)
+            raise
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
             result = np.asarray(float(result))
         return read_result(self.calls.lift(result, never, is_result=True), self.slots, refs, slots)
@@ -137,11 +142,13 @@ class Recorder:
             log = as_longs(calls.log)
         except OverflowError:
             raise DataError(f"recording met an int that {TOO_LONG}") from None
-        if calls.handles.n_ids > self._node_of.size:
-            self._node_of = np.concatenate((self._node_of, np.zeros(calls.handles.n_ids, np.int64)))
-        code, code_ptr = calls.form_tables()
+        form_of, code, code_ptr = calls.form_tables()
+        if form_of.size > self._node_of.size:
+            self._node_of = np.concatenate((self._node_of, np.zeros(form_of.size, np.int64)))
         pointers = (as_longs(log_ptr), as_longs(refs), as_longs(slots), as_longs(output_ptr))
-        words, fault = decode_log(log, *pointers, code, code_ptr, self._node_of, self._serial, len(calls.floats))
+        words, fault = decode_log(
+            log, *pointers, form_of, code, code_ptr, self._node_of, self._serial, len(calls.floats)
+        )
         self._serial += len(log) + 1
         if fault[0]:
             raise self._fault(*fault.tolist())
@@ -150,7 +157,7 @@ class Recorder:
     def _fault(self, status: int, instance: int, node: int, at: int) -> GraphError | DataError:
         where = f"what instance {instance} returned"
         if node >= 0:
-            name = self.types[self.calls.forms[self.calls.log[at]].code[0]].name
+            name = self.calls.type_at(at).name
             where = f"instance {instance}, call {node} (cell {name!r})"
         if status == STALE:
             return GraphError(

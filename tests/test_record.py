@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.calls import Calls
+from autobatch.calls import MAX_FORMS, Calls
 from autobatch.entries import Entry
 from autobatch.graph import Graph
 from autobatch.record import Recorder
@@ -71,6 +71,11 @@ class Model(ab.Module):
     @ab.cell
     def pair(self, x: Any) -> Any:
         return x, 2.0 * x
+
+    @ab.cell
+    def behind(self, x: Any) -> Any:
+        """Values that are not the first things returned."""
+        return (), ((), x), 2.0 * x
 
     @ab.cell
     def read(self, x: Any) -> Any:
@@ -219,6 +224,9 @@ CALLS: dict[str, Callable[[Model, Any], Any]] = {
     "pairs of every make": lambda m, x: m.totals([m.pair(x), (x, m.start), m.pair(m.start)]),
     "pairs of pairs": lambda m, x: pairs([(m.pair(x), m.pair(x)), ((x, x), m.pair(x)), (m.pair(x), (x, m.start))]),
     "a list of different things": lambda m, x: m.read([m.pair(x), "a", (x, 1), [x, 2.0]]),
+    "outputs behind empty tuples": lambda m, x: m.read((m.behind(x), [m.behind(x)], m.behind(x)[1])),
+    "numbers in pairs": lambda m, x: ab.sum_n([(x, ab.sum(x)), (x, 2.0), (x, 1)]),
+    "more forms than are tried": lambda m, x: [m.power(m.start, n) for n in range(1, MAX_FORMS + 3)],
     "names of builtins": lambda m, x: m.shadowing(x, 2.0, x, [x, m.start], (x,)),
     "a default that is given": lambda m, x: m.shadowing(x, 2.0, out=x, log=[], list=(x,), x=x),
     "a cell in a cell": lambda m, x: m.outer_cell(x),

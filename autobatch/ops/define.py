@@ -177,5 +177,7 @@ def first_symbol(arg: Any) -> Symbol | None:
     if isinstance(arg, Symbol):
         return arg
     if isinstance(arg, (tuple, list)):
-        return next((s for a in arg if (s := first_symbol(a)) is not None), None)
+        for part in arg:
+            if (symbol := first_symbol(part)) is not None:
+                return symbol
     return None

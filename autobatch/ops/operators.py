@@ -181,8 +181,9 @@ class Symbol(Operators):
 
     _stage = "recorded"
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
+    def lacks(self, name: str) -> str:
+        """What to say where a program asks for an attribute that there is not."""
+        return (
             f"a {self._stage} value has no attribute {name!r}; it has a shape and Python's operators, and the rest are "
             f"ops, such as ab.sum(x) (see ab.ops)."
         )
