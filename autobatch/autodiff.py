@@ -8,13 +8,14 @@ Values of the forward program keep their numbers and new ones follow, so one lis
   over rows is not summed batch by batch: its operands are kept, so each weight costs one matrix product per step.
   A parameter that only `lookup` reads gets no array here: its gradient is some rows, and which is all that is said.
 
-The saved values are those of one stage that a later one reads; views of saved values are made anew, not kept.
+The saved values are those of one stage that a later one reads; views of saved values are made anew, not kept. Backward
+may also compute values of the forward program again instead of having them saved (`autobatch.memplan.recomputing`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -66,6 +67,8 @@ class Derivative:
         ports: for each port number its gradient, None where no output depends on it.
         parameters: pairs of a `Weight` value and its gradient, one row.
         tables: pairs of a `Weight` value whose gradient is nothing but scattered rows, and these; no stage has them.
+        kept: values that lie in the inputs, which all stages know.
+        again: values of the program that backward computes again; beside them it makes views, and what rows share.
     """
 
     program: CellProgram
@@ -77,6 +80,8 @@ class Derivative:
     ports: tuple[int | None, ...]
     parameters: tuple[tuple[int, int], ...]
     tables: tuple[tuple[int, tuple[Scatter, ...]], ...]
+    kept: frozenset[int] = frozenset()
+    again: frozenset[int] = frozenset()
 
     @cached_property
     def accumulated(self) -> frozenset[int]:
@@ -115,15 +120,16 @@ class Derivative:
         lines += [
             f"  gradient of %{p} has %{s.values} added at rows %{s.ids}" for p, parts in self.tables for s in parts
         ]
-        return "\n".join([*lines, f"  saved: {', '.join(f'%{s}' for s in self.saved)}"])
+        told = [("saved", self.saved), *([("computed again", sorted(self.again))] if self.again else [])]
+        return "\n".join([*lines, *(f"  {what}: {', '.join(f'%{i}' for i in values)}" for what, values in told)])
 
     def _new(self, stage: tuple[int, ...]) -> list[int]:
-        """The values of a stage, and the constants that it reads, that the program itself does not have."""
+        """The values of a stage, and the constants that it reads, that the program does not have, or not by then."""
         shown = set(stage)
         for source in (self.vars[i].source for i in stage):
             if isinstance(source, Instruction):
                 shown.update(a for a in source.args if isinstance(self.vars[a].source, Constant))
-        return sorted(i for i in shown if i >= len(self.program.vars))
+        return sorted(i for i in shown if i >= len(self.program.vars) or i in self.again)
 
 
 def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> Derivative:
@@ -146,19 +152,16 @@ def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> D
     vars = tuple(reverse.builder.vars)
     if checking():
         check_values(program.name, vars, program.ties)
-    return _divide(Derivative(program, vars, (), (), (), incoming, ports, parameters, tables), kept)
+    return _divide(Derivative(program, vars, (), (), (), incoming, ports, parameters, tables, kept))
 
 
-def with_values(
-    derivative: Derivative, vars: tuple[Var, ...], number: Mapping[int, int], kept: frozenset[int]
-) -> Derivative:
+def with_values(derivative: Derivative, vars: tuple[Var, ...], number: Mapping[int, int]) -> Derivative:
     """The same derivative over other values, divided into stages anew.
 
     Args:
         derivative: over values of which those of the program keep their numbers.
         vars: the other values.
         number: what each incoming gradient and each root is among them.
-        kept: see `differentiate`.
     """
     moved = replace(
         derivative,
@@ -171,12 +174,20 @@ def with_values(
             for i, scatters in derivative.tables
         ),
     )
-    return _divide(moved, kept)
+    return _divide(moved)
 
 
-def _divide(derivative: Derivative, kept: frozenset[int]) -> Derivative:
+def compute_again(derivative: Derivative, again: Iterable[int]) -> Derivative:
+    """The same derivative, whose backward stage computes some values of the program again instead of reading them.
+
+    What they are computed from is saved if nothing else is known of it. What the weight stage reads stays saved.
+    """
+    return _divide(replace(derivative, again=frozenset(again)))
+
+
+def _divide(derivative: Derivative) -> Derivative:
     """Say what each stage runs, and what is saved between them."""
-    stages = _Stages(derivative.vars, len(derivative.program.vars), kept)
+    stages = _Stages(derivative)
     scattered = (value for _, scatters in derivative.tables for scatter in scatters for value in scatter)
     for gradient in (*(g for _, g in derivative.parameters), *scattered):
         stages.need_for_weights(gradient)
@@ -188,6 +199,7 @@ def _divide(derivative: Derivative, kept: frozenset[int]) -> Derivative:
         saved=tuple(sorted(stages.saved)),
         backward=tuple(sorted(stages.backward)),
         weights=tuple(sorted(stages.weights)),
+        again=derivative.again & stages.backward,
     )
 
 
@@ -329,8 +341,9 @@ def _row_sum_of(op: Op) -> Op:
 class _Stages:
     """Divides the new instructions into the backward and the weight stage, and finds what is kept for them."""
 
-    def __init__(self, vars: tuple[Var, ...], n_forward: int, kept: frozenset[int]) -> None:
-        self.vars, self.n_forward, self.kept = vars, n_forward, kept
+    def __init__(self, derivative: Derivative) -> None:
+        self.vars, self.n_forward = derivative.vars, len(derivative.program.vars)
+        self.kept, self.again = derivative.kept, derivative.again
         self.backward: set[int] = set()
         self.weights: set[int] = set()
         self.saved: set[int] = set()
@@ -349,11 +362,12 @@ class _Stages:
                 self.saved.add(index)
 
     def need_for_backward(self, index: int) -> None:
-        """Make value `index` known to the backward stage: computed there if new, cheap or a view, else kept."""
+        """Make value `index` known to the backward stage: computed there if new, cheap, a view or again, else kept."""
         source = self.vars[index].source
         if not isinstance(source, Instruction) or index in self.backward or index in self.kept:
             return
-        if index >= self.n_forward or self._cheap(index, source):
+        is_again = index in self.again and index not in self.saved
+        if index >= self.n_forward or self._cheap(index, source) or is_again:
             self.backward.add(index)
             for arg in source.args:
                 self.need_for_backward(arg)

@@ -51,6 +51,7 @@ class Layout:
         settled: the ports whose gradients are made in place.
         joins: what making each join takes.
         within: for a value that is made as part of a join, that join and where in it.
+        taken: the saved values of the program whose columns values of the backward stage take in the end.
     """
 
     inputs: tuple[Place, ...]
@@ -62,11 +63,12 @@ class Layout:
     settled: frozenset[int] = frozenset()
     joins: dict[int, Join] = field(default_factory=dict)
     within: dict[int, tuple[int, Index]] = field(default_factory=dict)
+    taken: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
         inputs = [(f"port {number}", place) for number, place in enumerate(self.inputs)]
         inner = [(f"%{index}", place) for index, place in self.inner.items()]
-        saved = [(f"%{index}", place) for index, place in self.saved.items()]
+        saved = [(f"%{i}{' first' if i in self.taken else ''}", place) for i, place in self.saved.items()]
         areas = (("inputs", inputs + inner, self.input_width), ("saved", saved, self.saved_width))
         lines = [
             f"{what} of {'a node' if domain == NODE else f'an edge of group {domain}'}, {width} columns: "

@@ -199,6 +199,9 @@ class Traced(Symbol):
     def __init__(self, builder: Builder, index: int) -> None:
         self.builder, self.index = builder, index
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self.lacks(name))
+
     @property
     def var(self) -> Var:
         """What the builder knows of this value."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autobatch.autodiff import Derivative
 
 Ties = Iterable[tuple[int, int]]
+MADE_AGAIN = frozenset({"one_hot", "spread"})  # beside element-wise ops: what backward may compute again
 
 
 def check_cell(program: CellProgram) -> None:
@@ -91,7 +92,7 @@ def check_derivative(derivative: Derivative) -> None:
     """Check that gradients have the shapes and rows of what they are of, and that every stage knows what it reads.
 
     The backward stage knows the saved values, the inputs, which stay, and the gradients of the outputs; the weight
-    stage the saved values and the inputs.
+    stage the saved values and the inputs. What backward computes again draws nothing and multiplies no matrices.
 
     Raises:
         GraphError: names the first thing that does not hold.
@@ -109,7 +110,11 @@ def check_derivative(derivative: Derivative) -> None:
     for of, gradient in (*pairs, *derivative.parameters):
         if gradient is not None and vars[of].shape != vars[gradient].shape:
             raise _broken(program.name, vars, gradient, f"it is the gradient of %{of} and has another shape")
-    saved = set(derivative.saved)
+    saved = {*derivative.saved, *derivative.kept}
+    for index in derivative.again:
+        source = vars[index].source
+        if index not in derivative.backward or index in saved or not may_be_made_again(source):
+            raise _broken(program.name, vars, index, "it is computed again, which it is not to be")
     for stage, known in ((derivative.backward, {*saved, *derivative.incoming}), (derivative.weights, saved)):
         found = set(known)
         for index in stage:
@@ -117,10 +122,16 @@ def check_derivative(derivative: Derivative) -> None:
             for arg in source.args if isinstance(source, Instruction) else ():
                 if isinstance(vars[arg].source, Incoming) and arg not in found:
                     raise _broken(program.name, vars, index, f"it reads the gradient %{arg}, which is not saved")
-                is_new = arg >= len(program.vars) and isinstance(vars[arg].source, Instruction)
-                if is_new and arg not in found:
+                if isinstance(vars[arg].source, Instruction) and arg not in found:
                     raise _broken(program.name, vars, index, f"it reads %{arg}, which is neither saved nor made before")
             found.add(index)
+
+
+def may_be_made_again(source: object) -> bool:
+    """Whether an op that goes element by element, and draws nothing, makes a value: backward may run it again."""
+    if not isinstance(source, Instruction) or source.op.random:
+        return False
+    return source.op.scalar is not None or source.op.name in MADE_AGAIN
 
 
 def check_values(name: str, vars: Sequence[Var], ties: Ties) -> None:

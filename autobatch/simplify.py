@@ -103,14 +103,13 @@ def simplify_why(program: CellProgram) -> Simplified:
     return Simplified(simple, rewriting.why)
 
 
-def simplify_derivative(derivative: Derivative, kept: frozenset[int] = frozenset()) -> Derivative:
+def simplify_derivative(derivative: Derivative) -> Derivative:
     """Simplify the backward stages of a cell; the forward one, which is simplified before it is derived, stays.
 
     A value that forward computes is not computed again, unless that is cheaper than keeping it.
 
     Args:
         derivative: of a program.
-        kept: see `differentiate`.
 
     Returns:
         A derivative with the same gradients, or the derivative itself.
@@ -125,7 +124,7 @@ def simplify_derivative(derivative: Derivative, kept: frozenset[int] = frozenset
         return derivative
     place = {old: new for new, old in enumerate(keep)}
     made = (*derivative.program.vars, *(_moved(rewriting.vars[i], place) for i in keep[n_forward:]))
-    simple = with_values(derivative, made, {old: place[new] for old, new in number.items() if new in place}, kept)
+    simple = with_values(derivative, made, {old: place[new] for old, new in number.items() if new in place})
     if checking():
         check_derivative(simple)
     return simple

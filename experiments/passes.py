@@ -3,8 +3,8 @@
 The models that come with autobatch, and a gated cell that is written carelessly, with all passes, without each one, and
 with none, on the cpu backend. Counted, of all types that the mini-batch has: instructions that compute (neither views
 nor copies) forward and backward, steps of the compiled stages (kernels, products, ops that run alone) and the loop
-nests in the kernels; of the mini-batch: launches and kB of the buffer. Counts do not depend on the machine; times are
-multiples of those with all passes, by medians of rounds in which all ways take turns.
+nests in the kernels; of the mini-batch: launches, floats saved per node, and kB of the buffer. Counts do not depend on
+the machine; times are multiples of those with all passes, by medians of rounds in which all ways take turns.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models import find_model
 from autobatch.plan import PlannedCell
 from autobatch.program import Instruction
+from autobatch.report import Step
 from harness import Findings, Settings, find_data, run, take_turns
 
-COUNTED = ("", "instructions", "steps", "loop nests", "launches", "buffer kB", "time")
+COUNTED = ("", "instructions", "steps", "loop nests", "launches", "saved", "buffer kB", "time")
 MODELS = {"tree-lstm": "sst", "bilstm-tagger": None, "lattice-lstm": "lattice"}
-PASSES = ("simplifies", "joins", "sums", "stacks", "cuts", "hoists", "fuses")
+PASSES: dict[str, Any] = {
+    **dict.fromkeys(("simplifies", "joins", "sums", "stacks", "cuts", "hoists", "fuses", "reuses"), False),
+    "recomputes": "nothing",
+}
+"""How each is switched off."""
 ALL = "all passes"
 LENGTHS = (4, 40)  # of the sequences that the careless cell reads
 
@@ -69,8 +74,9 @@ class Careless(ab.Module):
 
 def ways() -> dict[str, MemoryPlanner]:
     """All passes, all but one, and none."""
-    apart = {f"without: {name}": MemoryPlanner(**{name: False}) for name in PASSES}
-    return {ALL: MemoryPlanner(), **apart, "none": MemoryPlanner(**dict.fromkeys(PASSES, False))}
+    apart = {f"without: {name}": MemoryPlanner(**{name: off}) for name, off in PASSES.items()}
+    more = {"recomputes more": MemoryPlanner(recomputes="more")}
+    return {ALL: MemoryPlanner(), **apart, **more, "none": MemoryPlanner(**PASSES)}
 
 
 def measure(config: Config) -> Iterator[Findings]:
@@ -132,8 +138,16 @@ def count(loss: ab.Batched, instances: Sequence[Any], training: bool) -> dict[st
         "steps": sum(len(stage.steps) for stage in stages),
         "nests": sum(len(kernel.blocks) for kernel in kernels),
         "launches": report.launches,
+        "saved": count_saved(step),
         "buffer_kB": report.planned_bytes / 1024,
     }
+
+
+def count_saved(step: Step) -> float:
+    """Floats of saved values per node, of nodes and edges, over all types."""
+    plan = step.parts[0].plan
+    n_saved = plan.size - 2 * plan.mirror if plan.mirror else 0
+    return n_saved / max(1, plan.graph.n_nodes)
 
 
 def count_instructions(cell: PlannedCell) -> int:
@@ -146,7 +160,7 @@ def count_instructions(cell: PlannedCell) -> int:
 
 
 def _row(way: str, found: Mapping[str, float]) -> tuple[str, ...]:
-    numbers = [f"{found[key]:,.0f}" for key in ("instructions", "steps", "nests", "launches", "buffer_kB")]
+    numbers = [f"{found[key]:,.0f}" for key in ("instructions", "steps", "nests", "launches", "saved", "buffer_kB")]
     return way, *numbers, f"{found['time']:.2f}"
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autobatch.autodiff import Derivative, differentiate
+from autobatch.errors import PlanError
 from autobatch.graph import Graph
 from autobatch.memplan import placement
 from autobatch.memplan.homes import make_layout, place_columns
 from autobatch.memplan.joining import join_products
+from autobatch.memplan.recomputing import PRICES, recompute
 from autobatch.memplan.stacking import make_stacked
 from autobatch.plan import KernelPasses, Plan, PlannedCell, PlannedTypes
 from autobatch.program import CellProgram
@@ -21,12 +23,18 @@ from autobatch.typetable import NodeType
 class MemoryPlanner:
     """Plans cells and mini-batches; every pass over a cell can be switched off, for measurement.
 
+    Raises:
+        PlanError: `recomputes` is none of its words.
+
     Args:
         simplifies: compute nothing twice, and nothing that is known, forward and backward.
         joins: order ports so that joins of them are views, and save nothing of these.
         stacks: run the inner batches of cells as single instructions, on parameters that lie together.
         sums: run sums of products as single products of vectors side by side; only with `joins` and `stacks`.
         cuts, hoists, fuses: what backends with compiled kernels do, see `KernelPasses`.
+        recomputes: what backward computes again instead of having it saved: what is "cheap" to compute; "more", as if
+            memory were slower; "all" that can be, which is for tests; or "nothing".
+        reuses: let what backward leaves for the weights lie where saved values lay that nothing reads any more.
     """
 
     simplifies: bool = True
@@ -36,6 +44,13 @@ class MemoryPlanner:
     cuts: bool = True
     hoists: bool = True
     fuses: bool = True
+    recomputes: str = "cheap"
+    reuses: bool = True
+
+    def __post_init__(self) -> None:
+        if self.recomputes != "nothing" and self.recomputes not in PRICES:
+            words = ", ".join(map(repr, ("nothing", *PRICES)))
+            raise PlanError(f"planning memory: recomputes={self.recomputes!r} is none of {words}; give one.")
 
     def plan_cell(self, node_type: NodeType, training: bool) -> PlannedCell:
         """Lay out a type."""
@@ -55,13 +70,15 @@ class MemoryPlanner:
             passes.append(("stacked simplified", program))
         columns, derivative = place_columns(program, self.joins), None
         if training:
-            kept = frozenset(columns.inner)
-            derivative = differentiate(program, kept)
+            derivative = differentiate(program, frozenset(columns.inner))
             passes.append(("derived", derivative))
             if self.simplifies:
-                derivative = simplify_derivative(derivative, kept)
+                derivative = simplify_derivative(derivative)
                 passes.append(("derivative simplified", derivative))
-        layout = make_layout(program, columns, derivative)
+            if self.recomputes != "nothing":
+                derivative = recompute(derivative, PRICES[self.recomputes])
+                passes.append(("recomputed", derivative))
+        layout = make_layout(program, columns, derivative, self.reuses)
         kernels = KernelPasses(self.cuts, self.hoists, self.fuses)
         return PlannedCell(node_type, program, derivative, layout, tuple(passes), kernels)
 

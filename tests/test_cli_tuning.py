@@ -57,6 +57,16 @@ def test_what_is_no_choice_is_refused(arguments: list[str], why: str) -> None:
     assert why in told.output
 
 
+def test_decisions_are_read_before_anything_else(tmp_path: Path) -> None:
+    """Nothing is loaded for a choice that there is not: no such data, but that is not what is told."""
+    path = tmp_path / "decisions.json"
+    path.write_text(json.dumps({"speed": 1}))
+    for tune, why in (("nofile.json", "tune='nofile.json' is neither"), (path, "there is no choice 'speed'")):
+        told = call("train", *SMALL, "--data", "no/such/data", "--tune", tune)
+        assert told.exit_code != 0
+        assert why in str(told.exception)
+
+
 def test_a_file_that_holds_no_decisions_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "decisions.json"
     path.write_text("{}}")

@@ -75,7 +75,7 @@ def expected_titles(training: bool) -> list[str]:
     programs = [key for key in TITLES if key in PROGRAMS]
     passes = ["lowered", "cut", "hoisted", "fused", "storage", "source"]
     stages = [f"{stage}, {TITLES[key]}" for stage in ("forward", "backward")[: 1 + training] for key in passes]
-    derivatives = [TITLES["derived"], TITLES["derivative simplified"]] * training
+    derivatives = [TITLES[key] for key in ("derived", "derivative simplified", "recomputed")] * training
     weights = [TITLES["weights"]] * training
     return [*(TITLES[key] for key in programs), *derivatives, TITLES["layout"], *stages, *weights]
 

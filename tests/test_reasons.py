@@ -265,9 +265,11 @@ def test_reasons_of_random_cells(seed: int) -> None:
     assert seen[NO_REASON] <= 0.2 * seen.total()
 
 
-@pytest.mark.parametrize("passes", [{"cuts": False}, {"hoists": False}, {"fuses": False}, {"simplifies": False}])
+@pytest.mark.parametrize(
+    "passes", [*({name: False} for name in ("cuts", "hoists", "fuses", "simplifies", "reuses")), {"recomputes": "all"}]
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_passes_can_be_switched_off(seed: int, passes: dict[str, bool]) -> None:
+def test_passes_can_be_switched_off(seed: int, passes: dict[str, Any]) -> None:
     """Every result of every pass is right without the others, and so is what is computed."""
     from autobatch.executor.cpu import Cpu
 

@@ -6,8 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,13 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch import report
-from autobatch.blas import Chooser, threads
 from autobatch.errors import BackendError, PlanError
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.tuning import CostModel, Trial, Variant, Watch, Work, costs, store, tuner
-from autobatch.tuning.variant import LAYOUTS, OTHERS, REWRITES, read_decisions, write_decisions
+from autobatch.tuning import CostModel, Trial, Variant, Work, costs, store
+from autobatch.tuning.variant import LAYOUTS, OTHERS, REWRITES, WORDS, read_decisions, write_decisions
+from clockwork import Clockwork, Counted, Pairs, decided, make, set_clock, train
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
 
@@ -95,13 +93,6 @@ def test_chance_alone_rarely_chooses_another() -> None:
     assert 0 < found.count(TWO) < 60
 
 
-def test_a_watch_tells_what_is_much_slower_and_forgives_a_few() -> None:
-    watch = Watch(1.0)
-    assert not any(watch.add(seconds) for seconds in [0.6, 0.6, 9.0, 0.6, 9.0, 0.6, 0.6, 9.0, 1.4, 1.4, 9.0])
-    assert any(watch.add(9.0) for _ in range(3))
-    assert watch.ratio == 9.0
-
-
 # --- predictions ---
 
 
@@ -155,15 +146,16 @@ def test_work_is_counted_from_the_plan() -> None:
 
 def all_variants() -> list[Variant]:
     """Every combination of switches that says something else."""
-    combined = itertools.product((False, True), repeat=len(SWITCHES))
-    variants = (Variant(**dict(zip(SWITCHES, bits, strict=True)), matmul="numpy") for bits in combined)
+    combined = itertools.product(*(("nothing", "all") if name in WORDS else (False, True) for name in SWITCHES))
+    choices: list[dict[str, Any]] = [dict(zip(SWITCHES, values, strict=True)) for values in combined]
+    variants = [Variant(**one, matmul="numpy") for one in choices]
     return [variant for variant in variants if not variant.sums or (variant.joins and variant.stacks)]
 
 
 def some_variants() -> list[Variant]:
     """What differs from the options' defaults in one switch, or in all."""
     base = Variant(matmul="numpy")
-    opposite = Variant(fold=False, share=True, joins=False, stacks=False, sums=False, matmul="numpy")
+    opposite = Variant(fold=False, share=True, joins=False, stacks=False, sums=False, recomputes="all", matmul="numpy")
     return [base, *base.neighbours(MemoryPlanner(), rewrites=True, max_threads=1), opposite]
 
 
@@ -183,7 +175,7 @@ def check_variants(function: Any, instances: list[Any], variants: list[Variant],
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_variants_give_equal_gradients(case: Case) -> None:
     model, instances = case.draw(seed=5, n_instances=4, dim=3)
-    assert check_variants(model.loss, instances, some_variants(), Reference) == 7
+    assert check_variants(model.loss, instances, some_variants(), Reference) == 9
 
 
 @pytest.mark.slow
@@ -191,19 +183,19 @@ def test_variants_give_equal_gradients(case: Case) -> None:
 def test_all_combinations_give_equal_gradients(case: Case) -> None:
     model, instances = case.draw(seed=5, n_instances=4, dim=3)
     for backend in (Reference, lambda: Cpu(jitted=False)):
-        assert check_variants(model.loss, instances, all_variants(), backend) == 20
+        assert check_variants(model.loss, instances, all_variants(), backend) == 40
 
 
 def test_variants_give_equal_gradients_on_the_cpu_backend() -> None:
     model, instances = next(case for case in CASES if case.name == "lattice-lstm").draw(5, 4, 3)
-    assert check_variants(model.loss, instances, some_variants(), lambda: Cpu(jitted=False)) == 7
+    assert check_variants(model.loss, instances, some_variants(), lambda: Cpu(jitted=False)) == 9
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_variants_give_equal_gradients_of_random_programs(seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)
-    assert check_variants(model.loss, draw_instances(rng, model, n=4), some_variants(), Reference) == 7
+    assert check_variants(model.loss, draw_instances(rng, model, n=4), some_variants(), Reference) == 9
 
 
 class Dropping(ab.Module):
@@ -229,7 +221,7 @@ class Dropping(ab.Module):
 
 def test_variants_draw_the_same_masks() -> None:
     model = Dropping().astype("float64")
-    assert check_variants(model.loss, [3, 3, 2], all_variants(), Reference) == 20
+    assert check_variants(model.loss, [3, 3, 2], all_variants(), Reference) == 40
     once, again = (ab.batched(model.loss, seed=seed)([3])[0] for seed in (3, 4))
     assert once != again
 
@@ -237,71 +229,28 @@ def test_variants_draw_the_same_masks() -> None:
 # --- a loss by a clock of its own ---
 
 
-class Clockwork:
-    """Time passes only while batches run: by nodes, faster with threads, and slower by what others take.
-
-    Attributes:
-        asked: how many threads each run was allowed.
-        slower: times as long with more than one thread.
-    """
+class Gated(ab.Module):
+    """Two matrices, and a tanh of what is saved."""
 
     def __init__(self) -> None:
-        self.now, self.slower, self.per_thread = 0.0, 1.0, 1.0
-        self.asked: list[int] = []
+        rng = np.random.default_rng(0)
+        self.left, self.right = (ab.Parameter(rng.standard_normal((5, 5))) for _ in range(2))
 
-    def __call__(self) -> float:
-        return self.now
+    @ab.cell
+    def turn(self, x: Any) -> Any:
+        return ab.sigmoid(self.left @ x) * ab.tanh(ab.sigmoid(self.right @ x) * x)
 
-    def run(self, n_nodes: int) -> None:
-        n_threads = self.asked[-1]
-        self.now += 1e-6 * n_nodes * (self.slower / (self.per_thread * n_threads) if n_threads > 1 else 1.0)
-
-    @contextmanager
-    def limit(self, n_threads: int = 1) -> Iterator[int]:
-        self.asked.append(n_threads)
-        yield n_threads
+    def loss(self, n: int) -> Any:
+        x: Any = np.ones(5)
+        for _ in range(n):
+            x = self.turn(x)
+        return ab.sum(x)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     """A machine of four cores whose time is known."""
-    found = Clockwork()
-    monkeypatch.setattr(report, "perf_counter", found)
-    monkeypatch.setattr(threads, "limit_threads", found.limit)
-    monkeypatch.setattr(tuner, "most_threads", lambda: 4)
-    monkeypatch.setattr(costs, "WAKE_S", 0.0)
-    monkeypatch.setattr(Chooser, "speed", lambda *size: 1e-6)  # so slow that products are all there is
-    return found
-
-
-class Counted(Reference):
-    """The reference backend, on a clock."""
-
-    def __init__(self, clock: Clockwork) -> None:
-        super().__init__()
-        self.clock, self.runs = clock, 0
-
-    def forward(self, plan: Any, *rest: Any) -> list[Any]:
-        self.clock.run(plan.graph.n_nodes)
-        self.runs += 1
-        return super().forward(plan, *rest)
-
-
-class Pairs(ab.Module):
-    """Every node comes twice, so that sharing halves the graph."""
-
-    def __init__(self) -> None:
-        self.matrix = ab.Parameter(np.random.default_rng(0).standard_normal((5, 5)))
-
-    @ab.cell
-    def turn(self, x: Any) -> Any:
-        return ab.tanh(self.matrix @ x)
-
-    def loss(self, n: int) -> Any:
-        x, y = np.ones(5), np.ones(5)
-        for _ in range(n):
-            x, y = self.turn(x), self.turn(y)
-        return ab.sum(x * y)
+    return set_clock(monkeypatch)
 
 
 @pytest.fixture
@@ -309,24 +258,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own."""
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "tuning"
-
-
-def train(loss: ab.Batched, n_calls: int, size: int = 4) -> list[Any]:
-    """Train on the same mini-batch of unequal instances."""
-    return [loss.value_and_grad(list(range(2, 2 + size)))[0] for _ in range(n_calls)]
-
-
-def make(clock: Clockwork, **options: Any) -> tuple[ab.Batched, Counted]:
-    backend = Counted(clock)
-    loss = ab.batched(Pairs().astype("float64").loss, policy="depth", backend=backend, **options)
-    return loss, backend
-
-
-def decided(loss: ab.Batched) -> dict[str, Any]:
-    """What was decided for the one class that there is, beside what is as given."""
-    (label,) = set(loss.decisions) - {OTHERS}
-    base = loss.decisions[OTHERS]
-    return {name: value for name, value in loss.decisions[label].items() if value != base[name]}
 
 
 def test_as_given_nothing_is_tried(clock: Clockwork) -> None:
@@ -361,44 +292,31 @@ def test_winners_are_tried_together(clock: Clockwork) -> None:
     assert len(loss._tuning._plannings) == 1  # what has lost is forgotten
 
 
+def test_how_much_is_made_again_is_chosen_by_time(clock: Clockwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where saved values cost what there is, as much is made again as pays; in inference there is nothing to choose."""
+
+    class Wide(Counted):
+        def forward(self, plan: Any, *rest: Any) -> list[Any]:
+            self.clock.now += 1e-6 * (plan.size - 2 * plan.mirror)
+            return Reference.forward(self, plan, *rest)
+
+    loss = ab.batched(Gated().loss, policy="depth", backend=Wide(clock), tune="auto")
+    for _ in range(150):
+        loss.value_and_grad([2, 3, 4, 5])
+    assert (decided(loss)["recomputes"], loss.settled) == ("more", True)
+    for _ in range(50):
+        loss([2, 3, 4, 5])
+    (label,) = (name for name in loss.decisions if name.startswith("infer"))
+    assert loss.decisions[label]["recomputes"] == "cheap"
+    assert "recomputes more" in str(loss.explain([2, 3, 4, 5], training=True))
+
+
 def test_equal_clocks_decide_equally(clock: Clockwork) -> None:
     one, other = (make(clock, threads="auto", tune="auto")[0] for _ in range(2))
     train(one, 150)
     train(other, 150)
     assert one.decisions == other.decisions
     assert str(one.explain([2, 3, 4], True)) == str(other.explain([2, 3, 4], True))
-
-
-def test_a_busy_machine_gets_one_thread_and_is_tried_again(clock: Clockwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "PAUSE", 20)
-    loss, _ = make(clock, threads="auto")
-    train(loss, 60)
-    assert decided(loss) == {"threads": 4}
-    clock.slower = 40.0
-    train(loss, 5)
-    assert decided(loss) == {}
-    assert "back to one thread: the last mini-batches took 10.0 times as long" in str(loss.explain(range(2, 6), True))
-    clock.asked.clear()
-    train(loss, tuner.PAUSE)
-    assert set(clock.asked) == {1}
-    train(loss, 10)
-    assert clock.asked.count(4) == 2 * 3
-    assert decided(loss) == {}
-    clock.slower = 1.0
-    train(loss, 2 * tuner.PAUSE)
-    assert decided(loss) == {}
-    train(loss, 20)
-    assert decided(loss) == {"threads": 4}
-
-
-def test_threads_that_are_given_are_not_taken_back(clock: Clockwork) -> None:
-    clock.slower = 40.0
-    loss, _ = make(clock, threads=4, tune="auto")
-    train(loss, 100)
-    assert loss.settled
-    assert {one.threads for one in Variant(threads=4).neighbours(MemoryPlanner(), True, 0)} == {4}
-    assert [one.threads for one in Variant(threads=4).neighbours(None, False, 6)] == [1, 2, 6]
-    assert set(clock.asked) == {4}
 
 
 def test_decisions_are_kept_for_other_processes(clock: Clockwork, folder: Path) -> None:
@@ -415,14 +333,6 @@ def test_decisions_are_kept_for_other_processes(clock: Clockwork, folder: Path) 
         other, _ = make(clock, threads=n_threads, tune=tune)
         train(other, 2)
         assert not other.settled
-
-
-def test_what_a_busy_machine_decides_is_not_kept(clock: Clockwork, folder: Path) -> None:
-    clock.slower = 40.0
-    loss, _ = make(clock, threads="auto")
-    train(loss, 60)
-    assert decided(loss) == {}
-    assert [json.loads(path.read_bytes())["format"] for path in folder.iterdir()] == [store.FORMAT_COSTS]
 
 
 def test_recorded_mini_batches_run_as_kept_from_the_first(clock: Clockwork, folder: Path) -> None:
@@ -486,7 +396,11 @@ def test_choices_may_be_pinned_for_all_classes() -> None:
     ("tune", "why"),
     [
         (3, "tune=3 is neither 'off', 'auto', a table of decisions nor the path of one"),
-        ("no/such.json", "reading decisions from 'no/such.json'"),
+        ("no/such.json", "tune='no/such.json' is neither 'off' nor 'auto', and there is no file of this name"),
+        ("on", "tune='on' is neither 'off' nor 'auto', and there is no file of this name; give one of these words, or"),
+        ({}, r"tune=\{\} is a table without a choice; give one such as \{'threads': 2\}, or 'off'."),
+        ({"recomputes": True}, "recomputes=True should be 'nothing' or 'cheap' or 'more' or 'all'"),
+        ({"recomputes": "some"}, "recomputes='some' should be 'nothing' or 'cheap' or 'more' or 'all'"),
         ({"speed": 1}, "there is no choice 'speed'; there are fold, share, joins"),
         ({"threads": 0}, r"for '\*': threads=0 should be an int of at least 1"),
         ({"threads": True}, "threads=True should be an int"),
@@ -573,6 +487,7 @@ GOOD = {"format": store.FORMAT, "classes": {"a": {"variant": {}, "why": "", "one
         json.dumps({**GOOD, "classes": {"a": {"variant": {"fold": 1}, "why": "", "one_ns": 0}}}).encode(),
         json.dumps({**GOOD, "classes": {"a": {"variant": {"threads": 0}, "why": "", "one_ns": 1}}}).encode(),
         json.dumps({**GOOD, "classes": {"a": {"variant": {"threads": 2}, "why": "", "one_ns": 0}}}).encode(),
+        json.dumps({**GOOD, "classes": {"a": {"variant": {"recomputes": "?"}, "why": "", "one_ns": 0}}}).encode(),
         json.dumps({**GOOD, "classes": {"a": {"variant": {"speed": 2}, "why": "", "one_ns": 0}}}).encode(),
         json.dumps({**GOOD, "classes": {"a": {"variant": {}}}}).encode(),
     ],

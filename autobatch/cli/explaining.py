@@ -29,6 +29,7 @@ TITLES = {
     "stacked simplified": "program, stacked and simplified again: this one is executed",
     "derived": "derivative",
     "derivative simplified": "derivative, simplified",
+    "recomputed": "derivative, with what backward computes again instead of having it saved",
     "layout": "layout",
     "lowered": "lowered to loops, products, and ops that run alone",
     "cut": "cut: loops over one gate each",

@@ -55,6 +55,16 @@ def to_threads(ctx: click.Context, param: click.Parameter, value: str) -> int | 
     return int(value)
 
 
+def to_tune(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Check that decisions can be read, before anything takes time; PlanError if not."""
+    if value not in ("off", "auto"):
+        from autobatch.memplan.planner import MemoryPlanner
+        from autobatch.tuning.variant import Variant, read_decisions
+
+        read_decisions(value, Variant(), MemoryPlanner())
+    return value
+
+
 model_argument = click.argument("model", metavar="MODEL", shell_complete=completion.complete_model)
 data_option = click.option(
     "--data",
@@ -128,6 +138,7 @@ threads_option = click.option(
 tune_option = click.option(
     "--tune",
     metavar="off|auto|FILE",
+    callback=to_tune,
     default="off",
     show_default=True,
     help="auto measures on the first mini-batches of each size which rewrites and layouts are faster, and keeps that; "

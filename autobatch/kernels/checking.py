@@ -10,6 +10,7 @@ from autobatch.errors import PlanError
 from autobatch.kernels.fusing import Kernel, Step, is_in_step, is_made_at_once
 from autobatch.kernels.loop import Alone, Loop, Operand, Product, Statement
 from autobatch.kernels.lowering import STORED, Lowered
+from autobatch.kernels.overwriting import Range, overwritings, read_of_taken, written
 from autobatch.kernels.printing import name_of, show_statements
 from autobatch.kernels.reasons import Neighbours, target_of
 from autobatch.kernels.storing import Storage
@@ -28,7 +29,11 @@ def check_statements(lowered: Lowered, statements: Sequence[Statement]) -> None:
         PlanError: names the first statement for which that does not hold.
     """
     made: set[int] = set()
+    gone: list[Range] = []
     for statement in statements:
+        if any(columns.meets(other) for columns in read_of_taken(lowered, statement) for other in gone):
+            raise _broken(lowered, statement, "a value is read that was written over")
+        gone += [columns] if lowered.taken and (columns := written(lowered, statement)) is not None else []
         for value in lowered.values_read(statement):
             if not _is_known(lowered, value, made):
                 raise _broken(lowered, statement, f"%{value} is neither known nor made before")
@@ -56,6 +61,10 @@ def check_steps(lowered: Lowered, statements: Sequence[Statement], steps: Sequen
         for maker in makers:
             if neighbours.place[maker] == neighbours.place[reader]:
                 _check_in_step(neighbours, maker, reader)
+    for writer, readers in overwritings(lowered, neighbours.statements).items():
+        for reader, alike in readers.items():
+            if neighbours.place[reader] == neighbours.place[writer] and not alike:
+                raise _broken(lowered, neighbours.statements[writer], "other elements are written over than are read")
 
 
 def check_storage(lowered: Lowered, steps: Sequence[Step], storage: Storage) -> None:

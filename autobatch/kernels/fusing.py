@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from autobatch.kernels.loop import Alone, Loop, Product, Statement
 from autobatch.kernels.lowering import STORED, Lowered
+from autobatch.kernels.overwriting import overwritings
 from autobatch.kernels.view import View
 
 
@@ -77,6 +78,7 @@ class _Order:
         self.makers: defaultdict[int, list[int]] = defaultdict(list)
         self.before: list[list[int]] = []
         self.after: list[list[int]] = [[] for _ in statements]
+        self.overwrites = overwritings(lowered, statements)
         for k, statement in enumerate(statements):
             found = {maker for value in lowered.values_read(statement) for maker in self._makers(lowered, value)}
             target = _target(statement)
@@ -84,6 +86,7 @@ class _Order:
                 first = self.makers[target][:1]
                 found.update(m for m in first if not _reads(statements[m]))  # zero, before parts of it are made
                 self.makers[target].append(k)
+            found.update(self.overwrites.get(k, ()))
             self.before.append(sorted(found))
             for maker in found:
                 self.after[maker].append(k)
@@ -130,6 +133,17 @@ class _Order:
                 return f"{what} stands between"
         return "nothing stands between"
 
+    def may_share_nest(self, k: int, earlier: int) -> bool:
+        """Whether two loops over the same rows and axes can be one loop nest, where one must come before the other."""
+        loop, made = self.statements[k], self.statements[earlier]
+        assert isinstance(loop, Loop)
+        assert isinstance(made, Loop)
+        overwrites = self.overwrites.get(k, {}).get(earlier)
+        reads = made.target.value != STORED and any(o.view.value == made.target.value for o in loop.operands)
+        if overwrites is not None and not reads:
+            return overwrites
+        return overwrites is not False and is_read_in_step(self.makers, self.statements, loop, earlier)
+
     def _is_loop(self, k: int) -> bool:
         return isinstance(self.statements[k], Loop)
 
@@ -146,7 +160,7 @@ def _make_blocks(order: _Order, chosen: list[int]) -> Kernel:
             if maker in place:
                 at, block = place[maker], kernel.blocks[place[maker]]
                 alike = (block.domain, block.axes) == (loop.domain, axes)
-                if alike and is_read_in_step(order.makers, order.statements, loop, maker):
+                if alike and order.may_share_nest(k, maker):
                     earliest = max(earliest, at)
                 elif at + 1 > earliest:
                     earliest, why = at + 1, "it reads what is only known after the loop" if alike else why

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from autobatch.kernels.loop import Loop, Product, Statement
 from autobatch.kernels.lowering import STORED, Lowered
+from autobatch.kernels.overwriting import writes_over
 from autobatch.program import NODE, SHARED
 
 DATA = ("ints", "floats")
@@ -36,7 +37,7 @@ def hoist(lowered: Lowered) -> Parts:
     per_batch: list[Statement] = []
     for statement in rest:
         early = [t for t in statement.terms if t.rows.value in known] if isinstance(statement, Product) else []
-        if not early or not isinstance(statement, Product) or not _is_kept_apart(lowered, statement.target):
+        if not early or not isinstance(statement, Product) or not _can_be_early(lowered, statement.target):
             per_batch.append(statement)
             continue
         before.append(replace(statement, terms=tuple(early)))
@@ -55,7 +56,7 @@ def _known_from_data(lowered: Lowered, statements: list[Statement]) -> set[int]:
     known: set[int] = set()
     for statement in statements:
         value = _target(statement)
-        if value == STORED or value in known or not _is_kept_apart(lowered, value):
+        if value == STORED or value in known or not _can_be_early(lowered, value):
             continue
         if all(isinstance(m, Loop) and m.domain == NODE and _reads_known(lowered, m, known) for m in makers[value]):
             known.add(value)
@@ -73,6 +74,11 @@ def _reads_known(lowered: Lowered, loop: Loop, known: set[int]) -> bool:
         if not (is_shared or value in known or (home is not None and home.area in DATA)):
             return False
     return True
+
+
+def _can_be_early(lowered: Lowered, value: int) -> bool:
+    """Whether a value may be made before the batches: nothing else is in its place, or was."""
+    return _is_kept_apart(lowered, value) and not writes_over(lowered, value)
 
 
 def _is_kept_apart(lowered: Lowered, value: int) -> bool:

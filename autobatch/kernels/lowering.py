@@ -52,6 +52,7 @@ class Lowered:
         aliases: values that are made as part of another one.
         shared: instructions that run once.
         parts: for a value that is made of others, those that are made where it lies.
+        taken: values that lie, at first, where others are written.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Lowered:
     aliases: dict[int, View]
     shared: list[int]
     parts: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    taken: frozenset[int] = frozenset()
 
     def values_read(self, statement: Statement) -> set[int]:
         """The values that a statement reads."""
@@ -95,6 +97,7 @@ def lower_backward(cell: PlannedCell) -> Lowered:
     vars, layout = derivative.vars, cell.layout
     homes = homes_of(vars, layout, forward=False)
     lowering = Lowering(cell.program.name, "backward", vars, layout, homes)
+    lowering.lowered.taken = layout.taken
     lowering.gather(derivative)
     lowering.run(derivative.backward, needed=[g for g in derivative.ports if g is not None])
     for number, gradient in enumerate(derivative.ports):

@@ -21,10 +21,10 @@ from autobatch.cache import find_entry, keep_entry
 from autobatch.checkpoint import write_whole
 from autobatch.errors import PlanError
 from autobatch.processor import cpu_name, usable_cores
-from autobatch.tuning.variant import Variant
+from autobatch.tuning.variant import Variant, is_value
 from autobatch.typetable import NodeType
 
-FORMAT = "autobatch decisions 1"
+FORMAT = "autobatch decisions 2"
 FORMAT_COSTS = "autobatch step costs 1"
 MOST_MEASURED = 64
 Entry = TypeVar("Entry")
@@ -119,8 +119,7 @@ def _load(path: Path, wanted: str, read: Callable[[Any], Entry]) -> Entry:
 
 def _read_decision(content: Any) -> Decision:
     variant = Variant(**content["variant"])
-    expected = asdict(Variant())
-    if any(type(value) is not type(expected[name]) for name, value in asdict(variant).items()) or variant.threads < 1:
+    if not all(is_value(name, value) for name, value in asdict(variant).items()):
         raise ValueError(f"{content['variant']} is no variant")
     one_ns = float(content["one_ns"])
     if variant.threads > 1 and not _is_positive([one_ns]):

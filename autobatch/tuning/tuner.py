@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,8 +29,9 @@ from autobatch.schedule import Frontier, FrontierPolicy, make_schedule
 from autobatch.tuning.costs import CostModel, Work, measure_work
 from autobatch.tuning.store import Decision, find_decisions, find_measured, keep_decision, keep_measured, sign_model
 from autobatch.tuning.trial import MUCH_WORSE, Trial, Watch
-from autobatch.tuning.variant import OTHERS, Decisions, Variant, check_threads, read_decisions, write_decisions
+from autobatch.tuning.variant import LAYOUTS, OTHERS, Decisions, Variant, check_threads, read_decisions, write_decisions
 
+Switches: TypeAlias = tuple[bool | str, ...]
 NOT_WORSE = 1.1  # times the prediction for the variant in force: what is predicted to take longer is not tried
 MOST_TRIED = 4  # beside the variant in force
 PAUSE = 200  # mini-batches after falling back to one thread, before more are tried again; then twice as many,
@@ -105,7 +106,7 @@ class Tuning:
         self._options = (backend.name, repr(base), f"switches {switches}", f"threads {threads}", *options)
         self._seats: dict[str, Seat] = {}
         self._plannings: dict[int, tuple[Planner, Planning]] = {id(planner): (planner, planning)}
-        self._planners: dict[tuple[bool, bool, bool], Planner] = {}
+        self._planners: dict[Switches, Planner] = {}
         self._planned: dict[tuple[str, Variant], float] = {}
         self._open: tuple[Step, Seat, Variant, Choices] | None = None
         self._speeds: dict[tuple[int, int, int], float] = {}
@@ -320,7 +321,7 @@ class Tuning:
 
     def _planner_of(self, variant: Variant, given: Planner) -> Planner:
         """The planner of a variant: one object for all variants with its switches, as what it has planned is kept."""
-        switches = variant.joins, variant.stacks, variant.sums
+        switches = _switches(variant)
         if switches not in self._planners:
             self._planners[switches] = variant.planner(given)
         return self._planners[switches]
@@ -328,7 +329,7 @@ class Tuning:
     def _forget(self) -> None:
         """Drop what was planned with switches that no class uses any more."""
         tried = [variant for seat in self._seats.values() if seat.trial is not None for variant in seat.trial.variants]
-        used = {(v.joins, v.stacks, v.sums) for v in [self.base, *tried, *(s.variant for s in self._seats.values())]}
+        used = {_switches(v) for v in [self.base, *tried, *(s.variant for s in self._seats.values())]}
         self._planners = {switches: planner for switches, planner in self._planners.items() if switches in used}
         kept = {id(planner) for planner in self._planners.values()}
         first, *others = self._plannings.items()
@@ -395,6 +396,10 @@ def _is_same(one: tuple[Plan, PlannedTypes], other: tuple[Plan, PlannedTypes]) -
         str(a.program) == str(b.program) and a.layout.__dict__ == b.layout.__dict__
         for a, b in zip(cells.cells, cells_2.cells, strict=True)
     )
+
+
+def _switches(variant: Variant) -> Switches:
+    return tuple(getattr(variant, name) for name in LAYOUTS)
 
 
 def _coarse(size: int) -> int:

@@ -23,7 +23,9 @@ from autobatch.rewrite import PASSES
 
 OTHERS = "*"
 REWRITES = ("fold", "share")
-LAYOUTS = ("joins", "stacks", "sums")
+LAYOUTS = ("joins", "stacks", "sums", "recomputes")
+WORDS = {"recomputes": ("nothing", "cheap", "more", "all")}  # the values of a switch that is not just on or off
+NOT_TRIED = "all"
 Decisions: TypeAlias = dict[str, "Variant"]
 
 
@@ -34,6 +36,7 @@ class Variant:
     Attributes:
         fold, share: passes of `autobatch.rewrite`: readers take sums themselves; equal nodes are computed once.
         joins, stacks, sums: switches of `autobatch.memplan.planner.MemoryPlanner`; `sums` needs the other two.
+        recomputes: another, how much backward computes again instead of keeping it: "nothing", "cheap", "more", "all".
         threads: of matrix products.
         matmul: the library that multiplies; "by size": the fastest for each size, as it was measured.
 
@@ -46,15 +49,17 @@ class Variant:
     joins: bool = True
     stacks: bool = True
     sums: bool = True
+    recomputes: str = "cheap"
     threads: int = 1
     matmul: str = BY_SIZE
 
     @classmethod
     def of(cls, rewrites: tuple[str, ...], planner: Planner, threads: int, matmul: str) -> Variant:
         """The variant that options as they are given amount to."""
-        passes = {name: name in rewrites for name in REWRITES}
-        layouts = {name: name in switches_of(planner) and bool(getattr(planner, name)) for name in LAYOUTS}
-        return cls(**passes, **layouts, threads=threads, matmul=matmul)
+        choices: dict[str, Any] = {name: name in rewrites for name in REWRITES}
+        choices |= {name: WORDS[name][0] if name in WORDS else False for name in LAYOUTS}
+        choices |= {name: getattr(planner, name) for name in switches_of(planner)}
+        return cls(**choices, threads=threads, matmul=matmul)
 
     def rewrites(self, given: tuple[str, ...]) -> tuple[str, ...]:
         """The passes of this variant, where `given` says what is on beside its own; `given` itself if that is it."""
@@ -79,14 +84,20 @@ class Variant:
         for name in REWRITES if rewrites else ():
             yield self._flipped(name)
         for name in switches_of(planner):
+            if name in WORDS:
+                words = (word for word in WORDS[name] if word not in (getattr(self, name), NOT_TRIED))
+                yield from (self._with(name, word) for word in words)
+                continue
             changed = self._flipped(name)
             yield changed if changed.joins and changed.stacks else replace(changed, sums=False)
         numbers = {2**k for k in range(max_threads.bit_length())} | {max_threads}
         yield from (replace(self, threads=n) for n in sorted(numbers - {0, self.threads}))
 
     def _flipped(self, name: str) -> Variant:
-        change: dict[str, Any] = {name: not getattr(self, name)}
-        return replace(self, **change)
+        return self._with(name, not getattr(self, name))
+
+    def _with(self, name: str, value: Any) -> Variant:
+        return replace(self, **{name: value})
 
     def changed_as(self, *others: Variant) -> Variant:
         """This variant with all that others change in it; where they disagree, as the first does."""
@@ -105,6 +116,8 @@ class Variant:
                         told.append(f"{value} thread{'s'[: value > 1]}")
                     case "matmul":
                         told.append(f"products by {value}")
+                    case "recomputes":
+                        told.append(f"{name} {value}")
                     case _:
                         told.append(f"{name} {'on' if value else 'off'}")
         return ", ".join(told) or "as given"
@@ -135,7 +148,7 @@ def read_decisions(tune: Any, base: Variant, planner: Planner) -> Decisions:
         planner: whose switches may be named.
 
     Raises:
-        PlanError: the file cannot be read, or names a choice or value that there is not.
+        PlanError: the file cannot be read, or names a choice or value that there is not; or nothing is chosen.
     """
     table: Any = _read_file(tune) if isinstance(tune, str | os.PathLike) else tune
     if not isinstance(table, Mapping):
@@ -143,6 +156,8 @@ def read_decisions(tune: Any, base: Variant, planner: Planner) -> Decisions:
             f"tune={tune!r} is neither 'off', 'auto', a table of decisions nor the path of one; give what "
             f"loss.decisions holds."
         )
+    if not table:
+        raise PlanError(f"tune={tune!r} is a table without a choice; give one such as {{'threads': 2}}, or 'off'.")
     if not any(isinstance(value, Mapping) for value in table.values()):
         table = {OTHERS: table}
     found = {str(label): _read_variant(str(label), choices, base, planner) for label, choices in table.items()}
@@ -160,6 +175,11 @@ def write_decisions(decisions: Mapping[str, Variant]) -> dict[str, dict[str, Any
 def _read_file(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(Path(path).read_bytes())
+    except FileNotFoundError as error:
+        raise PlanError(
+            f"tune={os.fspath(path)!r} is neither 'off' nor 'auto', and there is no file of this name; give one of "
+            f"these words, or the path of a JSON file with what loss.decisions holds."
+        ) from error
     except (OSError, ValueError) as error:
         raise PlanError(
             f"reading decisions from {os.fspath(path)!r}: {error}; give 'off', 'auto', or the path of a JSON file with "
@@ -175,12 +195,26 @@ def _read_variant(label: str, choices: Any, base: Variant, planner: Planner) -> 
     for name, value in choices.items():
         if name not in names:
             raise PlanError(f"{doing}: there is no choice {name!r}; there are {', '.join(names)}.")
-        kind = type(getattr(base, name))
-        if type(value) is not kind or (name == "threads" and value < 1):
-            raise PlanError(f"{doing}: {name}={value!r} should be {WANTED[kind]}.")
+        if not is_value(name, value):
+            wanted = " or ".join(map(repr, WORDS[name])) if name in WORDS else WANTED[type(value_of(name))]
+            raise PlanError(f"{doing}: {name}={value!r} should be {wanted}.")
         if name in LAYOUTS and name not in switches_of(planner) and value != getattr(base, name):
             raise PlanError(f"{doing}: the planner {planner!r} has no switch {name!r}; leave it out.")
     return replace(base, **choices)
+
+
+def is_value(name: str, value: object) -> bool:
+    """Whether a choice may have this value."""
+    if type(value) is not type(value_of(name)):
+        return False
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value >= 1
+    return name not in WORDS or value in WORDS[name]
+
+
+def value_of(name: str) -> object:
+    """The value of a choice where nothing is said."""
+    return getattr(Variant(), name)
 
 
 WANTED = {bool: "true or false", int: "an int of at least 1", str: "the name of a library, or 'by size'"}

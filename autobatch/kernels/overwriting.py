@@ -1,0 +1,93 @@
+"""Which statements of a stage write over values that others read: those must have run before.
+
+Some saved values leave their columns to values that backward makes (`autobatch.memplan.reusing`). Two loops of which
+one reads what the other writes over may be one loop nest if at every index the one reads just what the other writes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from autobatch.kernels.loop import Alone, Loop, Product, Statement
+from autobatch.kernels.lowering import STORED, Lowered
+from autobatch.kernels.view import View, steps
+
+
+class Range(NamedTuple):
+    """Columns first:end of the saved values of a domain; `strides` along the axes of the loop that goes over them."""
+
+    domain: int
+    first: int
+    end: int
+    strides: tuple[int, ...] | None
+
+    def meets(self, other: Range) -> bool:
+        """Whether ranges have columns in common."""
+        return self.domain == other.domain and self.first < other.end and other.first < self.end
+
+
+def written(lowered: Lowered, statement: Statement) -> Range | None:
+    """The columns that a statement writes of saved values; None if it writes elsewhere."""
+    if isinstance(statement, Loop):
+        return None if statement.target.value == STORED else _range(lowered, statement.target, statement.nest[1][0])
+    return _range(lowered, _whole(lowered, statement.target), None)
+
+
+def read_of_taken(lowered: Lowered, statement: Statement) -> list[Range]:
+    """The columns that a statement reads of values that are written over."""
+    ranges: list[Range | None] = []
+    match statement:
+        case Loop():
+            for operand, strides in zip(statement.operands, statement.nest[1][1:], strict=True):
+                if operand.view.value in lowered.taken:
+                    moved = operand.moved is not None
+                    view = _whole(lowered, operand.view.value) if moved else operand.view
+                    ranges.append(_range(lowered, view, None if moved else strides))
+        case Product(terms=terms):
+            ranges = [_range(lowered, term.rows, None) for term in terms if term.rows.value in lowered.taken]
+        case Alone(args=args):
+            views = [lowered.views[arg] for arg in args]
+            ranges = [_range(lowered, view, None) for view in views if view.value in lowered.taken]
+    return [found for found in ranges if found is not None]
+
+
+def writes_over(lowered: Lowered, value: int) -> bool:
+    """Whether a value lies where another one is, at first."""
+    own = _range(lowered, _whole(lowered, value), None)
+    others = (_range(lowered, _whole(lowered, taken), None) for taken in lowered.taken)
+    return own is not None and any(other is not None and own.meets(other) for other in others)
+
+
+def overwritings(lowered: Lowered, statements: Sequence[Statement]) -> dict[int, dict[int, bool]]:
+    """For each statement that writes over a value the earlier ones that read it, and whether one nest can hold both."""
+    found: defaultdict[int, dict[int, bool]] = defaultdict(dict)
+    if not lowered.taken:
+        return found
+    readers: list[tuple[int, Range]] = []
+    for k, statement in enumerate(statements):
+        target = written(lowered, statement)
+        for reader, columns in readers if target is not None else ():
+            if target is not None and columns.meets(target):
+                alike = columns == target and target.strides is not None
+                found[k][reader] = alike and found[k].get(reader, True)
+        readers += [(k, columns) for columns in read_of_taken(lowered, statement)]
+    return found
+
+
+def _range(lowered: Lowered, view: View, strides: tuple[int, ...] | None) -> Range | None:
+    while view.value in lowered.aliases:
+        whole = lowered.aliases[view.value]
+        view = view._replace(value=whole.value, offset=view.offset + whole.offset)
+    home = lowered.homes.get(view.value)
+    if home is None or home.area != "saved":
+        return None
+    reach = [stride * (size - 1) for size, stride in zip(view.shape, view.strides, strict=True) if size]
+    first = home.column + view.offset
+    return Range(home.domain, first + sum(min(r, 0) for r in reach), first + sum(max(r, 0) for r in reach) + 1, strides)
+
+
+def _whole(lowered: Lowered, value: int) -> View:
+    size = lowered.sizes[value]
+    return View(value, 0, (size,), steps((size,)))

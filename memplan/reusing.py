@@ -1,0 +1,139 @@
+"""Columns that are used twice: what backward leaves for the weights lies where values lay that nothing reads any more.
+
+Backward computes the gradients of a cell's gates from the gates, and the weight stage reads the gradients but not the
+gates: laid over them, they take no columns of their own, and are written to lines that the kernel has just read. Here
+it is found which saved values may be written over, and by what; backends that reorder instructions keep what reads a
+value before what takes its columns (`autobatch.kernels.fusing`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from autobatch.autodiff import Derivative
+from autobatch.ops.elementwise import add
+from autobatch.program import Incoming, Instruction
+
+
+class Piece(NamedTuple):
+    """Elements of a value that are made together, from `offset` on; none of them before instruction `time`."""
+
+    value: int
+    offset: int
+    size: int
+    time: float
+
+
+Offsets = Callable[[int], list[tuple[int, int | None]]]  # the parts of a join, and where each begins, if it is a range
+
+
+def find_heirs(derivative: Derivative, excluded: set[int], parts_of: Offsets) -> dict[int, tuple[int, int]]:
+    """Find saved values of the program whose columns a saved value of the backward stage may take.
+
+    Args:
+        derivative: of a cell.
+        excluded: values that share their columns already.
+        parts_of: the parts of a join.
+
+    Returns:
+        for each such value, which one takes its columns, and the element of that from which on it lay there.
+
+    Cost: linear in the instructions and their arguments, but for sorting.
+    """
+    finder = _Finder(derivative, parts_of)
+    n_forward = len(derivative.program.vars)
+    pieces: defaultdict[tuple[int, int], list[Piece]] = defaultdict(list)
+    ending: defaultdict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
+    for index in derivative.saved:
+        var = derivative.vars[index]
+        if index in excluded or not var.size:
+            continue
+        if index >= n_forward:
+            for piece in finder.pieces(index):
+                pieces[var.domain, piece.size].append(piece)
+        elif finder.last_read(index) < math.inf:
+            ending[var.domain, var.size].append((finder.last_read(index), index))
+    found: dict[int, tuple[int, int]] = {}
+    for kind, values in ending.items():
+        free = sorted(pieces[kind], key=lambda piece: piece.time)
+        for last, index in sorted(values):
+            later = next((piece for piece in free if piece.time > last), None)
+            if later is not None:
+                free.remove(later)
+                found[index] = later.value, later.offset
+    return found
+
+
+class _Finder:
+    """When backward reads and writes values, by the numbers of its instructions."""
+
+    def __init__(self, derivative: Derivative, parts_of: Offsets) -> None:
+        self.derivative, self.vars, self.parts_of = derivative, derivative.vars, parts_of
+        self.last: dict[int, float] = {}
+        self.from_gradients: set[int] = set()
+        sums: dict[int, float] = {}
+        for index in reversed(derivative.backward):
+            source = self.vars[index].source
+            assert isinstance(source, Instruction), "stages run instructions"
+            if source.op.view:
+                continue
+            time = sums.get(index, index) if source.op is add else index
+            for arg in source.args:
+                if source.op is add:  # a sum of several terms may be computed when the last of them is known
+                    sums[arg] = max(sums.get(arg, 0), time)
+                simple = source.op.scalar is not None and not source.op.random
+                self._read(arg, time if simple else math.inf)
+        for index in (*self._read_by_weights(), *derivative.roots):
+            self._read(index, math.inf)
+        for index in (*derivative.incoming, *derivative.backward):
+            source = self.vars[index].source
+            if isinstance(source, Incoming) or self.from_gradients.intersection(source_args(source)):
+                self.from_gradients.add(index)
+
+    def last_read(self, index: int) -> float:
+        """The last instruction that reads a value; infinite where that is not one that goes element by element."""
+        return self.last.get(index, math.inf)
+
+    def pieces(self, index: int) -> list[Piece]:
+        """What a value is made in; nothing if it is zero where it has no parts, or if it is no gradient."""
+        var = self.vars[index]
+        if index not in self.from_gradients or not isinstance(var.source, Instruction):
+            return []
+        parts = self.parts_of(index)
+        if not parts:
+            return [Piece(index, 0, var.size, index)]
+        if sum(self.vars[part].size for part, _ in parts) < var.size:
+            return []
+        return [
+            Piece(index, offset, self.vars[part].size, self._made(part, index))
+            for part, offset in parts
+            if offset is not None
+        ]
+
+    def _made(self, index: int, reader: int) -> float:
+        """The first instruction that may write a part of a join to its place."""
+        source = self.vars[index].source
+        if not isinstance(source, Instruction):
+            return -1
+        if source.op.view:
+            return reader
+        parts = self.parts_of(index)
+        return min((self._made(part, index) for part, _ in parts), default=index)
+
+    def _read(self, index: int, time: float) -> None:
+        source = self.vars[index].source
+        while isinstance(source, Instruction) and source.op.view:
+            index = source.args[0]
+            source = self.vars[index].source
+        self.last[index] = max(self.last.get(index, -1), time)
+
+    def _read_by_weights(self) -> list[int]:
+        return [arg for index in self.derivative.weights for arg in source_args(self.vars[index].source)]
+
+
+def source_args(source: object) -> tuple[int, ...]:
+    """What a value is computed from."""
+    return source.args if isinstance(source, Instruction) else ()

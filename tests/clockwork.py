@@ -1,0 +1,102 @@
+"""A loss on a clock of its own: what is chosen by measuring is then known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch import report
+from autobatch.blas import Chooser, threads
+from autobatch.executor.reference import Reference
+from autobatch.tuning import costs, tuner
+from autobatch.tuning.variant import OTHERS
+
+
+class Clockwork:
+    """Time passes only while batches run: by nodes, faster with threads, and slower by what others take.
+
+    Attributes:
+        asked: how many threads each run was allowed.
+        slower: times as long with more than one thread.
+    """
+
+    def __init__(self) -> None:
+        self.now, self.slower, self.per_thread = 0.0, 1.0, 1.0
+        self.asked: list[int] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def run(self, n_nodes: int) -> None:
+        n_threads = self.asked[-1]
+        self.now += 1e-6 * n_nodes * (self.slower / (self.per_thread * n_threads) if n_threads > 1 else 1.0)
+
+    @contextmanager
+    def limit(self, n_threads: int = 1) -> Iterator[int]:
+        self.asked.append(n_threads)
+        yield n_threads
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
+    """Put this code on a machine of four cores whose time is known."""
+    found = Clockwork()
+    monkeypatch.setattr(report, "perf_counter", found)
+    monkeypatch.setattr(threads, "limit_threads", found.limit)
+    monkeypatch.setattr(tuner, "most_threads", lambda: 4)
+    monkeypatch.setattr(costs, "WAKE_S", 0.0)
+    monkeypatch.setattr(Chooser, "speed", lambda *size: 1e-6)  # so slow that products are all there is
+    return found
+
+
+class Counted(Reference):
+    """The reference backend, on a clock."""
+
+    def __init__(self, clock: Clockwork) -> None:
+        super().__init__()
+        self.clock, self.runs = clock, 0
+
+    def forward(self, plan: Any, *rest: Any) -> list[Any]:
+        self.clock.run(plan.graph.n_nodes)
+        self.runs += 1
+        return super().forward(plan, *rest)
+
+
+class Pairs(ab.Module):
+    """Every node comes twice, so that sharing halves the graph."""
+
+    def __init__(self) -> None:
+        self.matrix = ab.Parameter(np.random.default_rng(0).standard_normal((5, 5)))
+
+    @ab.cell
+    def turn(self, x: Any) -> Any:
+        return ab.tanh(self.matrix @ x)
+
+    def loss(self, n: int) -> Any:
+        x, y = np.ones(5), np.ones(5)
+        for _ in range(n):
+            x, y = self.turn(x), self.turn(y)
+        return ab.sum(x * y)
+
+
+def train(loss: ab.Batched, n_calls: int, size: int = 4) -> list[Any]:
+    """Train on the same mini-batch of unequal instances."""
+    return [loss.value_and_grad(list(range(2, 2 + size)))[0] for _ in range(n_calls)]
+
+
+def make(clock: Clockwork, **options: Any) -> tuple[ab.Batched, Counted]:
+    """A loss on a clock, and its backend."""
+    backend = Counted(clock)
+    loss = ab.batched(Pairs().astype("float64").loss, policy="depth", backend=backend, **options)
+    return loss, backend
+
+
+def decided(loss: ab.Batched) -> dict[str, Any]:
+    """What was decided for the one class that there is, beside what is as given."""
+    (label,) = set(loss.decisions) - {OTHERS}
+    base = loss.decisions[OTHERS]
+    return {name: value for name, value in loss.decisions[label].items() if value != base[name]}

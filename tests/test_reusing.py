@@ -1,0 +1,257 @@
+"""Columns that are used twice: gradients stay, nothing is read that was written over, rows are as narrow as told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.arguments import Key
+from autobatch.cell import Tracer
+from autobatch.errors import PlanError
+from autobatch.executor.cpu import Cpu
+from autobatch.executor.reference import Reference
+from autobatch.kernels.checking import check_statements, check_steps
+from autobatch.kernels.fusing import Kernel
+from autobatch.kernels.overwriting import overwritings, writes_over, written
+from autobatch.kernels.stage import compile_backward
+from autobatch.layout import Place
+from autobatch.memplan.planner import MemoryPlanner
+from autobatch.plan import PlannedCell
+from autobatch.program import Instruction, Var
+from autobatch.rewrite import PASSES
+from autobatch.typetable import NodeType
+from random_programs import draw_instances, draw_model
+from test_cpu import assert_equal
+from twin_cases import CASES, Case
+
+BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
+APART, OVER = MemoryPlanner(reuses=False), MemoryPlanner()
+W = ab.Parameter(np.random.default_rng(0).standard_normal((6, 6))).astype("float64")
+pytestmark = pytest.mark.usefixtures("_checked")
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=["reference", "cpu"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_models(case: Case, backend: Callable[[], Any]) -> None:
+    """The same instructions on the same numbers, elsewhere."""
+    model, instances = case.draw(seed=4, n_instances=5, dim=4)
+    expected, found = (
+        ab.batched(model.loss, planner=planner, backend=backend()).value_and_grad(instances)
+        for planner in (APART, OVER)
+    )
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=["reference", "cpu"])
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(s, marks=pytest.mark.slow) for s in range(10, 150))])
+def test_random_programs(seed: int, backend: Callable[[], Any]) -> None:
+    rng = np.random.default_rng(400 + seed)
+    model = draw_model(rng, smooth=seed % 2 == 0)
+    instances = draw_instances(rng, model, n=4)
+    options: dict[str, Any] = {"policy": "agenda", "rewrites": PASSES}
+    off: dict[str, Any] = dict.fromkeys(("simplifies", "joins", "stacks", "sums", "cuts", "hoists", "fuses"), False)
+    expected = ab.batched(model.everything, planner=APART, **options).value_and_grad(instances, has_aux=True)
+    for planner in (OVER, MemoryPlanner(recomputes="nothing"), MemoryPlanner(**off)):
+        loss = ab.batched(model.everything, planner=planner, backend=backend(), **options)
+        assert_equal(loss.value_and_grad(instances, has_aux=True), expected)
+
+
+def cells_of(loss: ab.Batched, instances: list[Any]) -> list[PlannedCell]:
+    step = loss._prepare(instances, training=True)
+    return [step.cells.cells[kind] for kind in np.unique(step.graph.type_id)]
+
+
+def root(vars: tuple[Var, ...], index: int) -> int:
+    source = vars[index].source
+    return root(vars, source.args[0]) if isinstance(source, Instruction) and source.op.view else index
+
+
+def check_reuse(cell: PlannedCell) -> int:
+    """Check from the definition that saved values share columns only one after the other; give how many do.
+
+    Of values with columns in common one is part of the other, or the one is of the program and no instruction reads
+    it after the first that makes a part of the other.
+    """
+    derivative, layout = cell.derivative, cell.layout
+    assert derivative is not None
+    vars, n_forward = derivative.vars, len(derivative.program.vars)
+    ends: dict[int, float] = {}
+    for index in derivative.backward:
+        source = vars[index].source
+        assert isinstance(source, Instruction)
+        if not source.op.view:
+            ends |= {root(vars, arg): index for arg in source.args}
+    for index in derivative.weights:
+        source = vars[index].source
+        assert isinstance(source, Instruction)
+        ends |= {root(vars, arg): np.inf for arg in source.args}
+    ends |= {root(vars, index): np.inf for index in derivative.roots}
+    for value in layout.taken:
+        assert value in layout.saved
+        assert value < n_forward
+        over = [
+            other for other in layout.saved if other >= n_forward and meet(layout.saved[value], layout.saved[other])
+        ]
+        assert over
+        for heir in over:
+            first = min(
+                made
+                for made, place in pieces(derivative.vars, heir, layout.saved[heir])
+                if meet(place, layout.saved[value])
+            )
+            assert ends[value] < first
+    return len(layout.taken)
+
+
+def meet(one: Place, other: Place) -> bool:
+    return (
+        one.domain == other.domain and one.column < other.column + other.width and other.column < one.column + one.width
+    )
+
+
+def pieces(vars: tuple[Var, ...], index: int, place: Place) -> Iterator[tuple[float, Place]]:
+    """The columns of a value, and when the first of them may be written."""
+    source = vars[index].source
+    assert isinstance(source, Instruction)
+    if source.op.name not in ("concat", "assemble"):
+        yield index, place
+        return
+    marks = np.arange(vars[index].size).reshape(vars[index].shape)
+    indices = source.static.get("indices")
+    assert indices is not None, "gradients are assembled"
+    for part, where in zip(source.args, indices, strict=True):
+        columns = marks[where].reshape(-1)
+        if columns.size:
+            inner = list(pieces(vars, part, place)) if is_join(vars[part]) else [(part, place)]
+            first = index if is_view(vars[part]) else min(time for time, _ in inner)
+            yield first, Place(place.domain, place.column + int(columns.min()), int(np.ptp(columns)) + 1)
+
+
+def is_join(var: Var) -> bool:
+    return isinstance(var.source, Instruction) and var.source.op.name in ("concat", "assemble")
+
+
+def is_view(var: Var) -> bool:
+    return isinstance(var.source, Instruction) and var.source.op.view
+
+
+def test_nothing_is_read_after_it_was_written_over() -> None:
+    n_taken = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        model = draw_model(rng, smooth=True)
+        n_taken += sum(map(check_reuse, cells_of(ab.batched(model.loss), draw_instances(rng, model, n=4))))
+    assert n_taken > 30
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "apart", "over"),
+    [
+        ("tree-lstm", "merge", 11, 6),
+        ("tree-lstm", "leaf", 9, 5),
+        ("bilstm-tagger, 1 layers", "read_word", 11, 6),
+        ("lattice-lstm", "read_word", 11, 6),
+    ],
+)
+def test_saved_columns_of_the_models(name: str, cell: str, apart: int, over: int) -> None:
+    """In multiples of the width: gates and their gradients share columns, and so does tanh(c) where there is room."""
+    model, instances = next(case for case in CASES if case.name == name).draw(seed=0, n_instances=6, dim=8)
+    widths, planned = [], []
+    for planner in (APART, OVER):
+        loss = ab.batched(model.loss, planner=planner)
+        loss.value_and_grad(instances)
+        assert loss.last is not None
+        planned.append(loss.last.planned_bytes)
+        found = next(one for one in cells_of(loss, instances) if one.type.name == cell)
+        check_reuse(found)
+        widths.append(sum(found.layout.saved_width) / 8)
+    assert widths == [apart, over]
+    assert planned[1] < 0.85 * planned[0]
+
+
+def plan(body: Callable[..., Any], planner: MemoryPlanner = OVER) -> PlannedCell:
+    program = Tracer("hand", {id(W): "W"}).trace(lambda given: body(given["x"]), {"x": Key("value", (6,))})[0]
+    return planner.plan_cell(NodeType(0, "hand", program, None, ()), training=True)
+
+
+BODIES: dict[str, tuple[Callable[..., Any], int]] = {
+    "one loop": (lambda x: ab.tanh(W @ x), 1),
+    "read by the gradient of another": (lambda x: ab.tanh(W @ x) * ab.exp(x), 1),
+    "the other way round": (lambda x: ab.tanh(W @ x)[::-1] * ab.tanh(W @ x), 1),
+    "a sum": (lambda x: ab.tanh(W @ x) * ab.sum(ab.tanh(W @ x)), 1),
+    "read by a product": (lambda x: W @ ab.tanh(W @ x), 0),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_readers_come_first_in_kernels(name: str) -> None:
+    """Loops that read what another writes over are in its nest only if they read the same elements at each index."""
+    body, n_taken = BODIES[name]
+    cell, apart = plan(body), plan(body, APART)
+    assert len(cell.layout.taken) == n_taken
+    assert not apart.layout.taken
+    stage = compile_backward(cell)
+    found = overwritings(stage.lowered, stage.lowered.statements)
+    assert bool(found) == bool(n_taken)
+    late = {
+        value for value in cell.layout.saved if value not in cell.layout.taken and writes_over(stage.lowered, value)
+    }
+    assert len(late) == n_taken
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.w = W
+
+        @ab.cell
+        def hand(self, x: Any) -> Any:
+            return body(x)
+
+        def loss(self, x: Any) -> Any:
+            return ab.sum(self.hand(self.hand(x)))
+
+    instances = [np.linspace(-1.0, 1.0, 6), np.linspace(2.0, -1.0, 6)]
+    results = [
+        ab.batched(Model().loss, planner=planner, backend=backend()).value_and_grad(instances)
+        for planner in (APART, OVER)
+        for backend in BACKENDS
+    ]
+    for result in results[1:]:
+        assert_equal(result, results[0])
+
+
+def test_what_reads_other_elements_is_a_loop_nest_before() -> None:
+    stage = compile_backward(plan(BODIES["the other way round"][0]))
+    places = {id(loop): (s, b) for s, step in enumerate(stage.steps) if isinstance(step, Kernel)
+              for b, block in enumerate(step.blocks) for loop in block.loops}  # fmt: skip
+    statements = stage.lowered.statements
+    apart = [
+        (r, w)
+        for w, readers in overwritings(stage.lowered, statements).items()
+        for r, same in readers.items()
+        if not same
+    ]
+    assert apart
+    for reader, writer in apart:
+        assert places[id(statements[reader])] < places[id(statements[writer])]
+
+
+def test_the_checkers_refuse_readers_that_come_too_late() -> None:
+    stage = compile_backward(plan(BODIES["one loop"][0]))
+    lowered = stage.lowered
+    check_statements(lowered, lowered.statements)
+    ((writer, readers),) = overwritings(lowered, lowered.statements).items()
+    assert written(lowered, lowered.statements[writer]) is not None
+    late = lowered.statements[min(readers)]
+    with pytest.raises(PlanError, match="a value is read that was written over"):
+        check_statements(lowered, [*lowered.statements, late])
+    stage = compile_backward(plan(BODIES["the other way round"][0]))
+    loops = [loop for step in stage.steps if isinstance(step, Kernel) for block in step.blocks for loop in block.loops]
+    kernels = [step for step in stage.steps if isinstance(step, Kernel)]
+    kernels[0].blocks[0].loops[:] = loops
+    del kernels[0].blocks[1:]
+    with pytest.raises(PlanError, match=r"other elements are written over than are read|before that is made"):
+        check_steps(stage.lowered, stage.lowered.statements, stage.steps)
