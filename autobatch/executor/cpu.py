@@ -1,14 +1,16 @@
 """The cpu backend: cells compiled into a few steps, on the same buffer and plan as the reference backend.
 
-Where the rows of each batch are, and what is called for it, is worked out once per plan. A step is then a call with the
-number of a batch: a generated kernel, a matrix product, or an op as the reference backend runs it; one compiled loop
-makes all calls, stopping only for ops of the last kind. What cells compute from parameters alone runs once per run. The
-gradient of a weight is one product over all rows of a type, and that of a bias one pass over them.
+Batches are cut in pieces. Where the rows of each are, and what is called for it, is worked out once per plan. A step is
+then a call with the number of a piece: a generated kernel, a matrix product, or an op as the reference backend runs it;
+one compiled loop makes all calls, stopping only for ops of the last kind, or several threads do, if there are none.
+What cells compute from parameters alone runs once per run. The gradient of a weight is one product over all rows of a
+type, and that of a bias one pass over them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,12 +20,15 @@ from numpy.typing import NDArray
 from autobatch.addresses import address_of
 from autobatch.autodiff import ROW_SUM
 from autobatch.blas.choosing import BY_SIZE, Chooser
+from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.executor.activity import Activity
+from autobatch.executor.pieces import Calls
 from autobatch.executor.reference import Frame, Reference, RowRange
 from autobatch.executor.rounding import Outers
 from autobatch.executor.stages import Arrays, CompiledCell, CompiledStage, Run
 from autobatch.executor.steps import make_calls
-from autobatch.executor.table import Calls, Prepared, Shapes
+from autobatch.executor.table import Prepared, Shapes
+from autobatch.executor.team import Sweeps
 from autobatch.executor.weights import WeightStage
 from autobatch.kernels.loading import is_jitted
 from autobatch.kernels.source import COMMON
@@ -42,25 +47,34 @@ class Bound:
     def __init__(self, name: str, stages: list[CompiledStage]) -> None:
         self.name, self.stages = name, stages
         self.steps = [step for stage in stages for step in stage.steps]
-        self._addresses = np.empty((len(self.steps), 3), np.int64)
-        self._calls, self._ptr = np.empty((0, 2), np.int64), np.zeros(3, np.int64)
+        self._addresses = np.empty((1, len(self.steps), 3), np.int64)
+        self._calls: Calls
+        self._sweeps = Sweeps()
 
     def bind(self, runs: Iterable[Run], calls: Calls) -> None:
         """Take the arrays of a run, for each stage, and what is called in it."""
         for stage, run in zip(self.stages, runs, strict=True):
             stage.bind(run)
-        np.concatenate([stage.addresses for stage in self.stages], out=self._addresses)
-        self._calls, self._ptr = calls
+        found = [stage.addresses for stage in self.stages]
+        if len(self._addresses) != len(found[0]):
+            self._addresses = np.empty((len(found[0]), len(self.steps), 3), np.int64)
+        np.concatenate(found, axis=1, out=self._addresses)
+        self._calls = calls
+        self._is_shared = len(self._addresses) > 1 and bool(self._addresses[0, :, 0].all())
 
     @property
     def n_batches(self) -> int:
         """Batches of the run."""
-        return len(self._ptr) - 3
+        return len(self._calls.ptr) - 3
 
     def call(self, first: int, last: int) -> int:
         """Make the calls of some parts, and say how many: 0 is what comes before all batches, which follow."""
-        start, end = int(self._ptr[first]), int(self._ptr[last])
-        make_calls(self._addresses, self.steps, self._calls, start, end)
+        calls, piece_ptr, ptr, _ = self._calls
+        start, end = int(piece_ptr[ptr[first]]), int(piece_ptr[ptr[last]])
+        if self._is_shared and ptr[last] - ptr[first] > last - first:
+            self._sweeps.run(self._addresses, self._calls, first, last)
+        else:
+            make_calls(self._addresses[0], self.steps, calls, start, end)
         return end - start
 
 
@@ -78,12 +92,12 @@ class Cpu(Reference):
     def __init__(self, poison: bool = False, jitted: bool | None = None, provider: str | None = None) -> None:
         super().__init__(poison)
         self.jitted = is_jitted() if jitted is None else jitted
-        self.scratch: Array = np.empty(0, np.float32)
+        self.scratch = self.kept = np.empty((1, 0), np.float32)
+        self.n_threads = 1  # of this run
         self.chooser = Chooser(provider)
         self._compiled: dict[tuple[int, str, str], CompiledCell] = {}
         self._shapes: WeakKeyDictionary[PlannedTypes, Shapes] = WeakKeyDictionary()
         self._plans: WeakKeyDictionary[Plan, Prepared] = WeakKeyDictionary()
-        self._addresses = np.zeros(len(COMMON), np.int64)
         self._bound: dict[tuple[Any, ...], Bound] = {}
         self._weight_stages: dict[tuple[int, str], WeightStage] = {}
         self._outers = Outers(self.jitted)
@@ -92,12 +106,20 @@ class Cpu(Reference):
         """Copies and pickles have buffers of their own, and compile anew."""
         return type(self), (self.poison, self.jitted, None if self.chooser.name == BY_SIZE else self.chooser.name)
 
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Take the threads that matrix products may have for pieces; each of these multiplies alone."""
+        self.n_threads = threads_now() if self.jitted else 1
+        with limit_threads(1) if self.n_threads > 1 else nullcontext(), super()._computing():
+            yield
+
     # Batches.
 
     def _forward_batches(self) -> None:
         bound = self._bind("forward")
         if self.poison:
             self.scratch.fill(np.nan)
+            self.kept.fill(np.nan)
         self._sweep(bound, None)
 
     def _backward_batches(self) -> None:
@@ -130,14 +152,18 @@ class Cpu(Reference):
         key = name, *map(id, cells)
         if key not in self._bound:
             self._bound[key] = Bound(name, [cell.stage(name) for cell in cells])
-        arrays = self._buffer, self.scratch, plan.dest_ptr, plan.dest, plan.adds
-        for number, array in enumerate(arrays):
-            self._addresses[number] = address_of(array)
-        common, place = Arrays(arrays, self._addresses), plan.dest.dtype.name
+        arrays = self._buffer, self.scratch[0], self.kept[0], plan.dest_ptr, plan.dest, plan.adds
+        addresses = np.array([[address_of(array) for array in arrays]] * len(self.scratch), np.int64)
+        addresses[:, COMMON.index("scratch")] += np.arange(len(self.scratch)) * self.scratch.strides[0]
+        common, place = Arrays(arrays, addresses), plan.dest.dtype.name
+        first = plan.tables.block_ptr.tolist()
         runs = [
-            Run(plan, kind, common, place, table, self.chooser, self._randomness)
+            Run(
+                plan, kind, common, place, table, prepared.mean_rows[first[kind] : first[kind + 1]], self.chooser,
+                self._randomness,
+            )
             for kind, table in prepared.tables.items()
-        ]
+        ]  # fmt: skip
         self._bound[key].bind(runs, prepared.forward if name == "forward" else prepared.backward)
         return self._bound[key]
 
@@ -145,18 +171,24 @@ class Cpu(Reference):
         """What running the plan needs beside it; there is scratch memory for it."""
         plan = self.plan
         prepared = self._plans.get(plan)
-        if prepared is None:
+        if prepared is None or prepared.n_threads != self.n_threads:
             shapes = self._shapes_of(self.cells)
             ends = plan.type_ptr.tolist()
             kinds = [kind for kind in range(len(ends) - 1) if ends[kind] < ends[kind + 1]]
             for kind in kinds:
                 if kind not in shapes.cells:
                     shapes.add(kind, self._compiled_cell(kind))
-            prepared = self._plans[plan] = shapes.prepare(plan, kinds)
-        if self.scratch.size < prepared.scratch_size or self.scratch.dtype != self.dtype:
-            self.scratch = np.empty(max(prepared.scratch_size, 1), self.dtype)
-            self._allocations += 1
+            prepared = self._plans[plan] = shapes.prepare(plan, kinds, self.n_threads)
+        self.scratch = self._reserved(self.scratch, self.n_threads, prepared.scratch_size)
+        self.kept = self._reserved(self.kept, 1, prepared.kept_size)
         return prepared
+
+    def _reserved(self, array: Array, n_rows: int, size: int) -> Array:
+        """The array, if it is large enough, or another."""
+        if array.dtype == self.dtype and len(array) == n_rows and array.shape[1] >= size:
+            return array
+        self._allocations += 1
+        return np.empty((n_rows, size), self.dtype)
 
     def _shapes_of(self, cells: PlannedTypes) -> Shapes:
         found = self._shapes.get(cells)

@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 
 class Arrays(NamedTuple):
-    """The first arrays of the memory of all stages, and their addresses."""
+    """The first arrays of the memory of all stages, and their addresses by thread: each has its own scratch memory."""
 
     arrays: tuple[Array, ...]
     addresses: Array
@@ -38,9 +38,10 @@ class Run(NamedTuple):
     """What a stage of a type runs on.
 
     Attributes:
-        common: buffer, scratch memory, and destinations: the same for all types.
+        common: buffer, scratch memory of pieces and of all rows, and destinations: the same for all types.
         place: the name of the type of destinations.
         table: see `autobatch.executor.table`.
+        mean_rows: of pieces, per domain; see `autobatch.executor.table`.
         randomness: where the nodes in some rows draw from.
     """
 
@@ -49,11 +50,12 @@ class Run(NamedTuple):
     common: Arrays
     place: str
     table: Array
+    mean_rows: Array
     chooser: Chooser
     randomness: Any
 
     def rows(self, k: int, n_column: int) -> RowRange:
-        """The rows of a batch."""
+        """The rows of a piece."""
         start = int(self.table[k, 0])
         return RowRange(self.plan, Batch(self.kind, start, start + int(self.table[k, n_column]), ()))
 
@@ -78,8 +80,8 @@ class CompiledStage:
     """A stage with its steps, and what of its values all rows share.
 
     Attributes:
-        addresses: [steps, 3] of the function, the memory and the own numbers of each step; no function for those that
-            Python runs.
+        addresses: [threads, steps, 3] of the function, the memory and the own numbers of each step; no function for
+            those that Python runs.
         arrays: what the slots of the memory hold.
     """
 
@@ -88,7 +90,6 @@ class CompiledStage:
         self.lowered, self.storage, self.columns, self.slots = stage.lowered, stage.storage, stage.columns, stage.slots
         used = {"table", *(name for source in stage.sources if source is not None for name in source.arrays)}
         self._own_arrays = sorted(used - {*COMMON})
-        self.memory = np.zeros(len(self.slots), np.int64)
         self.arrays: list[Array] = []
         self.run: Run
         self._find_shared(stage)
@@ -101,9 +102,7 @@ class CompiledStage:
                 self.steps += self._make_steps(stage, number, once=not stage.n_before <= number < last)
             counts.append(len(self.steps) - before)
         self.n_before, self.n_per_batch, self.n_after = counts
-        self.addresses = np.zeros((len(self.steps), 3), np.int64)
-        self.addresses[:, 1] = address_of(self.memory)
-        self.addresses[:, 2] = [address_of(step.own) for step in self.steps]
+        self._make_memory(1)
 
     def _make_steps(self, stage: Stage, number: int, once: bool) -> list[Step]:
         step, source = stage.steps[number], stage.sources[number]
@@ -116,21 +115,39 @@ class CompiledStage:
         assert source is not None, "every kernel has a source"
         return [KernelStep(self, source)]
 
+    def _make_memory(self, n_threads: int) -> None:
+        self.memory = np.zeros((n_threads, len(self.slots)), np.int64)
+        self.addresses = np.zeros((n_threads, len(self.steps), 3), np.int64)
+        self.addresses[:, :, 1] = np.array([address_of(memory) for memory in self.memory])[:, None]
+        self.addresses[:, :, 2] = [address_of(step.own) for step in self.steps]
+
     def bind(self, run: Run) -> None:
         """Take the arrays and parameters of a run."""
         self.run = run
         self._compute_shared()
         arrays = {name: self._find_array(name) for name in self._own_arrays}
+        scratch, kept = self.slots["scratch"], self.slots["kept"]
         if self.jitted:
-            self.memory[: len(run.common.addresses)] = run.common.addresses
+            if len(self.memory) != len(run.common.addresses):
+                self._make_memory(len(run.common.addresses))
+            self.memory[:, : len(COMMON)] = run.common.addresses
+            if not self._runs_steps_of_all_rows:
+                self.memory[:, kept] = self.memory[:, scratch]
             for name, array in arrays.items():
-                self.memory[self.slots[name]] = address_of(array)
+                self.memory[:, self.slots[name]] = address_of(array)
         else:
-            self.arrays = [*run.common.arrays, *(self.packed for _ in range(len(run.common.arrays), len(self.slots)))]
+            self.arrays = [*run.common.arrays, *(self.packed for _ in range(len(COMMON), len(self.slots)))]
+            if not self._runs_steps_of_all_rows:
+                self.arrays[kept] = self.arrays[scratch]
             for name, array in arrays.items():
                 self.arrays[self.slots[name]] = array.reshape(-1)
         for number, step in enumerate(self.steps):
-            self.addresses[number, 0] = step.bind(run)
+            self.addresses[:, number, 0] = step.bind(run)
+
+    @property
+    def _runs_steps_of_all_rows(self) -> bool:
+        """Whether there are such; if not, what they leave is scratch memory that pieces use by turns."""
+        return bool(self.run.mean_rows[0, 1])
 
     def _find_array(self, name: str) -> Array:
         """The array of a slot."""
@@ -222,7 +239,7 @@ class CompiledStage:
         return self.slots[ARRAYS[home.area]], column, (home.column + view.offset) * size, max(self._width(home), 1)
 
     def view(self, view: View, k: int) -> Array:
-        """The elements of a view in all rows of a batch: `(rows, *shape)`."""
+        """The elements of a view in all rows of a piece: `(rows, *shape)`."""
         home, view = self.storage.home(view)
         array, width, table = self._array(home), self._width(home), self.run.table
         column = self._column(home)
@@ -236,10 +253,12 @@ class CompiledStage:
         return found
 
     def _array(self, home: Home) -> Array:
-        plan, (buffer, scratch, *_) = self.run.plan, self.run.common.arrays
+        plan, (buffer, scratch, kept, *_) = self.run.plan, self.run.common.arrays
         if home.area in ("ints", "floats"):
             return (plan.int_data if home.area == "ints" else plan.float_data)[self.run.kind].reshape(-1)
-        return scratch if ARRAYS[home.area] == "scratch" else buffer
+        if home.area == "kept" and self._runs_steps_of_all_rows:
+            return kept
+        return buffer if ARRAYS[home.area] == "buffer" else scratch
 
     def _column(self, home: Home) -> str:
         """The column of the table that says where the rows of an area begin."""

@@ -1,8 +1,8 @@
 """Prepared steps, and the loop that calls them with no Python between.
 
-A step runs for batch k of a type. One that is compiled is known by three addresses: of its function, of the memory of
-its stage (the addresses of the arrays that a run computes with), and of its own numbers, which stay from run to run.
-One that is not compiled is a Python function.
+A step runs for piece k of the batches of a type. One that is compiled is known by three addresses: of its function, of
+the memory of its stage (the addresses of the arrays that a run computes with), and of its own numbers, which stay from
+run to run. One that is not compiled is a Python function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autobatch.kernels.source import SLOTS, Source, letter_of
 from autobatch.kernels.view import View
 from autobatch.ops.define import run_kernel
 from autobatch.precision import rounded, rounded_args
-from autobatch.program import SHARED, Attribute, Instruction
+from autobatch.program import NODE, SHARED, Attribute, Instruction
 
 if TYPE_CHECKING:
     from autobatch.executor.stages import CompiledStage, Run
@@ -97,10 +97,10 @@ class ProductStep:
         self.stage, self.term, self.once = stage, product.terms[number], once
         self.accumulate = product.adds or number > 0
         self.out = View(product.target, 0, (stage.lowered.sizes[product.target],), (1,))
-        self.rows_column = stage.columns.index(f"rows_{letter_of(product.domain)}")
         self.own = np.zeros(SIZE, np.int64)
         self.own[BETA], self.own[ITEMSIZE] = self.accumulate, stage.dtype.itemsize
-        self.own[COLUMNS], self.own[ROWS] = len(stage.columns), self.rows_column
+        self.domain, self.own[COLUMNS] = product.domain, len(stage.columns)
+        self.own[ROWS] = stage.columns.index(f"rows_{letter_of(product.domain)}")
         self.own[A : A + 4] = stage.place(self.term.rows)
         self.own[OUT : OUT + 4] = stage.place(self.out)
         self.weight: Array | None = None
@@ -112,7 +112,8 @@ class ProductStep:
         """Choose the library, by the mean number of rows, and take the weight as it is in this run."""
         dtype, shared = self.stage.dtype.name, self.stage.shared[self.term.weight]
         inner, n = shared.shape[:0:-1] if self.term.transposed else shared.shape[1:]
-        n_rows = int(run.table[-1, self.rows_column]) // (1 if self.once else max(len(run.table) - 1, 1))
+        of_piece, of_whole = run.mean_rows[self.domain - NODE].tolist()
+        n_rows = (self.once and of_whole) or of_piece
         chosen_for = n_rows.bit_length(), threads_now()
         if chosen_for != self.chosen_for:
             self.chosen_for = chosen_for
@@ -194,7 +195,7 @@ Step = KernelStep | ProductStep | AloneStep
 
 @by_address
 def multiply_float32(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a batch by a matrix."""
+    """Multiply the rows of a piece by a matrix."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     if row[numbers[ROWS]] > 0:
@@ -207,7 +208,7 @@ def multiply_float32(memory: int, own: int, k: int) -> None:
 
 @by_address
 def multiply_float64(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a batch by a matrix."""
+    """Multiply the rows of a piece by a matrix."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     if row[numbers[ROWS]] > 0:
@@ -220,7 +221,7 @@ def multiply_float64(memory: int, own: int, k: int) -> None:
 
 @by_address
 def multiply_packed(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a batch by a matrix that is packed."""
+    """Multiply the rows of a piece by a matrix that is packed."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     if row[numbers[ROWS]] > 0:

@@ -29,15 +29,15 @@ from autobatch.program import NODE, SHARED
 
 ARRAYS = {
     "inputs": "buffer", "mirror": "buffer", "saved": "buffer",
-    "scratch": "scratch", "kept": "scratch", "row": "scratch", "shared": "shared", "ints": "ints", "floats": "floats",
+    "scratch": "scratch", "kept": "kept", "row": "scratch", "shared": "shared", "ints": "ints", "floats": "floats",
 }  # fmt: skip
 STAGES = ("forward", "backward")  # each has scratch memory of its own
 SLOTS = {
-    "buffer": "real", "scratch": "real", "ptr": "int64", "dest": "place", "adds": "bool_",
+    "buffer": "real", "scratch": "real", "kept": "real", "ptr": "int64", "dest": "place", "adds": "bool_",
     "shared": "real", "table": "int64", "ints": "int32", "floats": "float64",
 }  # fmt: skip
 """The first slots of the memory of a stage: arrays and their types. Edges of groups and tables of rows follow."""
-COMMON = ("buffer", "scratch", "ptr", "dest", "adds")  # the first slots, the same for all types
+COMMON = ("buffer", "scratch", "kept", "ptr", "dest", "adds")  # the first slots, the same for all types
 INITIAL = {"+": 0.0, "max": -math.inf}
 
 

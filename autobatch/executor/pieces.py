@@ -1,0 +1,136 @@
+"""Batches cut in pieces, and the calls of a stage in order.
+
+A piece goes through all steps of its cell before the next one begins, so that what a step writes is still in the cache
+when the next one reads it, and the pieces of a batch may run side by side in several threads. What a stage takes out of
+its batches, to run once for all rows of a type, is done in pieces as well; where batches are as large as pieces anyway,
+it stays with them, for the sake of the cache.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.words import IntArray
+
+LongArray = NDArray[np.int64]
+
+PIECE_BYTES = 1 << 19
+"""What the rows of a piece may take: half of the L2 cache of servers since about 2020."""
+LEAST_ROWS = 96
+"""Pieces need not have fewer rows for the sake of the cache: below, calls cost more than it saves."""
+ROUND_ROWS = 16
+"""Pieces have a multiple of so many rows, and products take whole tiles of them."""
+
+
+class Calls(NamedTuple):
+    """The calls of a stage, in order.
+
+    Attributes:
+        calls: [n, 2] the number of a step, and of a piece among those of its type.
+        piece_ptr: [pieces + 1] calls[piece_ptr[p]:piece_ptr[p + 1]] are those of the p-th piece that runs.
+        ptr: [batches + 3] the b-th batch that runs has pieces ptr[b + 1] to ptr[b + 2]; before and after all batches
+            are the pieces of all rows of a type.
+        alone: [batches] in which batches values are added to others, which only one thread may do; empty if in none.
+    """
+
+    calls: LongArray
+    piece_ptr: LongArray
+    ptr: LongArray
+    alone: NDArray[np.bool_]
+
+
+def most_rows(row_bytes: int) -> int:
+    """How many rows a piece may have."""
+    return max(PIECE_BYTES // max(row_bytes, 1) // ROUND_ROWS * ROUND_ROWS, LEAST_ROWS)
+
+
+@compiled
+def rows_of_piece(n_rows: int, most: int, n_threads: int) -> int:
+    """How many rows pieces have that `n_rows` are cut in: one at least for each thread, unless they are few."""
+    share = (n_rows + n_threads - 1) // n_threads
+    return min(most, (share + ROUND_ROWS - 1) // ROUND_ROWS * ROUND_ROWS)
+
+
+@compiled
+def count_pieces(n_rows: int, most: int, n_threads: int) -> int:
+    """How many pieces rows are cut in."""
+    at_once = rows_of_piece(n_rows, most, n_threads)
+    return (n_rows + at_once - 1) // at_once
+
+
+@compiled
+def list_calls(
+    batch_type: IntArray, batch_ptr: IntArray, n_pieces: LongArray, most: LongArray, steps: LongArray, n_threads: int,
+    backward: bool,
+) -> tuple[LongArray, LongArray, LongArray]:  # fmt: skip
+    """List the calls of a stage, and divide them; see `Calls`.
+
+    Args:
+        n_pieces: [T, 2] of batches, and of all rows.
+        most: [T] rows of a piece.
+        steps: [T, 3] before, in and after batches.
+    """
+    n_types, n_batches = most.size, batch_type.size
+    first, n_steps, n_calls, n_whole = np.zeros((n_types, 4), np.int64), 0, 0, 0
+    for kind in range(n_types):
+        if n_pieces[kind, 0]:
+            before, inside, after = steps[kind]
+            if not n_pieces[kind, 1]:
+                before, inside, after = 0, before + inside + after, 0
+            first[kind, 0] = n_steps
+            first[kind, 1] = first[kind, 0] + before
+            first[kind, 2] = first[kind, 1] + inside
+            first[kind, 3] = n_steps = first[kind, 2] + after
+            n_whole += n_pieces[kind, 1] * ((before > 0) + (after > 0))
+            n_calls += n_pieces[kind, 0] * inside + n_pieces[kind, 1] * (before + after)
+    calls = np.empty((n_calls, 2), np.int64)
+    piece_ptr = np.zeros(n_pieces[:, 0].sum() + n_whole + 1, np.int64)
+    ptr = np.empty(n_batches + 3, np.int64)
+    done = np.zeros(n_types, np.int64)
+    at = piece = 0
+    for part in range(n_batches + 2):
+        ptr[part] = piece
+        is_batch = 0 < part <= n_batches
+        batch = (n_batches - part if backward else part - 1) if is_batch else 0
+        kinds = range(batch_type[batch], batch_type[batch] + 1) if is_batch else range(n_types)
+        moment = 1 if is_batch else 0 if part == 0 else 2
+        for kind in kinds:
+            if first[kind, moment] == first[kind, moment + 1]:
+                continue
+            n = n_pieces[kind, 1]
+            if is_batch:
+                n = count_pieces(batch_ptr[batch + 1] - batch_ptr[batch], most[kind], n_threads)
+            for number in range(n):
+                k = n_pieces[kind, 0] + number
+                if is_batch:
+                    k = n_pieces[kind, 0] - 1 - done[kind] if backward else done[kind]
+                    done[kind] += 1
+                for step in range(first[kind, moment], first[kind, moment + 1]):
+                    calls[at, 0], calls[at, 1] = step, k
+                    at += 1
+                piece += 1
+                piece_ptr[piece] = at
+    ptr[n_batches + 2] = piece
+    return calls, piece_ptr[: piece + 1], ptr
+
+
+@compiled
+def find_alone(
+    batch_type: IntArray, batch_ptr: IntArray, dest_base: LongArray, dest_ptr: LongArray, adds: NDArray[np.bool_],
+    out_ptr: IntArray,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Find the batches of which values are added to others."""
+    alone = np.zeros(batch_type.size, np.bool_)
+    done = np.zeros(out_ptr.size - 1, np.int64)
+    for batch in range(batch_type.size):
+        kind, n_rows = batch_type[batch], batch_ptr[batch + 1] - batch_ptr[batch]
+        for output in range(out_ptr[kind], out_ptr[kind + 1]):
+            first = dest_base[output] + done[kind]
+            for entry in range(dest_ptr[first], dest_ptr[first + n_rows]):
+                alone[batch] |= adds[entry]
+        done[kind] += n_rows
+    return alone

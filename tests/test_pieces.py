@@ -1,0 +1,80 @@
+"""Pieces: those of a batch are its rows, each once, and outputs and gradients do not depend on how large they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.executor import pieces
+from autobatch.executor.cpu import Cpu
+from autobatch.executor.pieces import count_pieces, rows_of_piece
+from random_programs import draw_instances, draw_model
+from test_cpu import TOLERANCES, compare, compare_gradients
+from twin_cases import CASES, Case
+
+N_SEEDS = 12
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of two rows."""
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 0)
+    monkeypatch.setattr(pieces, "LEAST_ROWS", 2)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3, 7])
+def test_pieces_are_few_and_even(n_threads: int) -> None:
+    for most in (2, 16, 96, 1000):
+        for n_rows in (1, 2, 15, 16, 17, 96, 97, 100, 1000, 5138):
+            at_once = rows_of_piece(n_rows, most, n_threads)
+            assert 0 < at_once <= most
+            assert count_pieces(n_rows, most, n_threads) == len(range(0, n_rows, at_once))
+            if n_threads == 1 and n_rows <= most:
+                assert count_pieces(n_rows, most, n_threads) == 1
+            if n_rows >= n_threads * pieces.ROUND_ROWS * 2:
+                assert count_pieces(n_rows, most, n_threads) >= n_threads
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_models_in_small_pieces(case: Case, small: None) -> None:
+    model, instances = case.draw(seed=5, n_instances=7, dim=5)
+    cpu = compare(model.loss, instances)
+    compare_gradients(model.loss, instances, cpu)
+
+
+@pytest.mark.parametrize("seed", range(N_SEEDS))
+def test_random_programs_in_small_pieces(seed: int, small: None) -> None:
+    rng = np.random.default_rng(1000 + seed)
+    model = draw_model(rng, smooth=seed % 2 == 0)
+    instances = draw_instances(rng, model, n=5)
+    cpu = compare(model.everything, instances)
+    compare_gradients(model.everything, instances, cpu, has_aux=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_compiled_in_small_pieces(dtype: str, small: None) -> None:
+    """The same for compiled kernels, alone and with a helper: to the bit what one thread computes."""
+    model, instances = CASES[0].draw(seed=1, n_instances=9, dim=20)
+    model.astype(dtype)
+    compare_gradients(model.loss, instances, Cpu(poison=True, jitted=True), TOLERANCES[dtype])
+    alone, together = (
+        ab.batched(model.loss, backend=Cpu(poison=True, jitted=True), threads=n).value_and_grad(instances)
+        for n in (1, 2)
+    )
+    np.testing.assert_array_equal(alone[0], together[0])
+    for name, gradient in alone[1].items():
+        np.testing.assert_array_equal(gradient, together[1][name])
+
+
+def test_launches_are_calls_of_pieces(small: None) -> None:
+    """A chain's cell runs once per piece of two rows; an output layer over all of them too."""
+    model, instances = CASES[0].draw(seed=2, n_instances=8, dim=4)
+    few = ab.batched(model.loss, backend=Cpu(jitted=False))
+    few(instances)
+    in_pieces = few.last.launches
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "LEAST_ROWS", 10_000)
+        whole = ab.batched(model.loss, backend=Cpu(jitted=False))
+        whole(instances)
+    assert whole.last.launches < in_pieces
