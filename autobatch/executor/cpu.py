@@ -39,6 +39,7 @@ from autobatch.program import Instruction
 from autobatch.rows import Gradient
 
 Array = NDArray[Any]
+SCRATCH = COMMON.index("scratch")
 
 
 class Bound:
@@ -94,6 +95,7 @@ class Cpu(Reference):
         self.jitted = is_jitted() if jitted is None else jitted
         self.scratch = self.kept = np.empty((1, 0), np.float32)
         self.n_threads = 1  # of this run
+        self._addresses = np.zeros((1, len(COMMON)), np.int64)
         self.chooser = Chooser(provider)
         self._compiled: dict[tuple[int, str, str], CompiledCell] = {}
         self._shapes: WeakKeyDictionary[PlannedTypes, Shapes] = WeakKeyDictionary()
@@ -153,9 +155,14 @@ class Cpu(Reference):
         if key not in self._bound:
             self._bound[key] = Bound(name, [cell.stage(name) for cell in cells])
         arrays = self._buffer, self.scratch[0], self.kept[0], plan.dest_ptr, plan.dest, plan.adds
-        addresses = np.array([[address_of(array) for array in arrays]] * len(self.scratch), np.int64)
-        addresses[:, COMMON.index("scratch")] += np.arange(len(self.scratch)) * self.scratch.strides[0]
-        common, place = Arrays(arrays, addresses), plan.dest.dtype.name
+        if len(self._addresses) != self.n_threads:
+            self._addresses = np.zeros((self.n_threads, len(COMMON)), np.int64)
+        found = [address_of(array) for array in arrays]
+        for addresses, scratch in zip(self._addresses, self.scratch, strict=True):
+            found[SCRATCH] = address_of(scratch)
+            for number, address in enumerate(found):
+                addresses[number] = address
+        common, place = Arrays(arrays, self._addresses), plan.dest.dtype.name
         first = plan.tables.block_ptr.tolist()
         runs = [
             Run(

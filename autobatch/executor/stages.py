@@ -131,10 +131,11 @@ class CompiledStage:
             if len(self.memory) != len(run.common.addresses):
                 self._make_memory(len(run.common.addresses))
             self.memory[:, : len(COMMON)] = run.common.addresses
-            if not self._runs_steps_of_all_rows:
-                self.memory[:, kept] = self.memory[:, scratch]
-            for name, array in arrays.items():
-                self.memory[:, self.slots[name]] = address_of(array)
+            for memory in self.memory:
+                if not self._runs_steps_of_all_rows:
+                    memory[kept] = memory[scratch]
+                for name, array in arrays.items():
+                    memory[self.slots[name]] = address_of(array)
         else:
             self.arrays = [*run.common.arrays, *(self.packed for _ in range(len(COMMON), len(self.slots)))]
             if not self._runs_steps_of_all_rows:
@@ -142,7 +143,9 @@ class CompiledStage:
             for name, array in arrays.items():
                 self.arrays[self.slots[name]] = array.reshape(-1)
         for number, step in enumerate(self.steps):
-            self.addresses[:, number, 0] = step.bind(run)
+            address = step.bind(run)
+            for addresses in self.addresses:
+                addresses[number, 0] = address
 
     @property
     def _runs_steps_of_all_rows(self) -> bool:
