@@ -39,7 +39,7 @@ from autobatch.blas import (
     tiles,
 )  # fmt: skip
 from autobatch.blas.bf16 import to_bf16
-from autobatch.blas.calling import repeat_float32, repeat_float64
+from autobatch.blas.calling import FACTOR_BYTES, ONE_PAIR, repeat_product
 from autobatch.blas.finding import FINDERS
 from autobatch.cli import products
 from autobatch.cli.main import commands
@@ -48,7 +48,6 @@ from autobatch.processor import usable_cores
 
 SIZES = [(1, 1, 1), (1, 7, 5), (7, 1, 5), (5, 6, 1), (33, 20, 65), (4, 3, 0), (0, 3, 2), (9, 530, 300)]
 DTYPES = ("float32", "float64")
-REPEATS: dict[str, Any] = {"float32": repeat_float32, "float64": repeat_float64}
 
 
 @pytest.fixture(params=FINDERS)
@@ -103,7 +102,8 @@ def test_products_called_from_compiled_code_are_those_of_python(provider: Provid
         a, b = draw(rng, 9, 14, dtype, flips[0]), draw(rng, 14, 6, dtype, flips[1])
         out = draw(rng, 9, 6, dtype, flips[2])
         start = out.astype(float)
-        REPEATS[dtype](3, provider.addresses[dtype], tuple(describe_product(a, b, out)), 1.0)
+        described, size = tuple(describe_product(a, b, out)), FACTOR_BYTES[dtype]
+        repeat_product(3, size, provider.addresses[dtype], described, 1.0, ONE_PAIR)
         np.testing.assert_allclose(out, start + 3 * (a.astype(float) @ b.astype(float)), rtol=1e-4, atol=1e-5)
 
 

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.blas import packed, tiles
+from autobatch.blas import gemm, packed, tiles
 from autobatch.precision import rounded
 
 Array = Any
-SIZES = ((1, 1, 1), (2, 3, 5), (6, 64, 2), (7, 65, 9), (13, 130, 64), (53, 17, 1100), (101, 70, 33), (5, 1, 513))
+SIZES = (
+    (1, 1, 1), (2, 3, 5), (6, 64, 2), (7, 65, 9), (13, 130, 64), (53, 17, 1100), (101, 70, 33), (5, 1, 513),
+    (16, 16, 3), (39, 5, 64), (64, 48, 7), (50, 49, 6), (300, 96, 130),
+)  # fmt: skip
 UNTOUCHED = np.float32(-77.0)
 KINDS = [
     pytest.param(False, marks=pytest.mark.skipif(not tiles.can_tile(), reason="needs AVX-512"), id="float32"),
@@ -45,10 +48,10 @@ def multiply(x: Array, w: Array, out: Array, is_bf16: bool, adds: bool, is_flipp
         )  # fmt: skip
         return
     packed.pack_bf16(address(lies), steps[0], steps[1], inner, n, address(words))
-    pairs = (inner + 1) // 2
-    rows = np.full((m, pairs), 0x7FC07FC0, np.uint32)
-    packed.round_rows(address(wide), wide.shape[1], m, inner, address(rows))
-    packed.multiply_bf16(m, n, pairs, address(rows), pairs, 1, address(words), place[0], place[1], int(adds))
+    rows = np.full(packed.rows_words(inner), 0x7FC07FC0, np.uint32)
+    packed.multiply_bf16(
+        m, n, inner, address(wide), wide.shape[1], address(words), place[0], place[1], int(adds), address(rows)
+    )  # fmt: skip
 
 
 def assert_close(found: Array, x: Array, w: Array, before: Array, is_bf16: bool) -> None:
@@ -100,18 +103,45 @@ def test_nan_and_infinity_pass(is_bf16: bool) -> None:
     assert (out[2] == 0).all()
 
 
+@pytest.mark.parametrize("is_bf16", KINDS)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.skipif(not tiles.can_tile_bf16(), reason="needs AVX-512 bf16")
-def test_gradients_of_matrices(size: tuple[int, int, int]) -> None:
+def test_gradients_of_matrices(size: tuple[int, int, int], is_bf16: bool) -> None:
     rng = np.random.default_rng(2)
     m, n, rows = size
     x, y = spread(rng.standard_normal((rows, m)), 2), spread(rng.standard_normal((rows, n)), 1)
     whole = np.full((m + 1, n + 4), UNTOUCHED, np.float32)
     out = whole[:m, :n]
-    scratch = np.empty(packed.outer_words(m, n), np.uint32)
-    packed.add_outer_bf16(
-        rows, m, n, address(x), m + 2, address(y), n + 1, address(out), n + 4, address(scratch)
-    )  # fmt: skip
-    assert_close(out, x[:, :m].T, y[:, :n], np.full((m, n), UNTOUCHED), True)
+    if is_bf16:
+        scratch = np.empty(packed.outer_words(m, n), np.uint32)
+        packed.add_outer_bf16(
+            rows, m, n, address(x), m + 2, address(y), n + 1, address(out), n + 4, address(scratch)
+        )  # fmt: skip
+    else:
+        gemm.make_provider().multiply(x[:, :m].T, y[:, :n], out, accumulate=True)
+    assert_close(out, x[:, :m].T, y[:, :n], np.full((m, n), UNTOUCHED), is_bf16)
     assert (whole[m] == UNTOUCHED).all()
     assert (whole[:, n:] == UNTOUCHED).all()
+
+
+@pytest.mark.skipif(not tiles.can_tile(), reason="needs AVX-512")
+def test_sums_stay_in_registers() -> None:
+    """Each loop multiplies once per vector of its tile: LLVM unrolled none, for which it would need more registers."""
+    import numba
+
+    block: Any = tiles.block_float32
+    types: Any = numba.types
+    rows = types.UniTuple(types.int64, 4)
+    signature = types.void(*12 * [types.int64], rows, rows)
+
+    def call(
+        m: int, n: int, inner: int, a: int, a_row: int, a_inner: int, panels: int, panel_inner: int, panel_step: int,
+        out: int, out_row: int, adds: int, next_rows: tuple[int, ...], next_columns: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        block(
+            m, n, inner, a, a_row, a_inner, panels, panel_inner, panel_step, out, out_row, adds, next_rows,
+            next_columns,
+        )  # fmt: skip
+
+    (assembly,) = numba.njit(signature)(call).inspect_asm().values()
+    of_rows = sum(tiles.VECTORS * n_rows for n_rows in range(1, tiles.ROWS + 1))
+    assert assembly.count("vfmadd") == of_rows + tiles.TALL == 100

@@ -7,47 +7,38 @@ that reads 32 finds the same number in the first half, as machines store the low
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from autobatch._jit import built, compiled
 
-Call = Callable[..., None]  # (address, *Product, beta); beta 0 overwrites out, 1 adds to it
+Call = Callable[..., None]
+"""(size, address, *Product, beta): size is that of the routine's own factors alpha and beta, 4 bytes or 8; beta 0
+overwrites out, 1 adds to it."""
 TRANSPOSED, AS_IT_LIES = ord("T"), ord("N")
-
-
-@built
-def call_float32() -> Call:
-    """Call a product with float32 factors alpha and beta: of float32 arrays, or of bf16 ones into float32."""
-    import numba
-
-    return _build_call(numba.types.float32)
-
-
-@built
-def call_float64() -> Call:
-    """Call a product of float64 arrays."""
-    import numba
-
-    return _build_call(numba.types.float64)
+FACTOR_BYTES: Mapping[str, int] = {"float32": 4, "float64": 8, "uint16": 4}
+"""Of the factors, by the dtype of the operands: products of bf16 are added up in float32."""
+Numbers: TypeAlias = tuple[int, ...]  # a `Product` as a plain tuple
+Copies: TypeAlias = tuple[int, int, int]
+"""How many pairs of operands take turns, and the bytes from one to the next: of a, and of b."""
+ONE_PAIR = (1, 0, 0)
 
 
 @compiled
-def repeat_float32(times: int, address: int, product: tuple[int, ...], beta: float) -> None:
+def repeat_product(times: int, size: int, address: int, product: Numbers, beta: float, copies: Copies) -> None:
     """Call a product some times over: for a clock, or once, from Python."""
-    for _ in range(times):
-        call_float32(address, *product, beta)
+    a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step = product
+    for time in range(times):
+        turn = time % copies[0]
+        call_product(
+            size, address, a_flipped, b_flipped, m, n, k, a + turn * copies[1], a_step, b + turn * copies[2], b_step,
+            out, out_step, beta,
+        )  # fmt: skip
 
 
-@compiled
-def repeat_float64(times: int, address: int, product: tuple[int, ...], beta: float) -> None:
-    """Call a product some times over: for a clock, or once, from Python."""
-    for _ in range(times):
-        call_float64(address, *product, beta)
-
-
-def _build_call(scalar: Any) -> Call:
-    """Build (address, *Product, beta) -> None for compiled code; `scalar` is Numba's type of alpha and beta."""
+@built
+def call_product() -> Call:
+    """Build the call of a product for compiled code."""
     import numba
     from llvmlite import ir
     from numba.core import cgutils
@@ -55,12 +46,12 @@ def _build_call(scalar: Any) -> Call:
     toolbox: Any = cgutils
     types: Any = numba.types
     intrinsic: Any = numba.extending.intrinsic
-    byte, word = ir.IntType(8), ir.IntType(64)
+    byte, word, single = ir.IntType(8), ir.IntType(64), ir.FloatType()
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words, beta = args
-        address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step = toolbox.unpack_tuple(
-            builder, words, 12
+        size, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step = toolbox.unpack_tuple(
+            builder, words, 13
         )
 
         def keep(value: Any) -> Any:
@@ -72,23 +63,45 @@ def _build_call(scalar: Any) -> Call:
             is_flipped = builder.icmp_signed("!=", flipped, word(0))
             return keep(builder.select(is_flipped, byte(TRANSPOSED), byte(AS_IT_LIES)))
 
+        def factor(value: Any) -> Any:
+            is_single = builder.icmp_signed("==", size, word(4))
+            return builder.select(is_single, keep(builder.fptrunc(value, single)), keep(value))
+
         routine = builder.inttoptr(address, ir.FunctionType(ir.VoidType(), 13 * [word]).as_pointer())
-        one = context.get_constant(scalar, 1.0)
+        one = context.get_constant(types.float64, 1.0)
         builder.call(routine, [
-            flag(b_flipped), flag(a_flipped), keep(n), keep(m), keep(k), keep(one), b, keep(b_step), a, keep(a_step),
-            keep(beta), out, keep(out_step),
+            flag(b_flipped), flag(a_flipped), keep(n), keep(m), keep(k), factor(one), b, keep(b_step), a, keep(a_step),
+            factor(beta), out, keep(out_step),
         ])  # fmt: skip
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
     def call_routine(typing: Any, words: Any, beta: Any) -> Any:
-        return types.void(types.UniTuple(types.int64, 12), scalar), emit
+        return types.void(types.UniTuple(types.int64, 13), types.float64), emit
 
     @numba.njit(forceinline=True)
     def call(
-        address: int, a_flipped: int, b_flipped: int, m: int, n: int, k: int,
+        size: int, address: int, a_flipped: int, b_flipped: int, m: int, n: int, k: int,
         a: int, a_step: int, b: int, b_step: int, out: int, out_step: int, beta: float,
     ) -> None:  # fmt: skip
-        call_routine((address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step), beta)
+        call_routine((size, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step), beta)
 
     return call
+
+
+@compiled
+def call_float32(
+    address: int, a_flipped: int, b_flipped: int, m: int, n: int, k: int,
+    a: int, a_step: int, b: int, b_step: int, out: int, out_step: int, beta: float,
+) -> None:  # fmt: skip
+    """Call a product with float32 factors."""
+    call_product(4, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, beta)
+
+
+@compiled
+def call_float64(
+    address: int, a_flipped: int, b_flipped: int, m: int, n: int, k: int,
+    a: int, a_step: int, b: int, b_step: int, out: int, out_step: int, beta: float,
+) -> None:  # fmt: skip
+    """Call a product with float64 factors."""
+    call_product(8, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, beta)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from autobatch.blas.calling import repeat_float32, repeat_float64
+from autobatch.blas.calling import FACTOR_BYTES, repeat_product
 from autobatch.blas.finding import find_versions, get_provider, list_providers
 from autobatch.blas.gemm import NAME as PACKED
 from autobatch.blas.gemm import Repeated
@@ -29,11 +29,11 @@ from autobatch.checkpoint import write_whole
 from autobatch.errors import BackendError
 from autobatch.processor import cpu_name, has_avx512, has_bf16
 
-FORMAT = "autobatch matmul 2"
+FORMAT = "autobatch matmul 3"
 MAX_SIZE = 1024
 BY_SIZE = "by size"  # in place of the name of an only provider
 LAP_S, LAPS = 1e-3, 5
-REPEATS: Mapping[str, Any] = {"float32": repeat_float32, "float64": repeat_float64, "uint16": repeat_float32}
+FRESH_BYTES = 1 << 22  # of operands that take turns: more than a core's own cache holds
 Table = dict[str, dict[str, float]]  # GFLOP/s by size, then by provider
 
 
@@ -114,6 +114,8 @@ def measure(
 ) -> dict[str, float]:  # fmt: skip
     """Measure GFLOP/s of products of (m, k) by (k, n), as compiled code would call them if it can.
 
+    As in a step, rows of a batch come from beyond the nearest caches, while a matrix that they share is there.
+
     Args:
         providers: to compare; laps of all take turns, and the fastest lap of each counts.
         m, n, k, dtype, a_flipped, b_flipped: see `Chooser.choose`; "uint16" measures products of bf16.
@@ -125,22 +127,23 @@ def measure(
     Cost: about 10 ms per provider, or eight products.
     """
     rng = np.random.default_rng(0)
-    a = _draw(rng, (k, m), dtype).T if a_flipped else _draw(rng, (m, k), dtype)
-    b = _draw(rng, (n, k), dtype).T if b_flipped else _draw(rng, (k, n), dtype)
+    n_copies = max(1, FRESH_BYTES // (np.dtype(dtype).itemsize * k * (m + n if a_flipped else m)))
+    a = _draw(rng, (n_copies, m, k), dtype, a_flipped)
+    b = _draw(rng, (n_copies if a_flipped else 1, k, n), dtype, b_flipped)
     out = np.zeros((m, n), np.float32 if dtype == "uint16" else dtype)
-    product = describe_product(a, b, out)
+    product, copies = describe_product(a[0], b[0], out), (n_copies, a[0].nbytes, b[0].nbytes if a_flipped else 0)
     is_packed = dtype == "float32" and not a_flipped
-    repeat = Repeated(product) if is_packed and any(provider.name == PACKED for provider in providers) else None
+    repeat = Repeated(product, copies) if is_packed and any(one.name == PACKED for one in providers) else None
 
     def run(provider: Provider, times: int) -> float:
         began = perf_counter()
         if repeat is not None and provider.name == PACKED:
             repeat(times)
         elif dtype in provider.addresses:
-            REPEATS[dtype](times, provider.addresses[dtype], tuple(product), 0.0)
+            repeat_product(times, FACTOR_BYTES[dtype], provider.addresses[dtype], tuple(product), 0.0, copies)
         else:
-            for _ in range(times):
-                provider.multiply(a, b, out)
+            for time in range(times):
+                provider.multiply(a[time % len(a)], b[time % len(b)], out)
         return perf_counter() - began
 
     able = [p for p in providers if dtype in p.addresses or (dtype != "uint16" and p.name != PACKED)]
@@ -152,10 +155,13 @@ def measure(
     return {p.name: round(2e-9 * m * n * k / min(lap[p.name] for lap in laps), 2) for p in able}
 
 
-def _draw(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Any:
+def _draw(rng: np.random.Generator, shape: tuple[int, int, int], dtype: str, is_flipped: bool) -> Any:
+    """Matrices of random numbers; each is the transpose of what lies in memory if `is_flipped`."""
+    if is_flipped:
+        return _draw(rng, (shape[0], shape[2], shape[1]), dtype, False).swapaxes(1, 2)
     if dtype == "uint16":
         return rng.integers(0x3F00, 0x4000, shape, dtype=np.uint16)  # bf16 numbers between 0.5 and 2
-    return rng.random(shape).astype(dtype)
+    return rng.random(shape, np.dtype(dtype).type)
 
 
 def _name_size(m: int, n: int, k: int, dtype: str, a_flipped: bool, b_flipped: bool, n_threads: int = 1) -> str:

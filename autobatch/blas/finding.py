@@ -58,7 +58,7 @@ def list_absent() -> dict[str, str]:
 
 def find_versions() -> dict[str, str]:
     """Give the versions of the libraries that there may be, without loading any."""
-    told = {"numpy": np.__version__}
+    told = {"numpy": np.__version__, gemm.NAME: gemm.find_version()}
     for name in ("mkl", "scipy"):
         with suppress(PackageNotFoundError):
             told[name] = version(name)

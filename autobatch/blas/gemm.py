@@ -1,7 +1,8 @@
 """Our own product of float32 matrices, `autobatch.blas.packed`, behind the Fortran interface that all libraries have.
 
 As a provider like any other it takes part in the choice. A matrix that all rows of a type share is packed once per run
-by who calls it; others are packed here, in every call.
+by who calls it. Others are packed here, in every call, or read as they lie where that is seldom enough. Of a gradient
+of weights, whose factors are as long as there are rows, a block of rows is read while the next one is asked for.
 """
 
 from __future__ import annotations
@@ -10,20 +11,26 @@ import numpy as np
 
 from autobatch._jit import by_address, compiled
 from autobatch.addresses import address_of, array_at
-from autobatch.blas.calling import TRANSPOSED
+from autobatch.blas.calling import TRANSPOSED, Copies, Numbers
 from autobatch.blas.packed import OUTER_AT_ONCE, multiply_float32, pack_float32, panel_words
 from autobatch.blas.product import Product
 from autobatch.blas.provider import ByAddress
-from autobatch.blas.tiles import WIDTH, WORD, can_tile
+from autobatch.blas.tiles import LANES, LINE, ROWS, WIDTH, WORD, block_float32, can_tile
 
-NAME, VERSION = "packed", "1"
+NAME = "packed"
+LYING_ROWS = 256  # of a result up to which the other factor, read for every six of them, is not worth packing
 BLOCK_WORDS = 1 << 17  # at most, of a matrix that is packed at once
 
 
 def make_provider() -> ByAddress:
     """The provider; only where `can_tile`."""
     assert can_tile(), "others have no code for this processor"
-    return ByAddress(NAME, VERSION, {"float32": sgemm.address})
+    return ByAddress(NAME, find_version(), {"float32": sgemm.address})
+
+
+def find_version() -> str:
+    """A digest of the code: what was measured or chosen with other code is not used."""
+    return sgemm.digest()
 
 
 @by_address
@@ -44,37 +51,45 @@ def sgemm(
     if inner == 0 and not adds:
         for line in range(n):
             array_at(out + WORD * line * out_row, np.float32)[:m] = 0
-    at_once = max(1, min(OUTER_AT_ONCE, inner))
-    wide = max(1, min(m, BLOCK_WORDS // at_once // WIDTH * WIDTH))
-    scratch = np.empty(panel_words(at_once, wide, False), np.uint32)
+    lies = column == 1 and n <= LYING_ROWS
+    at_once = max(1, inner if lies and n <= ROWS else min(OUTER_AT_ONCE, inner))  # one row of tiles reads all once
+    wide = max(1, m if lies else min(m, BLOCK_WORDS // at_once // WIDTH * WIDTH))
+    scratch = np.empty(0 if lies else panel_words(at_once, wide, False) + LANES, np.uint32)
+    packed = -(-scratch.ctypes.data // LINE) * LINE
     for left in range(0, m, wide):
         n_columns = min(wide, m - left)
-        for first in range(0, inner, OUTER_AT_ONCE):
-            n_inner = min(OUTER_AT_ONCE, inner - first)
-            pack_float32(a + WORD * (first * row + left * column), row, column, n_inner, n_columns, scratch.ctypes.data)
-            multiply_float32(
-                n, n_columns, n_inner, b + WORD * first * b_inner, b_row, b_inner, scratch.ctypes.data,
-                out + WORD * left, out_row, 1 if adds or first else 0,
+        for first in range(0, inner, at_once):
+            n_inner = min(at_once, inner - first)
+            n_next, place = min(at_once, inner - first - n_inner), a + WORD * (first * row + left * column)
+            panels, panel_inner, panel_step = place, row, WIDTH
+            if not lies:
+                panels, panel_inner, panel_step = packed, WIDTH, WIDTH * n_inner
+                pack_float32(place, row, column, n_inner, n_columns, panels)
+            next_rows = b + WORD * (first + n_inner) * b_inner, b_inner, n_next if b_row == 1 else 0, n
+            next_columns = place + WORD * n_inner * row, row, n_next if column == 1 else 0, n_columns
+            block_float32(
+                n, n_columns, n_inner, b + WORD * first * b_inner, b_row, b_inner, panels, panel_inner, panel_step,
+                out + WORD * left, out_row, 1 if adds or first else 0, next_rows, next_columns,
             )  # fmt: skip
 
 
 class Repeated:
-    """A product with a matrix that is packed once: for a clock."""
+    """Products with a matrix that is packed once, of rows that take turns: for a clock."""
 
-    def __init__(self, product: Product) -> None:
+    def __init__(self, product: Product, copies: Copies) -> None:
         row, column = (1, product.b_step) if product.b_flipped else (product.b_step, 1)
         self._panels = np.empty(panel_words(product.k, product.n, False), np.uint32)
         pack_float32(product.b, row, column, product.k, product.n, address_of(self._panels))
-        self._product = tuple(product)
+        self._product, self._copies = tuple(product), copies
 
     def __call__(self, times: int) -> None:
         """Multiply so many times."""
-        repeat_packed(times, self._product, address_of(self._panels))
+        repeat_packed(times, self._product, address_of(self._panels), self._copies)
 
 
 @compiled
-def repeat_packed(times: int, product: tuple[int, ...], panels: int) -> None:
-    """Multiply rows by a packed matrix; `product` is one of `autobatch.blas.product`."""
+def repeat_packed(times: int, product: Numbers, panels: int, copies: Copies) -> None:
+    """Multiply rows by a packed matrix; see `autobatch.blas.calling.repeat_product`."""
     _, _, m, n, inner, a, a_step, _, _, out, out_step = product
-    for _ in range(times):
-        multiply_float32(m, n, inner, a, a_step, 1, panels, out, out_step, 0)
+    for time in range(times):
+        multiply_float32(m, n, inner, a + time % copies[0] * copies[1], a_step, 1, panels, out, out_step, 0)

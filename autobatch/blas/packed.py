@@ -22,9 +22,9 @@ import numpy as np
 
 from autobatch._jit import compiled
 from autobatch.addresses import array_at
-from autobatch.blas.tiles import LANES, ROWS, WIDTH, WORD, tile_bf16, tile_float32, turn
+from autobatch.blas.tiles import LANES, NO_ROWS, WIDTH, WORD, block_bf16, block_float32, turn
 
-ROWS_AT_ONCE, INNER_AT_ONCE, OUTER_AT_ONCE = 48, 512, 256
+ROWS_AT_ONCE, INNER_AT_ONCE, OUTER_AT_ONCE = 48, 512, 128
 LAP_S, LAPS = 1e-3, 5
 LOW, HALF, ONE = np.uint32(0x7FFF), np.uint32(16), np.uint32(1)
 MAGNITUDE, INFINITY, QUIET = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000), np.uint32(0x40)
@@ -152,31 +152,41 @@ def multiply_float32(
         bottom = min(top + ROWS_AT_ONCE, m)
         for first in range(0, inner, INNER_AT_ONCE):
             n_inner = min(INNER_AT_ONCE, inner - first)
-            for left in range(0, n, WIDTH):
-                panel = packed + WORD * (left * inner + first * WIDTH)
-                for i in range(top, bottom, ROWS):
-                    tile_float32(
-                        min(ROWS, bottom - i), a + WORD * (i * a_row + first * a_inner), a_row, a_inner, panel, n_inner,
-                        out + WORD * (i * out_row + left), out_row, n - left, adds + first,
-                    )  # fmt: skip
+            next_rows = a + WORD * (bottom * a_row + first * a_inner), a_row, min(ROWS_AT_ONCE, m - bottom), n_inner
+            block_float32(
+                bottom - top, n, n_inner, a + WORD * (top * a_row + first * a_inner), a_row, a_inner,
+                packed + WORD * first * WIDTH, WIDTH, WIDTH * inner, out + WORD * top * out_row, out_row, adds + first,
+                next_rows, NO_ROWS,
+            )  # fmt: skip
+
+
+@compiled
+def rows_words(inner: int) -> int:
+    """How many words `multiply_bf16` needs beside its arguments."""
+    return ROWS_AT_ONCE * ((inner + 1) // 2)
 
 
 @compiled
 def multiply_bf16(
-    m: int, n: int, inner: int, a: int, a_row: int, a_inner: int, packed: int, out: int, out_row: int, adds: int
+    m: int, n: int, inner: int, a: int, a_row: int, packed: int, out: int, out_row: int, adds: int, scratch: int
 ) -> None:
-    """Multiply rounded rows by a matrix packed by `pack_bf16`; `inner` and steps count pairs, sums are float32."""
+    """Round rows and multiply them by a matrix packed by `pack_bf16`; sums are float32.
+
+    Args:
+        m, n, inner, a, a_row, packed, out, out_row, adds: as for `multiply_float32`; the rows are float32.
+        scratch: address of `rows_words(inner)` words, for some dozens of rounded rows, which stay in the cache.
+    """
+    pairs = (inner + 1) // 2
     for top in range(0, m, ROWS_AT_ONCE):
         bottom = min(top + ROWS_AT_ONCE, m)
-        for first in range(0, inner, INNER_AT_ONCE):
-            n_inner = min(INNER_AT_ONCE, inner - first)
-            for left in range(0, n, WIDTH):
-                panel = packed + WORD * (left * inner + first * WIDTH)
-                for i in range(top, bottom, ROWS):
-                    tile_bf16(
-                        min(ROWS, bottom - i), a + WORD * (i * a_row + first * a_inner), a_row, a_inner, panel, n_inner,
-                        out + WORD * (i * out_row + left), out_row, n - left, adds + first,
-                    )  # fmt: skip
+        round_rows(a + WORD * top * a_row, a_row, bottom - top, inner, scratch)
+        for first in range(0, pairs, INNER_AT_ONCE):
+            next_rows = a + WORD * bottom * a_row, a_row, 0 if first else min(ROWS_AT_ONCE, m - bottom), inner
+            block_bf16(
+                bottom - top, n, min(INNER_AT_ONCE, pairs - first), scratch + WORD * first, pairs, 1,
+                packed + WORD * first * WIDTH, WIDTH, WIDTH * pairs, out + WORD * top * out_row, out_row, adds + first,
+                next_rows, NO_ROWS,
+            )  # fmt: skip
 
 
 @compiled
@@ -200,7 +210,12 @@ def add_outer_bf16(
         n_rows = min(2 * OUTER_AT_ONCE, rows - first)
         pack_bf16(y + WORD * first * y_row, y_row, 1, n_rows, n, scratch)
         _pair_rows(x + WORD * first * x_row, x_row, n_rows, m, left)
-        multiply_bf16(m, n, (n_rows + 1) // 2, left, 1, m, scratch, out, out_row, 1)
+        pairs, follows, n_next = (n_rows + 1) // 2, first + n_rows, min(2 * OUTER_AT_ONCE, rows - first - n_rows)
+        next_x, next_y = x + WORD * follows * x_row, y + WORD * follows * y_row
+        block_bf16(
+            m, n, pairs, left, 1, m, scratch, WIDTH, WIDTH * pairs, out, out_row, 1,
+            (next_x, x_row, n_next, m), (next_y, y_row, n_next, n),
+        )  # fmt: skip
 
 
 @compiled
@@ -226,25 +241,18 @@ def measure_packed(m: int, n: int, inner: int, is_bf16: bool) -> float:
     rng = np.random.default_rng(0)
     x, w = rng.random((m, inner), np.float32), rng.random((inner, n), np.float32)
     out, panels = np.zeros((m, n), np.float32), np.empty(panel_words(inner, n, is_bf16), np.uint32)
-    words = inner
-    if is_bf16:
-        words = (inner + 1) // 2
-        rounded = np.empty((m, words), np.uint32)
-        pack_bf16(w.ctypes.data, n, 1, inner, n, panels.ctypes.data)
-        source, target = x.ctypes.data, rounded.ctypes.data
-        place = m, n, words, target, words, 1, panels.ctypes.data, out.ctypes.data, n, 0
-    else:
-        pack_float32(w.ctypes.data, n, 1, inner, n, panels.ctypes.data)
-        place = m, n, words, x.ctypes.data, words, 1, panels.ctypes.data, out.ctypes.data, n, 0
+    rounded = np.empty(rows_words(inner), np.uint32)
+    (pack_bf16 if is_bf16 else pack_float32)(w.ctypes.data, n, 1, inner, n, panels.ctypes.data)
+    operands, target = (m, n, inner, x.ctypes.data, inner), (panels.ctypes.data, out.ctypes.data, n, 0)
+    scratch = rounded.ctypes.data
 
     def run(times: int) -> float:
         began = perf_counter()
         for _ in range(times):
             if is_bf16:
-                round_rows(source, inner, m, inner, target)
-                multiply_bf16(*place)
+                multiply_bf16(*operands, *target, scratch)
             else:
-                multiply_float32(*place)
+                multiply_float32(*operands, 1, *target)
         return (perf_counter() - began) / times
 
     run(1)  # compiles

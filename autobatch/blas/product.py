@@ -18,7 +18,7 @@ KINDS = ("fff", "ddd", "HHf")  # dtypes of a, b and out: float32, float64, and b
 
 
 class Product(NamedTuple):
-    """out = a @ b, in elements and addresses; what `call_float32` and `call_float64` take after the routine.
+    """out = a @ b, in elements and addresses; what `call_product` takes after the routine.
 
     Attributes:
         a_flipped, b_flipped: 1 if the operand is the transpose of what lies at its address.

@@ -9,20 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from autobatch.blas.calling import repeat_float32, repeat_float64
+from autobatch.blas.calling import FACTOR_BYTES, ONE_PAIR, repeat_product
 from autobatch.blas.product import Matrix, check_product, describe_product
 from autobatch.errors import BackendError, ShapeError
-
-CALLS: Mapping[str, tuple[Any, str]] = {
-    "f": (repeat_float32, "float32"),
-    "d": (repeat_float64, "float64"),
-    "H": (repeat_float32, "uint16"),
-}
-"""By the character of the operands' dtype: what calls a routine, and the name of its address."""
 
 
 class Provider(ABC):
@@ -62,11 +54,11 @@ class ByAddress(Provider):
 
     def multiply(self, a: Matrix, b: Matrix, out: Matrix, accumulate: bool = False) -> None:
         product = describe_product(a, b, out)
-        repeat, dtype = CALLS[a.dtype.char]
+        dtype = a.dtype.name
         if dtype not in self.addresses:
             raise _refuse(self, dtype)
         if product.m and product.n:
-            repeat(1, self.addresses[dtype], tuple(product), float(accumulate))
+            repeat_product(1, FACTOR_BYTES[dtype], self.addresses[dtype], tuple(product), float(accumulate), ONE_PAIR)
 
 
 class ByNumPy(Provider):

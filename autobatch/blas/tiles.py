@@ -1,29 +1,42 @@
-"""A tile of a matrix product in registers: some rows times a panel of columns, in the processor's own instructions.
+"""Tiles of a matrix product in registers: some rows times a panel of columns, in the processor's own instructions.
 
 A panel holds, for each inner index in turn, 64 neighbouring columns; its words are float32 numbers, or pairs of bf16
 numbers at two inner indices, of which one instruction multiplies and adds both. Six rows by four vectors of 16 keep
-24 of AVX-512's 32 registers busy, enough to hide how long a sum takes; the panel needs four more, a row one.
+24 of AVX-512's 32 registers busy, enough to hide how long a sum takes; the panel needs four more, a row one. Where
+fewer columns are left, 16 rows by one vector do as well. What is not in the cache is asked for before it is needed:
+lines of the result when its tile begins, rows that will be read next while others are multiplied.
 
 NumPy and Numba can say none of this, so LLVM's instructions are written out. It is the code of `autobatch.blas.packed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
-from autobatch._jit import built
+from autobatch._jit import built, compiled
 from autobatch.processor import has_avx512, has_bf16_vectors
 
-LANES, VECTORS, ROWS = 16, 4, 6
+LANES, VECTORS, ROWS, TALL = 16, 4, 6, 16
 WIDTH = LANES * VECTORS  # columns of a panel
-WORD = 4  # bytes
+WORD, LINE = 4, 64  # bytes; a vector that does not begin where a line of the cache does is read and written as two
 Tile = Callable[..., None]
-"""(n_rows <= 6, a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds): addresses, and steps in words.
+"""(n_rows, a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds): addresses, steps in words.
 
-The word of row r at inner index k lies at a + r * a_row + k * a_inner. The first `n_columns` columns of the panel are
-written to `out`, or added to what is there.
+The word of row r at inner index k lies at a + r * a_row + k * a_inner, that of column j at panel + k * panel_inner + j.
+Products with the first `n_columns` columns are written to `out`, or added to what is there; no others are read. Up to 6
+rows, which are multiplied by up to 64 columns; or 16, by up to 16.
+"""
+Rows: TypeAlias = tuple[int, int, int, int]
+"""Rows that will be read soon: an address, words from row to row, how many rows, and words of each."""
+NO_ROWS = (0, 0, 0, 0)
+Place: TypeAlias = tuple[int, int]  # of a vector in a tile: its row, and its number in the row
+Block = Callable[..., None]
+"""(m, n, inner, a, a_row, a_inner, panels, panel_inner, panel_step, out, out_row, adds, next_rows, next_columns).
+
+Multiplies m rows by n columns as a `Tile` does; from one panel to the next there are panel_step words. Meanwhile what
+will be read next is asked for, evenly over the time.
 """
 
 
@@ -38,15 +51,38 @@ def can_tile_bf16() -> bool:
 
 
 @built
-def tile_float32() -> Tile:
-    """Multiply a tile of float32 numbers."""
-    return _build_tile(is_bf16=False)
+def block_float32() -> Block:
+    """Multiply a block of float32 numbers."""
+    return _build_block(is_bf16=False)
 
 
 @built
-def tile_bf16() -> Tile:
-    """Multiply a tile of pairs of bf16 numbers; sums are float32."""
-    return _build_tile(is_bf16=True)
+def block_bf16() -> Block:
+    """Multiply a block of pairs of bf16 numbers; sums are float32."""
+    return _build_block(is_bf16=True)
+
+
+@built
+def fetch() -> Callable[[int], None]:
+    """Build (address): ask for the line of an address, which is not waited for, and need not be memory."""
+    import numba
+
+    intrinsic: Any = numba.extending.intrinsic
+    types: Any = numba.types
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _write_fetch(builder, builder.inttoptr(args[0], context.get_value_type(types.voidptr)), writes=False)
+        return context.get_dummy_value()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def make(typing: Any, address: Any) -> Any:
+        return types.void(types.int64), emit
+
+    @numba.njit(error_model="numpy")
+    def fetch_line(address: int) -> None:
+        make(address)
+
+    return fetch_line
 
 
 @built
@@ -108,49 +144,89 @@ def _features() -> frozenset[str]:
     return frozenset(llvm.get_host_cpu_features().flatten().split(","))
 
 
-def _build_tile(is_bf16: bool) -> Tile:
+@compiled
+def fetch_share(rows: Rows, begin: int, end: int, whole: int) -> None:
+    """Ask for the part of `rows` that is due between two moments of some work."""
+    address, row, n_rows, words = rows
+    for r in range(n_rows * begin // whole, n_rows * end // whole):
+        for word in range(0, words, LANES):
+            fetch(address + WORD * (r * row + word))
+
+
+def _build_block(is_bf16: bool) -> Block:
     import numba
 
-    one, two, three, four, five, six = (_build_rows(n_rows, is_bf16) for n_rows in range(1, ROWS + 1))
+    tile = _build_tile(is_bf16)
 
     @numba.njit(error_model="numpy")
     def multiply(
-        n_rows: int, a: int, a_row: int, a_inner: int, panel: int, n_inner: int,
-        out: int, out_row: int, n_columns: int, adds: int,
+        m: int, n: int, inner: int, a: int, a_row: int, a_inner: int, panels: int, panel_inner: int, panel_step: int,
+        out: int, out_row: int, adds: int, next_rows: Rows, next_columns: Rows,
     ) -> None:  # fmt: skip
-        if n_rows == 6:
-            six(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
-        elif n_rows == 5:
-            five(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
-        elif n_rows == 4:
-            four(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
-        elif n_rows == 3:
-            three(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
-        elif n_rows == 2:
-            two(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
-        else:
-            one(a, a_row, a_inner, panel, n_inner, out, out_row, n_columns, adds)
+        for left in range(0, n, WIDTH):
+            width, panel, i = min(WIDTH, n - left), panels + WORD * (left // WIDTH * panel_step), 0
+            while i < m:
+                is_tall = m - i >= TALL and width <= WIDTH - LANES
+                n_rows = TALL if is_tall else min(ROWS, m - i)
+                begin, end = left * m + i * width, left * m + (i + n_rows) * width
+                fetch_share(next_rows, begin, end, m * n)
+                fetch_share(next_columns, begin, end, m * n)
+                for j in range(0, width, LANES if is_tall else WIDTH):
+                    tile(
+                        n_rows, a + WORD * i * a_row, a_row, a_inner, panel + WORD * j, panel_inner, inner,
+                        out + WORD * (i * out_row + left + j), out_row, width - j, adds,
+                    )  # fmt: skip
+                i += n_rows
 
     return multiply
 
 
-def _build_rows(n_rows: int, is_bf16: bool) -> Callable[..., None]:
-    """Build the product of a number of rows with a panel, n_inner > 0, for compiled code."""
+def _build_tile(is_bf16: bool) -> Tile:
+    import numba
+
+    one, two, three, four, five, six = (_build_rows(n_rows, VECTORS, is_bf16) for n_rows in range(1, ROWS + 1))
+    tall = _build_rows(TALL, 1, is_bf16)
+
+    @numba.njit(error_model="numpy")
+    def multiply(
+        n_rows: int, a: int, a_row: int, a_inner: int, panel: int, panel_inner: int, n_inner: int,
+        out: int, out_row: int, n_columns: int, adds: int,
+    ) -> None:  # fmt: skip
+        if n_rows == 6:
+            six(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+        elif n_rows == TALL:
+            tall(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+        elif n_rows == 5:
+            five(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+        elif n_rows == 4:
+            four(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+        elif n_rows == 3:
+            three(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+        elif n_rows == 2:
+            two(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+        else:
+            one(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+
+    return multiply
+
+
+def _build_rows(n_rows: int, n_vectors: int, is_bf16: bool) -> Callable[..., None]:
+    """Build the product of a number of rows with some vectors of a panel, n_inner > 0, for compiled code."""
     import numba
 
     intrinsic: Any = numba.extending.intrinsic
     types: Any = numba.types
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _Writer(builder, n_rows, is_bf16).write(*args)
+        _Writer(builder, n_rows, n_vectors, is_bf16).write(*args)
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
     def multiply(
-        typing: Any, a: Any, a_row: Any, a_inner: Any, panel: Any, n_inner: Any,
+        typing: Any, a: Any, a_row: Any, a_inner: Any, panel: Any, panel_inner: Any, n_inner: Any,
         out: Any, out_row: Any, n_columns: Any, adds: Any,
     ) -> Any:  # fmt: skip
-        return types.void(*9 * [types.int64]), emit
+        return types.void(*10 * [types.int64]), emit
 
     found: Callable[..., None] = multiply
     return found
@@ -159,70 +235,79 @@ def _build_rows(n_rows: int, is_bf16: bool) -> Callable[..., None]:
 class _Writer:
     """Writes the instructions of a tile; all its values are LLVM's."""
 
-    def __init__(self, builder: Any, n_rows: int, is_bf16: bool) -> None:
+    def __init__(self, builder: Any, n_rows: int, n_vectors: int, is_bf16: bool) -> None:
         from llvmlite import ir
 
-        self.ir, self.builder, self.n_rows, self.is_bf16 = ir, builder, n_rows, is_bf16
+        self.ir, self.builder, self.is_bf16 = ir, builder, is_bf16
+        self.n_rows, self.n_vectors = n_rows, n_vectors
         self.byte, self.int, self.long = ir.IntType(1), ir.IntType(32), ir.IntType(64)
         self.ints, self.reals = ir.VectorType(self.int, LANES), ir.VectorType(ir.FloatType(), LANES)
-        self.mask = ir.VectorType(self.byte, LANES)
 
     def write(
-        self, a: Any, a_row: Any, a_inner: Any, panel: Any, n_inner: Any, out: Any, out_row: Any, n_columns: Any,
-        adds: Any,
+        self, a: Any, a_row: Any, a_inner: Any, panel: Any, panel_inner: Any, n_inner: Any, out: Any, out_row: Any,
+        n_columns: Any, adds: Any,
     ) -> None:  # fmt: skip
         """Sums begin with zero or with what is in `out`, stay in registers for all inner indices, and are written."""
-        builder, tile = self.builder, [(r, v) for r in range(self.n_rows) for v in range(VECTORS)]
+        builder, tile = self.builder, [(r, v) for r in range(self.n_rows) for v in range(self.n_vectors)]
         masks = self._masks(n_columns)
         places = {
             (r, v): self._address(out, (out_row, self._long(r)), (self._long(v), self._long(LANES)), of=self.reals)
             for r, v in tile
         }
+        for place in places.values():
+            _write_fetch(builder, place, writes=True)
         starts = self._starts(places, masks, adds)
         before, loop, end = builder.block, builder.append_basic_block("inner"), builder.append_basic_block("end")
         builder.branch(loop)
         builder.position_at_end(loop)
         k = builder.phi(self.long)
         k.add_incoming(self._long(0), before)
-        sums = {}
+        sums, ends = {}, {}
         for at in tile:
             sums[at] = builder.phi(self.reals)
             sums[at].add_incoming(starts[at], before)
         columns = [
-            self._load(self._address(panel, (k, self._long(WIDTH)), (self._long(v), self._long(LANES)), of=self.ints))
-            for v in range(VECTORS)
+            self._read(self._address(panel, (k, panel_inner), (self._long(v), self._long(LANES)), of=self.reals), mask)
+            for v, mask in enumerate(masks)
         ]
         for r in range(self.n_rows):
-            word = self._load(self._address(a, (a_inner, k), (a_row, self._long(r)), of=self.int))
-            row = self._splat(word, self.ints)
-            for v in range(VECTORS):
-                added = self._add_product(sums[r, v], row, columns[v])
-                sums[r, v].add_incoming(added, loop)
-                starts[r, v] = added
+            word = self._address(a, (a_inner, k), (a_row, self._long(r)), of=self.int)
+            row = self._splat(builder.load(word, align=WORD), self.ints)
+            for v in range(self.n_vectors):
+                ends[r, v] = self._add_product(sums[r, v], row, columns[v])
+                sums[r, v].add_incoming(ends[r, v], loop)
         following = builder.add(k, self._long(1))
         k.add_incoming(following, loop)
+        self._stay_rolled()
         builder.cbranch(builder.icmp_signed("<", following, n_inner), loop, end)
         builder.position_at_end(end)
-        for at in tile:
-            self._call("llvm.masked.store.v16f32.p0", None, starts[at], places[at], self._align(), masks[at[1]])
+        for (r, v), place in places.items():
+            self._call("llvm.masked.store.v16f32.p0", None, ends[r, v], place, self._align(), masks[v])
+
+    def _starts(self, places: Mapping[Place, Any], masks: Sequence[Any], adds: Any) -> dict[Place, Any]:
+        """What sums begin with: zero, or what is in `out`, which is read only then."""
+        builder, zero = self.builder, self.ir.Constant(self.reals, LANES * [0.0])
+        before = builder.block
+        with builder.if_then(builder.icmp_signed("!=", adds, self._long(0))):
+            read = {at: self._read(place, masks[at[1]]) for at, place in places.items()}
+            reading = builder.block
+        starts = {at: builder.phi(self.reals) for at in places}
+        for at, start in starts.items():
+            start.add_incoming(zero, before)
+            start.add_incoming(read[at], reading)
+        return starts
 
     def _masks(self, n_columns: Any) -> list[Any]:
         """Which lanes of each vector there are columns for."""
         ir, builder = self.ir, self.builder
         lanes = ir.Constant(self.ints, list(range(LANES)))
         left = builder.trunc(n_columns, self.int)
-        bounds = [builder.sub(left, ir.Constant(self.int, LANES * v)) for v in range(VECTORS)]
+        bounds = [builder.sub(left, ir.Constant(self.int, LANES * v)) for v in range(self.n_vectors)]
         return [builder.icmp_signed("<", lanes, self._splat(bound, self.ints)) for bound in bounds]
 
-    def _starts(self, places: dict[tuple[int, int], Any], masks: list[Any], adds: Any) -> dict[tuple[int, int], Any]:
-        ir, builder = self.ir, self.builder
-        is_adding = builder.icmp_signed("!=", adds, self._long(0))
-        none, zero = ir.Constant(self.mask, LANES * [0]), ir.Constant(self.reals, LANES * [0.0])
-        read = [builder.select(is_adding, mask, none) for mask in masks]
-        return {
-            at: self._call("llvm.masked.load.v16f32.p0", self.reals, place, self._align(), read[at[1]], zero)
-            for at, place in places.items()
-        }
+    def _read(self, place: Any, mask: Any) -> Any:
+        zero = self.ir.Constant(self.reals, LANES * [0.0])
+        return self._call("llvm.masked.load.v16f32.p0", self.reals, place, self._align(), mask, zero)
 
     def _add_product(self, total: Any, row: Any, column: Any) -> Any:
         if not self.is_bf16:
@@ -240,8 +325,9 @@ class _Writer:
         moved = self.builder.add(base, self.builder.mul(words, self._long(WORD)))
         return self.builder.inttoptr(moved, of.as_pointer())
 
-    def _load(self, pointer: Any) -> Any:
-        return self.builder.load(pointer, align=WORD)
+    def _stay_rolled(self) -> None:
+        """No instruction, but LLVM unrolls no loop that has it: for two steps at once there are no registers."""
+        self.builder.asm(self.ir.FunctionType(self.ir.VoidType(), []), "", "", [], side_effect=True)
 
     def _splat(self, number: Any, vector: Any) -> Any:
         nothing = self.ir.Constant(vector, self.ir.Undefined)
@@ -249,11 +335,7 @@ class _Writer:
         return self.builder.shuffle_vector(first, nothing, self.ir.Constant(self.ints, LANES * [0]))
 
     def _call(self, name: str, result: Any, *args: Any) -> Any:
-        from numba.core import cgutils
-
-        toolbox: Any = cgutils
-        made = self.ir.FunctionType(self.ir.VoidType() if result is None else result, [arg.type for arg in args])
-        return self.builder.call(toolbox.get_or_insert_function(self.builder.module, made, name), args)
+        return _call(self.builder, name, self.ir.VoidType() if result is None else result, *args)
 
     def _align(self) -> Any:
         return self.ir.Constant(self.int, WORD)
@@ -278,3 +360,22 @@ def _bf16_type() -> Any:
             return hash(Bf16)
 
     return Bf16()
+
+
+def _write_fetch(builder: Any, place: Any, writes: bool) -> None:
+    """Ask for a line, to read or to write it, in the nearest cache."""
+    from llvmlite import ir
+
+    nearest, of_data = 3, 1
+    options = [ir.Constant(ir.IntType(32), number) for number in (int(writes), nearest, of_data)]
+    _call(builder, "llvm.prefetch.p0", ir.VoidType(), place, *options)
+
+
+def _call(builder: Any, name: str, result: Any, *args: Any) -> Any:
+    """Call one of LLVM's own functions."""
+    from llvmlite import ir
+    from numba.core import cgutils
+
+    toolbox: Any = cgutils
+    made = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(toolbox.get_or_insert_function(builder.module, made, name), args)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autobatch._jit import compiled
 from autobatch.addresses import address_of
-from autobatch.blas.calling import call_float32, call_float64
+from autobatch.blas.calling import FACTOR_BYTES, call_product
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.gemm import NAME as PACKED
 from autobatch.blas.packed import multiply_float32 as multiply_rows
@@ -98,7 +98,7 @@ class Matmuls:
     def __init__(self, listed: Sequence[Matmul]) -> None:
         self.listed = [one for one in listed if one.flops]
         dtype = self.listed[0].a.dtype.name if self.listed else "float32"
-        self._compiled = multiply_all_float64 if dtype == "float64" else multiply_all_float32
+        self._size = FACTOR_BYTES[dtype]
         self._all_compiled = all(dtype in one.provider.addresses for one in self.listed)
         self._panels: list[Array] = []
         entries = list(self._entries(dtype))
@@ -150,7 +150,7 @@ class Matmuls:
 
     def _run(self, first: int, end: int) -> None:
         if self._all_compiled:
-            self._compiled(self._numbers, first, end)
+            multiply_all(self._numbers, first, end, self._size)
             return
         for one in self.listed[first:end]:
             one.provider.multiply(one.a, one.b, one.out, accumulate=one.adds)
@@ -332,21 +332,18 @@ class _Lister:
 
 
 @compiled
-def multiply_all_float32(numbers: Array, first: int, end: int) -> None:
-    """Run what a table of float32 products says: a row is the kind, an address, a `Product`, and what is added to."""
+def multiply_all(numbers: Array, first: int, end: int, size: int) -> None:
+    """Run what a table of products says: a row is the kind, an address, a `Product`, and what is added to.
+
+    Args:
+        numbers: the table, of which rows `first` to `end` are run.
+        size: bytes of an element; only products of float32 are our own.
+    """
     for p in range(first, end):
         how, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds = numbers[p]
         if how == LIBRARY:
-            call_float32(address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds)
+            call_product(size, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds)
         elif how == PACKED_ROWS:
             multiply_rows(m, n, k, a, a_step, 1, b, out, out_step, adds)
         else:
             pack_float32(b, a_flipped, b_flipped, k, n, out)
-
-
-@compiled
-def multiply_all_float64(numbers: Array, first: int, end: int) -> None:
-    """Run what a table of float64 products says; these have libraries only."""
-    for p in range(first, end):
-        _, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds = numbers[p]
-        call_float64(address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds)

@@ -18,13 +18,12 @@ from autobatch._jit import by_address, compiled
 from autobatch.addresses import address_of, array_at
 from autobatch.blas.bf16 import find_amx, round_to_bf16
 from autobatch.blas.packed import (
-    ROWS_AT_ONCE,
     add_outer_bf16,
     multiply_bf16,
     outer_words,
     pack_bf16,
     panel_words,
-    round_rows,
+    rows_words,
 )
 from autobatch.blas.provider import Provider
 from autobatch.blas.tiles import WORD, can_tile_bf16
@@ -72,7 +71,7 @@ class RoundedStep(ProductStep):
         inner, n = matrix.shape
         if not self.panels.size:
             self.panels = np.zeros(panel_words(inner, n, True), np.uint32)
-            self.rows = np.zeros(ROWS_AT_ONCE * ((inner + 1) // 2), np.uint32)
+            self.rows = np.zeros(rows_words(inner), np.uint32)
             self.own[[N, INNER, B, SCRATCH]] = n, inner, address_of(self.panels), address_of(self.rows)
         row, column = (step // WORD for step in matrix.strides)
         pack_bf16(address_of(matrix), row, column, inner, n, address_of(self.panels))
@@ -91,19 +90,14 @@ class RoundedStep(ProductStep):
 
 @by_address
 def multiply_rounded(memory: int, own: int, k: int) -> None:
-    """Round the rows of a batch and multiply them by a packed matrix."""
+    """Multiply the rows of a batch by a packed matrix, both rounded."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     n_rows, inner, scratch = row[numbers[ROWS]], numbers[INNER], numbers[SCRATCH]
-    a, out = address_in(arrays, numbers, row, A), address_in(arrays, numbers, row, OUT)
-    a_step, out_step, pairs = numbers[A + 3], numbers[OUT + 3], (inner + 1) // 2
-    for top in range(0, n_rows, ROWS_AT_ONCE):
-        count = min(ROWS_AT_ONCE, n_rows - top)
-        round_rows(a + WORD * top * a_step, a_step, count, inner, scratch)
-        multiply_bf16(
-            count, numbers[N], pairs, scratch, pairs, 1, numbers[B],
-            out + WORD * top * out_step, out_step, numbers[BETA],
-        )  # fmt: skip
+    multiply_bf16(
+        n_rows, numbers[N], inner, address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B],
+        address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA], scratch,
+    )  # fmt: skip
 
 
 class Outers:

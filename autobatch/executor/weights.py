@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from autobatch._jit import compiled
 from autobatch.addresses import address_of
 from autobatch.autodiff import ROW_SUM
-from autobatch.blas.calling import call_float32, call_float64
+from autobatch.blas.calling import call_product
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.product import find_step
 from autobatch.blas.threads import threads_now
@@ -221,8 +221,7 @@ class WeightStage:
         if outers is not None:
             outers.add_all(numbers)
         elif len(numbers):
-            multiply = multiply_float32 if size == 4 else multiply_float64
-            multiply(numbers)
+            multiply_all(numbers, size)
         return True
 
     def _routine(self, chooser: Chooser, at: int, n_rows: int) -> int | None:
@@ -247,23 +246,12 @@ def look_up(buffer: Array, place: Place, rows: Operand, ids: Array, gradient: Gr
 
 
 @compiled
-def multiply_float32(numbers: LongArray) -> None:
-    """Add products a' @ b to what is there, in order; a row of numbers for each."""
+def multiply_all(numbers: LongArray, size: int) -> None:
+    """Add products a' @ b to what is there, in order; a row of numbers for each, elements of `size` bytes."""
     for at in range(len(numbers)):
         if numbers[at, M] and numbers[at, N]:
-            call_float32(
-                numbers[at, ROUTINE], 1, 0, numbers[at, M], numbers[at, N], numbers[at, K], numbers[at, A],
-                numbers[at, A_STEP], numbers[at, B], numbers[at, B_STEP], numbers[at, OUT], numbers[at, OUT_STEP], 1.0,
-            )  # fmt: skip
-
-
-@compiled
-def multiply_float64(numbers: LongArray) -> None:
-    """Add products a' @ b to what is there, in order; a row of numbers for each."""
-    for at in range(len(numbers)):
-        if numbers[at, M] and numbers[at, N]:
-            call_float64(
-                numbers[at, ROUTINE], 1, 0, numbers[at, M], numbers[at, N], numbers[at, K], numbers[at, A],
+            call_product(
+                size, numbers[at, ROUTINE], 1, 0, numbers[at, M], numbers[at, N], numbers[at, K], numbers[at, A],
                 numbers[at, A_STEP], numbers[at, B], numbers[at, B_STEP], numbers[at, OUT], numbers[at, OUT_STEP], 1.0,
             )  # fmt: skip
 
