@@ -24,6 +24,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from numpy import generic
 
+from autobatch._compilers import make_compilers
 from autobatch.compiling import compiling
 
 P = ParamSpec("P")
@@ -36,12 +37,16 @@ VALUES_ALONE = 2
 class Compiled(Generic[P, R]):
     """A function over arrays of ints that compiles itself when first called; `python` is the plain one.
 
-    `liberties` are those of LLVM's fast-math flags that its own arithmetic allows, wherever it is inlined.
+    `liberties` are those of LLVM's fast-math flags that its own arithmetic allows, wherever it is inlined. If it
+    `is_kept`, what is inlined is on disk too.
     """
 
-    def __init__(self, python: Callable[P, R], liberties: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, python: Callable[P, R], liberties: frozenset[str] = frozenset(), is_kept: bool = False
+    ) -> None:  # fmt: skip
         self.python = python
         self.liberties = liberties
+        self.is_kept = is_kept
         self.__doc__ = python.__doc__
         self.__name__ = python.__name__
         self._dispatcher: Any = None
@@ -52,23 +57,26 @@ class Compiled(Generic[P, R]):
         """What Numba asks of an object it meets as a global: here, the compiled function it stands for."""
         import numba
 
-        return numba.types.Dispatcher(self._for_loops())
+        type_of = numba.types.Dispatcher if self.is_kept else make_compilers().loop
+        return type_of(self._for_loops())
 
     def _for_python(self) -> Any:
         if self._dispatcher is None:
-            self._dispatcher = self._compile("")
+            self._dispatcher = self._compile("", cache=True, pipeline_class=make_compilers().called)
         return self._dispatcher
 
     def _for_loops(self) -> Any:
         """Inlined, and without what takes arguments from Python: compiling that took a quarter of the time."""
         if self._inlined is None:
-            self._inlined = self._compile("inlined_", forceinline=True, no_cpython_wrapper=True)
+            how = {"cache": True} if self.is_kept else {"pipeline_class": make_compilers().inlined}
+            self._inlined = self._compile("inlined_", **how)
         return self._inlined
 
     def _compile(self, prefix: str, **options: Any) -> Any:
         import numba
 
-        options |= {"cache": True, "nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+        options |= {"nogil": True, "error_model": "numpy", "forceinline": True}
+        options |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": True}
         if self.liberties:
             options["fastmath"] = set(self.liberties)
         return numba.njit(**options)(self._named(prefix))
@@ -102,9 +110,14 @@ def compiled(python: Callable[P, R]) -> Compiled[P, R]:
     return Compiled(python)
 
 
+def in_kernels(python: Callable[P, R]) -> Compiled[P, R]:
+    """Mark what kernels of cells inline: as `compiled`, and kept for the cells that later processes compile."""
+    return Compiled(python, is_kept=True)
+
+
 def contracted(python: Callable[P, R]) -> Compiled[P, R]:
-    """Mark arithmetic on floats: as `compiled`, and a product and a sum may become one instruction that rounds once."""
-    return Compiled(python, frozenset({"contract"}))
+    """Mark arithmetic on floats: as `in_kernels`, and a product and a sum may become one instruction, rounded once."""
+    return Compiled(python, frozenset({"contract"}), is_kept=True)
 
 
 class ByAddress(Compiled[P, R]):

@@ -7,6 +7,7 @@ of the block that it is compiled in (`compiling`), and so does all that is compi
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -65,13 +66,29 @@ _watches: list[_Watch] = []
 
 
 @contextmanager
+def without_collection() -> Iterator[None]:
+    """Keep Python's garbage collector from looking, again and again, at all that a compiler holds: a tenth of its time.
+
+    What is compiled in the block is collected after it.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
 def compiling(what: str, is_kernel: bool) -> Iterator[None]:
-    """Name what is compiled in the block, if anything is. Cost: less than a microsecond while nobody watches."""
+    """Name what is compiled in the block, if anything is. Cost: microseconds while nobody watches."""
     watches = list(_watches)
     for watch in watches:
         watch.enter(Compilation(what, is_kernel), begins=False)
     try:
-        yield
+        with without_collection():
+            yield
     finally:
         for watch in watches:
             watch.leave()

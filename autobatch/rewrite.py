@@ -201,7 +201,10 @@ def _shrink(
 @compiled
 def _any_id(values: IntArray) -> bool:
     """Say whether any value is set, that is, not -1."""
-    return values.size > 0 and values.max() >= 0
+    found = False
+    for value in values:
+        found |= value >= 0
+    return bool(found)
 
 
 @compiled

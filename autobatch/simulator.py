@@ -45,7 +45,9 @@ class Simulator(NamedTuple):
 @compiled
 def start(dag: Dag) -> Simulator:
     """Set up a simulation of a dag in which nothing has run. Cost: O(N + E + T)."""
-    return start_all(dag, np.array([0, dag.type_id.size], np.int32))
+    node_ptr = np.zeros(2, np.int32)
+    node_ptr[1] = dag.type_id.size
+    return start_all(dag, node_ptr)
 
 
 @compiled
@@ -95,13 +97,14 @@ def step(sim: Simulator, kind: int) -> IntArray:
     type_id, waiting, reader = indices(sim.type_id), indices(sim.waiting), indices(sim.reader)
     reader_start, reader_end = indices(sim.reader_ptr[:-1]), indices(sim.reader_ptr[1:])
     queue, free, head, tail = indices(sim.queue), indices(sim.tail), sim.head, sim.tail
-    batch_end, n_batches = sim.batch_end, sim.n_batches
+    order, batch_end, n_batches = sim.order, sim.batch_end, sim.n_batches
     first, end = head[kind], tail[kind]
     g = kind * n_batches.size // head.size
     start_of_dag = sim.node_ptr[g]
     k = start_of_dag + n_batches[g]
     done = batch_end[k - 1] if n_batches[g] else start_of_dag
-    sim.order[done : done + end - first] = sim.queue[first:end]
+    for i in range(first, end):
+        order[done + i - first] = queue[i]
     for node in queue[first:end]:
         for r in range(reader_start[node], reader_end[node]):
             freed = reader[r]
@@ -119,9 +122,10 @@ def step(sim: Simulator, kind: int) -> IntArray:
 @compiled
 def finish(sim: Simulator) -> tuple[IntArray, IntArray, IntArray]:
     """Give (batch_type, batch_ptr, order) of what has run so far of a single dag."""
-    n_batches = sim.n_batches[0]
+    n_batches, batch_end = sim.n_batches[0], sim.batch_end
     batch_ptr = np.zeros(n_batches + 1, np.int32)
-    batch_ptr[1:] = sim.batch_end[:n_batches]
+    for k in range(n_batches):
+        batch_ptr[k + 1] = batch_end[k]
     return sim.batch_type[:n_batches].copy(), batch_ptr, sim.order[: batch_ptr[-1]]
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from autobatch._jit import compiled, contracted
+from autobatch._jit import contracted, in_kernels
 from autobatch.ops.elementwise import GELU_CUBE, GELU_SCALE
 
 Float: TypeAlias = Any  # np.float32 or np.float64
@@ -198,44 +198,44 @@ def gelu32(x: Float) -> Float:
     return (_scale(bounded * power, bits) if x < ZERO else x) / (ONE + _scale(power, bits))
 
 
-@compiled
+@in_kernels
 def exp64(x: Float) -> Float:
     """exp(x)."""
     return math.exp(x)
 
 
-@compiled
+@in_kernels
 def log64(x: Float) -> Float:
     """log(x); -infinity at 0, NaN below."""
     return np.log(x)
 
 
-@compiled
+@in_kernels
 def log1p64(x: Float) -> Float:
     """log(1 + x); -infinity at -1, NaN below."""
     return np.log1p(x)
 
 
-@compiled
+@in_kernels
 def tanh64(x: Float) -> Float:
     """tanh(x)."""
     return math.tanh(x)
 
 
-@compiled
+@in_kernels
 def sigmoid64(x: Float) -> Float:
     """1 / (1 + exp(-x))."""
     e = math.exp(-abs(x))
     return (e if x < 0.0 else 1.0) / (1.0 + e)
 
 
-@compiled
+@in_kernels
 def softplus64(x: Float) -> Float:
     """log(1 + exp(x))."""
     return math.log1p(math.exp(-abs(x))) + (x if x > 0.0 else 0.0)
 
 
-@compiled
+@in_kernels
 def gelu64(x: Float) -> Float:
     """x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x**3)."""
     bounded = -1e100 if x < -1e100 else x

@@ -145,7 +145,8 @@ def copy_attributes(
 ) -> None:
     """Copy the attributes, `width[T]` of them a node, of the nodes that stay: those after which `number` rises."""
     if values.size == result.size:
-        result[:] = values
+        for k in range(values.size):
+            result[k] = values[k]
         return
     source = target = 0
     for node in range(type_id.size):
@@ -166,7 +167,8 @@ def merge_words(parts: IntArray) -> IntArray:
     total = np.zeros(HEADER, np.int64)
     at = 0
     while at < parts.size:
-        total += parts[at : at + HEADER]
+        for k in range(HEADER):
+            total[k] += parts[at + k]
         at += encoded_size(parts[at : at + HEADER])
     merged = np.empty(words_size(total[0], total[1], total[2], total[3], total[4]), np.int32)
     whole = write_header(merged, total[0], total[1], total[2], total[3], total[4], total[5])

@@ -4,6 +4,7 @@
   joins want agree (`layout_search`); such a join is no copy, and nothing of it is saved, for the inputs stay. Where
   joins leave a choice, the values that one node gives to another lie side by side.
 - A value computed for any other join is computed in its place there; if both are saved, they share their columns.
+- A saved value that nothing reads any more leaves its columns to one that backward makes (`memplan.reusing`).
 - A value of the backward stage whose pieces are the gradients of ports that lie like them is computed there.
 
 What remains are copies, which the layout lists.
@@ -21,6 +22,7 @@ from autobatch.layout import Index, Join, Layout, Place
 from autobatch.memplan.aligned import Line
 from autobatch.memplan.layout_search import Effort, fit_hard
 from autobatch.memplan.memory import FLOAT_DATA, INT_DATA, SHARED_VALUES, Item, Memory, Read, reads_of
+from autobatch.memplan.reusing import find_heirs
 from autobatch.ops.define import Op
 from autobatch.ops.shaping import assemble
 from autobatch.program import NODE, SHARED, CellProgram, Incoming, Instruction, Port, Var
@@ -104,8 +106,8 @@ def _joins_in_inputs(memory: Memory, apart: frozenset[int]) -> set[int]:
     return found | {item.value for value in found for item in kept[value] if item.value not in ports}
 
 
-def make_layout(program: CellProgram, columns: Columns, derivative: Derivative | None) -> Layout:
-    """Give all values of a cell their places."""
+def make_layout(program: CellProgram, columns: Columns, derivative: Derivative | None, reuses: bool = True) -> Layout:
+    """Give all values of a cell their places; if it `reuses` columns, some of them one after the other."""
     n_domains = 1 + program.n_groups
     vars: Sequence[Var] = program.vars
     stages: tuple[frozenset[int], ...] = (frozenset(program.instructions),)
@@ -113,14 +115,15 @@ def make_layout(program: CellProgram, columns: Columns, derivative: Derivative |
     saved_width = (0,) * n_domains
     gradients: dict[int, Place] = {}
     settled: frozenset[int] = frozenset()
+    taken: frozenset[int] = frozenset()
     if derivative is not None:
         vars = derivative.vars
         stages += (frozenset((*derivative.backward, *derivative.incoming)), frozenset(derivative.weights))
-        saved, saved_width = _place_saved(derivative, stages, n_domains)
+        saved, saved_width, taken = _place_saved(derivative, stages, n_domains, reuses)
         gradients, settled = _gradients_in_place(derivative, columns, saved)
     joins, within = _make_joins(vars, stages, columns, set(gradients), saved)
     return Layout(
-        columns.ports, saved, columns.width, saved_width, columns.inner, gradients, settled, joins, within
+        columns.ports, saved, columns.width, saved_width, columns.inner, gradients, settled, joins, within, taken
     )  # fmt: skip
 
 
@@ -137,9 +140,13 @@ def side_by_side(
 
 
 def _place_saved(
-    derivative: Derivative, stages: Sequence[frozenset[int]], n_domains: int
-) -> tuple[dict[int, Place], tuple[int, ...]]:
-    """Give saved values columns; those that are part of a saved join, of one made in the same stages, lie in it."""
+    derivative: Derivative, stages: Sequence[frozenset[int]], n_domains: int, reuses: bool
+) -> tuple[dict[int, Place], tuple[int, ...], frozenset[int]]:
+    """Give saved values columns; those that are part of a saved join, of one made in the same stages, lie in it.
+
+    Returns:
+        the places, the width per domain, and the values that leave their columns to others.
+    """
     vars, inside = derivative.vars, dict[int, tuple[int, int]]()
     for whole in derivative.saved:
         source = vars[whole].source
@@ -148,15 +155,30 @@ def _place_saved(
                 offset = _offset(vars[whole], index)
                 if offset is not None and part in derivative.saved and _can_be_made_in(vars, stages, part, whole):
                     inside.setdefault(part, (whole, offset))
+    shared = {*inside, *(whole for whole, _ in inside.values() if whole < len(derivative.program.vars))}
+    heirs = find_heirs(derivative, shared, lambda index: _ranges(vars, index)) if reuses else {}
+    inside |= heirs
     places, width = side_by_side(vars, (value for value in derivative.saved if value not in inside), n_domains)
     for part in sorted(inside, reverse=True):  # a join has a higher number than its parts
         whole, offset = inside[part]
         places[part] = Place(places[whole].domain, places[whole].column + offset, vars[part].size)
-    return places, width
+    return places, width, frozenset(heirs)
+
+
+def _ranges(vars: Sequence[Var], index: int) -> list[tuple[int, int | None]]:
+    """The parts of a join, and where each begins in it, if it is a range of it; nothing for other values."""
+    source = vars[index].source
+    if not isinstance(source, Instruction) or not _is_join(source.op):
+        return []
+    return [
+        (part, _offset(vars[index], where)) for part, where in zip(source.args, _part_indices(vars, index), strict=True)
+    ]
 
 
 def _offset(whole: Var, index: Index) -> int | None:
     """The first element of a part that is some rows of a value; None for other parts."""
+    if len(index) == 1 + len(whole.shape) and index[0] is Ellipsis:
+        index = index[1:]
     if len(index) != 1 or not isinstance(index[0], slice) or index[0].step not in (None, 1):
         return None
     start: int = index[0].indices(whole.shape[0])[0]

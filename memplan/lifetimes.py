@@ -24,7 +24,9 @@ def first_writers(graph: Sections, batch_of: IntArray, n_batches: int) -> IntArr
         batch_of: int32[N], the batch of each node.
     """
     edge_ptr, edge_src = graph.edge_ptr, graph.edge_src
-    first = np.arange(n_batches).astype(np.int32)
+    first = np.empty(n_batches, np.int32)
+    for k in range(n_batches):
+        first[k] = k
     for node in range(batch_of.size):
         k = batch_of[node]
         for e in range(edge_ptr[node], edge_ptr[node + 1]):
@@ -49,8 +51,10 @@ def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, i
     ([0, 0, 16, 0], 48)
     """
     n = first.size
-    place, end = np.full(n, start, np.int64), start
-    next_born, born_at = np.full(n, -1, np.int32), np.full(n, -1, np.int32)  # per step a list of who is born
+    place, end = np.empty(n, np.int64), start
+    next_born, born_at = np.empty(n, np.int32), np.empty(n, np.int32)  # per step a list of who is born
+    for k in range(n):
+        place[k], next_born[k], born_at[k] = start, -1, -1
     for k in range(n - 1, -1, -1):
         next_born[k], born_at[first[k]] = born_at[first[k]], k
     gap_start, gap_end, n_gaps = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), 0

@@ -170,9 +170,11 @@ def _describe_cell(name: str, cell: PlannedCell) -> CellMemory:
     inputs = [(place, _name(vars, program.ports[number])) for number, place in enumerate(layout.inputs)]
     made = {value: place for value, place in layout.inner.items() if value not in layout.joins}
     inputs += [(place, _name(vars, value)) for value, place in made.items()]
-    saved = [(place, _name(vars, value)) for value, place in layout.saved.items()]
+    saved = [(place, _name(vars, value)) for value, place in layout.saved.items() if value not in layout.taken]
+    first = [(layout.saved[value], _name(vars, value)) for value in sorted(layout.taken)]
+    areas = [("inputs", inputs, layout.input_width), ("saved", saved, layout.saved_width)]
     rows = []
-    for what, places, widths in (("inputs", inputs, layout.input_width), ("saved", saved, layout.saved_width)):
+    for what, places, widths in (*areas, ("saved, until it is written over,", first, layout.saved_width)):
         for domain, width in enumerate(widths, start=NODE):
             each = "node" if domain == NODE else f"edge of group {domain}"
             items = sorted((p.column, p.column + p.width, n) for p, n in places if p.domain == domain and p.width)

@@ -113,9 +113,9 @@ def place_rows(
         slot_rows[slot] += 1
     base = np.empty(before.size, np.int64)
     if training:
-        block_base, end = _follow(block_rows * tables.block_width, 0)
-        slot_base, end = _follow(slot_rows * slot_width, end)
-        saved_base, size = _follow(block_rows * saved_width, 2 * end)
+        block_base, end = _follow(block_rows, tables.block_width, 0)
+        slot_base, end = _follow(slot_rows, slot_width, end)
+        saved_base, size = _follow(block_rows, saved_width, 2 * end)
         mirror = end
         for k in range(batch_type.size):
             first = tables.block_ptr[batch_type[k]]
@@ -123,7 +123,7 @@ def place_rows(
                 block = first + at - base_ptr[k]
                 base[at] = block_base[block] + before[at] * tables.block_width[block]
     else:
-        slot_base, end = _follow(slot_rows * slot_width, 0)
+        slot_base, end = _follow(slot_rows, slot_width, 0)
         saved_base, mirror = np.zeros(0, np.int64), 0
         size = _place_areas(graph, batch_type, batch_of, tables, base_ptr, n_rows, end, base)
     origin = np.empty(before.size, np.int64)
@@ -154,8 +154,9 @@ def _number_rows(
         kind, n = batch_type[k], batch_ptr[k + 1] - batch_ptr[k]
         own = n_placed[kind]
         nodes = order[batch_ptr[k] : batch_ptr[k + 1]]
-        node_at[type_ptr[kind] + own : type_ptr[kind] + own + n] = nodes
+        first = type_ptr[kind] + own
         for i in range(n):
+            node_at[first + i] = nodes[i]
             row[nodes[i]] = own + i
             batch_of[nodes[i]] = k
         n_placed[kind] += n
@@ -206,7 +207,7 @@ def _count_rows(
     for k in range(batch_type.size):
         base_ptr[k + 1] = base_ptr[k] + block_ptr[batch_type[k] + 1] - block_ptr[batch_type[k]]
     before, n_rows = np.empty(base_ptr[-1], np.int64), np.empty(base_ptr[-1], np.int64)
-    total = np.zeros(block_ptr[-1], np.int64)
+    total = np.zeros(segment_base.size - 1, np.int64)
     for k in range(batch_type.size):
         first, at = block_ptr[batch_type[k]], base_ptr[k]
         start = total[first]
@@ -221,13 +222,18 @@ def _count_rows(
 
 
 @compiled
-def _follow(sizes: LongArray, start: int) -> tuple[LongArray, int]:
-    """Where areas of these sizes start when they follow `start` one after another, aligned; and the end."""
-    base = np.empty(sizes.size, np.int64)
-    for i in range(sizes.size):
+def _follow(n_rows: LongArray, width: NDArray[Any], start: int) -> tuple[LongArray, int]:
+    """Where areas of so many rows start when they follow `start` one after another, aligned; and the end."""
+    base = np.empty(n_rows.size, np.int64)
+    for i in range(n_rows.size):
         base[i] = start
-        start += (sizes[i] + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        start += _aligned(n_rows[i] * width[i])
     return base, start
+
+
+@compiled
+def _aligned(size: int) -> int:
+    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 @compiled
@@ -242,14 +248,17 @@ def _place_areas(
     base: LongArray,
 ) -> int:
     """Place the blocks of each batch, one area a batch, behind `start`; fill in `base` and return the end."""
-    size = np.empty(batch_type.size, np.int64)
+    size, block_ptr, block_width = np.empty(batch_type.size, np.int64), tables.block_ptr, tables.block_width
     for k in range(batch_type.size):
-        first, n = tables.block_ptr[batch_type[k]], base_ptr[k + 1] - base_ptr[k]
-        widths = tables.block_width[first : first + n]
-        base[base_ptr[k] : base_ptr[k + 1]], size[k] = _follow(n_rows[base_ptr[k] : base_ptr[k + 1]] * widths, 0)
+        first, end = block_ptr[batch_type[k]], 0
+        for at in range(base_ptr[k], base_ptr[k + 1]):
+            base[at] = end
+            end += _aligned(n_rows[at] * block_width[first + at - base_ptr[k]])
+        size[k] = end
     area, end = give_out(first_writers(graph, batch_of, batch_type.size), size, start)
     for k in range(batch_type.size):
-        base[base_ptr[k] : base_ptr[k + 1]] += area[k]
+        for at in range(base_ptr[k], base_ptr[k + 1]):
+            base[at] += area[k]
     return int(end)
 
 
@@ -327,7 +336,8 @@ def _write_edges(
     Of the edges of a plain port, whose values are added up, the one whose value is made first stores. Nodes go by type,
     so that what one does all do, and the processor guesses right.
     """
-    width, port_column = tables.block_width, tables.port_column
+    width, port_column, origin, edge_src = tables.block_width, tables.port_column, rows.origin, graph.edge_src
+    segments, segment_base = rows.segments, rows.segment_base
     port_block, edge_in, start, end = (
         indices(tables.port_block), indices(graph.edge_in), indices(graph.edge_ptr[:-1]), indices(graph.edge_ptr[1:]),
     )  # fmt: skip
@@ -338,7 +348,7 @@ def _write_edges(
         first, first_port = np.uint64(tables.block_ptr[kind]), np.uint64(tables.port_ptr[kind])
         for node in nodes[rows.type_ptr[kind] : rows.type_ptr[kind + 1]]:
             own, at = row[node], base_ptr[batch_of[node]]
-            plain = rows.origin[at] + np.int64(own) * width[first]
+            plain = origin[at] + np.int64(own) * width[first]
             before, run = (
                 np.uint64(0),
                 start[node],
@@ -353,32 +363,31 @@ def _write_edges(
                 if block == 0:
                     dest[entry] = plain + port_column[port]
                     if again:
-                        adds[entry] = not _is_earlier(graph.edge_src[e], graph.edge_src[run], rows)
+                        adds[entry] = not _is_earlier(edge_src[e], edge_src[run], row, batch_of)
                         if not adds[entry]:
                             adds[entries[place[run]] + rank[run]] = True
                             run = e
                 else:
-                    n = rows.segments[rows.segment_base[first + block] + np.int64(own)] + np.int64(e - run)
-                    dest[entry] = rows.origin[at + block] + n * width[first + block] + port_column[port]
+                    n = segments[segment_base[first + block] + np.int64(own)] + np.int64(e - run)
+                    dest[entry] = origin[at + block] + n * width[first + block] + port_column[port]
 
 
 @compiled
-def _is_earlier(a: int, b: int, rows: Rows) -> bool:
+def _is_earlier(a: int, b: int, row: IndexArray, batch_of: IndexArray) -> bool:
     """Say whether node a runs before node b."""
-    if rows.batch_of[a] == rows.batch_of[b]:
-        return bool(rows.row[a] < rows.row[b])
-    return bool(rows.batch_of[a] < rows.batch_of[b])
+    if batch_of[a] == batch_of[b]:
+        return bool(row[a] < row[b])
+    return bool(batch_of[a] < batch_of[b])
 
 
 @compiled
 def _sort_by_type(type_id: IntArray, type_ptr: IntArray) -> IndexArray:
     """Sort the nodes by type."""
     nodes, at = np.empty(type_id.size, np.uint32), type_ptr.copy()
-    free = indices(at)
-    for node in range(type_id.size):
-        kind = indices(type_id)[node]
-        nodes[free[kind]] = node
-        free[kind] += 1
+    free, types = indices(at), indices(type_id)
+    for node in range(types.size):
+        nodes[free[types[node]]] = node
+        free[types[node]] += 1
     return nodes
 
 

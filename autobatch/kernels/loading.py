@@ -14,7 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from inspect import getsource
 from pathlib import Path
@@ -96,8 +96,13 @@ def load(source: str, dtype: str, place: str) -> Any:
         names = _import(path, digest)
     word = numba.types.int64
     options: dict[str, Any] = {"error_model": "numpy", "boundscheck": False, "fastmath": LIBERTIES}
-    compile_one = numba.cfunc(numba.types.void(word, word, word), cache=path is not None, **options)
-    return compile_one(names["kernel"])
+    compile_one = partial(numba.cfunc, numba.types.void(word, word, word), **options)
+    if path is not None:
+        try:
+            return compile_one(cache=True)(names["kernel"])
+        except OSError as error:  # such as of a disk that is full: only now is machine code written
+            _warn(path, error)
+    return compile_one()(names["kernel"])
 
 
 _HEAD = """from math import sqrt
@@ -123,11 +128,14 @@ def _keep(text: str, digest: str) -> Path | None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text.encode())
     except OSError as error:
-        warnings.warn(
-            f"cannot keep compiled kernels in {str(path.parent)!r} ({error}); going on without.", stacklevel=2
-        )
+        _warn(path, error)
         return None
     return path
+
+
+def _warn(path: Path, error: OSError) -> None:
+    why = error.strerror or error
+    warnings.warn(f"cannot keep compiled kernels in {str(path.parent)!r} ({why}); going on without.", stacklevel=3)
 
 
 def _import(path: Path, digest: str) -> dict[str, Any]:

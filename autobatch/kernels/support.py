@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autobatch._jit import compiled, replaced_by
+from autobatch._jit import in_kernels, replaced_by
 from autobatch.kernels.intrinsics import make_larger, make_part
 
 Array = Any
@@ -23,13 +23,13 @@ def larger(x: Float, y: Float) -> Float:
     return x if x > y or x != x else y
 
 
-@compiled
+@in_kernels
 def power(x: Float, y: Float) -> Float:
     """x ** y."""
     return x**y
 
 
-@compiled
+@in_kernels
 def collect(buffer: Array, total: Array, size: int, dest: Array, start: int, stop: int, shift: int) -> None:
     """Write to `total` the sum of what is at dest[start:stop], `size` elements each, moved by `shift`."""
     if start == stop:
@@ -50,7 +50,7 @@ def collect(buffer: Array, total: Array, size: int, dest: Array, start: int, sto
             total[i] += other[i]
 
 
-@compiled
+@in_kernels
 def may_store(adds: Array, start: int, stop: int) -> bool:
     """Whether a value may be made at its first destination: there is one, and it is added to none, maybe the same."""
     for j in range(start, stop):
@@ -59,7 +59,7 @@ def may_store(adds: Array, start: int, stop: int) -> bool:
     return start < stop
 
 
-@compiled
+@in_kernels
 def send(buffer: Array, value: Array, size: int, first: int, adds: bool) -> None:
     """Write a value to the buffer from `first` on, or add it to what is there."""
     place = part(buffer, first, size)
@@ -71,7 +71,7 @@ def send(buffer: Array, value: Array, size: int, first: int, adds: bool) -> None
             place[i] = value[i]
 
 
-@compiled
+@in_kernels
 def transpose(matrix: Array, out: Array) -> None:
     """Write the transpose of a contiguous matrix to `out`, in blocks that stay in cache."""
     n_rows, n_columns = matrix.shape
@@ -84,7 +84,7 @@ def transpose(matrix: Array, out: Array) -> None:
                     out[column, row] = matrix[row, column]
 
 
-@compiled
+@in_kernels
 def add_rows(rows: Array, total: Array) -> None:
     """Add the rows of an array (n, width) to `total`."""
     n_rows, width = rows.shape

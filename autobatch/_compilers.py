@@ -1,0 +1,92 @@
+"""Numba's compiler without work that is thrown away, for loops that are inlined in other loops.
+
+Numba optimises every function by itself, makes it machine code, and links it into the functions that call it, where it
+is optimised again. A loop that is only inlined is left as it was lowered: it is optimised once, together with the rest
+of what Python calls. And it is compiled for an int, not again for a 0 and a 1. See docs/decisions/compiled-once.md.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from autobatch.compiling import without_collection
+
+
+class Compilers(NamedTuple):
+    """What Numba is given for our loops.
+
+    Attributes:
+        called: its `pipeline_class` for what Python calls.
+        inlined: that for what is inlined, and only there optimised.
+        loop: makes the type under which compiled code knows a dispatcher.
+    """
+
+    called: type
+    inlined: type
+    loop: type
+
+
+@cache
+def make_compilers() -> Compilers:
+    """Make the three classes. Loads Numba."""
+    from numba import extending
+    from numba.core import codegen, compiler, types
+
+    Compiler: Any = compiler.Compiler
+    Library: Any = codegen.JITCodeLibrary
+    Dispatcher: Any = types.Dispatcher
+    unliteral: Any = types.unliteral
+
+    class Called(Compiler):  # type: ignore[misc]
+        """Makes what takes arguments from Python, though its options say otherwise.
+
+        Numba compiles its own functions, such as `np.empty`, for each set of options that their callers have: with
+        the same ones here and in what is inlined they are compiled once.
+        """
+
+        def compile_extra(self, function: Any) -> Any:
+            with without_collection():
+                return super().compile_extra(function)
+
+        def define_pipelines(self) -> Any:
+            self.state.flags.no_cpython_wrapper = False  # a copy of the flags has been made for what is called
+            return super().define_pipelines()
+
+    class Inlined(Compiler):  # type: ignore[misc]
+        """Leaves code as it is lowered."""
+
+        def define_pipelines(self) -> Any:
+            self.state.library = Lowered(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
+            return super().define_pipelines()
+
+    class Lowered(Library):  # type: ignore[misc]
+        """Code that is for linking: not optimised, and without an address."""
+
+        def _optimize_final_module(self) -> None:
+            pass
+
+        def _finalize_final_module(self) -> None:
+            self._finalize_dynamic_globals()
+            self._finalized = True
+
+        @property
+        def codegen(self) -> _NoEnvironments:
+            return _NoEnvironments()
+
+    class Loop(Dispatcher):  # type: ignore[misc]
+        """Calls a loop with an int where an argument is a literal one."""
+
+        def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+            named = {name: unliteral(kind) for name, kind in kws.items()}
+            return super().get_call_type(context, tuple([unliteral(kind) for kind in args]), named)
+
+    extending.register_model(Loop)(extending.models.OpaqueModel)
+    return Compilers(Called, Inlined, Loop)
+
+
+class _NoEnvironments:
+    """Where Numba leaves the Python objects that code without an address reads: there must be none."""
+
+    def set_env(self, name: str, environment: Any) -> None:
+        assert not environment.consts, f"{name} reads Python objects, which it cannot where it is inlined"
