@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import built
 
 Array = NDArray[Any]
 FAR = 1 << 40  # elements; the end of an array is not known by its address
+LINE = 64  # bytes of a cache line, and of the longest vectors
 
 
 def address_of(array: Array) -> int:
     """Where the first element of an array lies."""
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def aligned(shape: int | tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    """Make an array that begins with a cache line, as do its rows: what a vector instruction reads is then in one."""
+    n_rows, size = (1, shape) if isinstance(shape, int) else shape
+    width = -(-size * dtype.itemsize // LINE) * LINE // dtype.itemsize
+    data = np.empty(n_rows * width * dtype.itemsize + LINE, np.uint8)
+    rows = data[-address_of(data) % LINE :][: n_rows * width * dtype.itemsize].view(dtype).reshape(n_rows, width)
+    return rows[0, :size] if isinstance(shape, int) else rows[:, :size]
 
 
 @built

@@ -44,7 +44,7 @@ def multiply(x: Array, w: Array, out: Array, is_bf16: bool, adds: bool, is_flipp
     if not is_bf16:
         packed.pack_float32(address(lies), steps[0], steps[1], inner, n, address(words))
         packed.multiply_float32(
-            m, n, inner, address(wide), wide.shape[1], 1, address(words), place[0], place[1], int(adds)
+            m, n, inner, address(wide), wide.shape[1], address(words), place[0], place[1], int(adds)
         )  # fmt: skip
         return
     packed.pack_bf16(address(lies), steps[0], steps[1], inner, n, address(words))

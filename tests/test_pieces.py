@@ -72,9 +72,11 @@ def test_launches_are_calls_of_pieces(small: None) -> None:
     model, instances = CASES[0].draw(seed=2, n_instances=8, dim=4)
     few = ab.batched(model.loss, backend=Cpu(jitted=False))
     few(instances)
+    assert few.last is not None
     in_pieces = few.last.launches
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "LEAST_ROWS", 10_000)
         whole = ab.batched(model.loss, backend=Cpu(jitted=False))
         whole(instances)
+    assert whole.last is not None
     assert whole.last.launches < in_pieces

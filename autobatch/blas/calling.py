@@ -87,21 +87,3 @@ def call_product() -> Call:
         call_routine((size, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step), beta)
 
     return call
-
-
-@compiled
-def call_float32(
-    address: int, a_flipped: int, b_flipped: int, m: int, n: int, k: int,
-    a: int, a_step: int, b: int, b_step: int, out: int, out_step: int, beta: float,
-) -> None:  # fmt: skip
-    """Call a product with float32 factors."""
-    call_product(4, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, beta)
-
-
-@compiled
-def call_float64(
-    address: int, a_flipped: int, b_flipped: int, m: int, n: int, k: int,
-    a: int, a_step: int, b: int, b_step: int, out: int, out_step: int, beta: float,
-) -> None:  # fmt: skip
-    """Call a product with float64 factors."""
-    call_product(8, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, beta)

@@ -92,4 +92,4 @@ def repeat_packed(times: int, product: Numbers, panels: int, copies: Copies) -> 
     """Multiply rows by a packed matrix; see `autobatch.blas.calling.repeat_product`."""
     _, _, m, n, inner, a, a_step, _, _, out, out_step = product
     for time in range(times):
-        multiply_float32(m, n, inner, a + time % copies[0] * copies[1], a_step, 1, panels, out, out_step, 0)
+        multiply_float32(m, n, inner, a + time % copies[0] * copies[1], a_step, panels, out, out_step, 0)

@@ -138,13 +138,13 @@ def round_rows(source: int, row: int, n_rows: int, inner: int, out: int) -> None
 
 @compiled
 def multiply_float32(
-    m: int, n: int, inner: int, a: int, a_row: int, a_inner: int, packed: int, out: int, out_row: int, adds: int
+    m: int, n: int, inner: int, a: int, a_row: int, packed: int, out: int, out_row: int, adds: int
 ) -> None:
     """Multiply rows by a packed matrix.
 
     Args:
         m, n, inner: rows, columns, and inner indices, at least 1.
-        a: address of the rows; a_row, a_inner: words from one row, and from one inner index, to the next.
+        a: address of the rows; a_row: words from one row to the next.
         packed: address of the matrix, packed by `pack_float32`.
         out: address of (m, n), with rows `out_row` words apart; adds: 1 adds to what is there, 0 overwrites it.
     """
@@ -152,9 +152,9 @@ def multiply_float32(
         bottom = min(top + ROWS_AT_ONCE, m)
         for first in range(0, inner, INNER_AT_ONCE):
             n_inner = min(INNER_AT_ONCE, inner - first)
-            next_rows = a + WORD * (bottom * a_row + first * a_inner), a_row, min(ROWS_AT_ONCE, m - bottom), n_inner
+            next_rows = a + WORD * (bottom * a_row + first), a_row, min(ROWS_AT_ONCE, m - bottom), n_inner
             block_float32(
-                bottom - top, n, n_inner, a + WORD * (top * a_row + first * a_inner), a_row, a_inner,
+                bottom - top, n, n_inner, a + WORD * (top * a_row + first), a_row, 1,
                 packed + WORD * first * WIDTH, WIDTH, WIDTH * inner, out + WORD * top * out_row, out_row, adds + first,
                 next_rows, NO_ROWS,
             )  # fmt: skip
@@ -252,7 +252,7 @@ def measure_packed(m: int, n: int, inner: int, is_bf16: bool) -> float:
             if is_bf16:
                 multiply_bf16(*operands, *target, scratch)
             else:
-                multiply_float32(*operands, 1, *target)
+                multiply_float32(*operands, *target)
         return (perf_counter() - began) / times
 
     run(1)  # compiles

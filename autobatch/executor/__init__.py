@@ -27,8 +27,8 @@ class Counts(NamedTuple):
     Attributes:
         launches: kernels called, scatters, gathers and copies included.
         copied_bytes: bytes moved by launches that compute nothing.
-        allocations: times that the buffer had to be made anew.
-        buffer_bytes: what the buffer holds, from run to run.
+        allocations: times that the buffer, or scratch memory, had to be made anew.
+        buffer_bytes: what both hold, from run to run.
     """
 
     launches: int
@@ -64,6 +64,9 @@ class Backend(Protocol):
     timer: Timer | None
     precision: str
 
+    def scratch_size(self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], precision: str) -> int:
+        """Elements of the memory that running a plan takes beside its buffer, and that is kept from run to run."""
+
     def forward(
         self,
         plan: Plan,
@@ -77,7 +80,7 @@ class Backend(Protocol):
         `random` has the seed and step of all draws, the key of each instance `[B]`, and whether dropout is on where a
         cell has no module to say so. The keys in the graph of the plan may be those of other instances: a plan may
         run again, for equal graphs.
-        The buffer has `max_bytes` or less afterwards, if the plan has; None is no limit.
+        The buffer and scratch memory have `max_bytes` or less afterwards, if the plan's have; None is no limit.
         """
 
     def backward(self, seeds: Mapping[int, Any], gradients: Mapping[int, Any]) -> None:

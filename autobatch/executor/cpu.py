@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.addresses import address_of
+from autobatch.addresses import address_of, aligned
 from autobatch.autodiff import ROW_SUM
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.threads import limit_threads, threads_now
@@ -195,7 +195,7 @@ class Cpu(Reference):
         if array.dtype == self.dtype and len(array) == n_rows and array.shape[1] >= size:
             return array
         self._allocations += 1
-        return np.empty((n_rows, size), self.dtype)
+        return aligned((n_rows, size), self.dtype)
 
     def _shapes_of(self, cells: PlannedTypes) -> Shapes:
         found = self._shapes.get(cells)
@@ -228,7 +228,7 @@ class Cpu(Reference):
         stage = self._weight_stages[key]
         outers = self._outers if self.precision == "bf16" else None
         is_direct = stage.is_direct and self.jitted and (outers is None or outers.is_tiled) and self.activity.is_whole
-        if is_direct and stage.run(self.plan, kind, self._buffer, self.chooser, gradients, outers):
+        if is_direct and stage.run(self.plan, kind, self._buffer, self.chooser, gradients, outers, self.n_threads):
             self._launches += stage.n_launches
             return
         super()._weight_gradients(kind, n_rows, gradients)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.addresses import aligned
 from autobatch.autodiff import Scatter
 from autobatch.executor import Counts, Timer
 from autobatch.executor.activity import Activity
@@ -59,6 +60,10 @@ class Reference:
     def counts(self) -> Counts:
         """What was run since `forward` was last called."""
         return Counts(self._launches, self._copied, self._allocations, self._buffer.nbytes)
+
+    def scratch_size(self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], precision: str) -> int:
+        """Elements of memory that is kept beside the buffer: none, for what is on its way is in arrays made for it."""
+        return 0
 
     def forward(
         self,
@@ -115,7 +120,7 @@ class Reference:
         limit = max(size, held * 5 // 4 if max_bytes is None else max_bytes // dtype.itemsize)
         if not size <= held <= limit:
             self._buffer, self._windows = np.empty(0, dtype), {}  # the old one is freed before there is a new one
-            self._buffer = np.empty(max(size, min(held * 5 // 4, limit)), dtype)
+            self._buffer = aligned(max(size, min(held * 5 // 4, limit)), dtype)
             self._allocations += 1
         if self.poison:
             self._buffer.fill(np.nan)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import by_address, compiled
-from autobatch.addresses import address_of, array_at
+from autobatch.addresses import address_of, aligned, array_at
 from autobatch.blas.bf16 import find_amx, round_to_bf16
 from autobatch.blas.packed import (
     add_outer_bf16,
@@ -42,13 +42,15 @@ from autobatch.executor.steps import (
     address_in,
 )
 from autobatch.kernels.loop import Product
+from autobatch.kernels.source import SLOTS
 from autobatch.precision import rounded
 
 if TYPE_CHECKING:
     from autobatch.executor.stages import CompiledStage, Run
 
 Array = NDArray[Any]
-SCRATCH = ROUTINE  # the own number that would be a library's routine is the address of the memory for rounded rows
+SCRATCH = ROUTINE  # the own number that would be a library's routine says where in scratch memory rounded rows go
+MEMORY = list(SLOTS).index("scratch")
 
 
 class RoundedStep(ProductStep):
@@ -56,7 +58,9 @@ class RoundedStep(ProductStep):
 
     def __init__(self, stage: CompiledStage, product: Product, number: int, once: bool) -> None:
         super().__init__(stage, product, number, once)
-        self.panels = self.rows = np.zeros(0, np.uint32)
+        shape = stage.lowered.vars[self.term.weight].shape
+        self.own[SCRATCH] = WORD * stage.turn_width
+        stage.turn_width += rows_words(shape[-1] if self.term.transposed else shape[-2])
         self.is_tiled = stage.jitted and can_tile_bf16()
         self.rounded: Array | None = None
 
@@ -70,9 +74,8 @@ class RoundedStep(ProductStep):
             return 0
         inner, n = matrix.shape
         if not self.panels.size:
-            self.panels = np.zeros(panel_words(inner, n, True), np.uint32)
-            self.rows = np.zeros(rows_words(inner), np.uint32)
-            self.own[[N, INNER, B, SCRATCH]] = n, inner, address_of(self.panels), address_of(self.rows)
+            self.panels = aligned(panel_words(inner, n, True), np.dtype(np.uint32))
+            self.own[[N, INNER, B]] = n, inner, address_of(self.panels)
         row, column = (step // WORD for step in matrix.strides)
         pack_bf16(address_of(matrix), row, column, inner, n, address_of(self.panels))
         address: int = multiply_rounded.address
@@ -93,10 +96,10 @@ def multiply_rounded(memory: int, own: int, k: int) -> None:
     """Multiply the rows of a batch by a packed matrix, both rounded."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
-    n_rows, inner, scratch = row[numbers[ROWS]], numbers[INNER], numbers[SCRATCH]
     multiply_bf16(
-        n_rows, numbers[N], inner, address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B],
-        address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA], scratch,
+        row[numbers[ROWS]], numbers[N], numbers[INNER], address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B],
+        address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA],
+        arrays[MEMORY] + numbers[SCRATCH],
     )  # fmt: skip
 
 

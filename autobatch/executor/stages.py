@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.addresses import address_of
+from autobatch.addresses import LINE, address_of
 from autobatch.blas.choosing import Chooser
 from autobatch.compiling import compiling
 from autobatch.executor.reference import RowRange
@@ -83,6 +83,7 @@ class CompiledStage:
         addresses: [threads, steps, 3] of the function, the memory and the own numbers of each step; no function for
             those that Python runs.
         arrays: what the slots of the memory hold.
+        turn_width: elements of scratch memory that each piece has once: for a row in kernels, then for steps.
     """
 
     def __init__(self, cell: PlannedCell, stage: Stage, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
@@ -93,6 +94,7 @@ class CompiledStage:
         self.arrays: list[Array] = []
         self.run: Run
         self._find_shared(stage)
+        self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
         self.steps: list[Step] = []
         counts = []
         last = len(stage.steps) - stage.n_after

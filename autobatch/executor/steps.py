@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import by_address, compiled
-from autobatch.addresses import address_of, array_at, call_at
-from autobatch.blas.calling import call_float32, call_float64
+from autobatch.addresses import address_of, aligned, array_at, call_at
+from autobatch.blas.calling import call_product
 from autobatch.blas.gemm import NAME as PACKED
 from autobatch.blas.packed import multiply_float32 as multiply_rows
 from autobatch.blas.packed import pack_float32, panel_words
@@ -130,14 +130,13 @@ class ProductStep:
                 self.own[N], self.own[INNER] = n, inner
                 self.own[B_FLIPPED], self.own[B], self.own[B_STEP] = product.b_flipped, product.b, product.b_step
             self.own[ROUTINE] = self.provider.addresses.get(dtype, 0)
-        multiply = multiply_float32 if dtype == "float32" else multiply_float64
         return multiply.address if self.own[ROUTINE] and self.stage.jitted and weight.size else 0
 
     def _pack(self, weight: Array) -> int:
         """Pack the weight for our own product, anew in every run."""
         inner, n = weight.shape
         if not self.panels.size:
-            self.panels = np.empty(panel_words(inner, n, False), np.uint32)
+            self.panels = aligned(panel_words(inner, n, False), np.dtype(np.uint32))
         self.own[N], self.own[INNER], self.own[B] = n, inner, address_of(self.panels)
         row, column = (step // weight.itemsize for step in weight.strides)
         pack_float32(address_of(weight), row, column, inner, n, address_of(self.panels))
@@ -194,26 +193,13 @@ Step = KernelStep | ProductStep | AloneStep
 
 
 @by_address
-def multiply_float32(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a piece by a matrix."""
+def multiply(memory: int, own: int, k: int) -> None:
+    """Multiply the rows of a piece by a matrix, by a library."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     if row[numbers[ROWS]] > 0:
-        call_float32(
-            numbers[ROUTINE], 0, numbers[B_FLIPPED], row[numbers[ROWS]], numbers[N], numbers[INNER],
-            address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B], numbers[B_STEP],
-            address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA],
-        )  # fmt: skip
-
-
-@by_address
-def multiply_float64(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a piece by a matrix."""
-    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
-    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
-    if row[numbers[ROWS]] > 0:
-        call_float64(
-            numbers[ROUTINE], 0, numbers[B_FLIPPED], row[numbers[ROWS]], numbers[N], numbers[INNER],
+        call_product(
+            numbers[ITEMSIZE], numbers[ROUTINE], 0, numbers[B_FLIPPED], row[numbers[ROWS]], numbers[N], numbers[INNER],
             address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B], numbers[B_STEP],
             address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA],
         )  # fmt: skip
@@ -226,7 +212,7 @@ def multiply_packed(memory: int, own: int, k: int) -> None:
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     if row[numbers[ROWS]] > 0:
         multiply_rows(
-            row[numbers[ROWS]], numbers[N], numbers[INNER], address_in(arrays, numbers, row, A), numbers[A + 3], 1,
+            row[numbers[ROWS]], numbers[N], numbers[INNER], address_in(arrays, numbers, row, A), numbers[A + 3],
             numbers[B], address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA],
         )  # fmt: skip
 

@@ -73,7 +73,7 @@ class Shapes:
         blocks = slice(int(self.tables.block_ptr[kind]), int(self.tables.block_ptr[kind + 1]))
         forward = cell.stage("forward")
         self.columns[kind], self.kept_width[kind] = len(forward.columns), forward.storage.kept_width
-        self.turn_width[kind] = max(cell.stage(name).storage.row_width for name in self.stages)
+        self.turn_width[kind] = max(cell.stage(name).turn_width for name in self.stages)
         for number, name in enumerate(self.stages):
             stage = cell.stage(name)
             for domain in range(NODE, NODE + len(cell.cell.layout.input_width)):

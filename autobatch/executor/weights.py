@@ -18,15 +18,17 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
-from autobatch.addresses import address_of
+from autobatch._jit import by_address, compiled
+from autobatch.addresses import address_of, array_at
 from autobatch.autodiff import ROW_SUM
 from autobatch.blas.calling import call_product
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.product import find_step
 from autobatch.blas.threads import threads_now
+from autobatch.executor.pieces import Calls
 from autobatch.executor.reference import dense
 from autobatch.executor.rounding import Outers
+from autobatch.executor.team import Sweeps
 from autobatch.kernels.lowering import homes_of
 from autobatch.kernels.view import views_of
 from autobatch.plan import Plan, PlannedCell
@@ -38,6 +40,8 @@ LongArray = NDArray[np.int64]
 Area: TypeAlias = tuple[str, int]
 """Rows of the buffer, "saved" or "inputs", of a domain."""
 ROUTINE, M, N, K, A, A_STEP, B, B_STEP, OUT, OUT_STEP, N_NUMBERS = range(11)
+STRIP_ROWS = 12
+"""Strips have a multiple of so many rows of a gradient, and products take whole tiles of them."""
 unsigned = np.uint64
 
 
@@ -101,6 +105,10 @@ class WeightStage:
         self._numbers = np.zeros((len(self.outers), N_NUMBERS), np.int64)
         self._totals: list[tuple[Operand, Array, list[tuple[Array, Array]]]] = []
         self._routines: dict[tuple[int, int, int], int | None] = {}
+        self._strips = np.zeros((0, N_NUMBERS), np.int64)
+        self._addresses: LongArray
+        self._calls: Calls
+        self._sweeps = Sweeps()
 
     # What it consists of.
 
@@ -154,6 +162,7 @@ class WeightStage:
         chooser: Chooser,
         gradients: Mapping[int, Gradient],
         outers: Outers | None = None,
+        n_threads: int = 1,
     ) -> bool:
         """Add to the gradients over all rows of a type; False, and nothing is done, if a library has no address.
 
@@ -161,7 +170,8 @@ class WeightStage:
             plan, kind, buffer: the run, and the number of the type in it.
             chooser: of the libraries.
             gradients: by the `id` of the parameter or stack.
-            outers: multiplies in bf16, in place of a library.
+            outers: multiplies in bf16, in place of a library, with one thread.
+            n_threads: that make the products of a library together, each some rows of the gradient.
 
         Cost: beside the arithmetic some microseconds.
         """
@@ -169,7 +179,7 @@ class WeightStage:
             return True
         self._bind(gradients)
         places = {area: self._place(plan, kind, area) for area in self._areas}
-        if not self._multiply(buffer, chooser, places, outers):
+        if not self._multiply(buffer, chooser, places, outers, n_threads):
             return False
         for operand, total, targets in self._totals:
             first, step, n_rows = places[operand.area]
@@ -206,7 +216,9 @@ class WeightStage:
             return Place(int(plan.saved_base[block]), self.cell.layout.saved_width[number], n_rows)
         return Place(plan.type_bases[kind][number], self.cell.layout.input_width[number], n_rows)
 
-    def _multiply(self, buffer: Array, chooser: Chooser, places: Mapping[Area, Place], outers: Outers | None) -> bool:
+    def _multiply(
+        self, buffer: Array, chooser: Chooser, places: Mapping[Area, Place], outers: Outers | None, n_threads: int
+    ) -> bool:
         """Add all products to the gradients."""
         size, numbers = self.dtype.itemsize, self._numbers
         memory = address_of(buffer)
@@ -220,9 +232,24 @@ class WeightStage:
             numbers[at, B], numbers[at, B_STEP] = memory + (of_right.first + right.column) * size, of_right.step
         if outers is not None:
             outers.add_all(numbers)
-        elif len(numbers):
+        elif n_threads == 1:
             multiply_all(numbers, size)
+        else:
+            self._multiply_together(n_threads)
         return True
+
+    def _multiply_together(self, n_threads: int) -> None:
+        """Add all products to the gradients, cut in strips."""
+        n_strips = len(self._numbers) * n_threads
+        if len(self._strips) != n_strips:
+            self._strips = np.zeros((n_strips, N_NUMBERS), np.int64)
+            step = multiply_strip.address, address_of(self._strips), self.dtype.itemsize
+            self._addresses = np.array([[step]] * n_threads, np.int64)
+            calls, one_by_one = np.zeros((n_strips, 2), np.int64), np.arange(n_strips + 1)
+            calls[:, 1] = one_by_one[:-1]
+            self._calls = Calls(calls, one_by_one, np.array([0, n_strips]), np.zeros(0, np.bool_))
+        cut_in_strips(self._numbers, self._strips, self.dtype.itemsize)
+        self._sweeps.run(self._addresses, self._calls, 0, 1)
 
     def _routine(self, chooser: Chooser, at: int, n_rows: int) -> int | None:
         """The address of the fastest product for this many rows; None if that library has none."""
@@ -249,11 +276,39 @@ def look_up(buffer: Array, place: Place, rows: Operand, ids: Array, gradient: Gr
 def multiply_all(numbers: LongArray, size: int) -> None:
     """Add products a' @ b to what is there, in order; a row of numbers for each, elements of `size` bytes."""
     for at in range(len(numbers)):
-        if numbers[at, M] and numbers[at, N]:
-            call_product(
-                size, numbers[at, ROUTINE], 1, 0, numbers[at, M], numbers[at, N], numbers[at, K], numbers[at, A],
-                numbers[at, A_STEP], numbers[at, B], numbers[at, B_STEP], numbers[at, OUT], numbers[at, OUT_STEP], 1.0,
-            )  # fmt: skip
+        add_product(numbers[at], size)
+
+
+@by_address
+def multiply_strip(memory: int, own: int, k: int) -> None:
+    """Add the k-th product of an array of numbers; `own` is the size of elements."""
+    add_product(array_at(memory, np.int64)[N_NUMBERS * k :], own)
+
+
+@compiled
+def add_product(numbers: LongArray, size: int) -> None:
+    """Add a product a' @ b to what is there."""
+    if numbers[M] and numbers[N]:
+        call_product(
+            size, numbers[ROUTINE], 1, 0, numbers[M], numbers[N], numbers[K], numbers[A], numbers[A_STEP], numbers[B],
+            numbers[B_STEP], numbers[OUT], numbers[OUT_STEP], 1.0,
+        )  # fmt: skip
+
+
+@compiled
+def cut_in_strips(numbers: LongArray, strips: LongArray, size: int) -> None:
+    """Cut products in equally many strips: some rows of the result, and all that is summed for them."""
+    n_strips = len(strips) // len(numbers)
+    for at in range(len(numbers)):
+        m = numbers[at, M]
+        at_once = (m + n_strips * STRIP_ROWS - 1) // (n_strips * STRIP_ROWS) * STRIP_ROWS
+        for number in range(n_strips):
+            strip = strips[at * n_strips + number]
+            strip[:] = numbers[at]
+            first = min(number * at_once, m)
+            strip[M] = min(at_once, m - first)
+            strip[A] += first * size
+            strip[OUT] += first * numbers[at, OUT_STEP] * size
 
 
 @compiled
