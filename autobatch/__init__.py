@@ -4,8 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from autobatch import ops, optim, testing
-from autobatch.batched import Batched, batched
+from autobatch.batched import Batched
 from autobatch.cell import cell
+from autobatch.door import batched
 from autobatch.errors import (
     AutobatchError,
     BackendError,

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import marshal
 import sys
+import warnings
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from inspect import getsource
 from types import FunctionType
@@ -101,8 +102,18 @@ class Compiled(Generic[P, R]):
         return sha256(b"".join(parts)).hexdigest()[:12]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = self._for_python()(*args, **kwargs)
+        loop = self._for_python()
+        try:
+            result: R = loop(*args, **kwargs)
+        except OSError as error:  # of writing to the cache; by then the loop is compiled
+            _warn(error)
+            result = loop(*args, **kwargs)
         return result
+
+
+def _warn(error: OSError) -> None:
+    why = error.strerror or error
+    warnings.warn(f"cannot keep compiled loops for other processes ({why}); going on without.", stacklevel=3)
 
 
 def compiled(python: Callable[P, R]) -> Compiled[P, R]:
@@ -130,9 +141,13 @@ class ByAddress(Compiled[P, R]):
 
         word = numba.types.int64
         n_arguments = self.python.__code__.co_argcount
-        compile_one = numba.cfunc(numba.types.void(*n_arguments * [word]), cache=True, error_model="numpy")
-        with compiling(f"loop {self.__name__!r}", is_kernel=False):
-            self._dispatcher = compile_one(self._named())  # its machine code lives as long as it does
+        compile_one = partial(numba.cfunc, numba.types.void(*n_arguments * [word]), error_model="numpy")
+        with compiling(f"loop {self.__name__!r}", is_kernel=False):  # its machine code lives as long as it does
+            try:
+                self._dispatcher = compile_one(cache=True)(self._named())
+            except OSError as error:
+                _warn(error)
+                self._dispatcher = compile_one()(self._named())
         address: int = self._dispatcher.address
         return address
 

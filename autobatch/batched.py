@@ -1,4 +1,4 @@
-"""The public door: a function over one instance becomes a function over mini-batches.
+"""What a function over one instance becomes: a function over mini-batches, which says what it did.
 
     record -> merge -> rewrite -> schedule -> place -> execute
 
@@ -14,20 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.budget import check_max_bytes
-from autobatch.errors import DataError, GraphError, PolicyError
-from autobatch.executor import Backend, make_backend
+from autobatch.executor import Backend
 from autobatch.graph import Graph, split_graph
-from autobatch.losses import (
-    check_finite,
-    copy_gradients,
-    loss_slot,
-    loss_weights,
-    put_gradients,
-)
+from autobatch.losses import check_finite, copy_gradients, loss_slot, loss_weights, put_gradients
 from autobatch.module import Module
 from autobatch.plan import PlannedTypes, Planner
-from autobatch.plan_cache import DEFAULT_SIZE
 from autobatch.planning import Choices, Planning
 from autobatch.precision import check_precision
 from autobatch.prefetching import prefetch
@@ -35,7 +26,7 @@ from autobatch.profiling import N_CALLS, Profile
 from autobatch.record import Recorder, list_instances
 from autobatch.report import Clock, LastCall, Report, Step, make_report
 from autobatch.results import join_columns, stack_results
-from autobatch.rewrite import DEFAULT, rewrite, to_passes
+from autobatch.rewrite import rewrite
 from autobatch.rows import Gradient
 from autobatch.running import Running
 from autobatch.schedule import Policy
@@ -346,7 +337,10 @@ class Batched:
         self._running.refresh()
         purpose, dtype = self._purpose(training), self._running.dtype
         check_precision(self.precision, dtype)
-        choices = Choices(self.policy, self.planner, self.rewrites, self.max_bytes, dtype, purpose, self.threads)
+        choices = Choices(
+            self.policy, self.planner, self.rewrites, self.max_bytes, dtype, purpose, self.backend, self.precision,
+            self.threads,
+        )  # fmt: skip
         clock = Clock(profiled=self._profile is not None)
         if self._tuning.is_off:
             step = self._planning.prepare(instances, choices, clock)
@@ -390,87 +384,3 @@ class Batched:
     def _purpose(self, training: bool) -> frozenset[str] | None:
         """What cells are planned for: the gradients of these parameters, or none."""
         return frozenset(self._running.trainable()) if training else None
-
-
-def batched(
-    function: Callable[[Any], Any],
-    *,
-    module: Module | None = None,
-    policy: str | Policy = "auto",
-    backend: str | Backend = "auto",
-    planner: Planner | None = None,
-    rewrites: Sequence[str] = DEFAULT,
-    seed: int = 0,
-    max_bytes: int | None = None,
-    plan_cache: int = DEFAULT_SIZE,
-    precision: str = "float32",
-    threads: int | str = 1,
-    tune: Any = "off",
-) -> Batched:
-    """Turn a function over one instance into one over mini-batches.
-
-    Args:
-        function: takes one instance and calls cells; a method of a `Module`, or any function.
-        module: the owner of the parameters; by default the module that `function` is a method of.
-        policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
-            `autobatch.policies.get`. "auto" chooses one for the backend, see `autobatch.policies.auto`.
-        backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
-            seconds when a model runs for the first time, and a minute more where autobatch never ran before.
-        planner: what decides where values live.
-        rewrites: the passes that simplify the graph, see `autobatch.rewrite`. "all" adds the one that is off by
-            default: nodes of a mini-batch that compute the same are computed once.
-        seed: of random numbers (dropout).
-        max_bytes: what the values of a mini-batch may take, with their gradients in training: the buffer that
-            `explain` names, without parameters, their gradients, and what is on its way within one batch. A
-            mini-batch that would take more is run in parts; its results are those of the whole, to rounding.
-        plan_cache: how many plans to keep. A mini-batch of recorded graphs that comes again, be it of other objects
-            that hold the same, is not planned again; its results are the same, to the bit. 0 keeps none.
-        precision: of matrix products: "float32", that is, the module's own float type; or "bf16", for float32 modules:
-            both operands are rounded to 16 bits, sums and all else stay as they are, see `autobatch.precision`.
-        threads: of matrix products, and no more than there are cores to use; "auto" measures one against more on the
-            first mini-batches of each size, and goes back to one where others need the cores, see `autobatch.tuning`.
-        tune: "off" runs as the options say; "auto" measures on the first mini-batches of each size which rewrites and
-            layouts are faster, and keeps that in the user's cache. What `decisions` holds, or the path of a JSON file
-            with that, pins it. Variants differ in time and rounding only.
-
-    Raises:
-        PolicyError, BackendError: there is no such policy, backend, precision or number of threads.
-        PlanError: `max_bytes` is no number of bytes, `plan_cache` none of plans, or `tune` no decisions.
-        GraphError: there is no such rewrite, or `function` or `module` are none.
-
-    >>> import autobatch as ab
-    >>> @ab.cell
-    ... def double(x):
-    ...     return 2.0 * x
-    >>> ab.batched(lambda x: double(double(x)))([np.ones(2), np.zeros(2)])
-    array([[4., 4.],
-           [0., 0.]], dtype=float32)
-    """
-    from autobatch import policies
-    from autobatch.memplan.planner import MemoryPlanner
-
-    owner = getattr(function, "__self__", None)
-    if module is None and isinstance(owner, Module):
-        module = owner
-    if not callable(function) or not isinstance(module, Module | None):
-        raise GraphError(
-            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {function!r} and "
-            f"{module!r}; give a method of a model, such as model.loss."
-        )
-    backend = make_backend(backend)
-    if isinstance(policy, str):
-        policy = policies.Auto(backend.name) if policy == "auto" else policies.get(policy)
-    elif isinstance(policy, type) or not hasattr(policy, "schedule"):
-        raise PolicyError(
-            f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}, or the path "
-            f"of a saved policy."
-        )
-    check_max_bytes(max_bytes)
-    if not isinstance(seed, int | np.integer) or seed < 0:
-        raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
-    check_precision(precision, np.dtype(np.float32) if module is None else module.dtype)
-    planner = planner or MemoryPlanner()
-    return Batched(
-        function, module, policy, planner, backend, to_passes(rewrites), seed, max_bytes, plan_cache, precision,
-        threads, tune,
-    )  # fmt: skip

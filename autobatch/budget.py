@@ -1,15 +1,16 @@
 """Mini-batches that need more memory than they may have run in parts.
 
-A plan says how large its buffer is before anything runs. Where that is too large, the instances are cut into runs of
-about equally many nodes, as many as should fit, and each is planned by itself; what still does not fit is cut again.
-Random numbers depend on keys that instances keep, so parts compute what the whole would.
+A plan says how large its buffer is before anything runs, and the backend how much scratch memory it takes. Where both
+are too large together, the instances are cut into runs of about equally many nodes, as many as should fit, and each is
+planned by itself; what still does not fit is cut again. Random numbers depend on keys that instances keep, so parts
+compute what the whole would.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -30,7 +31,7 @@ class Part:
     Attributes:
         graph: as recorded or merged, before the rewrites.
         rewrites: what was done to it before it was planned.
-        n_bytes: what its values take.
+        n_bytes: what its values take, with the scratch memory of the backend that runs it.
         unseen_share: see `autobatch.schedule.Policy`; None for policies that do not learn.
     """
 
@@ -46,35 +47,50 @@ class Part:
         return self.plan.schedule.n_batches
 
 
-def fit_parts(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int | None, first: int = 0) -> list[Part]:
+def fit_parts(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int | None) -> list[Part]:
     """Cut a mini-batch into parts, in order, whose values take `max_bytes` or less each; `[whole]` if it fits.
 
     Args:
         whole: the mini-batch, planned.
         make_part: plans some of its instances.
         max_bytes: None for no limit.
-        first: the position of its first instance, for messages.
 
     Raises:
-        PlanError: an instance does not fit alone.
+        PlanError: instances do not fit alone; names the one that needs most.
         GraphError: nodes are shared between the instances already.
 
     Cost: planning again, in most cases once; splitting and merging take a compiled pass each.
     """
-    if max_bytes is None or whole.n_bytes <= max_bytes:
+    if max_bytes is None:
         return [whole]
-    if whole.graph.n_instances == 1:
-        purpose = "train on" if whole.plan.mirror else "run"
-        raise PlanError(
-            f"cannot {purpose} instance {first}: its {whole.graph.n_nodes} nodes need {whole.n_bytes} bytes and "
-            f"max_bytes is {max_bytes}; allow as many, make the model narrower, or leave the instance out."
-        )
-    parts = []
+    parts = list(_cut_to_fit(whole, make_part, max_bytes))
+    too_large = [part for part in parts if part.n_bytes > max_bytes]
+    if too_large:
+        largest = max(too_large, key=lambda part: part.n_bytes)
+        before = parts[: parts.index(largest)]
+        raise _refusal(largest, sum(part.graph.n_instances for part in before), len(too_large), max_bytes)
+    return parts
+
+
+def _cut_to_fit(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int) -> Iterator[Part]:
+    """Cut until parts fit or have a single instance."""
+    if whole.n_bytes <= max_bytes or whole.graph.n_instances == 1:
+        yield whole
+        return
     n_runs = max(2, math.ceil(HEADROOM * whole.n_bytes / max_bytes))
     for run in cut(split_graph(whole.graph), n_runs):
-        parts += fit_parts(make_part(merge_graphs(run)), make_part, max_bytes, first)
-        first += len(run)
-    return parts
+        yield from _cut_to_fit(make_part(merge_graphs(run)), make_part, max_bytes)
+
+
+def _refusal(part: Part, position: int, n_too_large: int, max_bytes: int) -> PlanError:
+    """Say which instance needs more than it may, and how many do."""
+    purpose = "train on" if part.plan.mirror else "run"
+    among = f", the largest of {n_too_large} that need too much" if n_too_large > 1 else ""
+    return PlanError(
+        f"cannot {purpose} instance {position}{among}: its {part.graph.n_nodes} nodes need {part.n_bytes} bytes and "
+        f"max_bytes is {max_bytes}; allow as many, make the model narrower, or leave "
+        f"{'such instances' if among else 'the instance'} out."
+    )
 
 
 def cut(instances: Sequence[Graph], n_runs: int) -> list[list[Graph]]:

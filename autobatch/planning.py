@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.budget import Part, fit_parts
+from autobatch.executor import Backend
 from autobatch.graph import Graph, checking, of_instances
 from autobatch.plan import PlannedTypes, Planner
 from autobatch.plan_cache import PlanCache, Planned
@@ -25,6 +26,7 @@ class Choices:
 
     Attributes:
         purpose: in training the names of the trainable parameters; None in inference.
+        backend, precision: that it runs on and with, which say how much scratch memory it takes.
         threads: of matrix products, when it runs; the plan is the same for any number.
     """
 
@@ -34,6 +36,8 @@ class Choices:
     max_bytes: int | None
     dtype: np.dtype[Any]
     purpose: frozenset[str] | None
+    backend: Backend
+    precision: str
     threads: int = 1
 
 
@@ -95,10 +99,13 @@ class Planning:
         return (
             tuple([graph.digest for graph in listed]), len(types), len(self._recorder.slots.shapes), policy.name,
             revision_of(policy), choices.purpose, choices.dtype, choices.rewrites, choices.max_bytes,
+            choices.backend.name, choices.precision,
         )  # fmt: skip
 
     def _plan(self, graph: Graph, choices: Choices, cells: PlannedTypes, clock: Clock) -> Planned:
         """Rewrite, schedule and place, in parts if the whole does not fit."""
+        from autobatch.blas.threads import most_threads
+
         scheduled: list[tuple[Graph, Schedule]] = []
 
         def plan_part(graph: Graph) -> Part:
@@ -112,7 +119,10 @@ class Planning:
                 check_plan(plan, cells)
             clock.lap("place")
             unseen_share = getattr(choices.policy, "unseen_share", None)
-            return Part(graph, rewrites, plan, plan.n_bytes(choices.dtype), unseen_share)
+            n_threads = min(choices.threads, most_threads()) if choices.threads > 1 else 1
+            scratch = choices.backend.scratch_size(plan, cells, choices.dtype, choices.precision, n_threads)
+            n_bytes = plan.n_bytes(choices.dtype) + scratch * choices.dtype.itemsize
+            return Part(graph, rewrites, plan, n_bytes, unseen_share)
 
         def plan_again(graph: Graph) -> Part:
             clock.lap("merge")

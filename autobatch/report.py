@@ -71,7 +71,7 @@ class LastCall:
         graphs: what was scheduled, after the rewrites: one, or where `max_bytes` would have been exceeded one for each
             part, in order. With a plan from the cache, those of the mini-batch that it was made for.
         batches, launches, copied_bytes, allocations: of all parts.
-        planned_bytes: what the largest plan's values take.
+        planned_bytes: what the largest plan's values take, with scratch memory.
         buffer_bytes: what the backend held for them.
         unseen_share: the share of batches for which the policy met a state that it had not learned; None for policies
             that do not learn.

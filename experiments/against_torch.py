@@ -1,4 +1,5 @@
 """Question: how fast is autobatch beside PyTorch, one instance at a time, batched by hand, and written by an expert?
+Trees also beside JAX, batched by hand, where that is installed.
 
 All run the same models on the same data from the same parameters, in turn on every mini-batch, in one process; each
 first shows that its losses and gradients are autobatch's. Rates are instances over the sum of the mini-batches' median
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +29,7 @@ from autobatch.cli.results import format_table
 from autobatch.cli.workload import Workload, load_workload
 from harness import Findings, Settings, find_data, name_of, run
 from peers.chart import draw
-from peers.ways import DATA, PEERS, Way, check_equal, make_peers, our_ways, torch_ways
+from peers.ways import DATA, PEERS, Way, check_equal, make_peers, our_ways, their_ways
 
 LIBRARIES = ("OPENBLAS_", "MKL_", "OMP_", "KMP_", "DNNL_", "ONEDNN_", "ATEN_")  # that read variables of these names
 N_CHECKED = 16  # instances whose losses and gradients are compared
@@ -101,6 +103,8 @@ def measure_model(model: str, config: Config) -> Findings:
                 found[setting] = rates
     title = f"{model}, {name_of(workload.dataset)}, policy {config.policy}; instances per second\n\n"
     table = title + "\n\n".join(format_setting(setting, rates) for setting, rates in found.items())
+    if model == "tree-lstm" and find_spec("jax") is None:
+        table += "\n\nJAX is left out, for the package jax is not installed; pip install 'autobatch[jax]'."
     return Findings(
         seconds, figures_of(model, workload, found, loads), table, part=model, draw=partial(draw, model, found)
     )
@@ -112,7 +116,7 @@ def make_ways(model: str, workload: Workload, size: int, config: Config) -> dict
     peers = make_peers(model, workload)
     check_equal(workload, peers, backends, instances[:N_CHECKED])
     return {
-        **torch_ways(peers, instances, size, min(config.slow_minibatches, config.minibatches)),
+        **their_ways(peers, instances, size, min(config.slow_minibatches, config.minibatches)),
         **our_ways(workload, backends, config.policy, instances, size, config.threads),
     }
 
@@ -142,7 +146,7 @@ def threads_limited(n_threads: int) -> Iterator[None]:
 
 
 def ratios_of(rates: Rates) -> dict[str, dict[str, dict[str, float]]]:
-    """How many times as fast each way of autobatch is as each of PyTorch, by mode."""
+    """How many times as fast each way of autobatch is as each of the others, by mode."""
     ours = [name for name in rates if name.startswith("autobatch")]
     return {
         our: {
@@ -155,7 +159,7 @@ def ratios_of(rates: Rates) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def format_setting(setting: Setting, rates: Rates) -> str:
-    """Lay out the rates of all ways, and the ratios to those of PyTorch that merge as autobatch does."""
+    """Lay out the rates of all ways, and the ratios to those of the others that merge as autobatch does."""
     modes = list(next(iter(rates.values())))
     speed = format_table(
         (str(setting), *modes), [(name, *(f"{rate:,.0f}" for rate in by.values())) for name, by in rates.items()]

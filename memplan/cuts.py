@@ -12,6 +12,7 @@ SINK: Hashable = "sink"
 class Network:
     """Edges with capacities, from `SOURCE` to `SINK`; every path has an edge of finite capacity.
 
+    >>> import math
     >>> network = Network()
     >>> for start, end, capacity in ((SOURCE, "a", 3.0), ("a", "b", math.inf), ("b", SINK, 2.0), (SOURCE, "c", 1.0)):
     ...     network.add(start, end, capacity)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from commands import Command, make_command
 from refusals import N_WORDS, Model
 
 
@@ -39,6 +40,12 @@ def _patient() -> Iterator[None]:
 def _checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells, graphs, schedules and plans are checked from their definitions as they are made."""
     monkeypatch.setenv("AUTOBATCH_CHECK", "1")
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run a command in this process; give its exit status and what it printed."""
+    return make_command(capfd)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from autobatch.ops.define import run_kernel
 from autobatch.ops.variadic import Segments
 from autobatch.program import NODE, SHARED, Attribute, CellProgram, Constant, Instruction, Port, Var, Weight, origin
 from autobatch.randomness import Randomness
+from autobatch.record import Recorder
 from autobatch.stacks import pieces_of
 
 EDGES = (0, 2, 1, 3)  # of each node, in every variadic group
@@ -33,6 +34,13 @@ class Results(NamedTuple):
     outputs: list[Any]
     ports: list[Any]
     parameters: dict[int, Any]
+
+
+def trace_types(model: Any, instances: Iterable[Any]) -> list[CellProgram]:
+    """The programs of all types of nodes that the loss of a model has on some instances."""
+    recorder = Recorder(model.loss, model)
+    recorder.record(list(instances))
+    return [kind.program for kind in recorder.types.types]
 
 
 def draw_rows(program: CellProgram, rng: np.random.Generator) -> Drawn:

@@ -12,6 +12,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.budget import cut
+from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
 from autobatch.graph import Graph, NamedTypes, make_graph
 from autobatch.plan import Plan, PlannedTypes
@@ -19,6 +20,7 @@ from autobatch.randomness import Randomness
 from autobatch.rewrite import PASSES
 from random_programs import draw_instances, draw_model
 from refusals import refused
+from twin_cases import draw_lattices_case
 
 pytestmark = pytest.mark.usefixtures("_checked")
 DIM, V = 4, 9
@@ -324,6 +326,66 @@ def test_an_instance_that_does_not_fit_alone_is_refused(training: bool) -> None:
     parts.max_bytes = needed
     run[1](chains)
     assert (parts.step, planned(parts)) == (int(training), needed)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_of_several_that_do_not_fit_the_largest_is_named(training: bool) -> None:
+    """Instances 1, 2, 3 and 5 do not fit; 3 is the largest, with a state and a loss for each of its twelve words."""
+    whole, parts = pair(lambda m: m.loss)
+    chains = [[1], [2] * 8, [3] * 10, [4] * 12, [5, 6], [7] * 10]
+    run = [loss.value_and_grad if training else loss for loss in (whole, parts)]
+    run[0](chains[4:5])
+    parts.max_bytes = planned(whole)
+    run[0](chains[3:4])
+    purpose = "train on" if training else "run"
+    text = f"cannot {purpose} instance 3, the largest of 4 that need too much: its 26 nodes need {planned(whole)} bytes"
+    with refused(ab.PlanError, text, "leave such instances out"):
+        run[1](chains)
+    assert parts.backend.planned == []  # type: ignore[attr-defined]
+
+
+class Scratching(Watched):
+    """Says that it takes scratch memory: a hundred elements for each row of the largest batch."""
+
+    def scratch_size(
+        self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], precision: str, n_threads: int
+    ) -> int:
+        return 100 * int(np.diff(plan.schedule.batch_ptr).max())
+
+
+def test_scratch_memory_counts() -> None:
+    """The norms of all states are one batch; a part has fewer rows in it, and takes less."""
+    model = Chains().astype("float64")
+    whole, parts = (ab.batched(model.loss, backend=backend) for backend in (Watched(), Scratching()))
+    chains = [[1, 2, 3]] * 24
+    losses = whole(chains)
+    assert_close(parts(chains), losses)
+    assert planned(parts) == planned(whole) + 8 * 100 * 72
+    parts.max_bytes = planned(parts) * 2 // 3
+    assert_close(parts(chains), losses)
+    assert parts.last is not None
+    assert parts.last.parts == 2
+    values = max(parts.backend.planned[-2:])  # type: ignore[attr-defined]
+    assert planned(parts) == values + 8 * 100 * 36 <= parts.max_bytes
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_cpu_backend_holds_no_more_than_it_may(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and scratch memory, rows of hoisted steps included, under limits that fall and rise again."""
+    monkeypatch.setenv("AUTOBATCH_JIT", "0")
+    model, instances = draw_lattices_case(0, 16, 4)
+    whole, parts = (ab.batched(model.loss, backend=Cpu(poison=True)) for _ in range(2))
+    losses = (whole.value_and_grad if training else whole)(instances)
+    assert whole.backend.kept.nbytes > 0  # type: ignore[attr-defined]
+    for share in (1.0, 0.4, 0.7, 0.2, 1.0):
+        parts.max_bytes = int(share * planned(whole))
+        found = (parts.value_and_grad if training else parts)(instances)
+        assert_close(found[0] if training else found, losses[0] if training else losses)
+        assert parts.last is not None
+        backend: Any = parts.backend
+        held = sum(array.nbytes for array in (backend._buffer, backend.scratch, backend.kept))
+        assert max(planned(parts), held) <= parts.last.buffer_bytes <= parts.max_bytes
+        assert 1 / share <= parts.last.parts <= 4 / share
 
 
 @pytest.mark.parametrize("max_bytes", [0, -1, 1e9, "2GB", True])

@@ -15,9 +15,9 @@ from autobatch.memplan import CellLayout, check_cell_layout, plan_cell
 from autobatch.memplan.constraints import RESULT
 from autobatch.memplan.layout_text import show_layout
 from autobatch.memplan.memory import NODE_COLUMNS, SHARED_VALUES
-from autobatch.record import Recorder
 from layout_brute_force import fewest_bytes
 from literature_cells import INSTANCES, SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf
+from program_runs import trace_types
 from random_programs import draw_instances, draw_model
 from small_cells import draw_matmuls, draw_ops
 
@@ -83,9 +83,7 @@ def test_layouts_of_random_models(seed: int) -> None:
     """Cells with slices, joins, attributes, variadic ports; planned twice, they are the same."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)
-    recorder = Recorder(model.loss, model)
-    recorder.record(draw_instances(rng, model, n=4))
-    programs = [kind.program for kind in recorder.types.types]
+    programs = trace_types(model, draw_instances(rng, model, n=4))
     assert len(programs) >= 2
     for program in programs:
         layout = plan_cell(program)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ import pytest
 import autobatch as ab
 from autobatch.cli import demo, threads
 from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.main import dispatch
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
+from commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 SENTENCES = "Paris|I-LOC is|O old|O\nLe|I-PER Corbusier|I-PER built|O\n" * 16
@@ -55,20 +54,6 @@ class NoModule: ...
 
 class NoLoss(ab.Module): ...
 """
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run a command in this process; give its exit status and what it printed."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        status = run_to_the_end(lambda: dispatch([str(argument) for argument in arguments]))
-        return (status, *capfd.readouterr())
-
-    return call
 
 
 @pytest.fixture

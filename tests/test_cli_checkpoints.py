@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +15,27 @@ import numpy as np
 import pytest
 
 from autobatch.checkpoint import load_checkpoint, save_checkpoint
-from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.main import dispatch
 from autobatch.cli.stored import BEST, LAST, read_run
 from autobatch.models.data.sst import read_trees
 from autobatch.policies.auto import Auto
 from autobatch.policies.fsm import Fsm
 from autobatch.policies.learning import learn
+from commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 TAGGED = ["Paris|I-LOC is|O old|O", "Le|I-PER Corbusier|I-PER built|O", "Nice|I-LOC", "Rome|O sleeps|O"]
 LATTICES = "32\n" + "3\n0 1 2\n0\n1 0 5\n2 1 6 0 9\n\n2\n0 3\n0\n1 0 7\n\n" * 16
 RUN = ("--dim", 4, "--batch-size", 8, "--epochs", 4, "--lr", 0.03)
 
-Command = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def command(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+def command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command in this process, in a folder with data; give its exit status and what it printed."""
     (tmp_path / "trees.txt").write_text("\n".join(TREES * 30) + "\n")
     (tmp_path / "tags.txt").write_text("\n".join(TAGGED * 30) + "\n")
     (tmp_path / "lattices.txt").write_text(LATTICES)
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        status = run_to_the_end(lambda: dispatch([str(argument) for argument in arguments]))
-        return (status, *capfd.readouterr())
-
-    return call
+    return command
 
 
 def read_json(path: str) -> list[dict[str, Any]]:

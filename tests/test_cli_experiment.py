@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autobatch.cli import experiment
-from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.main import dispatch
+from commands import Command
 
-Command = Callable[..., tuple[int, str, str]]
 SCRIPT = """
 import sys
 if __name__ == "__main__":
     print("{name} was told", *sys.argv[1:])
     sys.exit({status})
 """
-
-
-@pytest.fixture
-def command(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run a command in this process; give its exit status and what it printed."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        status = run_to_the_end(lambda: dispatch([str(argument) for argument in arguments]))
-        return (status, *capfd.readouterr())
-
-    return call
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +15,11 @@ from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.policies.fsm import WAYS, Fsm
 from autobatch.policies.rules import Score, Weights
+from commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 SMALL = ("--dim", "4", "--batch-size", "8", "--minibatches", "2")
 LEARN = ("policy", "learn", "tree-lstm-2type", *SMALL, "--held-out", "1", "--episodes", "100", "--out")
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run a command in this process; give its exit status and what it printed."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        status = run_to_the_end(lambda: dispatch([str(argument) for argument in arguments]))
-        return (status, *capfd.readouterr())
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -8,34 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.main import dispatch
+from commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 TRAIN = ("train", "tree-lstm", "--data", "trees.txt", "--dim", 4, "--batch-size", 8)
 STEPS_PER_EPOCH = 14  # 108 trees
 
-Command = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def command(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+def command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command in this process, in a folder with data; give its exit status and what it printed."""
     (tmp_path / "trees.txt").write_text("\n".join(TREES * 30) + "\n")
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        status = run_to_the_end(lambda: dispatch([str(argument) for argument in arguments]))
-        return (status, *capfd.readouterr())
-
-    return call
+    return command
 
 
 def read_scalars(folder: str, run: str) -> dict[str, list[tuple[int, float]]]:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch._jit import compiled
+from autobatch._jit import by_address, compiled
+from autobatch.addresses import address_of, array_at
 from autobatch.cli import compile_times, progress
 from autobatch.cli.compile_times import CELLS, LAYOUTS, LOOPS, REST
 from autobatch.cli.ending import run_to_the_end
@@ -22,6 +23,7 @@ from autobatch.cli.main import dispatch
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.workload import load_workload
 from autobatch.compiling import Compilation, compiling, watch_compilation
+from autobatch.executor.steps import call_steps
 
 PROCESS = """
 import json, os
@@ -191,3 +193,27 @@ def test_options_without_a_meaning_are_refused(
 ) -> None:
     assert run_to_the_end(lambda: dispatch(["bench", "tree-lstm", flag, option, value])) == 2
     assert f"{flag} takes no {option}; leave it out" in capfd.readouterr().err
+
+
+def test_a_full_disk_costs_the_cache_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba writes machine code when it is made: loops run all the same, and say once what is lost."""
+
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", fail)
+
+    def cube(x: int) -> int:
+        return x * x * x
+
+    def store_cube(place: int, x: int, unused: int) -> None:
+        array_at(place, np.int64)[0] = x * x * x
+
+    loop, place = compiled(cube), np.zeros(1, np.int64)
+    with pytest.warns(UserWarning, match="compiled loops .*No space left on device"):
+        assert loop(3) == 27
+    assert loop(4) == 64
+    with pytest.warns(UserWarning, match="going on without"):
+        address = by_address(store_cube).address
+    call_steps(np.array([[address, address_of(place), 5]]), np.zeros((1, 2), np.int64), 0, 1)
+    assert place[0] == 125

@@ -27,7 +27,11 @@ MAY_IMPORT = {
     "models": {"core", "policies", "memplan", "models"},
     "cli": {"core", "policies", "memplan", "models", "cli"},
 }
-MAY_DEFER = {"autobatch": {"policies"}, "autobatch.batched": {"policies", "memplan"}}  # the public doors
+MAY_DEFER = {  # the public doors
+    "autobatch": {"policies"},
+    "autobatch.batched": {"policies", "memplan"},
+    "autobatch.door": {"policies", "memplan"},
+}
 
 HEAVY = ("cupy", "matplotlib", "networkx", "numba", "tensorboard", "torch")
 NOT_AT_IMPORT = (*HEAVY, "click", "rich", "safetensors")

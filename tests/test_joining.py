@@ -22,10 +22,9 @@ from autobatch.memplan.stacking import make_stacked
 from autobatch.ops.linear import affine
 from autobatch.program import CellProgram, Instruction
 from autobatch.program_check import check_cell
-from autobatch.record import Recorder
 from autobatch.stacks import Stack, parts_of
 from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared
-from program_runs import count_launches, draw_parameters, draw_rows, run_program
+from program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types
 from random_gates import draw_gates, draw_sums
 from twin_cases import CASES, Case
 
@@ -136,9 +135,7 @@ MODELS = {
 def test_products_of_the_cells_of_models(case: Case) -> None:
     """In a tagger's first layer, and a lattice, one of two products is of a word alone and stays apart."""
     model, instances = case.draw(0, n_instances=4, dim=3)
-    recorder = Recorder(model.loss, model)
-    recorder.record(instances)
-    programs = [kind.program for kind in recorder.types.types]
+    programs = trace_types(model, instances)
     joined = [join_checked(program, np.random.default_rng(0)) for program in programs]
     counted = [sum(n_products(make_stacked(p)) for p in found) for found in (programs, joined)]
     assert tuple(counted) == MODELS[case.name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.addresses import address_of
 from autobatch.executor.reference import Reference
 from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.loading import load
@@ -146,6 +148,7 @@ SCRIPT = """
 import sys
 import numpy as np
 import autobatch as ab
+from autobatch.addresses import address_of
 from autobatch.executor.cpu import Cpu
 from autobatch.kernels.loading import load
 
@@ -183,3 +186,20 @@ def test_a_second_process_starts_warm(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cache", ["off", "/proc/nowhere"])
 def test_no_cache_is_no_hindrance(cache: str) -> None:
     assert run_script(cache)[0].startswith("[[0.95")
+
+
+def test_a_full_disk_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that adds two numbers, of which the source can be written and the machine code cannot."""
+
+    def save(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", save)
+    source = "def kernel(memory, own, batch):\n    array_at(memory, np.int64)[0] = own + batch\n"
+    with pytest.warns(UserWarning, match=r"cannot keep compiled kernels in .* \(No space left on device\); going on"):
+        kernel = load(source, "float32", "int32")
+    found = np.zeros(1, np.int64)
+    kernel.ctypes(address_of(found), 2, 3)
+    assert found.tolist() == [5]
+    assert len(list(tmp_path.glob("kernels/*.py"))) == 1

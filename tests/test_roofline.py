@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,16 @@ import pytest
 from autobatch.blas.finding import get_provider
 from autobatch.blas.product import Matrix
 from autobatch.blas.provider import Provider
-from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.main import dispatch
 from autobatch.cli.matmuls import ONCE, Matmul, Matmuls, Memory, Part, Stages, list_matmuls
 from autobatch.cli.racing import MODES
 from autobatch.cli.roofline import race_matmuls
 from autobatch.cli.workload import load_workload, record
 from autobatch.executor.cpu import Cpu
 from autobatch.stacks import make_gradients
+from commands import Command
 
 DIM, BATCH_SIZE = 6, 8
 MODELS = ("tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm")
-Command = Callable[..., tuple[int, str, str]]
 
 
 class Noting(Provider):
@@ -52,15 +50,9 @@ def _not_jitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def command(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run `bench` in this process; give its exit status and what it printed."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        status = run_to_the_end(lambda: dispatch(["bench", *map(str, arguments)]))
-        return (status, *capfd.readouterr())
-
-    return call
+def command(command: Command) -> Command:
+    """Run `bench`."""
+    return partial(command, "bench")
 
 
 def run_model(model: str, mode: str, provider: Provider | None = None) -> tuple[Any, Any, list[Any]]:

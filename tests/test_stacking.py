@@ -18,10 +18,9 @@ from autobatch.memplan.stacking import stack_program
 from autobatch.ops.linear import affine, matmul
 from autobatch.program import CellProgram, Instruction
 from autobatch.program_check import check_cell
-from autobatch.record import Recorder
 from autobatch.stacks import Stack, parts_of
 from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf
-from program_runs import count_launches, draw_parameters, draw_rows, run_program
+from program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types
 from random_gates import draw_gates
 from random_programs import draw_instances, draw_model
 from small_cells import draw_matmuls, draw_ops
@@ -158,9 +157,7 @@ def test_cells_of_random_models_compute_the_same() -> None:
     programs: list[CellProgram] = []
     for _ in range(15):
         model = draw_model(rng, smooth=True)
-        recorder = Recorder(model.loss, model)
-        recorder.record(draw_instances(rng, model, n=4))
-        programs += [kind.program for kind in recorder.types.types]
+        programs += trace_types(model, draw_instances(rng, model, n=4))
     assert (len(programs), *count_stacked(programs, rng)) == (426, 5, 5)
 
 
@@ -177,10 +174,7 @@ MODELS = {
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cells_of_models_compute_the_same(case: Case) -> None:
     model, instances = case.draw(0, n_instances=4, dim=3)
-    recorder = Recorder(model.loss, model)
-    recorder.record(instances)
-    programs = [kind.program for kind in recorder.types.types]
-    assert count_stacked(programs, np.random.default_rng(0)) == MODELS[case.name]
+    assert count_stacked(trace_types(model, instances), np.random.default_rng(0)) == MODELS[case.name]
 
 
 def test_a_grid_is_one_product_per_input_and_one_stack_for_both() -> None:

@@ -1,4 +1,4 @@
-"""`autobatch bench`: how fast a model runs under several policies, beside PyTorch, or beside its matmuls alone."""
+"""`autobatch bench`: how fast a model runs under several policies, beside its peers, or beside its matmuls alone."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ ROOFLINE_OPTIONS = (
 @click.option(
     "--peers",
     is_flag=True,
-    help="Compare with the same model in PyTorch, written in several ways, each model if none is given; from a "
-    "checkout, with real data beside it where there is some.",
+    help="Compare with the same model in PyTorch, written in several ways, each model if none is given, and with trees "
+    "in JAX where that is installed; from a checkout, with real data beside it where there is some.",
 )
 @click.option(
     "--roofline",

@@ -1,4 +1,4 @@
-"""`autobatch bench --peers`: the experiment that compares with PyTorch, told in the words of `bench`."""
+"""`autobatch bench --peers`: the experiment that compares with PyTorch and JAX, told in the words of `bench`."""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ class Backend(Protocol):
     timer: Timer | None
     precision: str
 
-    def scratch_size(self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], precision: str) -> int:
+    def scratch_size(
+        self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], precision: str, n_threads: int
+    ) -> int:
         """Elements of the memory that running a plan takes beside its buffer, and that is kept from run to run."""
 
     def forward(

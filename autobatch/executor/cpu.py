@@ -21,6 +21,7 @@ from autobatch.addresses import address_of, aligned
 from autobatch.autodiff import ROW_SUM
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.threads import limit_threads, threads_now
+from autobatch.executor import Counts
 from autobatch.executor.activity import Activity
 from autobatch.executor.pieces import Calls
 from autobatch.executor.reference import Frame, Reference, RowRange
@@ -36,6 +37,7 @@ from autobatch.kernels.support import add_rows
 from autobatch.plan import Batch, Plan, PlannedTypes
 from autobatch.precision import rounded_args
 from autobatch.program import Instruction
+from autobatch.randomness import Randomness
 from autobatch.rows import Gradient
 
 Array = NDArray[Any]
@@ -94,7 +96,7 @@ class Cpu(Reference):
         super().__init__(poison)
         self.jitted = is_jitted() if jitted is None else jitted
         self.scratch = self.kept = np.empty((1, 0), np.float32)
-        self.n_threads = 1  # of this run
+        self.n_threads = 1  # of the run
         self._addresses = np.zeros((1, len(COMMON)), np.int64)
         self.chooser = Chooser(provider)
         self._compiled: dict[tuple[int, str, str], CompiledCell] = {}
@@ -108,12 +110,50 @@ class Cpu(Reference):
         """Copies and pickles have buffers of their own, and compile anew."""
         return type(self), (self.poison, self.jitted, None if self.chooser.name == BY_SIZE else self.chooser.name)
 
+    def forward(
+        self,
+        plan: Plan,
+        cells: PlannedTypes,
+        dtype: np.dtype[Any],
+        random: Randomness,
+        max_bytes: int | None = None,
+    ) -> list[Array]:
+        """Compute all values, with the threads that matrix products may have; see `Backend`."""
+        self.n_threads = threads_now() if self.jitted else 1
+        return super().forward(plan, cells, dtype, random, max_bytes)
+
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Take the threads that matrix products may have for pieces; each of these multiplies alone."""
-        self.n_threads = threads_now() if self.jitted else 1
+        """Where there are several threads, each multiplies alone."""
         with limit_threads(1) if self.n_threads > 1 else nullcontext(), super()._computing():
             yield
+
+    # Memory.
+
+    def scratch_size(
+        self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], precision: str, n_threads: int
+    ) -> int:
+        """Elements of scratch memory: what pieces use by turns, for each thread, and rows that are kept for all."""
+        self.plan, self.cells, self.dtype, self.precision = plan, cells, dtype, precision
+        self.n_threads = n_threads if self.jitted else 1
+        prepared = self._prepared()
+        return self.n_threads * prepared.scratch_size + prepared.kept_size
+
+    def counts(self) -> Counts:
+        """What was run since `forward` was last called."""
+        return super().counts()._replace(buffer_bytes=sum(a.nbytes for a in (self._buffer, self.scratch, self.kept)))
+
+    def _reserve(self, size: int, dtype: np.dtype[Any], max_bytes: int | None) -> None:
+        """Have room for `size` elements, and scratch memory for the plan, all within the limit."""
+        prepared = self._prepared()
+        limit = None if max_bytes is None else max_bytes // dtype.itemsize
+        turns, kept = self.n_threads * prepared.scratch_size, prepared.kept_size
+        if limit is not None and size + max(self.scratch.size, turns) + max(self.kept.size, kept) > limit:
+            self.scratch = self.kept = np.empty((1, 0), dtype)  # what is left from a larger mini-batch goes first
+        needed = max(self.scratch.size, turns) + max(self.kept.size, kept)
+        super()._reserve(size, dtype, None if limit is None else (limit - needed) * dtype.itemsize)
+        self.scratch = self._reserved(self.scratch, self.n_threads, prepared.scratch_size)
+        self.kept = self._reserved(self.kept, 1, prepared.kept_size)
 
     # Batches.
 
@@ -175,7 +215,7 @@ class Cpu(Reference):
         return self._bound[key]
 
     def _prepared(self) -> Prepared:
-        """What running the plan needs beside it; there is scratch memory for it."""
+        """What running the plan needs beside it."""
         plan = self.plan
         prepared = self._plans.get(plan)
         if prepared is None or prepared.n_threads != self.n_threads:
@@ -186,8 +226,6 @@ class Cpu(Reference):
                 if kind not in shapes.cells:
                     shapes.add(kind, self._compiled_cell(kind))
             prepared = self._plans[plan] = shapes.prepare(plan, kinds, self.n_threads)
-        self.scratch = self._reserved(self.scratch, self.n_threads, prepared.scratch_size)
-        self.kept = self._reserved(self.kept, 1, prepared.kept_size)
         return prepared
 
     def _reserved(self, array: Array, n_rows: int, size: int) -> Array:

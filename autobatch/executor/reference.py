@@ -61,7 +61,9 @@ class Reference:
         """What was run since `forward` was last called."""
         return Counts(self._launches, self._copied, self._allocations, self._buffer.nbytes)
 
-    def scratch_size(self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], precision: str) -> int:
+    def scratch_size(
+        self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], precision: str, n_threads: int
+    ) -> int:
         """Elements of memory that is kept beside the buffer: none, for what is on its way is in arrays made for it."""
         return 0
 

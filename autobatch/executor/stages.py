@@ -199,7 +199,6 @@ class CompiledStage:
         data = [source.parameter.data for _, source in self._weights]
         moved = self._data is None or any(a is not b for a, b in zip(data, self._data, strict=True))
         if moved:
-            self._data = data
             self._matrices.clear()
             self._turned.clear()
             shared.update((i, array[None]) for (i, _), array in zip(self._weights, data, strict=True))
@@ -216,6 +215,7 @@ class CompiledStage:
             self.packed[first : first + self.lowered.sizes[value]] = shared[value].reshape(-1)
         for matrix, turned in self._turned:
             transpose(np.ascontiguousarray(matrix), turned)
+        self._data = data
 
     def matrix(self, value: int, transposed: bool) -> Array:
         """A shared matrix or its transpose, the same array as long as no parameter moves.

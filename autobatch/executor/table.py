@@ -69,7 +69,6 @@ class Shapes:
 
     def add(self, kind: int, cell: CompiledCell) -> None:
         """Take in a type."""
-        self.cells[kind] = cell
         blocks = slice(int(self.tables.block_ptr[kind]), int(self.tables.block_ptr[kind + 1]))
         forward = cell.stage("forward")
         self.columns[kind], self.kept_width[kind] = len(forward.columns), forward.storage.kept_width
@@ -81,6 +80,7 @@ class Shapes:
             self.steps[number, kind] = stage.n_before, stage.n_per_batch, stage.n_after
         width = self.tables.block_width[blocks] + self.saved_width[blocks] + self.scratch_width[:, blocks].max(0)
         self.most_rows[kind] = most_rows((int(width.sum()) + int(self.kept_width[kind])) * self.dtype.itemsize)
+        self.cells[kind] = cell  # compiling may be interrupted: what is here is complete
 
     def prepare(self, plan: Plan, kinds: Sequence[int], n_threads: int) -> Prepared:
         """Prepare a plan, of which these are the types.

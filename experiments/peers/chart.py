@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-COLORS = {"PyTorch": "tab:gray", "autobatch": "tab:blue"}
+COLORS = {"PyTorch": "tab:gray", "JAX": "tab:olive", "autobatch": "tab:blue"}
 
 
 def draw(model: str, found: Mapping[Any, Mapping[str, Mapping[str, float]]], path: Path) -> None:

@@ -38,6 +38,13 @@ class Peer(nn.Module, ABC):
         self.zero_grad()
         torch.autograd.backward(self.losses(minibatch).mean())
 
+    def answer(self, minibatch: Any) -> tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
+        """Compute losses, and the gradients of their mean by name."""
+        with torch.inference_mode():
+            losses = self.losses(minibatch).numpy()
+        self.backward(minibatch)
+        return losses, {name: p.grad.numpy() for name, p in self.named_parameters() if p.grad is not None}
+
     def translate(self, arrays: Arrays) -> dict[str, npt.NDArray[np.floating[Any]]]:
         """Name and arrange as here what belongs to autobatch's parameters: their values, or their gradients."""
         return dict(arrays)

@@ -1,6 +1,6 @@
-"""What is timed: every way to run the mini-batches of a model, in PyTorch and in autobatch.
+"""What is timed: every way to run the mini-batches of a model, in PyTorch, JAX and autobatch.
 
-PyTorch's mini-batches are merged each time, as autobatch merges, schedules and places recorded graphs; and ahead of
+Mini-batches of the others are merged each time, as autobatch merges, schedules and places recorded graphs; and ahead of
 time, as autobatch may use plans that it has cached. Recording afresh has no peer: a user of PyTorch prepares once.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +26,9 @@ from peers.peer import Peer
 from peers.torch_models import TorchBiLSTMTagger, TorchLatticeLSTM, TorchTreeLSTM
 from peers.tree_lstm_expert import ExpertTreeLSTM, OneDnnTreeLSTM
 from peers.tree_lstm_levels import LevelTreeLSTM
+
+if TYPE_CHECKING:
+    from peers.tree_lstm_jax import JaxTreeLSTM
 
 PER_INSTANCE = "one at a time"
 PEERS: Mapping[str, Mapping[str, Callable[..., Peer]]] = {
@@ -62,17 +67,23 @@ class Way:
     """How many of them are run, the first ones: one where it takes long."""
 
 
-def make_peers(model: str, workload: Workload) -> dict[str, Peer]:
-    """Build the same model in PyTorch, in all ways, with the parameters of a workload."""
+def make_peers(model: str, workload: Workload) -> dict[str, Peer | JaxTreeLSTM]:
+    """Build the same model in PyTorch, and in JAX where there is that, with the parameters of a workload."""
     state = workload.model.state_dict()
-    peers = {name: make(dim=workload.dim, **workload.dataset.sizes) for name, make in PEERS[model].items()}
+    peers: dict[str, Peer | JaxTreeLSTM] = {
+        name: make(dim=workload.dim, **workload.dataset.sizes) for name, make in PEERS[model].items()
+    }
+    if model == "tree-lstm" and find_spec("jax") is not None:
+        from peers.tree_lstm_jax import JaxTreeLSTM
+
+        peers["JAX"] = JaxTreeLSTM(LR)
     for peer in peers.values():
         peer.copy_parameters(state)
     return peers
 
 
 def check_equal(
-    workload: Workload, peers: Mapping[str, Peer], backends: Sequence[str], instances: Sequence[Any]
+    workload: Workload, peers: Mapping[str, Peer | JaxTreeLSTM], backends: Sequence[str], instances: Sequence[Any]
 ) -> None:
     """Refuse to time what computes different losses or gradients; the reference backend is the measure.
 
@@ -90,14 +101,12 @@ def check_equal(
         for name, gradient in grads.items():
             assert_close(np.asarray(found[name]), gradient, GRADIENT_TOLERANCE, f"gradients of {name} of {backend}")
     for who, peer in peers.items():
-        minibatch = peer.merge([peer.prepare(instance) for instance in instances])
-        with torch.inference_mode():
-            assert_close(peer.losses(minibatch).numpy(), expected, LOSS_TOLERANCE, f"losses of {who}")
-        peer.backward(minibatch)
+        losses, found = peer.answer(peer.merge([peer.prepare(instance) for instance in instances]))
+        assert_close(losses, expected, LOSS_TOLERANCE, f"losses of {who}")
         here = peer.translate(grads)
-        for name, parameter in peer.named_parameters():
-            assert parameter.grad is not None
-            assert_close(parameter.grad.numpy(), here[name], GRADIENT_TOLERANCE, f"gradients of {name} of {who}")
+        assert found.keys() == here.keys()
+        for name, gradient in here.items():
+            assert_close(found[name], gradient, GRADIENT_TOLERANCE, f"gradients of {name} of {who}")
 
 
 def assert_close(found: Any, expected: Any, tolerance: float, what: str) -> None:
@@ -107,10 +116,15 @@ def assert_close(found: Any, expected: Any, tolerance: float, what: str) -> None
     assert apart <= tolerance * largest, f"{what} are {apart} from autobatch's, of which the largest is {largest}"
 
 
-def torch_ways(peers: Mapping[str, Peer], instances: Sequence[Any], size: int, n_slow: int) -> dict[str, Way]:
-    """PyTorch in all ways; of one instance at a time, the first `n_slow` mini-batches."""
-    ways = {}
+def their_ways(
+    peers: Mapping[str, Peer | JaxTreeLSTM], instances: Sequence[Any], size: int, n_slow: int
+) -> dict[str, Way]:
+    """PyTorch and JAX in all ways; of one instance at a time, the first `n_slow` mini-batches."""
+    ways: dict[str, Way] = {}
     for name, peer in peers.items():
+        if not isinstance(peer, Peer):
+            ways |= jax_ways(peer, instances, size)
+            continue
         prepared = list(ab.minibatches([peer.prepare(instance) for instance in instances], size))
         merged = [peer.merge(minibatch) for minibatch in prepared]
         optimizer = torch.optim.Adam(peer.parameters(), lr=LR, fused=True)  # several times as fast as its others
@@ -139,6 +153,28 @@ def torch_way(
         optimizer.step()
 
     return Way(infer, train, n_minibatches)
+
+
+def jax_ways(peer: JaxTreeLSTM, instances: Sequence[Any], size: int) -> dict[str, Way]:
+    """JAX, with levels as wide as the widest mini-batch needs from the start: the first round compiles for all."""
+    prepared = list(ab.minibatches([peer.prepare(instance) for instance in instances], size))
+    for minibatch in prepared:
+        peer.merge(minibatch)
+    merged = [peer.merge(minibatch) for minibatch in prepared]
+    return {
+        "JAX, levels": jax_way(peer, prepared, merges=True),
+        "JAX, levels, merged ahead": jax_way(peer, merged, merges=False),
+    }
+
+
+def jax_way(peer: JaxTreeLSTM, minibatches: Sequence[Any], merges: bool) -> Way:
+    """Run the peer on mini-batches that are merged, or still to be, with as many threads as PyTorch then has."""
+
+    def run(compute: Callable[[Any], object], number: int) -> None:
+        peer.use_threads(torch.get_num_threads())
+        compute(peer.merge(minibatches[number]) if merges else minibatches[number])
+
+    return Way(partial(run, peer.losses), partial(run, peer.train), len(minibatches))
 
 
 def our_ways(

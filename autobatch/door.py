@@ -1,0 +1,104 @@
+"""The public door: what a user names (a policy, a backend, passes) is found and checked, and a `Batched` made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autobatch.batched import Batched
+from autobatch.budget import check_max_bytes
+from autobatch.errors import DataError, GraphError, PolicyError
+from autobatch.executor import Backend, make_backend
+from autobatch.module import Module
+from autobatch.plan import Planner
+from autobatch.plan_cache import DEFAULT_SIZE
+from autobatch.precision import check_precision
+from autobatch.rewrite import DEFAULT, to_passes
+from autobatch.schedule import Policy
+
+
+def batched(
+    function: Callable[[Any], Any],
+    *,
+    module: Module | None = None,
+    policy: str | Policy = "auto",
+    backend: str | Backend = "auto",
+    planner: Planner | None = None,
+    rewrites: Sequence[str] = DEFAULT,
+    seed: int = 0,
+    max_bytes: int | None = None,
+    plan_cache: int = DEFAULT_SIZE,
+    precision: str = "float32",
+    threads: int | str = 1,
+    tune: Any = "off",
+) -> Batched:
+    """Turn a function over one instance into one over mini-batches.
+
+    Args:
+        function: takes one instance and calls cells; a method of a `Module`, or any function.
+        module: the owner of the parameters; by default the module that `function` is a method of.
+        policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
+            `autobatch.policies.get`. "auto" chooses one for the backend, see `autobatch.policies.auto`.
+        backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
+            seconds when a model runs for the first time, and a minute more where autobatch never ran before.
+        planner: what decides where values live.
+        rewrites: the passes that simplify the graph, see `autobatch.rewrite`. "all" adds the one that is off by
+            default: nodes of a mini-batch that compute the same are computed once.
+        seed: of random numbers (dropout).
+        max_bytes: what the values of a mini-batch may take, with their gradients in training: the memory that
+            `explain` names, without parameters and their gradients. What is on its way within one batch counts too,
+            but on the reference backend, which makes arrays for it. A mini-batch that would take more is run in
+            parts; its results are those of the whole, to rounding.
+        plan_cache: how many plans to keep. A mini-batch of recorded graphs that comes again, be it of other objects
+            that hold the same, is not planned again; its results are the same, to the bit. 0 keeps none.
+        precision: of matrix products: "float32", that is, the module's own float type; or "bf16", for float32 modules:
+            both operands are rounded to 16 bits, sums and all else stay as they are, see `autobatch.precision`.
+        threads: of matrix products, and no more than there are cores to use; "auto" measures one against more on the
+            first mini-batches of each size, and goes back to one where others need the cores, see `autobatch.tuning`.
+        tune: "off" runs as the options say; "auto" measures on the first mini-batches of each size which rewrites and
+            layouts are faster, and keeps that in the user's cache. What `decisions` holds, or the path of a JSON file
+            with that, pins it. Variants differ in time and rounding only.
+
+    Raises:
+        PolicyError, BackendError: there is no such policy, backend, precision or number of threads.
+        PlanError: `max_bytes` is no number of bytes, `plan_cache` none of plans, or `tune` no decisions.
+        GraphError: there is no such rewrite, or `function` or `module` are none.
+
+    >>> import autobatch as ab
+    >>> @ab.cell
+    ... def double(x):
+    ...     return 2.0 * x
+    >>> ab.batched(lambda x: double(double(x)))([np.ones(2), np.zeros(2)])
+    array([[4., 4.],
+           [0., 0.]], dtype=float32)
+    """
+    from autobatch import policies
+    from autobatch.memplan.planner import MemoryPlanner
+
+    owner = getattr(function, "__self__", None)
+    if module is None and isinstance(owner, Module):
+        module = owner
+    if not callable(function) or not isinstance(module, Module | None):
+        raise GraphError(
+            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {function!r} and "
+            f"{module!r}; give a method of a model, such as model.loss."
+        )
+    backend = make_backend(backend)
+    if isinstance(policy, str):
+        policy = policies.Auto(backend.name) if policy == "auto" else policies.get(policy)
+    elif isinstance(policy, type) or not hasattr(policy, "schedule"):
+        raise PolicyError(
+            f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}, or the path "
+            f"of a saved policy."
+        )
+    check_max_bytes(max_bytes)
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
+    check_precision(precision, np.dtype(np.float32) if module is None else module.dtype)
+    planner = planner or MemoryPlanner()
+    return Batched(
+        function, module, policy, planner, backend, to_passes(rewrites), seed, max_bytes, plan_cache, precision,
+        threads, tune,
+    )  # fmt: skip

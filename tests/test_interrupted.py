@@ -1,0 +1,40 @@
+"""Ctrl-C while cells are compiled: the same process goes on as if they had never begun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.executor.cpu import Cpu
+from autobatch.executor.stages import CompiledStage
+from twin_cases import draw_trees_case
+
+
+@pytest.mark.parametrize("moment", range(0, 12, 3))
+def test_a_step_can_be_taken_again(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever stage of a cell was on its way: three types have two each, and steps after those are taken too."""
+    monkeypatch.setenv("AUTOBATCH_JIT", "0")
+    model, trees = draw_trees_case(0, 6, 3)
+    expected, _ = ab.batched(model.loss, backend="reference").value_and_grad(trees)
+    loss = ab.batched(model.loss, backend=Cpu(poison=True))
+    find_shared, bind, left = CompiledStage._find_shared, CompiledStage.bind, [moment]
+
+    def count(function: Any) -> Any:
+        def counted(*args: Any) -> Any:
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt
+            return function(*args)
+
+        return counted
+
+    monkeypatch.setattr(CompiledStage, "_find_shared", count(find_shared))
+    monkeypatch.setattr(CompiledStage, "bind", count(bind))
+    with pytest.raises(KeyboardInterrupt):
+        loss.value_and_grad(trees)
+    for _ in range(2):
+        found, _ = loss.value_and_grad(trees)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
