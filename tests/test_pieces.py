@@ -53,9 +53,10 @@ def test_random_programs_in_small_pieces(seed: int, small: None) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_compiled_in_small_pieces(dtype: str, small: None) -> None:
+@pytest.mark.parametrize("case", [CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])])
+def test_compiled_in_small_pieces(case: Case, dtype: str, small: None) -> None:
     """The same for compiled kernels, alone and with a helper: to the bit what one thread computes."""
-    model, instances = CASES[0].draw(seed=1, n_instances=9, dim=20)
+    model, instances = case.draw(seed=1, n_instances=9, dim=20)
     model.astype(dtype)
     compare_gradients(model.loss, instances, Cpu(poison=True, jitted=True), TOLERANCES[dtype])
     alone, together = (

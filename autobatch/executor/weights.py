@@ -232,10 +232,10 @@ class WeightStage:
             numbers[at, B], numbers[at, B_STEP] = memory + (of_right.first + right.column) * size, of_right.step
         if outers is not None:
             outers.add_all(numbers)
-        elif n_threads == 1:
-            multiply_all(numbers, size)
-        else:
+        elif n_threads > 1 and len(numbers):
             self._multiply_together(n_threads)
+        else:
+            multiply_all(numbers, size)
         return True
 
     def _multiply_together(self, n_threads: int) -> None:
