@@ -48,7 +48,7 @@ class Batched:
         policy, planner, backend: what decides the batches, decides the places, and computes.
         max_bytes: what a mini-batch's values may take before it is run in parts; None for no limit.
         precision: of matrix products, see `autobatch.precision`.
-        threads: of matrix products, where they are not measured or pinned.
+        threads: that a mini-batch has, where they are not measured or pinned.
     """
 
     def __init__(

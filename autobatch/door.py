@@ -55,8 +55,9 @@ def batched(
             that hold the same, is not planned again; its results are the same, to the bit. 0 keeps none.
         precision: of matrix products: "float32", that is, the module's own float type; or "bf16", for float32 modules:
             both operands are rounded to 16 bits, sums and all else stay as they are, see `autobatch.precision`.
-        threads: of matrix products, and no more than there are cores to use; "auto" measures one against more on the
-            first mini-batches of each size, and goes back to one where others need the cores, see `autobatch.tuning`.
+        threads: that share the pieces of batches (backend "cpu") or compute matrix products (others), and no more than
+            there are cores to use; "auto" measures one against more on the first mini-batches of each size, and goes
+            back to one where others need the cores, see `autobatch.tuning`.
         tune: "off" runs as the options say; "auto" measures on the first mini-batches of each size which rewrites and
             layouts are faster, and keeps that in the user's cache. What `decisions` holds, or the path of a JSON file
             with that, pins it. Variants differ in time and rounding only.

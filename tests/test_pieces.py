@@ -8,7 +8,7 @@ import pytest
 import autobatch as ab
 from autobatch.executor import pieces
 from autobatch.executor.cpu import Cpu
-from autobatch.executor.pieces import count_pieces, rows_of_piece
+from autobatch.executor.pieces import count_pieces, find_alone, rows_of_piece
 from random_programs import draw_instances, draw_model
 from test_cpu import TOLERANCES, compare, compare_gradients
 from twin_cases import CASES, Case
@@ -66,6 +66,23 @@ def test_compiled_in_small_pieces(case: Case, dtype: str, small: None) -> None:
     np.testing.assert_array_equal(alone[0], together[0])
     for name, gradient in alone[1].items():
         np.testing.assert_array_equal(gradient, together[1][name])
+
+
+@pytest.mark.parametrize("seed", range(N_SEEDS))
+def test_batches_that_add_are_alone(seed: int) -> None:
+    """Those with a node of which an output is added to what is at one of its destinations."""
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=True)
+    loss = ab.batched(model.everything, backend="reference")
+    plan = loss._prepare(draw_instances(rng, model, n=5), training=True).parts[0].plan
+    found = find_alone(
+        plan.schedule.batch_type, plan.schedule.batch_ptr, plan.dest_base, plan.dest_ptr, plan.adds, plan.tables.out_ptr
+    )  # fmt: skip
+    for batch, alone in zip(plan.batches, found, strict=True):
+        nodes = plan.node_at[plan.type_ptr[batch.kind] :][batch.start : batch.end]
+        outputs = range(plan.tables.out_ptr[batch.kind + 1] - plan.tables.out_ptr[batch.kind])
+        expected = any(any(plan.added(int(node), o)) for node in nodes for o in outputs)
+        assert alone == expected
 
 
 def test_launches_are_calls_of_pieces(small: None) -> None:

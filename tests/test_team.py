@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from autobatch._jit import by_address
 from autobatch.addresses import address_of, array_at
 from autobatch.executor.atomic import fetch_add
 from autobatch.executor.pieces import Calls
-from autobatch.executor.team import Sweeps
+from autobatch.executor.team import Helper, Sweeps
 
 N_RUNS = 60
 
@@ -63,6 +64,30 @@ def test_calls_are_made_once_and_in_order(n_threads: int) -> None:
         sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
         assert notes[:, 1].tolist() == [1] * len(notes)
         assert_in_order(calls, notes[:, 0])
+
+
+def test_an_interrupt_leaves_nobody_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted before it has begun itself, a sweep waits for those who have, and makes no more calls afterwards."""
+    sweeps, start = Sweeps(), Helper.start
+    calls, clock = draw_calls(np.random.default_rng(5)), np.zeros(1, np.int64)
+    notes = np.zeros((len(calls.calls), 2), np.int64)
+    addresses = np.array([[[note.address, address_of(clock), address_of(notes)]]] * 3)
+
+    def start_first(helper: Helper, work: tuple[Any, ...]) -> None:
+        start(helper, work)
+        time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Helper, "start", start_first)
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
+    made = notes[:, 1].copy()
+    assert made.max() <= 1
+    time.sleep(0.05)
+    np.testing.assert_array_equal(notes[:, 1], made)
+    monkeypatch.undo()
+    sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
+    np.testing.assert_array_equal(notes[:, 1], made + 1)
 
 
 def test_several_at_once() -> None:

@@ -133,7 +133,7 @@ threads_option = click.option(
     callback=to_threads,
     default=str(DEFAULT_THREADS),
     show_default=True,
-    help="CPU threads for each matrix product; auto measures what is fastest, and goes back to one on a busy machine.",
+    help="CPU threads for a mini-batch; auto measures what is fastest, and goes back to one on a busy machine.",
 )
 tune_option = click.option(
     "--tune",

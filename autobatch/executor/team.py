@@ -27,9 +27,9 @@ from autobatch.executor.steps import call_steps
 Array = NDArray[Any]
 
 OPEN, MEMBER, SWEEP = 1, 2, 1 << 16
-"""What being open, each thread inside, and each sweep add to the gate."""
-GATE, FIRST, WORDS = 0, 8, 16
-"""Where the gate is, and where the counters of parts begin: pieces taken and done, a cache line for each part."""
+"""What being open, each thread inside, and each sweep add to the gate, which is the first word of what is shared."""
+FIRST, WORDS = 8, 16
+"""Where the counters of parts begin, pieces taken and done, and how far apart they are: not in one cache line."""
 PATIENCE = 2000
 """How often to look before letting other threads have the core: some microseconds."""
 
@@ -58,10 +58,13 @@ class Sweeps:
         open_gate(state, gate, first, last)
         arguments = calls.calls, calls.piece_ptr, calls.ptr, calls.alone, first, last, state, yield_address()
         helpers = _borrow(len(addresses) - 1)
-        for number, helper in enumerate(helpers, start=1):
-            helper.start((self._state, addresses[number], *arguments, gate))
-        lead(addresses[0], *arguments)
-        _idle.extend(helpers)
+        try:
+            for number, helper in enumerate(helpers, start=1):
+                helper.start((self._state, addresses[number], *arguments, gate))
+            work(addresses[0], *arguments, True)
+        finally:  # be it by an interrupt: nobody is inside, and works on memory that is somebody else's next
+            close_gate(state, yield_address())
+            _idle.extend(helpers)
 
 
 class Helper:
@@ -110,12 +113,8 @@ def open_gate(state: int, gate: int, first: int, last: int) -> None:
 
 
 @compiled
-def lead(
-    addresses: Array, calls: Array, piece_ptr: Array, ptr: Array, alone: Array, first: int, last: int, state: int,
-    rest: int,
-) -> None:  # fmt: skip
-    """Work through all parts; close the gate, and wait until nobody is inside."""
-    work(addresses, calls, piece_ptr, ptr, alone, first, last, state, rest, True)
+def close_gate(state: int, rest: int) -> None:
+    """Close the gate, and wait until nobody is inside."""
     fetch_add(state, -OPEN)
     looks = 0
     while load(state) % SWEEP:
@@ -143,7 +142,7 @@ def work(
     addresses: Array, calls: Array, piece_ptr: Array, ptr: Array, alone: Array, first: int, last: int, state: int,
     rest: int, leads: bool,
 ) -> None:  # fmt: skip
-    """Take pieces of one part after the other; a part begins when the one before is done."""
+    """Take pieces of one part after the other; a part begins when the one before is done, or never if all is over."""
     for part in range(first, last):
         begin, n = ptr[part], ptr[part + 1] - ptr[part]
         taken, done = part_at(state, part), part_at(state, part) + 8
@@ -156,6 +155,8 @@ def work(
             fetch_add(done, 1)
         looks = 0
         while load(done) < n:
+            if load(state) % MEMBER == 0:
+                return
             looks = look_again(looks, rest)
 
 

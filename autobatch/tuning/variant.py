@@ -1,6 +1,6 @@
 """Ways to run a mini-batch that give the same results up to rounding, and how choices among them are written down.
 
-A variant says which rewrites and planner's switches are on, how many threads matrix products use, and which library
+A variant says which rewrites and planner's switches are on, how many threads there are, and which library
 multiplies. Decisions are a table of variants: one for each class of mini-batches, and under "*" one for all others. As
 JSON they can be kept, edited and given back: `ab.batched(loss, tune=decisions)`.
 """
@@ -37,7 +37,7 @@ class Variant:
         fold, share: passes of `autobatch.rewrite`: readers take sums themselves; equal nodes are computed once.
         joins, stacks, sums: switches of `autobatch.memplan.planner.MemoryPlanner`; `sums` needs the other two.
         recomputes: another, how much backward computes again instead of keeping it: "nothing", "cheap", "more", "all".
-        threads: of matrix products.
+        threads: that a mini-batch has.
         matmul: the library that multiplies; "by size": the fastest for each size, as it was measured.
 
     >>> Variant().differs_from(Variant(share=True, threads=2))
