@@ -78,7 +78,7 @@ def list_all(loss: Any, workload: Any) -> list[Matmul]:
     made = make_gradients(trainable, backend.cells.row_parameters, {}) if backend.cells.training else {}
     gradients = {id(trainable[name]): gradient for name, gradient in made.items()}
     memory = Memory(backend.dtype)
-    return list(list_matmuls(backend.plan, backend.cells, backend.chooser, Stages(), memory, gradients))
+    return list(list_matmuls(backend, backend.plan, backend.cells, Stages(), memory, gradients))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from autobatch._jit import compiled
 from autobatch.addresses import address_of
 from autobatch.blas.calling import FACTOR_BYTES, call_product
-from autobatch.blas.choosing import Chooser
 from autobatch.blas.gemm import NAME as PACKED
 from autobatch.blas.packed import multiply_float32 as multiply_rows
 from autobatch.blas.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.executor.activity import Activity
+from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import RowRange
 from autobatch.kernels.loop import Product, Term
 from autobatch.kernels.lowering import Home, homes_of
@@ -176,9 +176,9 @@ class Memory:
 
 
 def list_matmuls(
+    backend: Cpu,
     plan: Plan,
     cells: PlannedTypes,
-    chooser: Chooser,
     stages: Stages,
     memory: Memory,
     gradients: dict[int, Gradient],
@@ -186,15 +186,14 @@ def list_matmuls(
     """List the products of a mini-batch: of its forward pass, and in training of its backward pass and weights.
 
     Args:
-        plan, cells: what ran.
-        chooser: of the backend that ran it.
+        backend, plan, cells: what ran, and where.
         stages: of the cells.
         memory: for the operands.
         gradients: by `id` of each trainable parameter, arrays that the products of the weights are added to.
 
     Cost: some microseconds per product.
     """
-    lister = _Lister(plan, cells, chooser, stages, memory)
+    lister = _Lister(backend, plan, cells, stages, memory)
     yield from lister.stage("forward", plan.batches)
     if not cells.training:
         return
@@ -211,26 +210,29 @@ def list_matmuls(
 class _Lister:
     """Lists products, with operands in one memory."""
 
-    def __init__(self, plan: Plan, cells: PlannedTypes, chooser: Chooser, stages: Stages, memory: Memory) -> None:
-        self.plan, self.cells, self.chooser, self.stages, self.memory = plan, cells, chooser, stages, memory
+    def __init__(self, backend: Cpu, plan: Plan, cells: PlannedTypes, stages: Stages, memory: Memory) -> None:
+        self.plan, self.cells, self.chooser, self.stages, self.memory = plan, cells, backend.chooser, stages, memory
+        first = cells.tables.block_ptr[:-1]
+        self._mean_rows = backend.prepared(plan).mean_rows[first]
         self.buffer = memory.take("buffer", plan.size)
         kinds = plan.schedule.batch_type
-        self._n_batches = np.bincount(kinds, minlength=len(cells.cells)).tolist()
+        self._kinds = np.unique(kinds).tolist()
         self._matrices: dict[tuple[int, int], Array] = {}
         self._copies: dict[tuple[int, tuple[int, ...]], Array] = {}
 
     def stage(self, name: str, batches: Iterable[Batch]) -> Iterator[Matmul]:
         """The products of a stage: before its batches, in these, after them."""
-        kinds = [kind for kind, n in enumerate(self._n_batches) if n]
-        for kind in kinds:
+        apart = [kind for kind in self._kinds if self._mean_rows[kind, 1]]  # where steps of all rows are not in batches
+        for kind in apart:
             stage = self.stages.of(self.cells.cells[kind], name)
             yield from self._steps(Part(name, ONCE), stage, self._all_rows(kind), 0, stage.n_before)
         for batch in batches:
             stage = self.stages.of(self.cells.cells[batch.kind], name)
-            last = len(stage.steps) - stage.n_after
-            rows = RowRange(self.plan, batch)
-            yield from self._steps(Part(name, batch.kind), stage, rows, stage.n_before, last)
-        for kind in kinds:
+            first, last = 0, len(stage.steps)
+            if batch.kind in apart:
+                first, last = stage.n_before, last - stage.n_after
+            yield from self._steps(Part(name, batch.kind), stage, RowRange(self.plan, batch), first, last)
+        for kind in apart:
             stage = self.stages.of(self.cells.cells[kind], name)
             last = len(stage.steps)
             yield from self._steps(Part(name, ONCE), stage, self._all_rows(kind), last - stage.n_after, last)
@@ -259,7 +261,8 @@ class _Lister:
             yield Matmul(Part("weights", kind), x.T, y, target, True, provider)
 
     def _steps(self, part: Part, stage: Stage, rows: RowRange, first: int, last: int) -> Iterator[Matmul]:
-        cell, n_runs = self.cells.cells[rows.kind], 1 if part.kind == ONCE else self._n_batches[rows.kind]
+        cell, all_rows = self.cells.cells[rows.kind], self._all_rows(rows.kind)
+        of_nodes = self._mean_rows[rows.kind, 1 if part.kind == ONCE else 0] / all_rows.count(NODE)
         for step in stage.steps[first:last]:
             if not isinstance(step, Product):
                 continue
@@ -268,7 +271,7 @@ class _Lister:
             for at, term in enumerate(step.terms):
                 matrix = self._matrix(stage, term)
                 a = self._values(rows, cell, stage, term.rows.value, term.rows.offset, len(matrix), step.domain)
-                typical = max(self._all_rows(rows.kind).count(step.domain) // n_runs, 1)
+                typical = max(int(all_rows.count(step.domain) * of_nodes), 1)
                 provider = self.chooser.choose(typical, matrix.shape[1], len(matrix), matrix.dtype.name)
                 if provider.name != PACKED and term.transposed:
                     matrix = self._side_by_side(matrix)

@@ -170,7 +170,7 @@ class _Racer:
         for plan, cells in plans:
             made = make_gradients(parameters, cells.row_parameters, {}) if cells.training else {}
             gradients = {id(parameters[name]): gradient for name, gradient in made.items()}
-            listed = list_matmuls(plan, cells, backend.chooser, stages, memory, gradients)
+            listed = list_matmuls(backend, plan, cells, stages, memory, gradients)
             self.matmuls.append(Matmuls(list(listed)))
 
     def step(self, number: int) -> None:

@@ -214,6 +214,10 @@ class Cpu(Reference):
         self._bound[key].bind(runs, prepared.forward if name == "forward" else prepared.backward)
         return self._bound[key]
 
+    def prepared(self, plan: Plan) -> Prepared:
+        """How a plan ran that ran before."""
+        return self._plans[plan]
+
     def _prepared(self) -> Prepared:
         """What running the plan needs beside it."""
         plan = self.plan
