@@ -99,11 +99,11 @@ class Cpu(Reference):
         self.n_threads = 1  # of the run
         self._addresses = np.zeros((1, len(COMMON)), np.int64)
         self.chooser = Chooser(provider)
-        self._compiled: dict[tuple[int, str, str], CompiledCell] = {}
+        self._compiled: dict[tuple[int, np.dtype[Any], str], CompiledCell] = {}
         self._shapes: WeakKeyDictionary[PlannedTypes, Shapes] = WeakKeyDictionary()
         self._plans: WeakKeyDictionary[Plan, Prepared] = WeakKeyDictionary()
         self._bound: dict[tuple[Any, ...], Bound] = {}
-        self._weight_stages: dict[tuple[int, str], WeightStage] = {}
+        self._weight_stages: dict[tuple[int, np.dtype[Any]], WeightStage] = {}
         self._outers = Outers(self.jitted)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -247,7 +247,7 @@ class Cpu(Reference):
 
     def _compiled_cell(self, kind: int) -> CompiledCell:
         cell = self.cells.cells[kind]
-        key = id(cell), self.dtype.name, self.precision
+        key = id(cell), self.dtype, self.precision
         if key not in self._compiled:
             self._compiled[key] = CompiledCell(cell, self.dtype, self.jitted, self.precision)
         return self._compiled[key]
@@ -264,7 +264,7 @@ class Cpu(Reference):
     def _weight_gradients(self, kind: int, n_rows: int, gradients: Mapping[int, Gradient]) -> None:
         """Run the weight stage of a type, as products by address where it consists of such."""
         cell = self.cells.cells[kind]
-        key = id(cell), self.dtype.name
+        key = id(cell), self.dtype
         if key not in self._weight_stages:
             self._weight_stages[key] = WeightStage(cell, self.dtype)
         stage = self._weight_stages[key]

@@ -106,18 +106,18 @@ class ProductStep:
         self.weight: Array | None = None
         self.provider: Any = None
         self.panels: Array = np.empty(0, np.uint32)
-        self.chosen_for = -1, 0
+        self.chosen_for, self.dtype = (-1, 0), stage.dtype.name
 
     def bind(self, run: Run) -> int:
         """Choose the library, by the mean number of rows, and take the weight as it is in this run."""
-        dtype, shared = self.stage.dtype.name, self.stage.shared[self.term.weight]
+        shared = self.stage.shared[self.term.weight]
         inner, n = shared.shape[:0:-1] if self.term.transposed else shared.shape[1:]
         of_piece, of_whole = run.mean_rows[self.domain - NODE].tolist()
         n_rows = (self.once and of_whole) or of_piece
         chosen_for = n_rows.bit_length(), threads_now()
         if chosen_for != self.chosen_for:
             self.chosen_for = chosen_for
-            self.provider = run.chooser.choose(max(n_rows, 1), n, inner, dtype)
+            self.provider = run.chooser.choose(max(n_rows, 1), n, inner, self.dtype)
             self.weight = None
         if self.provider.name == PACKED and self.stage.jitted and shared.size:
             return self._pack(shared[0].T if self.term.transposed else shared[0])
@@ -129,7 +129,7 @@ class ProductStep:
                 product = describe_product(rows[:1, :inner], weight, rows[:1, inner:])
                 self.own[N], self.own[INNER] = n, inner
                 self.own[B_FLIPPED], self.own[B], self.own[B_STEP] = product.b_flipped, product.b, product.b_step
-            self.own[ROUTINE] = self.provider.addresses.get(dtype, 0)
+            self.own[ROUTINE] = self.provider.addresses.get(self.dtype, 0)
         return multiply.address if self.own[ROUTINE] and self.stage.jitted and weight.size else 0
 
     def _pack(self, weight: Array) -> int:
