@@ -1,8 +1,8 @@
 """Threads that make the calls of a stage together: the pieces of a batch side by side, batch after batch.
 
 The thread that asks for it works through all batches; others join it when they come, and take pieces that nobody has
-taken yet. It waits for nobody who has not begun a piece. So where another process takes their cores, it does the work
-alone, and a step takes little longer than with one thread.
+taken yet. It waits for nobody who has not begun a piece, so where another process has their cores it does the work
+alone; for a piece that is begun it waits, however long the core is somebody else's.
 
 A sweep has an int64 of its own, the gate: the number of the sweep, how many threads are inside besides the one that
 opened it, and whether it is open. A thread that wakes up late finds it closed, or the gate of another sweep, and goes
