@@ -42,7 +42,7 @@ def batched(
         policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
             `autobatch.policies.get`. "auto" chooses one for the backend, see `autobatch.policies.auto`.
         backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
-            seconds when a model runs for the first time, and a minute more where autobatch never ran before.
+            seconds when a model runs for the first time, and half a minute more where autobatch never ran before.
         planner: what decides where values live.
         rewrites: the passes that simplify the graph, see `autobatch.rewrite`. "all" adds the one that is off by
             default: nodes of a mini-batch that compute the same are computed once.
