@@ -7,7 +7,7 @@ calls exactly when they may share a node type.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ BY_IDENTITY = (Module, Operators, np.ndarray)
 
 
 class Static:
-    """A thing that is part of the type: compared by ==, or by identity where == means something else."""
+    """A thing that is part of the type: equal to those of its type and its bits, see `exact`."""
 
     __slots__ = ("value",)
 
@@ -29,19 +29,40 @@ class Static:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Static) or type(self.value) is not type(other.value):
-            return False
-        if isinstance(self.value, BY_IDENTITY):
-            return self.value is other.value
-        return bool(self.value == other.value)
+        return isinstance(other, Static) and bool(exact(self.value) == exact(other.value))
 
     def __hash__(self) -> int:
-        if isinstance(self.value, BY_IDENTITY) or not is_hashable(self.value):
-            return id(self.value)
-        return hash(self.value)
+        return hash(exact(self.value))
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+
+def exact(x: Any) -> Hashable:
+    """What `x` shares with nothing that a program could tell from it; it means something while `x` lives.
+
+    Python's == takes 1 for True and 0.0 for -0.0, in tuples too, and no NaN for itself. What == means something else
+    for (arrays, parameters), and what has no hash, is told by identity.
+
+    >>> exact((1, 0.0)) == exact((True, 0.0)), exact(0.0) == exact(-0.0), exact(float("nan")) == exact(float("nan"))
+    (False, False, True)
+    """
+    kind = type(x)
+    if isinstance(x, BY_IDENTITY):
+        return kind, id(x)
+    if isinstance(x, float):
+        return kind, float.__repr__(x)
+    if isinstance(x, (complex, np.generic)):
+        return kind, repr(x)
+    if isinstance(x, tuple):
+        return kind, tuple(map(exact, x))
+    if isinstance(x, frozenset):
+        return kind, frozenset(map(exact, x))
+    if not is_hashable(x):
+        return kind, id(x)
+    if is_dataclass(x) and not isinstance(x, type):
+        return kind, x, tuple(exact(getattr(x, f.name)) for f in fields(x) if f.compare)
+    return kind, x
 
 
 def is_hashable(x: Any) -> bool:
@@ -75,7 +96,7 @@ class Key:
     Attributes:
         kind: "value", "int", "float", "static", "each" (a list of any length, its element the only child),
             "tuple", "list", "dict" or "dataclass".
-        detail: shape of a value or data; what is static; class or keys of a container.
+        detail: shape of a value or data; what is static; the class of a container, or its keys, which are static.
         children: of a container.
     """
 
@@ -88,7 +109,7 @@ class Key:
         """Names of the children, for messages and print-outs."""
         match self.kind:
             case "dict":
-                return list(self.detail)
+                return list(self.detail.value)
             case "dataclass":
                 return [f.name for f in fields(self.detail)]
         return range(len(self.children))
@@ -97,7 +118,7 @@ class Key:
         """The container, with these children."""
         match self.kind:
             case "dict":
-                return dict(zip(self.detail, children, strict=True))
+                return dict(zip(self.labels, children, strict=True))
             case "dataclass":
                 return self.detail(**dict(zip(self.labels, children, strict=True)))
             case "list":
@@ -109,7 +130,7 @@ class Key:
         """The key of a container whose children have these keys (or whatever stands for them)."""
         parts = tuple(children)
         if isinstance(container, dict):
-            return Key("dict", tuple(container), parts)
+            return Key("dict", Static(tuple(container)), parts)
         if is_dataclass(container):
             return Key("dataclass", type(container), parts)
         if isinstance(container, list):

@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.arguments import BY_IDENTITY, PLAIN, Key, Static, is_hashable, is_structure
+from autobatch.arguments import BY_IDENTITY, PLAIN, Key, Static, exact, is_hashable, is_structure
 from autobatch.decode import EACH, HANDLE, WORDS, make_code
 from autobatch.errors import DataError, GraphError
 from autobatch.handles import Bundle, Handles, Value, path_of_ref
 from autobatch.program import DRAW, Attribute, CellProgram, Port, first_leaf
 
-BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, all, np.ndarray)}
+BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, all, map, exact, np.ndarray)}
 
 
 @dataclass
@@ -133,10 +133,20 @@ class FormReader:
                 f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), and static arguments are hashable; give a "
                 f"tuple or a frozenset instead."
             )
-        name = self.constant(x)
-        is_itself = isinstance(x, (*BY_IDENTITY, bool, type(None)))
-        self._condition(f"{text} is {name}" if is_itself else f"__type({text}) is __type({name}) and {text} == {name}")
+        self._condition(self._is_exactly(text, x))
         return Key("static", Static(x))
+
+    def _is_exactly(self, text: str, x: Any) -> str:
+        """The condition that `text` is `x`, or like it to the bit; Python's own operators where they can tell."""
+        name = self.constant(x)
+        if isinstance(x, (*BY_IDENTITY, bool, type(None))):
+            return f"{text} is {name}"
+        if type(x) is tuple and all(type(part) in (str, int) for part in x):
+            types = self.constant(tuple(map(type, x)))
+            return f"__type({text}) is __tuple and {text} == {name} and (*__map(__type, {text}),) == {types}"
+        if isinstance(x, (float, complex, np.generic, tuple, frozenset)) or is_dataclass(x):
+            return f"__exact({text}) == {self.constant(exact(x))}"
+        return f"__type({text}) is __type({name}) and {text} == {name}"
 
     def _each(self, x: list[Any], text: str) -> Key | None:
         """A list of any length, if its elements are alike and hold values only."""
@@ -174,7 +184,7 @@ class FormReader:
     def _container(self, name: str, x: Any, text: str) -> Key:
         cls = self.constant(type(x))
         if isinstance(x, dict):
-            self._condition(f"__type({text}) is {cls} and (*{text},) == {self.constant(tuple(x))}")
+            self._condition(f"__type({text}) is {cls} and {self._is_exactly(f'(*{text},)', tuple(x))}")
             children = [self.read(name, part, f"{text}[{self.constant(key)}]") for key, part in x.items()]
         elif is_dataclass(x):
             self._condition(f"__type({text}) is {cls}")

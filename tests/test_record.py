@@ -32,6 +32,11 @@ class State:
     c: Any
 
 
+@dataclass(frozen=True)
+class Setting:
+    n: float
+
+
 class Pair(NamedTuple):
     h: Any
     c: Any
@@ -94,6 +99,11 @@ class Model(ab.Module):
     def power(self, x: Any, n: int = 2, weight: Any = None) -> Any:
         x = x * float(weight) if isinstance(weight, F) else x if weight is None else weight @ x
         return ab.concat([x] * n)
+
+    @ab.cell(static=("mark",))
+    def marked(self, x: Any, mark: Any) -> Any:
+        """Tells marks apart by what they print."""
+        return x * float(len(repr(mark)))
 
     @ab.cell
     def flexible(self, x: Any, /, y: Any, scale: float = 2.0, *rest: Any, shift: float = 0.0, **more: Any) -> Any:
@@ -165,6 +175,12 @@ SAME: dict[str, tuple[str, Callable[[Model], Any], Callable[[Model], Any]]] = {
     "by position and name": ("power", lambda m: m.power(V(m), 2), lambda m: m.power(n=2, x=V(m))),
     "default and given": ("power", lambda m: m.power(V(m)), lambda m: m.power(V(m), 2, weight=None)),
     "an equal static tuple": ("power", lambda m: m.power(V(m), n=1), lambda m: m.power(V(m), n=1)),
+    "equal static tuples": (
+        "marked",
+        lambda m: m.marked(V(m), (2, (-0.0, "a"))),
+        lambda m: m.marked(V(m), (int("2"), (-float("0"), "a"))),
+    ),
+    "static NaN": ("marked", lambda m: m.marked(V(m), np.nan), lambda m: m.marked(V(m), float("nan"))),
     "an equal text": ("read", lambda m: m.read((V(m), "ab")), lambda m: m.read((V(m), "".join(["a", "b"])))),
     "an enum": ("read", lambda m: m.read((V(m), Colour.RED)), lambda m: m.read((V(m), Colour(1)))),
     "equal static things": ("power", lambda m: m.power(V(m), 1, F(1, 2)), lambda m: m.power(V(m), 1, F(2, 4))),
@@ -197,6 +213,16 @@ DIFFERENT: dict[str, tuple[str, Callable[[Model], Any], Callable[[Model], Any]]]
     "keys": ("read", lambda m: m.read({"a": V(m)}), lambda m: m.read({"b": V(m)})),
     "an op's slices": ("slice", lambda m: V(m)[1:2], lambda m: V(m)[1:3]),
     "an op's parameters": ("mul", lambda m: V(m) * m.start, lambda m: V(m) * m.scales[0].factor),
+    "zero and minus zero": ("marked", lambda m: m.marked(V(m), 0.0), lambda m: m.marked(V(m), -0.0)),
+    "a static int and a bool": ("marked", lambda m: m.marked(V(m), 1), lambda m: m.marked(V(m), True)),
+    "static ints in tuples": ("marked", lambda m: m.marked(V(m), (1,)), lambda m: m.marked(V(m), (True,))),
+    "static zeros in tuples": (
+        "marked", lambda m: m.marked(V(m), ("a", (0.0,))), lambda m: m.marked(V(m), ("a", (-0.0,))),
+    ),
+    "frozensets": ("marked", lambda m: m.marked(V(m), frozenset([1])), lambda m: m.marked(V(m), frozenset([1.0]))),
+    "static dataclasses": ("marked", lambda m: m.marked(V(m), Setting(1)), lambda m: m.marked(V(m), Setting(1.0))),
+    "ints and bools as keys": ("read", lambda m: m.read({1: V(m)}), lambda m: m.read({True: V(m)})),
+    "zeros as keys": ("read", lambda m: m.read({0.0: V(m)}), lambda m: m.read({-0.0: V(m)})),
     "modules": ("scale", lambda m: m.scales[0].scale(V(m)), lambda m: m.scales[1].scale(V(m))),
 }  # fmt: skip
 
