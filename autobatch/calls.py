@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.arguments import Key, Static, is_structure, parts_of
-from autobatch.cell import Cell, NeedsLength, Tracer
+from autobatch.cell import BoundCell, Cell, NeedsLength, Tracer
 from autobatch.decode import form_tables
 from autobatch.entries import Entry, Namespace, Stand, invoke
 from autobatch.errors import GraphError
@@ -26,6 +26,7 @@ from autobatch.handles import OUTPUT_BITS, RECYCLE, Bundle, Handles, Value
 from autobatch.module import Module, Parameter
 from autobatch.ops import add
 from autobatch.ops.define import Op, first_symbol
+from autobatch.ops.operators import STAGE
 from autobatch.ops.variadic import SUM_N
 from autobatch.program import CellProgram
 from autobatch.typetable import NodeType, TypeTable
@@ -56,6 +57,8 @@ class Calls:
         self.namespace = Namespace(
             {
                 **BUILTINS,
+                "__stage": STAGE,
+                "__calls": self,
                 "__log": self.log,
                 "__log_floats": self.floats.extend,
             }
@@ -115,6 +118,7 @@ class Calls:
                 lambda arguments: invoke(function, signature, arguments),
                 lambda name, x: name in cell.static,
             )
+            known.plain = cell if owner is None else BoundCell(cell, owner)
         return known
 
     def call_cell(self, cell: Cell, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -175,6 +179,8 @@ class Calls:
 
     def _slow(self, entry: Entry, args: tuple[Any, ...]) -> Any:
         lifted = dict(zip(entry.signature.parameters, args, strict=True))
+        if STAGE.current is not self:  # the caller is another thread, or traces a cell
+            return invoke(entry.plain, entry.signature, lifted)
         for name, x in lifted.items():
             if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
                 x = _listed(x)

@@ -24,6 +24,7 @@ class Entry:
         identity: tells this entry's types from others', beside the arguments.
         signature: the arguments, without the module.
         run: runs the body on arguments by name, for tracing.
+        plain: the cell itself, for callers that do not record.
         is_static: whether an argument (name, value), or a value in it, is part of the type.
         function: the generated function; replaced when a form is added.
         forms: those that the function knows.
@@ -39,6 +40,7 @@ class Entry:
     signature: inspect.Signature
     run: Callable[[Mapping[str, Any]], Any]
     is_static: Callable[[str, Any], bool]
+    plain: Any = None
     function: Any = None
     forms: list[Form] = field(default_factory=list)
     by_form: dict[tuple[str, ...], Any] = field(default_factory=dict)
@@ -80,8 +82,10 @@ class Namespace:
         source = write_function(name, header, ", ".join(entry.signature.parameters), forms)
         self.names[f"slow_{name}"] = slow
         exec(compile(source, f"<recording of {entry.name}>", "exec"), self.names)
-        self.names[name].__qualname__ = entry.name  # what Python's own messages call it
-        return self.names[name]
+        function = self.names[name]
+        function.__qualname__ = entry.name  # what Python's own messages call it
+        function.stands_in = True  # copies of a module leave it out
+        return function
 
 
 class _Text:

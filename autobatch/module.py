@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
@@ -164,6 +165,13 @@ class Module:
 
     training = True
 
+    def __getstate__(self) -> Any:
+        """What copies and pickles take along: all but what stands in the place of cells while a thread records."""
+        state: Any = super().__getstate__()
+        own, *slots = state if isinstance(state, tuple) else (state,)
+        own = {name: value for name, value in dict(own or {}).items() if not _stands_in(value)}
+        return (own, *slots) if slots else own
+
     def train(self, mode: bool = True) -> Self:
         """Turn dropout on (or off, with `mode=False`) in this module and all under it, and return the module."""
         for module in self.modules():
@@ -248,6 +256,10 @@ class Module:
         """
         arrays, _ = read_safetensors(path, "Module.save")
         _load(self, arrays, repr(os.fspath(path)))
+
+
+def _stands_in(value: object) -> bool:
+    return isinstance(value, FunctionType) and hasattr(value, "stands_in")
 
 
 def check_entries(doing: str, given: Mapping[str, Shape], expected: Mapping[str, Shape]) -> None:

@@ -22,7 +22,8 @@ from autobatch.ops.operators import STAGE, stage
 from autobatch.results import SlotTable, read_result
 from autobatch.typetable import TypeTable
 
-RECORDING = threading.RLock()  # the generated functions stand in the modules themselves, for all threads
+RECORDING = threading.RLock()
+"""Recordings take turns: their generated functions stand in the modules themselves, where all threads see them."""
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
 
 
@@ -50,8 +51,8 @@ class Recorder:
     def record(self, instances: Iterable[Any], in_place: bool = True) -> Graph:
         """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.
 
-        Unless `in_place`, nothing stands in the modules meanwhile, so that other threads may use them as they like;
-        a call then takes twice to three times as long.
+        Other threads may call the module meanwhile. Unless `in_place`, nothing stands in it; a call then takes twice to
+        three times as long.
 
         Raises:
             GraphError: a value of another recording is used, or a value's number is asked for.

@@ -1,0 +1,168 @@
+"""What other threads do with a model while one records it: their calls are eager, and their copies are whole."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+
+WORDS = 5
+
+
+class Words(ab.Module):
+    """Sums the states of words; its cells take a word alone, nothing at all, arrays and lists, or states."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.table = ab.Parameter(rng.standard_normal((WORDS, 3)))
+        self.start = ab.Parameter(rng.standard_normal(3))
+
+    @ab.cell
+    def leaf(self, word: int) -> Any:
+        return ab.lookup(self.table, word)
+
+    @ab.cell
+    def begin(self) -> Any:
+        return ab.tanh(self.start)
+
+    @ab.cell
+    def scale(self, x: float = 2.0) -> Any:
+        return self.start * x
+
+    @ab.cell
+    def bag(self, words: Any) -> Any:
+        return ab.sum(ab.lookup(self.table, words), axis=0)
+
+    @ab.cell
+    def merge(self, left: Any, right: Any) -> Any:
+        return ab.tanh(left + right)
+
+    @ab.cell
+    def total(self, states: Any) -> Any:
+        return ab.sum_n(states, shape=(3,))
+
+    def loss(self, words: list[int]) -> Any:
+        state = self.merge(self.begin(), self.scale(x=3.0))
+        for word in words:
+            state = self.merge(state, self.leaf(word))
+        return ab.sum(self.total([state, self.bag(np.array(words)), self.total([])]))
+
+
+CALLS: dict[str, Callable[[Words], Any]] = {
+    "a word": lambda model: model.leaf(3),
+    "nothing": lambda model: model.begin(),
+    "a number": lambda model: model.scale(x=3.0),
+    "a default": lambda model: model.scale(),
+    "ids": lambda model: model.bag(np.array([1, 2])),
+    "arrays": lambda model: model.merge(np.ones(3), np.zeros(3)),
+    "an empty list": lambda model: model.total([]),
+    "a list": lambda model: model.total([np.ones(3), np.ones(3)]),
+    "a program": lambda model: model.loss([1, 4]),
+    "a deep copy": lambda model: copy.deepcopy(model).loss([1, 4]),
+    "a pickle": lambda model: pickle.loads(pickle.dumps(model)).loss([1, 4]),
+    "a shallow copy": lambda model: copy.copy(model).loss([1, 4]),
+}
+
+
+INSTANCES = [[1, 2], [3], [4, 0, 1]]
+
+
+class Pausing:
+    """The loss of a model, which waits in the middle of an instance once it is told to."""
+
+    def __init__(self, model: Words) -> None:
+        self.model, self.pauses = model, False
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, words: list[int]) -> Any:
+        if self.pauses and words == INSTANCES[1]:
+            self.reached.set()
+            assert self.go_on.wait(10)
+        return self.model.loss(words)
+
+
+@contextmanager
+def being_recorded(loss: Any, pausing: Pausing) -> Iterator[list[Any]]:
+    """While another thread is in the middle of recording; what it recorded is there afterwards."""
+    found = list[Any]()
+    thread = threading.Thread(target=lambda: found.extend(loss.record_all(INSTANCES)))
+    pausing.pauses = True
+    thread.start()
+    assert pausing.reached.wait(10)
+    try:
+        yield found
+    finally:
+        pausing.go_on.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("call", CALLS)
+def test_an_eager_call_beside_a_recording_is_eager(call: str, known: bool) -> None:
+    """Whether or not the recording knows calls of this form, and it records what it would have."""
+    model = Words()
+    pausing = Pausing(model)
+    loss = ab.batched(pausing, module=model)
+    expected_graphs = [str(graph) for graph in ab.batched(model.loss).record_all(INSTANCES)]
+    expected, losses = CALLS[call](model), [model.loss(words) for words in INSTANCES]
+    if known:
+        loss(INSTANCES)
+    with being_recorded(loss, pausing) as graphs:
+        found = CALLS[call](model)
+        assert isinstance(found, np.ndarray | np.floating)
+        np.testing.assert_array_equal(found, expected)
+    assert [str(graph) for graph in graphs] == expected_graphs
+    np.testing.assert_allclose(loss(graphs), losses, rtol=1e-6)
+
+
+def test_what_stood_in_for_a_cell_is_the_cell_afterwards() -> None:
+    """A program that keeps what it was shown as a method computes with it later."""
+    model, kept = Words(), list[Any]()
+
+    def loss(words: list[int]) -> Any:
+        kept.append((model.leaf, model.merge))
+        return model.loss(words)
+
+    ab.batched(loss, module=model).record_all([[1, 2]])
+    leaf, merge = kept[-1]
+    np.testing.assert_array_equal(leaf(3), model.leaf(3))
+    np.testing.assert_array_equal(merge(np.ones(3), right=np.zeros(3)), model.merge(np.ones(3), np.zeros(3)))
+
+
+def test_a_cell_calls_what_stands_for_another() -> None:
+    """In a trace it is part of the cell, as any call of a cell in a cell."""
+    model = Words()
+
+    def loss(word: int) -> Any:
+        leaf = model.leaf
+
+        @ab.cell
+        def twice(x: Any) -> Any:
+            return ab.sum(leaf(2) + leaf(2) + x)
+
+        return twice(model.leaf(word))
+
+    batched = ab.batched(loss, module=model)
+    (graph,) = batched.record_all([1])
+    assert [graph.type_of(node) for node in range(graph.n_nodes)] == ["leaf", "twice"]
+    np.testing.assert_allclose(batched([1, 3]), [loss(1), loss(3)], rtol=1e-6)
+
+
+def test_copies_of_modules_keep_slots() -> None:
+    class Slotted(Words):
+        __slots__ = ("extra",)
+        extra: int
+
+    model = Slotted()
+    model.extra = 5
+    for twin in (copy.copy(model), copy.deepcopy(model)):
+        assert twin.extra == 5
+        np.testing.assert_array_equal(twin.leaf(2), model.leaf(2))
