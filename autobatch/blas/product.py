@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import ShapeError
@@ -100,13 +101,31 @@ def find_step(name: str, array: Matrix, flipped_first: bool = False) -> tuple[bo
     Raises:
         ShapeError: no axis is contiguous, or rows overlap.
     """
+    found = _step_of(array, flipped_first)
+    if found is None:
+        raise ShapeError(
+            f"reading {name} of shape {array.shape} and strides {array.strides}: one axis must be contiguous and the "
+            f"other's stride cover it; make a contiguous copy."
+        )
+    return found
+
+
+def readable(array: Matrix) -> Matrix:
+    """Copy a matrix that `find_step` refuses, such as one broadcast or read backwards; give others as they are.
+
+    >>> import numpy as np
+    >>> x = np.zeros((4, 3))
+    >>> readable(x) is x, readable(x[:, ::2]).strides, readable(np.broadcast_to(1.0, (2, 3))).strides
+    (True, (16, 8), (24, 8))
+    """
+    return array if _step_of(array) is not None else np.ascontiguousarray(array)
+
+
+def _step_of(array: Matrix, flipped_first: bool = False) -> tuple[bool, int] | None:
     for flipped in (flipped_first, not flipped_first):
         rows = array.T if flipped else array
         (n_rows, n_columns), (row, column), size = rows.shape, rows.strides, array.itemsize
         rows_fit = n_rows <= 1 or (row >= n_columns * size and row % size == 0)
         if n_rows * n_columns == 0 or (rows_fit and (n_columns == 1 or column == size)):
             return flipped, row // size if n_rows > 1 and n_columns else max(1, n_columns)
-    raise ShapeError(
-        f"reading {name} of shape {array.shape} and strides {array.strides}: one axis must be contiguous and the "
-        f"other's stride cover it; make a contiguous copy."
-    )
+    return None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from autobatch.addresses import address_of, aligned
 from autobatch.autodiff import ROW_SUM
 from autobatch.blas.choosing import BY_SIZE, Chooser
+from autobatch.blas.product import readable
 from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.executor import Counts
 from autobatch.executor.activity import Activity
@@ -283,7 +284,7 @@ class Cpu(Reference):
             target = frame.targets.get(index)
             args = [frame.env[arg] for arg in source.args]
             if target is not None and source.op.name == "row_sum_outer" and len(args[0]) == len(args[1]):
-                x, y = args
+                x, y = map(readable, args)
                 provider = self.chooser.choose(x.shape[1], y.shape[1], len(x), x.dtype.name, a_flipped=True)
                 if self.precision == "bf16" and rounded_args(frame.vars, index):
                     self._outers.add(x, y, target[0], provider)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from autobatch.addresses import LINE, address_of
 from autobatch.blas.choosing import Chooser
+from autobatch.blas.product import readable
 from autobatch.compiling import compiling
 from autobatch.executor.reference import RowRange
 from autobatch.executor.rounding import RoundedStep
@@ -191,7 +192,7 @@ class CompiledStage:
             if isinstance(source := vars[i].source, Constant)
         }
         self._matrices: dict[tuple[int, bool], Array] = {}
-        self._turned: list[tuple[Array, Array]] = []
+        self._copies: list[tuple[Array, Array]] = []
 
     def _compute_shared(self) -> None:
         """Bring up to date what all rows share: parameters, and what is computed from them; `(1, *shape)`."""
@@ -200,7 +201,7 @@ class CompiledStage:
         moved = self._data is None or any(a is not b for a, b in zip(data, self._data, strict=True))
         if moved:
             self._matrices.clear()
-            self._turned.clear()
+            self._copies.clear()
             shared.update((i, array[None]) for (i, _), array in zip(self._weights, data, strict=True))
         for index in self._computed:
             source = _instruction(vars[index].source)
@@ -213,25 +214,24 @@ class CompiledStage:
                 shared[index] = source.op.kernel(np, args[0], **source.static)
         for value, first in self.storage.shared.items():
             self.packed[first : first + self.lowered.sizes[value]] = shared[value].reshape(-1)
-        for matrix, turned in self._turned:
-            transpose(np.ascontiguousarray(matrix), turned)
+        for matrix, copy in self._copies:
+            transpose(np.ascontiguousarray(matrix.T), copy)
         self._data = data
 
     def matrix(self, value: int, transposed: bool) -> Array:
-        """A shared matrix or its transpose, the same array as long as no parameter moves.
+        """A shared matrix or its transpose, as libraries read it, the same array as long as no parameter moves.
 
-        The rows of a transpose lie side by side, for libraries multiply by such up to 3 times faster; where it is a
-        copy, every run makes it anew.
+        The rows of a transpose lie side by side, for libraries multiply by such up to 3 times faster. What is copied,
+        a transpose or a view that libraries refuse, is copied again in every run.
         """
         if (value, transposed) not in self._matrices:
-            matrix: Array = self.shared[value][0]
-            if transposed and not matrix.T.flags.c_contiguous:
-                turned = np.empty(matrix.shape[::-1], matrix.dtype)
-                self._turned.append((matrix, turned))
-                transpose(np.ascontiguousarray(matrix), turned)
-                self._matrices[value, transposed] = turned
-            else:
-                self._matrices[value, transposed] = matrix.T if transposed else matrix
+            matrix: Array = self.shared[value][0].T if transposed else self.shared[value][0]
+            is_right = matrix.flags.c_contiguous if transposed else readable(matrix) is matrix
+            if not is_right:
+                copy = np.ascontiguousarray(matrix)
+                self._copies.append((matrix, copy))
+                matrix = copy
+            self._matrices[value, transposed] = matrix
         return self._matrices[value, transposed]
 
     # Memory.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from autobatch.errors import PlanError
-from autobatch.kernels.fusing import Kernel, Step, is_in_step, is_made_at_once
+from autobatch.kernels.fusing import Kernel, Step, is_made_at_once
 from autobatch.kernels.loop import Alone, Loop, Operand, Product, Statement
 from autobatch.kernels.lowering import STORED, Lowered
 from autobatch.kernels.overwriting import Range, overwritings, read_of_taken, written
@@ -87,7 +87,8 @@ def _check_in_step(neighbours: Neighbours, maker: int, reader: int) -> None:
     assert isinstance(made, Loop)
     assert isinstance(reads, Loop)
     operands = [operand for operand in reads.operands if operand.view.value == made.target.value]
-    right = is_made_at_once(made) and all(o.moved is None and is_in_step(o.view, made.size) for o in operands)
+    at_once = is_made_at_once(neighbours.lowered, made)
+    right = at_once and all(o.moved is None and o.view.is_whole(made.size) for o in operands)
     if maker > reader or not right:
         raise _broken(neighbours.lowered, reads, f"it reads {name_of(made)} before that is made, in one loop nest")
 

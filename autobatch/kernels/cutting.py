@@ -53,7 +53,7 @@ class _Cutter:
     def ranges(self, loop: Loop) -> list[View]:
         """The ranges of values that can be cut which a loop writes or reads element by element."""
         views = [loop.target, *(operand.view for operand in loop.operands if operand.moved is None)]
-        return [view for view in views if view.value in self.values and _is_range(view, loop.size)]
+        return [v for v in views if v.value in self.values and v.size == loop.size and v.is_contiguous]
 
     def components(self) -> list[list[Loop]]:
         """The loops that are connected by values that can be cut."""
@@ -168,10 +168,3 @@ def _is_line(loop: Loop) -> bool:
         and all(stride in ((0,), (1,)) for stride in strides[1:])
         and "{i}" not in loop.text
     )
-
-
-def _is_range(view: View, size: int) -> bool:
-    n = 1
-    for length in view.shape:
-        n *= length
-    return n == size and view.is_contiguous

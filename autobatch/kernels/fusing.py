@@ -14,7 +14,6 @@ from typing import TypeAlias
 from autobatch.kernels.loop import Alone, Loop, Product, Statement
 from autobatch.kernels.lowering import STORED, Lowered
 from autobatch.kernels.overwriting import overwritings
-from autobatch.kernels.view import View
 
 
 @dataclass(eq=False)
@@ -74,7 +73,7 @@ class _Order:
     """Which statements must come before which."""
 
     def __init__(self, lowered: Lowered, statements: list[Statement]) -> None:
-        self.statements = statements
+        self.lowered, self.statements = lowered, statements
         self.makers: defaultdict[int, list[int]] = defaultdict(list)
         self.before: list[list[int]] = []
         self.after: list[list[int]] = [[] for _ in statements]
@@ -142,7 +141,7 @@ class _Order:
         reads = made.target.value != STORED and any(o.view.value == made.target.value for o in loop.operands)
         if overwrites is not None and not reads:
             return overwrites
-        return overwrites is not False and is_read_in_step(self.makers, self.statements, loop, earlier)
+        return overwrites is not False and is_read_in_step(self.lowered, self.makers, made, loop)
 
     def _is_loop(self, k: int) -> bool:
         return isinstance(self.statements[k], Loop)
@@ -175,28 +174,19 @@ def _make_blocks(order: _Order, chosen: list[int]) -> Kernel:
     return kernel
 
 
-def is_read_in_step(makers: defaultdict[int, list[int]], statements: list[Statement], loop: Loop, maker: int) -> bool:
+def is_read_in_step(lowered: Lowered, makers: dict[int, list[int]], made: Loop, loop: Loop) -> bool:
     """Whether a loop reads what another makes at the index where that makes it, so that both can be one loop nest."""
-    made = statements[maker]
-    assert isinstance(made, Loop)
-    if not is_made_at_once(made) or len(makers[made.target.value]) > 1 or made.domain != loop.domain:
-        return False
     value = made.target.value
+    if not is_made_at_once(lowered, made) or len(makers[value]) > 1 or made.domain != loop.domain:
+        return False
     reads = [operand for operand in loop.operands if operand.view.value == value]
-    return bool(reads) and all(operand.moved is None and is_in_step(operand.view, made.size) for operand in reads)
+    return bool(reads) and all(operand.moved is None and operand.view.is_whole(made.size) for operand in reads)
 
 
-def is_made_at_once(loop: Loop) -> bool:
+def is_made_at_once(lowered: Lowered, loop: Loop) -> bool:
     """Whether a loop makes every element of a value once, in order."""
-    return not loop.combine and loop.target.value != STORED and loop.target.is_whole
-
-
-def is_in_step(view: View, size: int) -> bool:
-    """Whether a view has every element of a value of this size, in order."""
-    n = 1
-    for length in view.shape:
-        n *= length
-    return n == size and view.is_whole
+    value = loop.target.value
+    return not loop.combine and value != STORED and loop.target.is_whole(lowered.sizes[value])
 
 
 def _target(statement: Statement) -> int:

@@ -292,7 +292,12 @@ class Lowering:
             at = here._replace(column=here.column + own.offset)
             wanted = there is not None and there._replace(column=there.column + view.offset)
             return at == wanted and own.is_contiguous and view.is_contiguous
-        can = own.is_whole and own.value in self._apart and own.value not in lowered.aliases and view.is_contiguous
+        can = (
+            own.is_whole(lowered.sizes[own.value])
+            and own.value in self._apart
+            and own.value not in lowered.aliases
+            and view.is_contiguous
+        )
         if can and self.domain(own.value) == self.domain(view.value):
             lowered.aliases[own.value] = view._replace(shape=own.shape, strides=own.strides)
             return True

@@ -31,7 +31,8 @@ class Range(NamedTuple):
 def written(lowered: Lowered, statement: Statement) -> Range | None:
     """The columns that a statement writes of saved values; None if it writes elsewhere."""
     if isinstance(statement, Loop):
-        return None if statement.target.value == STORED else _range(lowered, statement.target, statement.nest[1][0])
+        strides = None if statement.combine else statement.nest[1][0]  # what is combined is begun before the loop
+        return None if statement.target.value == STORED else _range(lowered, statement.target, strides)
     return _range(lowered, _whole(lowered, statement.target), None)
 
 

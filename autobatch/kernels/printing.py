@@ -6,7 +6,6 @@ statement that combines what meets says how, and over which axes: `%9: () = max 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from autobatch.kernels.fusing import Kernel, Step
@@ -121,13 +120,12 @@ def _show_read(lowered: Lowered, read: Read) -> str:
 
 
 def _show_view(lowered: Lowered, view: View) -> str:
-    size = math.prod(view.shape)
-    if size == lowered.sizes[view.value] and view.is_whole:
+    if view.is_whole(lowered.sizes[view.value]):
         return f"%{view.value}"
     if not any(stride for stride, length in zip(view.strides, view.shape, strict=True) if length > 1):
         return f"%{view.value}[{view.offset}]" if lowered.sizes[view.value] > 1 else f"%{view.value}"
     if view.is_contiguous:
-        return f"%{view.value}[{view.offset}:{view.offset + size}]"
+        return f"%{view.value}[{view.offset}:{view.offset + view.size}]"
     return f"%{view.value}[{view.offset} by {_show_steps(view.strides)}]"
 
 

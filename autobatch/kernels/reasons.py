@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from autobatch.kernels.fusing import Kernel, Step, is_in_step, is_made_at_once
+from autobatch.kernels.fusing import Kernel, Step, is_made_at_once
 from autobatch.kernels.loop import Alone, Loop, Product, Statement
 from autobatch.kernels.lowering import STORED, Lowered
 from autobatch.kernels.printing import MADE, name_of
@@ -166,11 +166,11 @@ class Neighbours:
         if made.axes != reads.axes:
             return f"one loop goes over {_axes(made.axes)}, the other over {_axes(reads.axes)}"
         operands = [operand for operand in reads.operands if operand.view.value == value]
-        if not operands or len(self.makers[value]) > 1 or not is_made_at_once(made):
+        if not operands or len(self.makers[value]) > 1 or not is_made_at_once(self.lowered, made):
             return f"{self.name(maker)} is a part of what {self.name(reader)} reads"
         if any(operand.moved is not None for operand in operands):
             return f"data chooses the element of {self.name(maker)} that {self.name(reader)} reads"
-        if not all(is_in_step(operand.view, made.size) for operand in operands):
+        if not all(operand.view.is_whole(made.size) for operand in operands):
             return f"{self.name(reader)} reads other elements of {self.name(maker)} than were just made"
         return ""
 

@@ -121,7 +121,7 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> str | None:
     view = low.views[table]
     if low.domain(table) != SHARED or not isinstance(low.vars[view.value].source, Weight):
         return "its table is no parameter"
-    if not view.is_whole:
+    if not view.is_whole(low.lowered.sizes[view.value]):
         return "its table is part of a parameter"
     if not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
         return "its ids are no data of the node, or many"

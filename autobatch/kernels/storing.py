@@ -64,7 +64,7 @@ def store(lowered: Lowered, steps: list[Step], n_before: int = 0) -> Storage:
         loops = [block for spot, block in spots if spot.block >= 0]
         sole = len(spots) == 1 and len(loops) == 1
         spot, loop = spots[0]
-        if sole and loop is not None and (is_made_at_once(loop) or is_number(lowered, loop)):
+        if sole and loop is not None and (is_made_at_once(lowered, loop) or is_number(lowered, loop)):
             storage.made[value] = spot
     for value, spots in makers.items():
         if value in storage.homes or value in storage.aliases:

@@ -21,14 +21,18 @@ class View(NamedTuple):
     strides: tuple[int, ...]
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the elements follow one another from the first on."""
-        return self.offset == 0 and self.is_contiguous
+    def size(self) -> int:
+        """Elements, each counted as often as it is seen."""
+        return math.prod(self.shape)
+
+    def is_whole(self, size: int) -> bool:
+        """Whether the elements are all those of a value of this size, in order."""
+        return self.offset == 0 and self.size == size and self.is_contiguous
 
     @property
     def is_contiguous(self) -> bool:
         """Whether the elements follow one another."""
-        return math.prod(self.shape) <= 1 or spread(self.shape, self.strides) == spread(self.shape, steps(self.shape))
+        return self.size <= 1 or spread(self.shape, self.strides) == spread(self.shape, steps(self.shape))
 
     def broadcast(self, shape: Shape) -> View:
         """The same elements at every index of a larger shape, by NumPy's rule."""
