@@ -17,7 +17,7 @@ from autobatch.executor.steps import AloneStep, KernelStep, ProductStep, Step
 from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.loop import Alone, Product
 from autobatch.kernels.lowering import Home
-from autobatch.kernels.source import ARRAYS, COMMON, letter_of
+from autobatch.kernels.source import ARRAYS, COMMON, is_step, letter_of
 from autobatch.kernels.stage import Stage, compile_backward, compile_forward
 from autobatch.kernels.support import transpose
 from autobatch.kernels.view import View
@@ -83,7 +83,7 @@ class CompiledStage:
     Attributes:
         addresses: [threads, steps, 3] of the function, the memory and the own numbers of each step; no function for
             those that Python runs.
-        arrays: what the slots of the memory hold.
+        arrays: what the slots of the memory hold, where kernels run as plain Python.
         turn_width: elements of scratch memory that each piece has once: for a row in kernels, then for steps.
     """
 
@@ -91,8 +91,8 @@ class CompiledStage:
         self.cell, self.dtype, self.jitted, self.precision = cell, dtype, jitted, precision
         self.lowered, self.storage, self.columns, self.slots = stage.lowered, stage.storage, stage.columns, stage.slots
         used = {"table", *(name for source in stage.sources if source is not None for name in source.arrays)}
-        self._own_arrays = sorted(used - {*COMMON})
-        self.arrays: list[Array] = []
+        self._own_slots = sorted(used - {*COMMON})
+        self.arrays: list[Array | int] = []
         self.run: Run
         self._find_shared(stage)
         self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
@@ -128,7 +128,7 @@ class CompiledStage:
         """Take the arrays and parameters of a run."""
         self.run = run
         self._compute_shared()
-        arrays = {name: self._find_array(name) for name in self._own_arrays}
+        own = {name: self._find(name) for name in self._own_slots}
         scratch, kept = self.slots["scratch"], self.slots["kept"]
         if self.jitted:
             if len(self.memory) != len(run.common.addresses):
@@ -137,14 +137,14 @@ class CompiledStage:
             for memory in self.memory:
                 if not self._runs_steps_of_all_rows:
                     memory[kept] = memory[scratch]
-                for name, array in arrays.items():
-                    memory[self.slots[name]] = address_of(array)
+                for name, found in own.items():
+                    memory[self.slots[name]] = found if isinstance(found, int) else address_of(found)
         else:
             self.arrays = [*run.common.arrays, *(self.packed for _ in range(len(COMMON), len(self.slots)))]
             if not self._runs_steps_of_all_rows:
                 self.arrays[kept] = self.arrays[scratch]
-            for name, array in arrays.items():
-                self.arrays[self.slots[name]] = array.reshape(-1)
+            for name, found in own.items():
+                self.arrays[self.slots[name]] = found if isinstance(found, int) else flat(found)
         for number, step in enumerate(self.steps):
             address = step.bind(run)
             for addresses in self.addresses:
@@ -155,8 +155,8 @@ class CompiledStage:
         """Whether there are such; if not, what they leave is scratch memory that pieces use by turns."""
         return bool(self.run.mean_rows[0, 1])
 
-    def _find_array(self, name: str) -> Array:
-        """The array of a slot."""
+    def _find(self, name: str) -> Array | int:
+        """The array of a slot, or its number."""
         plan, kind = self.run.plan, self.run.kind
         match name:
             case "shared":
@@ -171,7 +171,7 @@ class CompiledStage:
         if family == "segments":
             return plan.segment_ptr[plan.first_block(kind) + 1 + int(number)]
         table: Array = self.shared[int(number)]
-        return table
+        return table.strides[1] // table.itemsize if is_step(name) else table
 
     # What all rows share.
 
@@ -279,6 +279,13 @@ class CompiledStage:
             return self.storage.kept_width if home.area == "kept" else self.storage.scratch_width[home.domain]
         layout = self.cell.layout
         return (layout.saved_width if home.area == "saved" else layout.input_width)[home.domain - NODE]
+
+
+def flat(array: Array) -> Array:
+    """The memory from the first element of an array to the last, as compiled code sees it."""
+    reach = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True))
+    n = 1 + reach // array.itemsize if array.size else 0
+    return np.lib.stride_tricks.as_strided(array, (n,), (array.itemsize,))
 
 
 def _read_by_steps(stage: Stage) -> set[int]:

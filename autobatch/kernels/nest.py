@@ -104,14 +104,15 @@ class Nest:
         if row_number and storage.made[value].step == self.spot.step:
             return f"v{value}"
         moved = ""
-        if operand.moved is not None:
-            array, first = writer.address(operand.moved.view)
-            moved = multiply(f"{array}[{first}]", writer.size(operand.moved.step))
         if operand.moved is not None and writer.lowered.domains[value] == SHARED:
-            name = f"table_{value}"  # a parameter that is read by lookup
-            writer.arguments[name] = None
-            array, first = name, add([writer.size(operand.view.offset), moved])
+            array, step = table_and_step(value)
+            writer.arguments.update({array: None, step: None})
+            ids, first = writer.address(operand.moved.view)
+            first = add([writer.size(operand.view.offset), multiply(f"{ids}[{first}]", step)])
         else:
+            if operand.moved is not None:
+                ids, first = writer.address(operand.moved.view)
+                moved = multiply(f"{ids}[{first}]", writer.size(operand.moved.step))
             array, first = writer.address(operand.view, moved)
         text = self._element_of(array, first, strides)
         return f"real({text})" if array in ("ints", "floats") and not operand.is_int else text
@@ -142,6 +143,11 @@ class Nest:
         indices = [f"i{axis}" for axis in range(len(axes) - 1)] + ["i"]
         moves = [multiply(i, writer.size(s)) for i, s in zip(indices, strides, strict=True) if s]
         return f"{array}[{add([name, *moves])}]"
+
+
+def table_and_step(value: int) -> tuple[str, str]:
+    """The names of a parameter that is read by lookup, and of the elements from one of its rows to the next."""
+    return f"table_{value}", f"step_{value}"
 
 
 def add(terms: list[str]) -> str:

@@ -68,6 +68,11 @@ def letter_of(domain: int) -> str:
     return "n" if domain == NODE else str(domain)
 
 
+def is_step(name: str) -> bool:
+    """Whether a slot holds the elements from one row of a table to the next, and no address."""
+    return name.startswith("step_")
+
+
 def type_of(array: str) -> str:
     """The type of the elements of an array, as sources name it."""
     return SLOTS.get(array, "int64" if array.startswith("segments") else "real")
@@ -126,7 +131,7 @@ class Writer:
         prologue, row_top = self._write_tops()
         head = ["def kernel(memory, own, k):", "    slots = array_at(memory, int64)"]
         arrays = sorted({**self.arguments, "table": None}, key=self.slot)
-        head += [f"    {name} = array_at(slots[{self.slot(name)}], {type_of(name)})" for name in arrays]
+        head += [f"    {name} = {self._slot_read(name)}" for name in arrays]
         head += ["    sizes = array_at(own, int64)"] if self.sizes else []
         lines = [*head, *prologue, "    for r in range(rows_n):", *row_top, *body, *ends]
         return Source("\n".join(lines) + "\n", tuple(self.sizes), tuple(arrays))
@@ -134,6 +139,11 @@ class Writer:
     def slot(self, name: str) -> int:
         """Where the address of an array is."""
         return self.slots.setdefault(name, len(self.slots))
+
+    def _slot_read(self, name: str) -> str:
+        """What a slot holds: a number, or the address of an array."""
+        slot = f"slots[{self.slot(name)}]"
+        return slot if is_step(name) else f"array_at({slot}, {type_of(name)})"
 
     # Names.
 
