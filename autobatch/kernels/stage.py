@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from autobatch.graph_check import checking
 from autobatch.kernels.checking import check_statements, check_steps, check_storage
+from autobatch.kernels.columns_check import check_columns
 from autobatch.kernels.cutting import cut
 from autobatch.kernels.fusing import Kernel, Step, fuse, keep_apart
 from autobatch.kernels.hoisting import Parts, hoist
@@ -104,6 +105,7 @@ def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> Stage:
     storage = store(lowered, steps, len(before))
     if checked:
         check_storage(lowered, steps, storage)
+        check_columns(cell, lowered, steps, storage, len(before), len(after))
     watch.stored(storage)
     columns = columns_of(cell.layout, len(cell.program.outputs))
     words = cell.program.words(False), cell.program.words(True)

@@ -1,0 +1,333 @@
+"""Check where a compiled stage reads and writes, by running it on the names of elements in place of numbers.
+
+Memory says for every column of every row which element of which value was last written there. The steps run as the
+generated source would: two batches by turns, row by row, nest by nest, index by index. Every read has to find the
+element that it means, finished, and of its own row. That finds values in columns of others, columns that are written
+over too early, sums that are read before they are complete, and scratch memory of one row that another reads, whatever
+pass is to blame.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple, TypeAlias
+
+from autobatch.errors import PlanError
+from autobatch.kernels.fusing import Block, Kernel, Step
+from autobatch.kernels.loop import Alone, Loop, Operand, Product
+from autobatch.kernels.lowering import STORED, Home, Lowered
+from autobatch.kernels.storing import Spot, Storage, is_number, is_row_number
+from autobatch.kernels.view import View
+from autobatch.ops.define import Shape
+from autobatch.plan import PlannedCell
+from autobatch.program import NODE, SHARED, Instruction
+
+BATCHES = ((0, 1), (2, 3))  # the nodes of each
+EDGES = (2, 0, 1, 2)  # of each node, in every group
+PER_ROW = ("row", "gather", "output", "number")  # memory that every row of a kernel has for itself, in its turn
+UNCHANGED = ("ints", "floats")
+
+Row: TypeAlias = tuple[int, int]
+"""A node, and the number of one of its edges; -1 for the row of the node itself."""
+Column: TypeAlias = tuple[object, ...]
+
+
+class Element(NamedTuple):
+    """Element `number` of a value in a row, written by the loop `maker`, which has combined `terms` there so far."""
+
+    value: int
+    number: int
+    row: Row
+    maker: int = 0
+    terms: int = 0
+
+
+def check_columns(
+    cell: PlannedCell, lowered: Lowered, steps: Sequence[Step], storage: Storage, n_before: int, n_after: int
+) -> None:
+    """Check that every read of a stage finds what it means, and that the stage leaves what later ones read.
+
+    Args:
+        n_before, n_after: how many steps run once for all rows, before and after the batches.
+
+    Raises:
+        PlanError: names the first element that is not there, and what is in its place.
+
+    Cost: a microsecond or two for every element that the stage goes over, in each of four rows.
+    """
+    stage = _Stage(cell, lowered, storage)
+    all_nodes = tuple(node for batch in BATCHES for node in batch)
+    last = len(steps) - n_after
+    stage.run(steps, range(n_before), all_nodes)
+    for batch in BATCHES:
+        stage.run(steps, range(n_before, last), batch)
+    stage.run(steps, range(last, len(steps)), all_nodes)
+    stage.check_left(all_nodes)
+
+
+class _Stage:
+    """A stage that runs on the names of elements."""
+
+    def __init__(self, cell: PlannedCell, lowered: Lowered, storage: Storage) -> None:
+        self.cell, self.lowered, self.storage = cell, lowered, storage
+        self.memory: dict[Column, list[Element]] = {}  # several where values share a column from the start
+        self.nodes: tuple[int, ...] = ()
+        self.loops = {id(s): s for s in lowered.statements if isinstance(s, Loop)}
+        self.terms: dict[int, Counter[int]] = {}  # of each element of what a loop combines, by the id of the loop
+        self.makers: dict[tuple[int, int], int] = {}  # the last loop that makes each element
+        for loop in (loop for loop in self.loops.values() if loop.stored is None):
+            numbers = list(_elements(loop.shape, loop.target.strides, loop.target.offset))
+            self.makers |= {(loop.target.value, number): id(loop) for number in numbers}
+            if loop.combine:
+                self.terms[id(loop)] = Counter(numbers)
+        for value, node in product(self._known(), range(len(EDGES))):
+            for row in self._rows(value, node):
+                for number in range(lowered.sizes[value]):
+                    self.memory.setdefault(self._column(value, number, row), []).append(Element(value, number, row))
+
+    def _known(self) -> list[int]:
+        """The values that are in memory before the stage runs: ports; for backward also what forward left."""
+        n_program = len(self.cell.program.vars)
+        areas = ("inputs", "saved") if self.lowered.stage == "backward" else ("inputs",)
+        found = [v for v, home in self.lowered.homes.items() if home.area in areas and v < n_program]
+        vars = self.lowered.vars
+        is_backward = self.lowered.stage == "backward"
+        return [v for v in found if is_backward or not isinstance(vars[v].source, Instruction)]
+
+    # Memory.
+
+    def _rows(self, value: int, node: int) -> list[Row]:
+        """The rows of a value that belong to a node."""
+        if self.lowered.domains[value] == NODE:
+            return [(node, -1)]
+        return [(node, edge) for edge in range(EDGES[node])]
+
+    def _row(self, value: int, row: Row) -> Row:
+        """The row of a value that a loop over these rows reads or makes."""
+        return (row[0], -1) if self.lowered.domains[value] == NODE else row
+
+    def _column(self, value: int, number: int, row: Row) -> Column:
+        """Where an element lies."""
+        home, view = self.storage.home(View(value, number, (), ()))
+        return self._place(home, home.column + view.offset, row)
+
+    def _place(self, home: Home, column: int, row: Row) -> Column:
+        if home.area in ("row", "gather", "output"):
+            return home.area, home.domain, column
+        if home.area == "scratch":
+            return "scratch", home.domain, self.nodes.index(row[0]), row[1], column
+        return home.area, home.domain, row, column
+
+    def _has_memory(self, value: int) -> bool:
+        return value in self.storage.homes or value in self.storage.aliases
+
+    def _check(self, column: Column, value: int, number: int, row: Row, who: str) -> None:
+        """Complain unless the element that is meant is in a column."""
+        found = self.memory.get(column, [])
+        if not any(self._is(element, value, number, row) for element in found):
+            there = ", ".join(f"%{e.value}[{e.number}] of row {e.row} ({e.terms} terms)" for e in found) or "nothing"
+            raise PlanError(
+                f"checking the {self.lowered.stage} stage of {self.lowered.name!r}: {who} wants %{value}[{number}] of "
+                f"row {row} from {column}, and finds {there}; this is a defect of autobatch."
+            )
+
+    def _is(self, found: Element, value: int, number: int, row: Row) -> bool:
+        """Whether an element is the one that is meant, or made in its place as a part of it; and finished."""
+        if found.row != row or (found.maker and self.makers[found.value, found.number] != found.maker):
+            return False
+        terms = self.terms.get(found.maker)
+        if terms is not None and found.terms != terms[found.number] * self._n_times(found):
+            return False
+        return self._root(found.value, found.number) == self._root(value, number) or self._has_part(value, found.value)
+
+    def _n_times(self, found: Element) -> int:
+        """How often a loop goes over all its indices for a row of what it combines."""
+        is_over_edges = self.loops[found.maker].domain != self.lowered.domains[found.value]
+        return EDGES[found.row[0]] if is_over_edges else 1
+
+    def _root(self, value: int, number: int) -> tuple[int, int]:
+        while value in self.lowered.aliases:
+            whole = self.lowered.aliases[value]
+            value, number = whole.value, whole.offset + number
+        return value, number
+
+    def _has_part(self, whole: int, part: int) -> bool:
+        parts = self.lowered.parts.get(whole, ())
+        return part in parts or any(self._has_part(inner, part) for inner in parts)
+
+    # Steps.
+
+    def run(self, steps: Sequence[Step], numbers: Iterable[int], nodes: tuple[int, ...]) -> None:
+        """Run some steps for the nodes of a piece."""
+        self.nodes = nodes
+        for number in numbers:
+            step = steps[number]
+            if isinstance(step, Kernel):
+                for node in nodes:
+                    self._run_row(number, step, node)
+            else:
+                self._run_whole(step)
+
+    def _run_whole(self, step: Product | Alone) -> None:
+        """Read all that a product, or an op that runs alone, reads; then make all that it makes."""
+        size = self.lowered.sizes[step.target]
+        if isinstance(step, Product):
+            views = [term.rows for term in step.terms] + [_whole(step.target, size)] * step.adds
+        else:
+            views = [self.lowered.views[arg] for arg in step.args]
+        for view, node in product(views, self.nodes):
+            for row in self._rows(view.value, node):
+                self._fetch(view, row, f"%{step.target}")
+        for row in (row for node in self.nodes for row in self._rows(step.target, node)):
+            for number in range(size):
+                self.memory[self._column(step.target, number, row)] = [Element(step.target, number, row)]
+
+    def _fetch(self, view: View, row: Row, who: str) -> None:
+        """Check all elements of a view in a row, unless nothing ever writes there."""
+        if self.lowered.domains[view.value] == SHARED or self.storage.home(view)[0].area in UNCHANGED:
+            return
+        for number in _elements(view.shape, view.strides, view.offset):
+            self._check(self._column(view.value, number, row), view.value, number, row, who)
+
+    def _run_row(self, step: int, kernel: Kernel, node: int) -> None:
+        """Run a kernel for a node: its blocks, and in each the nest for the node or for all its edges."""
+        row = (node, -1)
+        for column in [column for column in self.memory if column[0] in PER_ROW]:
+            del self.memory[column]
+        for (area, of), (first, size) in kernel.spares.items():
+            values = [v for v, home in self.lowered.homes.items() if home[:2] == (area, of)]
+            for k in range(size):
+                self.memory["row", NODE, first + k] = [Element(STORED, k, row)]
+                if values:
+                    self.memory[area, of, k] = [Element(value, k, row) for value in values]
+        for at, block in enumerate(kernel.blocks):
+            self._begin(block, row)
+            if block.domain == NODE:
+                self._run_nest(Spot(step, at), block, row)
+            for edge in range(EDGES[node] if block.domain != NODE else 0):
+                self._begin(block, (node, edge))
+                self._run_nest(Spot(step, at), block, (node, edge))
+        for (area, of), (_, size) in kernel.spares.items():
+            for k in range(size if area == "output" else 0):
+                self._check((area, of, k), STORED, k, row, f"output {of}")
+
+    def _begin(self, block: Block, row: Row) -> None:
+        """Write what combined values begin with: a node's before the block, an edge's before its nest."""
+        for loop in block.loops:
+            value = loop.target.value
+            if loop.combine and (self.lowered.domains[value] == NODE) == (row[1] < 0):
+                for number in range(self.lowered.sizes[value]):
+                    self.memory[self._combined(loop, number, row)] = [Element(value, number, row, id(loop))]
+                    self._keep(loop, number, row)
+
+    def _run_nest(self, spot: Spot, block: Block, row: Row) -> None:
+        """Run all indices of a nest, and at each its loops."""
+        walks = [(loop, list(_walk(loop))) for loop in block.loops]
+        for k in range(len(walks[0][1])):
+            for loop, walk in walks:
+                target, *reads = walk[k]
+                for operand, number in zip(loop.operands, reads, strict=True):
+                    self._read(spot, loop, operand, number, self._row(operand.view.value, row))
+                self._make(spot, loop, target, row if loop.stored else self._row(loop.target.value, row))
+
+    def _read(self, spot: Spot, loop: Loop, operand: Operand, number: int, row: Row) -> None:
+        """Read what a loop reads at an index: a number of the nest or of the row, or memory."""
+        value, who = operand.view.value, f"the loop that makes %{loop.target.value}"
+        made = self.storage.made.get(value)
+        if operand.moved is not None:  # data chooses the element
+            self._fetch(_whole(value, self.lowered.sizes[value]), row, who)
+        elif made == spot or (made is not None and made.step == spot.step and is_row_number(self.lowered, value)):
+            self._check(("number", value), value, number, row, who)
+        else:
+            self._fetch(View(value, number, (), ()), row, who)
+
+    def _make(self, spot: Spot, loop: Loop, number: int, row: Row) -> None:
+        """Make an element."""
+        value = loop.target.value
+        if loop.stored is not None:
+            what, of = loop.stored
+            place = self.cell.layout.inputs[of] if what == "port" else None
+            home = Home("output", of, 0) if place is None else Home("mirror", place.domain, place.column)
+            self.memory[self._place(home, home.column + number, row)] = [Element(STORED, number, row)]
+        elif loop.combine:
+            column = self._combined(loop, number, row)
+            (begun,) = self.memory[column]
+            self.memory[column] = [begun._replace(terms=begun.terms + 1)]
+            self._keep(loop, number, row)
+        else:
+            made = [Element(value, number, row, id(loop))]
+            if self.storage.made.get(value) == spot:
+                self.memory["number", value] = made
+            if self.storage.made.get(value) != spot or self._has_memory(value):
+                self.memory[self._column(value, number, row)] = made
+
+    def _combined(self, loop: Loop, number: int, row: Row) -> Column:
+        """Where a loop combines: in a number, or in an element of memory."""
+        value = loop.target.value
+        return ("number", value) if is_number(self.lowered, loop) else self._column(value, number, row)
+
+    def _keep(self, loop: Loop, number: int, row: Row) -> None:
+        """Write a number that is combined to its place, if it has one."""
+        value = loop.target.value
+        if is_number(self.lowered, loop) and self._has_memory(value):
+            self.memory[self._column(value, number, row)] = self.memory["number", value]
+
+    # In the end.
+
+    def check_left(self, nodes: tuple[int, ...]) -> None:
+        """Check what a stage leaves: saved values and, backward, the gradients of ports."""
+        self.nodes = nodes
+        for value, node in product(self._left(), nodes):
+            for row in self._rows(value, node):
+                self._fetch(_whole(value, self.lowered.sizes[value]), row, "a later stage")
+        derivative, layout = self.cell.derivative, self.cell.layout
+        for of, place in enumerate(layout.inputs if self.lowered.stage == "backward" and derivative else ()):
+            port = self.cell.program.ports[of]
+            gradient = derivative.ports[of] if derivative is not None else None
+            view = self.lowered.views[gradient] if of in layout.settled and gradient is not None else None
+            for row in (row for node in nodes for row in self._rows(port, node)):
+                for k in range(place.width):
+                    value = STORED if view is None else view.value
+                    number = k if view is None else next(_elements(view.shape, view.strides, view.offset + k))
+                    column = self._place(Home("mirror", place.domain, place.column), place.column + k, row)
+                    self._check(column, value, number, row, f"the gradient of port {of}")
+
+    def _left(self) -> Iterator[int]:
+        """The saved values that the next stage reads."""
+        derivative = self.cell.derivative
+        n_program = len(self.cell.program.vars)
+        if derivative is None:
+            return
+        if self.lowered.stage == "forward":
+            yield from (v for v in self.cell.layout.saved if v < n_program)
+            return
+        read = {arg for index in derivative.weights for arg in _args(derivative.vars[index].source)}
+        read.update(value for _, scatters in derivative.tables for scatter in scatters for value in scatter)
+        read.update(gradient for _, gradient in derivative.parameters)
+        found = {self.lowered.views[value].value for value in read}
+        yield from (v for v in found if self.lowered.homes.get(v, _NOWHERE).area in ("saved", "inputs"))
+
+
+_NOWHERE = Home("", NODE, 0)
+
+
+def _args(source: object) -> tuple[int, ...]:
+    return source.args if isinstance(source, Instruction) else ()
+
+
+def _whole(value: int, size: int) -> View:
+    return View(value, 0, (size,), (1,))
+
+
+def _elements(shape: Shape, strides: Sequence[int], offset: int) -> Iterator[int]:
+    """The numbers of the elements of a view, in order."""
+    for index in product(*map(range, shape)):
+        yield offset + sum(i * stride for i, stride in zip(index, strides, strict=True))
+
+
+def _walk(loop: Loop) -> Iterator[tuple[int, ...]]:
+    """At every index of a loop the elements of its target and its operands."""
+    views = [loop.target, *(operand.view for operand in loop.operands)]
+    return zip(*(_elements(loop.shape, view.strides, view.offset) for view in views), strict=True)

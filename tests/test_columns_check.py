@@ -1,0 +1,121 @@
+"""The checker of columns finds what went wrong once, planted again: values in columns of others, sums begun early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.errors import PlanError
+from autobatch.executor.cpu import Cpu
+from autobatch.executor.reference import Reference
+from autobatch.kernels import fusing, stage
+from autobatch.kernels.fusing import Kernel, Step
+from autobatch.kernels.loop import Statement
+from autobatch.kernels.lowering import Lowered, Lowering
+from autobatch.kernels.storing import Storage
+from autobatch.kernels.view import View
+
+pytestmark = pytest.mark.usefixtures("_checked")
+
+
+class Model(ab.Module):
+    """The two cells, in float64, of which one was wrong forward and the other backward."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.A, self.B, self.W = (ab.Parameter(rng.standard_normal((2, 2))) for _ in range(3))
+        self.U, self.V = (ab.Parameter(rng.standard_normal((3, n))) for n in (2, 3))
+        self.c = ab.Parameter(rng.standard_normal((2, 1)))
+        self.astype("float64")
+
+    @ab.cell
+    def joined(self, x: Any, y: Any) -> Any:
+        a = self.A @ x
+        return ab.tanh(a + self.B @ x), ab.tanh(self.U @ a + self.V @ ab.tanh(y))
+
+    @ab.cell
+    def reduced(self, x: Any) -> Any:
+        return ab.sum((self.W @ x) * self.c)
+
+    def loss(self, x: Any) -> Any:
+        first, second = self.joined(x[:2], x)
+        return self.reduced(first) + ab.sum(second)
+
+
+def run() -> None:
+    model = Model()
+    instances = list(np.random.default_rng(1).standard_normal((4, 3)))
+    ours = ab.batched(model.loss, backend=Cpu(poison=True, jitted=False))
+    theirs = ab.batched(model.loss, backend=Reference(poison=True))
+    np.testing.assert_allclose(ours(instances), [model.loss(x) for x in instances], rtol=1e-12)
+    _, found = ours.value_and_grad(instances)
+    _, expected = theirs.value_and_grad(instances)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-10, atol=1e-12)
+    ab.testing.check_grads(ours, instances, model, np.random.default_rng(2))
+
+
+def test_right_cells_pass() -> None:
+    run()
+
+
+def test_a_part_that_is_not_all_of_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a product is joined; the product, made in place, would write its other half over what is behind."""
+
+    def lies_in(self: Lowering, part: int, view: View) -> bool:
+        own = self.views[part]
+        if own.offset == 0 and own.value in self._apart and own.value not in self.lowered.aliases:
+            self.lowered.aliases[own.value] = view._replace(shape=own.shape, strides=own.strides)
+            return True
+        return False
+
+    monkeypatch.setattr(Lowering, "_lies_in", lies_in)
+    with pytest.raises(PlanError, match="wants"):
+        run()
+
+
+def test_a_sum_that_begins_where_another_loop_still_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(lowered: Lowered, statements: Sequence[Statement]) -> dict[int, dict[int, bool]]:
+        return {}
+
+    monkeypatch.setattr(fusing, "overwritings", forget)
+    monkeypatch.setattr(stage, "check_steps", lambda *args: None)
+    with pytest.raises(PlanError, match="wants"):
+        run()
+
+
+def test_memory_of_a_row_that_another_step_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What several steps use does not lie in memory that each row uses again."""
+    right = stage.store
+
+    def wrong(lowered: Lowered, steps: list[Step], n_before: int) -> Storage:
+        storage = right(lowered, steps, n_before)
+        for value, home in storage.homes.items():
+            if home.area == "scratch":
+                storage.homes[value] = home._replace(area="row")
+        return storage
+
+    monkeypatch.setattr(stage, "store", wrong)
+    with pytest.raises(PlanError, match="wants"):
+        run()
+
+
+def test_loops_of_a_nest_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = stage.fuse
+
+    def wrong(lowered: Lowered, statements: list[Statement]) -> list[Step]:
+        steps = right(lowered, statements)
+        for step in steps:
+            for block in step.blocks if isinstance(step, Kernel) else ():
+                block.loops.reverse()
+        return steps
+
+    monkeypatch.setattr(stage, "fuse", wrong)
+    monkeypatch.setattr(stage, "check_steps", lambda *args: None)
+    monkeypatch.setattr(stage, "check_storage", lambda *args: None)
+    with pytest.raises(PlanError, match="wants"):
+        run()
