@@ -1,0 +1,104 @@
+"""Small cells that people write first, each of which was wrong or refused once: eagerly, batched, alone and together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.executor.cpu import Cpu
+from autobatch.executor.reference import Reference
+
+Body = Callable[[Any, Any, int], Any]
+N = 3
+
+BODIES: dict[str, Body] = {
+    # Gradients that are the same for all elements, or for all rows, and reach a product.
+    "sum of a layer": lambda m, x, i: ab.sum(m.layer(x)),
+    "mean of a layer": lambda m, x, i: ab.mean(m.layer(x)),
+    "minus the sum of a product": lambda m, x, i: -ab.sum(m.W @ x),
+    "sum of two products": lambda m, x, i: ab.sum(m.W @ x + m.U @ x),
+    "a product of ones": lambda m, x, i: ab.sum(m.W @ (x * 0.0 + 1.0)),
+    "a product of one number": lambda m, x, i: ab.sum(m.W @ (ab.sum(x) + np.zeros(N))),
+    "a product of a constant": lambda m, x, i: ab.sum(m.W @ np.ones(N) * x[0]),
+    # Reductions of products, with parameters that are broadcast along each axis.
+    "a column": lambda m, x, i: ab.sum((m.S @ x) * m.column),
+    "a row": lambda m, x, i: ab.sum(ab.tanh(m.S @ x) * m.row),
+    "a column and a row": lambda m, x, i: ab.sum(ab.tanh(m.S @ x) * m.column * m.row + m.column),
+    "the largest": lambda m, x, i: ab.max((m.S @ x) * m.column),
+    # Views of parameters that libraries refuse.
+    "rows backwards": lambda m, x, i: ab.sum(ab.tanh(m.W[::-1] @ x)),
+    "every other column": lambda m, x, i: ab.sum(ab.tanh(m.wide[:, ::2] @ x)),
+    "every other row": lambda m, x, i: ab.sum(ab.tanh(m.tall[::2] @ x)),
+    "columns backwards": lambda m, x, i: ab.sum(ab.tanh(x @ m.S[:, ::-1])),
+    "a transpose backwards": lambda m, x, i: ab.sum(ab.tanh(ab.transpose(m.W)[::-1] @ (m.W @ x))),
+    # A table that is multiplied too, beside another matrix.
+    "a tied table": lambda m, x, i: ab.cross_entropy(m.E @ ab.tanh(x + ab.lookup(m.E, i)) + m.U @ x, i),
+    "a tied vector": lambda m, x, i: ab.lookup(m.bias, i) * ab.sum(ab.tanh(m.W @ x + m.U @ x + m.bias)),
+}  # fmt: skip
+
+
+class Model(ab.Module):
+    """A cell with one of these bodies."""
+
+    def __init__(self, body: Body) -> None:
+        rng = np.random.default_rng(0)
+        self.body = body
+        self.layer = ab.Linear(N, 4, rng=rng)
+        self.W, self.U, self.E = (ab.Parameter(rng.standard_normal((4, N))) for _ in range(3))
+        self.S = ab.Parameter(rng.standard_normal((N, N)))
+        self.wide, self.tall = (ab.Parameter(rng.standard_normal(shape)) for shape in ((4, 2 * N), (7, N)))
+        self.column, self.row = (ab.Parameter(rng.standard_normal(shape)) for shape in ((2, 1), (1, N)))
+        self.bias = ab.Parameter(rng.standard_normal(4))
+        self.astype("float64")
+
+    @ab.cell
+    def cell(self, x: Any, i: int) -> Any:
+        return self.body(self, x, i)
+
+    @ab.cell
+    def before(self, x: Any) -> Any:
+        return ab.tanh(x)
+
+    def loss(self, instance: Any) -> Any:
+        x, i = instance
+        return self.cell(self.before(x), i)
+
+
+def draw(n: int) -> list[Any]:
+    rng = np.random.default_rng(1)
+    return [(rng.standard_normal(N), int(rng.integers(4))) for _ in range(n)]
+
+
+def compare(body: Body, backend: Any, n: int) -> None:
+    """Batched losses are eager ones; gradients are those of the reference backend, and central differences."""
+    model, instances = Model(body), draw(n)
+    ours, theirs = ab.batched(model.loss, backend=backend), ab.batched(model.loss, backend=Reference(poison=True))
+    np.testing.assert_allclose(ours(instances), [model.loss(x) for x in instances], rtol=1e-10)
+    value, found = ours.value_and_grad(instances)
+    other, expected = theirs.value_and_grad(instances)
+    np.testing.assert_allclose(value, other, rtol=1e-10)
+    for name in expected:
+        np.testing.assert_allclose(np.asarray(found[name]), np.asarray(expected[name]), rtol=1e-10, atol=1e-13)
+    if n < 64:
+        ab.testing.check_grads(theirs, instances, model, np.random.default_rng(2))
+
+
+@pytest.mark.usefixtures("_checked")
+@pytest.mark.parametrize("n", [1, 64])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_programs(body: Body, n: int) -> None:
+    compare(body, Cpu(poison=True, jitted=False), n)
+
+
+COMPILED = ("sum of a layer", "a column", "rows backwards", "a tied table")
+
+
+@pytest.mark.parametrize(
+    "name", [*COMPILED, *(pytest.param(name, marks=pytest.mark.slow) for name in BODIES if name not in COMPILED)]
+)
+def test_compiled(name: str) -> None:
+    compare(BODIES[name], Cpu(poison=True, jitted=True), 64)
