@@ -1,4 +1,4 @@
-"""Small cells that people write first, each of which was wrong or refused once: eagerly, batched, alone and together."""
+"""Small cells that people write first, each wrong or refused once: eagerly, batched, alone and together."""
 
 from __future__ import annotations
 
