@@ -12,7 +12,7 @@ import autobatch as ab
 from autobatch.errors import PlanError
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
-from autobatch.kernels import fusing, stage
+from autobatch.kernels import fusing, stage, storing
 from autobatch.kernels.fusing import Kernel, Step
 from autobatch.kernels.loop import Statement
 from autobatch.kernels.lowering import Lowered, Lowering
@@ -90,7 +90,7 @@ def test_a_sum_that_begins_where_another_loop_still_reads(monkeypatch: pytest.Mo
 
 def test_memory_of_a_row_that_another_step_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """What several steps use does not lie in memory that each row uses again."""
-    right = stage.store
+    right = storing.store
 
     def wrong(lowered: Lowered, steps: list[Step], n_before: int) -> Storage:
         storage = right(lowered, steps, n_before)
@@ -105,7 +105,7 @@ def test_memory_of_a_row_that_another_step_reads(monkeypatch: pytest.MonkeyPatch
 
 
 def test_loops_of_a_nest_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = stage.fuse
+    right = fusing.fuse
 
     def wrong(lowered: Lowered, statements: list[Statement]) -> list[Step]:
         steps = right(lowered, statements)
