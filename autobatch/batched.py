@@ -8,7 +8,7 @@ The stages before execution are in `autobatch.planning`, which also keeps plans 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,20 +16,21 @@ from numpy.typing import NDArray
 
 from autobatch.executor import Backend
 from autobatch.graph import Graph, split_graph
-from autobatch.losses import check_finite, copy_gradients, loss_slot, loss_weights, put_gradients
+from autobatch.losses import check_finite, loss_slot, loss_weights, put_gradients, take_gradients
 from autobatch.module import Module
 from autobatch.plan import PlannedTypes, Planner
 from autobatch.planning import Choices, Planning
 from autobatch.precision import check_precision
 from autobatch.prefetching import prefetch
 from autobatch.profiling import N_CALLS, Profile
-from autobatch.record import Recorder, list_instances
+from autobatch.record import MiniBatch, Recorder, list_instances, refuse_inside
 from autobatch.report import Clock, LastCall, Report, Step, make_report
 from autobatch.results import join_columns, stack_results
 from autobatch.rewrite import rewrite
 from autobatch.rows import Gradient
 from autobatch.running import Running
 from autobatch.schedule import Policy
+from autobatch.turns import running
 
 if TYPE_CHECKING:
     from autobatch.tuning import Tuning
@@ -40,7 +41,8 @@ Array = NDArray[Any]
 class Batched:
     """A function over one instance, run on mini-batches; made by `batched`.
 
-    A deep copy, or one through pickle, runs a copy of the model; it has recorded nothing, so graphs are recorded anew.
+    Calls take turns, whichever threads they come from. A deep copy, or one through pickle, runs a copy of the model; it
+    has recorded nothing, so graphs are recorded anew.
 
     Attributes:
         last: counts and times of the last call; None before the first.
@@ -101,12 +103,14 @@ class Batched:
     @property
     def decisions(self) -> dict[str, dict[str, Any]]:
         """How mini-batches run, by class, and under "*" all others: JSON can hold it, and `tune=` pins it."""
-        return self._tuning.decisions
+        with running():
+            return self._tuning.decisions
 
     @property
     def settled(self) -> bool:
         """Whether nothing is being measured for these decisions now; a new size of mini-batches may begin it again."""
-        return self._tuning.settled
+        with running():
+            return self._tuning.settled
 
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked.
@@ -121,11 +125,13 @@ class Batched:
         Raises:
             PlanError: an instance needs more than `max_bytes` alone.
         """
-        step = self._prepare(instances, training=False)
-        if step.graph.n_instances == 0:
-            return np.zeros(0, self._running.dtype)
-        columns = join_columns([columns for _, columns in self._run(step)])
-        self._finish(step)
+        read = self._read(instances)
+        with running():
+            step = self._prepare(*read, training=False)
+            if not step.graph.n_instances:
+                return np.zeros(0, self._running.dtype)
+            columns = join_columns([columns for _, columns in self._run(step)])
+            self._finish(step)
         return stack_results(step.graph.structures, columns)
 
     def value_and_grad(
@@ -141,34 +147,38 @@ class Batched:
             instances: as for a call; the function returns a scalar value, or `(loss, aux)` with `has_aux`.
             reduce: "mean" or "sum" over instances, or a weight for each, shape (B,).
             out: gradients to add to, as returned before, or arrays; by default buffers that are valid until the next
-                call. `Rows` of a table that has been read in another way since are replaced by an array.
+                call in this thread. `Rows` of a table that has been read in another way since are replaced by an array.
 
         Returns:
             value, grads; or (value, aux), grads with `has_aux`. `grads` has a gradient for every trainable parameter,
             by name: an array, zero where it is not used, or `Rows` for a table that nothing but `lookup` reads.
 
         Raises:
-            DataError: no instances.
+            DataError: no instances, or `out` cannot be written.
             GraphError: the function did not return a scalar value.
+            ShapeError: `out` does not hold gradients of these parameters.
             NumericError: a loss is not finite; `out` is as it was.
             PlanError: an instance needs more than `max_bytes` alone.
         """
-        step = self._prepare(instances, training=True)
-        weights = loss_weights(reduce, step.graph.n_instances)
-        slot = loss_slot(step.graph, self._recorder.slots, has_aux)
-        grads = out if len(step.parts) == 1 else copy_gradients(out, self._running.trainable())
-        found = []
-        for part, columns in self._run(step):
-            losses = columns[slot]
-            check_finite(losses, part.start)
-            grads = self._backward(step, {slot: weights[part].astype(losses.dtype)}, grads)
-            found.append(columns)
-        assert grads is not None, "there are instances, and so parts"
-        if out is not None and grads is not out:
-            put_gradients(out, grads)
-            grads = out
-        self.step += 1
-        self._finish(step)
+        read = self._read(instances)
+        with running():
+            step = self._prepare(*read, training=True)
+            weights = loss_weights(reduce, step.graph.n_instances)
+            slot = loss_slot(step.graph, self._recorder.slots, has_aux)
+            grads = None if out is None else take_gradients(out, self._running.trainable(), len(step.parts) > 1)
+            found = []
+            for part, columns in self._run(step):
+                losses = columns[slot]
+                check_finite(losses, part.start)
+                seeds = {slot: weights[part].astype(losses.dtype)}
+                grads = self._running.backward(step, self.backend, seeds, grads)
+                found.append(columns)
+            assert grads is not None, "there are instances, and so parts"
+            if out is not None and grads is not out:
+                put_gradients(out, grads)
+                grads = out
+            self.step += 1
+            self._finish(step)
         columns = join_columns(found)
         value = (weights * columns[slot]).sum().astype(columns[slot].dtype)
         if has_aux:
@@ -181,13 +191,13 @@ class Batched:
         Right where control flow does not depend on computed values; the parameters' numbers may change in between.
         With `progress`, how far it is shows on standard error.
         """
-        listed = list_instances(instances)
-        if not progress:
-            return split_graph(self._recorder.record(listed))
-        from rich.console import Console
-        from rich.progress import track
+        listed: Iterable[Any] = list_instances(instances)
+        if progress:
+            from rich.console import Console
+            from rich.progress import track
 
-        return split_graph(self._recorder.record(track(listed, "recording", console=Console(stderr=True))))
+            listed = track(listed, "recording", console=Console(stderr=True))
+        return split_graph(self._recorder.record(listed))
 
     def prefetch(self, minibatches: Iterable[Iterable[Any]]) -> Iterator[list[Any]]:
         """Record mini-batches ahead, each in a thread while the last one is in use; for instances recorded afresh.
@@ -212,6 +222,7 @@ class Batched:
         >>> [double(batch).tolist() for batch in double.prefetch([[np.ones(())], [np.zeros(()), np.ones(())]])]
         [[2.0], [0.0, 2.0]]
         """
+        refuse_inside()
         return prefetch(minibatches, self._recorder.to_graphs)
 
     def explain(
@@ -238,10 +249,11 @@ class Batched:
         from autobatch.memplan.memory_report import report_memory
         from autobatch.policies.judging import judge
 
-        listed = list_instances(instances)
-        step = self._prepare(listed, training, tried=False)
-        self._execute(step, training, has_aux)
-        decided = self._tuning.describe(listed, training)
+        minibatch, clock = self._read(instances)
+        with running():
+            step = self._prepare(minibatch, clock, training, tried=False)
+            self._execute(step, training, has_aux)
+            decided = self._tuning.describe(minibatch, training)
         judgements = [judge(part.plan.graph, part.plan.schedule, bound) for part in step.parts]
         largest = max(step.parts, key=lambda part: part.n_bytes)
         shown = report_memory(largest.plan, step.cells) if memory else None
@@ -275,14 +287,16 @@ class Batched:
         profile = Profile(self._recorder.types, n_calls, self._watch)
         if instances is not None:
             with profile:
-                step = self._prepare(instances, training)
-                self._execute(step, training, has_aux)
-                self._finish(step)
+                read = self._read(instances)
+                with running():
+                    step = self._prepare(*read, training)
+                    self._execute(step, training, has_aux)
+                    self._finish(step)
         return profile
 
     def merged(self, instances: Iterable[Any]) -> Graph:
         """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten."""
-        return rewrite(self._recorder.to_graph(instances), self.rewrites)[0]
+        return rewrite(self._recorder.to_graph(self._recorder.read(instances)), self.rewrites)[0]
 
     def learn_policy(
         self,
@@ -327,40 +341,43 @@ class Batched:
         self.policy = policy
         return policy
 
-    def _prepare(self, instances: Iterable[Any], training: bool, tried: bool = True) -> Step:
-        """Record or merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan.
+    def _read(self, instances: Iterable[Any]) -> tuple[MiniBatch, Clock]:
+        """Record a mini-batch, unless it was recorded before; beside what other threads run."""
+        clock = Clock(profiled=self._profile is not None)
+        return self._recorder.read(instances), clock
+
+    def _prepare(self, minibatch: MiniBatch, clock: Clock, training: bool, tried: bool = True) -> Step:
+        """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan.
 
         With `tried`, the mini-batch may run under a variant that is being measured; its time then counts.
         """
+        if minibatch.graph is not None:
+            clock.lap("record")  # and waiting for other threads
         if self._profile is not None:
             self._profile.begin()
         self._running.refresh()
-        purpose, dtype = self._purpose(training), self._running.dtype
-        check_precision(self.precision, dtype)
+        check_precision(self.precision, self._running.dtype)
         choices = Choices(
-            self.policy, self.planner, self.rewrites, self.max_bytes, dtype, purpose, self.backend, self.precision,
-            self.threads,
+            self.policy, self.planner, self.rewrites, self.max_bytes, self._running.dtype, self._purpose(training),
+            self.backend, self.precision, self.threads,
         )  # fmt: skip
-        clock = Clock(profiled=self._profile is not None)
         if self._tuning.is_off:
-            step = self._planning.prepare(instances, choices, clock)
-        else:
-            step = self._tuning.prepare(list_instances(instances), choices, clock, tried)
-        if "record" in clock.ms:  # the function ran, and may have made parameters
-            self._running.refresh()
-        return step
+            return self._planning.prepare(minibatch, choices, clock)
+        return self._tuning.prepare(minibatch, choices, clock, tried)
 
     def _planned_types(self, training: bool) -> PlannedTypes:
         """Layouts of all types met so far."""
-        self._running.refresh()
-        return self._planning.cells(self.planner, self._purpose(training))
+        with running():
+            self._running.refresh()
+            return self._planning.cells(self.planner, self._purpose(training))
 
     def _execute(self, step: Step, training: bool, has_aux: bool) -> None:
         """Run all parts, and backward in training, for what is learned from that."""
         slot = loss_slot(step.graph, self._recorder.slots, has_aux) if training else -1
         for part, _ in self._run(step):
             if training:
-                self._backward(step, {slot: np.ones(part.stop - part.start, self._running.dtype)}, None)
+                seeds = {slot: np.ones(part.stop - part.start, self._running.dtype)}
+                self._running.backward(step, self.backend, seeds, None)
 
     def _finish(self, step: Step) -> None:
         """Keep what there is to say about a call."""
@@ -371,15 +388,12 @@ class Batched:
 
     def _watch(self, profile: Profile | None) -> Profile | None:
         """Take this profile from now on, or none; give the one that was taken."""
-        before, self._profile = self._profile, profile
-        self.backend.timer = profile
+        with running():
+            before, self._profile, self.backend.timer = self._profile, profile, profile
         return before
 
     def _run(self, step: Step) -> Iterator[tuple[slice, list[Array]]]:
         return self._running.forward(step, self.backend, self.seed, self.step, self.precision)
-
-    def _backward(self, step: Step, seeds: Mapping[int, Array], out: dict[str, Gradient] | None) -> dict[str, Gradient]:
-        return self._running.backward(step, self.backend, seeds, out)
 
     def _purpose(self, training: bool) -> frozenset[str] | None:
         """What cells are planned for: the gradients of these parameters, or none."""

@@ -62,6 +62,10 @@ def batched(
             layouts are faster, and keeps that in the user's cache. What `decisions` holds, or the path of a JSON file
             with that, pins it. Variants differ in time and rounding only.
 
+    Several threads may call it, and train and infer side by side: calls of all functions, and steps of optimizers, run
+    one after the other in the order in which they come, beside whoever records; see `autobatch.turns`. With `threads` a
+    call uses more cores.
+
     Raises:
         PolicyError, BackendError: there is no such policy, backend, precision or number of threads.
         PlanError: `max_bytes` is no number of bytes, `plan_cache` none of plans, or `tune` no decisions.

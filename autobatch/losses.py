@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from autobatch.errors import DataError, GraphError, NumericError, ShapeError
 from autobatch.graph import Graph
 from autobatch.module import Parameter
 from autobatch.results import Slot, SlotTable
-from autobatch.rows import Gradient
+from autobatch.rows import Gradient, Rows
 
 Array = NDArray[Any]
 
@@ -63,27 +63,53 @@ def zeros_like(array: Array, buffer: Gradient | None) -> Array:
     return buffer
 
 
-def check_gradients(out: Mapping[str, Gradient], trainable: Mapping[str, Parameter]) -> None:
-    """Refuse gradients to add to that are not those of the trainable parameters."""
-    given = {name: (np.shape(g), getattr(g, "dtype", None)) for name, g in out.items()}
-    wanted = {name: (p.shape, p.dtype) for name, p in trainable.items()}
+def take_gradients(out: dict[str, Gradient], trainable: Mapping[str, Parameter], apart: bool) -> dict[str, Gradient]:
+    """Gradients to add to, checked: `out` itself, or arrays of their own, to be put there in the end.
+
+    Args:
+        apart: whether they are to be copies, for a later loss may be refused; arrays that lie in memory otherwise than
+            row by row are copied as well, for what adds to them knows addresses alone.
+
+    Raises:
+        DataError: it is no dict, or an array cannot be written.
+        ShapeError: it holds anything but an array or `Rows`, of its shape and type, for each trainable parameter.
+    """
+    _check_gradients(out, trainable)
+    if not apart and all(_lies_in_rows(gradient) for gradient in out.values()):
+        return out
+    return {name: np.array(g) if isinstance(g, np.ndarray) else g.copy() for name, g in out.items()}
+
+
+def _check_gradients(out: Mapping[str, Gradient], trainable: Mapping[str, Parameter]) -> None:
+    advice = "give gradients as an earlier call returned them."
+    if not isinstance(out, MutableMapping):
+        raise DataError(f"out= is a {type(out).__name__} and no dict of gradients by the names of parameters; {advice}")
+    given = {name: _describe(gradient) for name, gradient in out.items()}
+    wanted = {name: f"{p.dtype} of shape {p.shape}" for name, p in trainable.items()}
     if given != wanted:
         name = next(n for n in (*wanted, *given) if given.get(n) != wanted.get(n))
-        what = ["{0[1]} of shape {0[0]}".format(x[name]) if name in x else "nothing" for x in (given, wanted)]
-        raise ShapeError(
-            f"out= has {what[0]} for parameter {name!r}, whose gradient is {what[1]}; give gradients as an earlier "
-            f"call returned them."
-        )
+        what = [x.get(name, "nothing") for x in (given, wanted)]
+        raise ShapeError(f"out= has {what[0]} for parameter {name!r}, whose gradient is {what[1]}; {advice}")
+    for name, gradient in out.items():
+        if isinstance(gradient, np.ndarray) and not gradient.flags.writeable:
+            raise DataError(f"out= has an array for parameter {name!r} that is read-only; {advice}")
 
 
-def copy_gradients(
-    out: Mapping[str, Gradient] | None, trainable: Mapping[str, Parameter]
-) -> dict[str, Gradient] | None:
-    """Gradients to add to, checked, in arrays of their own, for a later loss may be refused; None for None."""
-    if out is None:
-        return None
-    check_gradients(out, trainable)
-    return {name: gradient.copy() for name, gradient in out.items()}
+def _describe(gradient: object) -> str:
+    if isinstance(gradient, (np.ndarray, Rows)):
+        return f"{gradient.dtype} of shape {gradient.shape}"
+    return f"a {type(gradient).__name__}"
+
+
+def _lies_in_rows(gradient: Gradient) -> bool:
+    """Whether an array is rows of consecutive numbers, or `Rows`."""
+    if not isinstance(gradient, np.ndarray):
+        return True
+    if gradient.flags.c_contiguous or not gradient.size:
+        return gradient.flags.aligned
+    row, step = gradient[0], gradient.strides[0]
+    fits = len(gradient) == 1 or (step >= row.nbytes and step % gradient.itemsize == 0)
+    return fits and row.flags.c_contiguous and gradient.flags.aligned
 
 
 def put_gradients(out: dict[str, Gradient], gradients: Mapping[str, Gradient]) -> None:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from autobatch.checkpoint import read_safetensors, write_whole
 from autobatch.errors import AutobatchError, CheckpointError, DataError, GraphError, ShapeError
 from autobatch.ops.operators import Operators
+from autobatch.turns import running
 
 if TYPE_CHECKING:
     from autobatch.stacks import Home, Stack
@@ -210,13 +211,15 @@ class Module:
             DataError: `dtype` is neither; nothing has changed.
         """
         target = _float_dtype(dtype)
-        for parameter in self.parameters().values():
-            parameter.astype(target)
+        with running():
+            for parameter in self.parameters().values():
+                parameter.astype(target)
         return self
 
     def state_dict(self) -> dict[str, FloatArray]:
         """Copy the array of every parameter, each once, under the name that `parameters` gives it."""
-        return {name: parameter.data.copy() for name, parameter in self.parameters().items()}
+        with running():
+            return {name: parameter.data.copy() for name, parameter in self.parameters().items()}
 
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike]) -> None:
         """Copy arrays into the parameters, after checking that all of them fit.
@@ -353,8 +356,9 @@ def _load(module: Module, state: Mapping[str, npt.ArrayLike], source: str) -> No
         {name: array.shape for name, array in arrays.items()},
         {name: parameter.shape for name, parameter in parameters.items()},
     )
-    for name, parameter in parameters.items():
-        parameter.data = arrays[name]
+    with running():
+        for name, parameter in parameters.items():
+            parameter.data = arrays[name]
 
 
 def _to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: type[AutobatchError]) -> FloatArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from autobatch.graph import Graph, checking, of_instances
 from autobatch.plan import PlannedTypes, Planner
 from autobatch.plan_cache import PlanCache, Planned
 from autobatch.plan_check import check_plan
-from autobatch.record import Recorder, list_instances
+from autobatch.record import MiniBatch, Recorder
 from autobatch.report import Clock, Step
 from autobatch.rewrite import rewrite
 from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
@@ -27,7 +27,7 @@ class Choices:
     Attributes:
         purpose: in training the names of the trainable parameters; None in inference.
         backend, precision: that it runs on and with, which say how much scratch memory it takes.
-        threads: of matrix products, when it runs; the plan is the same for any number.
+        threads: of matrix products, when it runs: as many are asked for.
     """
 
     policy: Policy
@@ -39,6 +39,13 @@ class Choices:
     backend: Backend
     precision: str
     threads: int = 1
+
+    @property
+    def n_threads(self) -> int:
+        """How many threads there will be; each takes scratch memory, which counts in `max_bytes`."""
+        from autobatch.blas.threads import most_threads
+
+        return min(self.threads, most_threads()) if self.threads > 1 else 1
 
 
 class Planning:
@@ -52,34 +59,38 @@ class Planning:
     def __init__(self, recorder: Recorder, cache_size: int) -> None:
         self.cache = PlanCache(cache_size)
         self._recorder = recorder
+        self._planner: Planner | None = None
         self._cells: dict[frozenset[str] | None, PlannedTypes] = {}
 
-    def prepare(self, instances: Iterable[Any], choices: Choices, clock: Clock) -> Step:
+    def prepare(self, minibatch: MiniBatch, choices: Choices, clock: Clock) -> Step:
         """Plan a mini-batch, in parts if the whole does not fit, or find its plan."""
-        listed = list_instances(instances)
-        key = self._key(listed, choices)
+        known = self._cells.get(choices.purpose)
+        cells = self.cells(choices.planner, choices.purpose)  # of all its types, whatever is recorded from now on
+        if cells is not known:
+            clock.lap("layout")
+        key = self._key(minibatch, choices, cells)
         found = self.cache.find(key, choices.policy, choices.planner) if key is not None else None
         if found is not None:
-            graph = of_instances(listed, found.graph.words, found.graph.floats, found.graph.types)
+            graph = of_instances(minibatch.instances, found.graph.words, found.graph.floats, found.graph.types)
             for scheduled in found.scheduled:
                 repeat_schedule(choices.policy, *scheduled)
-            cells = self.cells(choices.planner, choices.purpose)
             clock.lap("lookup")
             return self._step(graph, found, choices, cells, clock, plan_hit=True)
         if key is not None:
             clock.lap("lookup")
-        graph = self._recorder.to_graph(listed)
-        clock.lap("merge" if listed and isinstance(listed[0], Graph) else "record")
-        cells = self.cells(choices.planner, choices.purpose)
-        clock.lap("layout")
+        graph = self._recorder.to_graph(minibatch)
+        if minibatch.graph is None:
+            clock.lap("merge")
         planned = self._plan(graph, choices, cells, clock)
         if key is not None:
             self.cache.keep(key, planned)
         return self._step(graph, planned, choices, cells, clock, plan_hit=None if key is None else False)
 
     def cells(self, planner: Planner, purpose: frozenset[str] | None) -> PlannedTypes:
-        """Layouts of all types met so far; those of known types are kept, for each purpose."""
+        """Layouts of all types met so far; those of known types are kept, for each purpose of the same planner."""
         types, shapes = self._recorder.types, self._recorder.slots.shapes
+        if planner is not self._planner:
+            self._planner, self._cells = planner, {}
         known = self._cells.get(purpose)
         if known is None or len(known.cells) < len(types) or len(known.slot_shapes) < len(shapes):
             cells, training = list(known.cells) if known is not None else [], purpose is not None
@@ -88,24 +99,21 @@ class Planning:
             known = self._cells[purpose] = PlannedTypes(cells, list(shapes), training)
         return known
 
-    def _key(self, listed: list[Any], choices: Choices) -> Hashable | None:
+    def _key(self, minibatch: MiniBatch, choices: Choices, cells: PlannedTypes) -> Hashable | None:
         """What the plan of a mini-batch depends on; None if it is not looked for."""
-        types = self._recorder.types
-        if not self.cache.size or not listed:
+        graphs, types, policy = minibatch.instances, self._recorder.types, choices.policy
+        if not self.cache.size or not graphs or minibatch.graph is not None:
             return None
-        if not all(isinstance(graph, Graph) and graph.types is types for graph in listed):
+        if not all(graph.types is types for graph in graphs):
             return None
-        policy = choices.policy
         return (
-            tuple([graph.digest for graph in listed]), len(types), len(self._recorder.slots.shapes), policy.name,
+            tuple([graph.digest for graph in graphs]), len(cells.cells), len(cells.slot_shapes), policy.name,
             revision_of(policy), choices.purpose, choices.dtype, choices.rewrites, choices.max_bytes,
-            choices.backend.name, choices.precision,
+            choices.backend.name, choices.precision, choices.n_threads,
         )  # fmt: skip
 
     def _plan(self, graph: Graph, choices: Choices, cells: PlannedTypes, clock: Clock) -> Planned:
         """Rewrite, schedule and place, in parts if the whole does not fit."""
-        from autobatch.blas.threads import most_threads
-
         scheduled: list[tuple[Graph, Schedule]] = []
 
         def plan_part(graph: Graph) -> Part:
@@ -119,8 +127,7 @@ class Planning:
                 check_plan(plan, cells)
             clock.lap("place")
             unseen_share = getattr(choices.policy, "unseen_share", None)
-            n_threads = min(choices.threads, most_threads()) if choices.threads > 1 else 1
-            scratch = choices.backend.scratch_size(plan, cells, choices.dtype, choices.precision, n_threads)
+            scratch = choices.backend.scratch_size(plan, cells, choices.dtype, choices.precision, choices.n_threads)
             n_bytes = plan.n_bytes(choices.dtype) + scratch * choices.dtype.itemsize
             return Part(graph, rewrites, plan, n_bytes, unseen_share)
 

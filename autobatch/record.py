@@ -6,9 +6,8 @@ a few ints to one log and returns a handle. At the end one compiled pass turns t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +19,22 @@ from autobatch.handles import Value
 from autobatch.module import Module, Parameter
 from autobatch.ops.operators import STAGE, stage
 from autobatch.results import SlotTable, read_result
+from autobatch.turns import recording
 from autobatch.typetable import TypeTable
 
-RECORDING = threading.RLock()
-"""Recordings take turns: their generated functions stand in the modules themselves, where all threads see them."""
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
+
+
+class MiniBatch(NamedTuple):
+    """A mini-batch as a call takes it in.
+
+    Attributes:
+        instances: as they were given.
+        graph: of all, recorded just now; None if the instances are graphs themselves, recorded before.
+    """
+
+    instances: list[Any]
+    graph: Graph | None
 
 
 class Recorder:
@@ -58,14 +68,11 @@ class Recorder:
             GraphError: a value of another recording is used, or a value's number is asked for.
             DataError: an int does not fit 32 bits, or an id or label is outside its range.
         """
-        if STAGE.current is not None:
-            raise GraphError(
-                "a batched function was called inside a function that is recorded or traced; call its cells instead."
-            )
+        refuse_inside()
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         calls = self.calls
-        with RECORDING, calls.stand.in_place(self.module if in_place else None, calls.entry), stage(calls):
+        with recording(), calls.stand.in_place(self.module if in_place else None, calls.entry), stage(calls):
             calls.start(self.module)
             for instance in instances:
                 structures.append(self._run(instance, refs, slots))
@@ -75,20 +82,25 @@ class Recorder:
         check_ranges(graph)
         return graph
 
-    def to_graph(self, instances: Iterable[Any]) -> Graph:
-        """Record a mini-batch, or merge the graphs that it consists of.
+    def read(self, instances: Iterable[Any]) -> MiniBatch:
+        """Take in a mini-batch, and record it unless it consists of graphs; these are merged when asked for.
 
         Raises:
             DataError: a single instance.
             GraphError: instances and graphs in one mini-batch.
         """
+        refuse_inside()
         listed = list_instances(instances)
         recorded = [isinstance(x, Graph) for x in listed]
         if all(recorded):
-            return merge_graphs(listed, self.types)
+            return MiniBatch(listed, None)
         if any(recorded):
             raise GraphError("a mini-batch holds recorded graphs and unrecorded instances; give it one kind.")
-        return self.record(listed)
+        return MiniBatch(listed, self.record(listed))
+
+    def to_graph(self, minibatch: MiniBatch) -> Graph:
+        """The graph of a mini-batch."""
+        return merge_graphs(minibatch.instances, self.types) if minibatch.graph is None else minibatch.graph
 
     def to_graphs(self, instances: Iterable[Any]) -> list[Any]:
         """Record each instance while other threads use the module; what is recorded stays as it is."""
@@ -166,6 +178,14 @@ class Recorder:
                 f"instance. Compute it again there, or pass it as an array or Parameter."
             )
         return DataError(f"{where} was given an int that {TOO_LONG}")
+
+
+def refuse_inside() -> None:
+    """Refuse a batched function where a program is recorded or traced; GraphError."""
+    if STAGE.current is not None:
+        raise GraphError(
+            "a batched function was called inside a function that is recorded or traced; call its cells instead."
+        )
 
 
 def list_instances(instances: Iterable[Any]) -> list[Any]:

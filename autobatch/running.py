@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 
 from autobatch.executor import Backend
 from autobatch.gradients import GradientBuffers
-from autobatch.losses import check_gradients
 from autobatch.module import Parameter
 from autobatch.randomness import Randomness
 from autobatch.record import Recorder
@@ -20,8 +20,15 @@ from autobatch.rows import Gradient, Rows
 Array = NDArray[Any]
 
 
+class _Own(threading.local):
+    """What each thread has for itself: what it was given is valid until its own next step."""
+
+    def __init__(self) -> None:
+        self.gradients = GradientBuffers()
+
+
 class Running:
-    """Runs the mini-batches of one function; its gradients stay in the same buffers.
+    """Runs the mini-batches of one function; the gradients of a thread stay in the same buffers.
 
     Args:
         recorder: of the function.
@@ -32,7 +39,7 @@ class Running:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._gradients = GradientBuffers()
+        self._own = _Own()
         self._parameters: dict[str, Parameter] = {}
         self._trainable: dict[str, Parameter] = {}
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
@@ -84,15 +91,14 @@ class Running:
 
         Args:
             seeds: per slot the gradient of its rows.
-            out: gradients to add to; None for those of the last step, from zero.
+            out: gradients to add to; None for those of this thread's last step, from zero.
         """
         from autobatch.blas.threads import limit_threads
 
         trainable = self.trainable()
         if out is None:
-            out = self._gradients.zeros(trainable, step.cells.row_parameters)
+            out = self._own.gradients.zeros(trainable, step.cells.row_parameters)
         else:
-            check_gradients(out, trainable)
             for name, parameter in trainable.items():
                 if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
                     out[name] = np.asarray(out[name])

@@ -193,7 +193,7 @@ def run_one(loss: ab.Batched, instances: Sequence[Any], training: bool) -> Calla
 def count_model(loss: ab.Batched, instances: Sequence[Any], training: bool) -> dict[str, float]:
     """What a mini-batch takes."""
     report = loss.explain(instances, training=training)
-    step = loss._prepare(instances, training)
+    step = loss._prepare(*loss._read(instances), training)
     moved = [movement for part in step.parts for movement in movements(part.plan, step.cells)]
     return {
         "nodes": report.nodes,

@@ -62,7 +62,7 @@ def moved_bytes(plan: Plan, cells: PlannedTypes, itemsize: int) -> int:
 
 def run(loss: ab.Batched, instances: list[Any]) -> tuple[Any, Plan, PlannedTypes]:
     result = loss.value_and_grad(instances)
-    step = loss._prepare(instances, training=True)
+    step = loss._prepare(*loss._read(instances), training=True)
     return result, step.parts[0].plan, step.cells
 
 

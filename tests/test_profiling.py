@@ -53,7 +53,7 @@ WORDS = [[1, 2, 3], [4], [5, 6]]
 
 
 def plans_of(loss: ab.Batched, instances: Any, training: bool) -> list[Plan]:
-    return [part.plan for part in loss._prepare(instances, training).parts]
+    return [part.plan for part in loss._prepare(*loss._read(instances), training).parts]
 
 
 def test_every_batch_has_its_rows_and_bytes() -> None:
@@ -173,7 +173,7 @@ def test_nothing_is_noted_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Profile, "lap", refuse)
     monkeypatch.setattr(Profile, "add", refuse)
-    step = loss._prepare(WORDS, training=False)
+    step = loss._prepare(*loss._read(WORDS), training=False)
     loss.value_and_grad(WORDS)
     assert step.clock.spans is None
     assert len(profile.calls) == 1

@@ -408,7 +408,7 @@ def test_a_mini_batch_in_parts_adds_to_stacked_gradients(kind: type[Gates]) -> N
     words = draw_words(0, n=12)
     value, grads = loss.value_and_grad(words)
     whole = {name: np.asarray(g).copy() for name, g in grads.items()}
-    needed = loss._prepare(words, training=True).parts[0].n_bytes
+    needed = loss._prepare(*loss._read(words), training=True).parts[0].n_bytes
     split = ab.batched(model.loss, planner=MemoryPlanner(stacks=True), max_bytes=needed // 2)
     in_parts, grads = split.value_and_grad(words)
     assert split.last is not None

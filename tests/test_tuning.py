@@ -135,7 +135,7 @@ def test_work_is_counted_from_the_plan() -> None:
 
     for training, sizes in ((False, [(3, 5, 4)]), (True, [(3, 4, 5), (3, 5, 4), (4, 5, 3)])):
         asked.clear()
-        step = loss._prepare([[np.ones(4)] * 3], training)
+        step = loss._prepare(*loss._read([[np.ones(4)] * 3]), training)
         work = costs.measure_work(step.parts[0].plan, step.cells, speed)
         assert sorted(asked) == sizes
         assert (work.products, round(work.product_s, 9)) == (len(sizes), 60.0 * len(sizes))

@@ -83,7 +83,7 @@ class Bound:
 
 
 class Cpu(Reference):
-    """Runs plans with compiled cells. Not thread-safe: one instance runs one plan at a time.
+    """Runs plans with compiled cells, one at a time: batched functions take turns, see `autobatch.turns`.
 
     Args:
         poison: fill the buffer with NaN before each run, so that a read of what was never written shows.

@@ -35,7 +35,7 @@ Env = dict[int, Any]
 
 
 class Reference:
-    """Runs plans with NumPy. Not thread-safe: one instance runs one plan at a time.
+    """Runs plans with NumPy, one at a time: batched functions take turns, see `autobatch.turns`.
 
     Args:
         poison: fill the buffer with NaN before each run, so that a read of what was never written shows.

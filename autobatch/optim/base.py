@@ -29,6 +29,7 @@ from autobatch.module import FloatArray, Module, Shape, check_entries
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
 from autobatch.optim.rules import ALL, N_NUMBERS, N_ZEROS, ONLY, update_dense, update_rows
 from autobatch.rows import Gradient, Rows
+from autobatch.turns import running
 
 
 class OptimizerState(TypedDict):
@@ -128,11 +129,12 @@ class Optimizer(ABC):
             GraphError: a name is unknown or missing.
             ShapeError: a gradient's shape is not its parameter's. In both cases nothing has changed.
         """
-        self._check_grads(grads)
-        for name, parameter in self._parameters.items():
-            if parameter.trainable:
-                self._steps[name] += 1
-                self._change(name, parameter.data, grads[name])
+        with running():
+            self._check_grads(grads)
+            for name, parameter in self._parameters.items():
+                if parameter.trainable:
+                    self._steps[name] += 1
+                    self._change(name, parameter.data, grads[name])
 
     def state_dict(self) -> OptimizerState:
         """Copy all that the next step depends on, apart from the parameters."""

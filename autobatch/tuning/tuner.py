@@ -22,7 +22,7 @@ from autobatch.executor import Backend
 from autobatch.graph import Graph
 from autobatch.plan import Plan, PlannedTypes, Planner
 from autobatch.planning import Choices, Planning
-from autobatch.record import Recorder
+from autobatch.record import MiniBatch, Recorder
 from autobatch.report import Clock, Step
 from autobatch.rewrite import rewrite
 from autobatch.schedule import Frontier, FrontierPolicy, make_schedule
@@ -123,13 +123,13 @@ class Tuning:
         """Whether nothing is being tried, for the classes of mini-batches that were met."""
         return all(seat.trial is None and (seat.begun or self._pinned is not None) for seat in self._seats.values())
 
-    def prepare(self, listed: list[Any], choices: Choices, clock: Clock, tried: bool = True) -> Step:
+    def prepare(self, minibatch: MiniBatch, choices: Choices, clock: Clock, tried: bool = True) -> Step:
         """Plan a mini-batch as decided, or as the variant whose turn it is."""
-        seat = self._seat_of(listed, training=choices.purpose is not None)
-        if not seat.looked_up and listed and isinstance(listed[0], Graph):  # so that the types are known
+        seat = self._seat_of(minibatch, training=choices.purpose is not None)
+        if not seat.looked_up and minibatch.instances and minibatch.graph is None:
             self._look_up(seat)
         variant = seat.trial.next() if tried and seat.trial is not None else seat.variant
-        step = self._plan(variant, listed, choices, clock)
+        step = self._plan(variant, minibatch, choices, clock)
         self._open = (step, seat, variant, choices) if tried else None
         return step
 
@@ -155,18 +155,18 @@ class Tuning:
             if not seat.pause:
                 self._try_again(seat)
 
-    def describe(self, listed: list[Any], training: bool) -> str:
+    def describe(self, minibatch: MiniBatch, training: bool) -> str:
         """Say how mini-batches like this one run, and why; nothing where they run as given."""
         if self.is_off:
             return ""
-        seat = self._seat_of(listed, training)
+        seat = self._seat_of(minibatch, training)
         going_on = "; others are being tried" if seat.trial is not None else ""
         return f"{seat.label}: {seat.variant.differs_from(self.base)} ({seat.why}{going_on})"
 
     # Classes.
 
-    def _seat_of(self, listed: list[Any], training: bool) -> Seat:
-        recorded = all(isinstance(graph, Graph) for graph in listed)
+    def _seat_of(self, minibatch: MiniBatch, training: bool) -> Seat:
+        listed, recorded = minibatch.instances, minibatch.graph is None
         size, unit = (sum(g.n_nodes for g in listed), "nodes") if recorded else (len(listed), "instances")
         label = f"{'train' if training else 'infer'} up to {1 << max(size - 1, 0).bit_length()} {unit}"
         if label not in self._seats:
@@ -310,14 +310,14 @@ class Tuning:
 
     # Plans.
 
-    def _plan(self, variant: Variant, listed: list[Any], choices: Choices, clock: Clock) -> Step:
+    def _plan(self, variant: Variant, minibatch: MiniBatch, choices: Choices, clock: Clock) -> Step:
         planner = self._planner_of(variant, choices.planner)
         if id(planner) not in self._plannings:
             cache_size = next(iter(self._plannings.values()))[1].cache.size
             self._plannings[id(planner)] = planner, Planning(self._recorder, cache_size)
         passes = variant.rewrites(choices.rewrites)
         chosen = replace(choices, planner=planner, rewrites=passes, threads=variant.threads)
-        return self._plannings[id(planner)][1].prepare(listed, chosen, clock)
+        return self._plannings[id(planner)][1].prepare(minibatch, chosen, clock)
 
     def _planner_of(self, variant: Variant, given: Planner) -> Planner:
         """The planner of a variant: one object for all variants with its switches, as what it has planned is kept."""
