@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.blas.tiles import can_tile
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
 
@@ -92,6 +93,28 @@ def compare(body: Body, backend: Any, n: int) -> None:
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_programs(body: Body, n: int) -> None:
     compare(body, Cpu(poison=True, jitted=False), n)
+
+
+VIEWS = ("rows backwards", "every other column", "every other row", "columns backwards", "a tied table")
+
+
+@pytest.mark.parametrize(
+    ("precision", "provider"),
+    [
+        ("bf16", None),
+        pytest.param("float32", "packed", marks=pytest.mark.skipif(not can_tile(), reason="needs AVX-512")),
+    ],
+)
+@pytest.mark.parametrize("name", [VIEWS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in VIEWS[1:])])
+def test_views_of_weights_are_packed(name: str, precision: str, provider: str | None) -> None:
+    model, instances = Model(BODIES[name]).astype("float32"), draw(9)
+    ours = ab.batched(model.loss, backend=Cpu(jitted=True, provider=provider), precision=precision)
+    theirs = ab.batched(model.loss, backend=Reference(), precision=precision)
+    value, found = ours.value_and_grad(instances)
+    other, expected = theirs.value_and_grad(instances)
+    np.testing.assert_allclose(value, other, rtol=1e-4)
+    for part in expected:
+        np.testing.assert_allclose(np.asarray(found[part]), np.asarray(expected[part]), atol=2e-3, err_msg=part)
 
 
 COMPILED = ("sum of a layer", "a column", "rows backwards", "a tied table")

@@ -25,6 +25,7 @@ from autobatch.blas.packed import (
     panel_words,
     rows_words,
 )
+from autobatch.blas.product import readable
 from autobatch.blas.provider import Provider
 from autobatch.blas.tiles import WORD, can_tile_bf16
 from autobatch.executor.steps import (
@@ -66,7 +67,7 @@ class RoundedStep(ProductStep):
 
     def bind(self, run: Run) -> int:
         """Round the matrix as it is in this run."""
-        matrix = self.stage.shared[self.term.weight][0]
+        matrix = readable(self.stage.shared[self.term.weight][0])
         matrix = matrix.T if self.term.transposed else matrix
         if not (self.is_tiled and matrix.size):
             super().bind(run)  # chooses the library

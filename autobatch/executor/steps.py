@@ -19,7 +19,7 @@ from autobatch.blas.calling import call_product
 from autobatch.blas.gemm import NAME as PACKED
 from autobatch.blas.packed import multiply_float32 as multiply_rows
 from autobatch.blas.packed import pack_float32, panel_words
-from autobatch.blas.product import describe_product
+from autobatch.blas.product import describe_product, readable
 from autobatch.blas.threads import threads_now
 from autobatch.compiling import compiling
 from autobatch.kernels.loading import load, load_plain
@@ -120,7 +120,8 @@ class ProductStep:
             self.provider = run.chooser.choose(max(n_rows, 1), n, inner, self.dtype)
             self.weight = None
         if self.provider.name == PACKED and self.stage.jitted and shared.size:
-            return self._pack(shared[0].T if self.term.transposed else shared[0])
+            matrix = readable(shared[0])
+            return self._pack(matrix.T if self.term.transposed else matrix)
         weight = self.stage.matrix(self.term.weight, self.term.transposed)
         if weight is not self.weight:
             self.weight = weight

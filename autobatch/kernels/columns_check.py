@@ -209,8 +209,9 @@ class _Stage:
             for edge in range(EDGES[node] if block.domain != NODE else 0):
                 self._begin(block, (node, edge))
                 self._run_nest(Spot(step, at), block, (node, edge))
-        for (area, of), (_, size) in kernel.spares.items():
-            for k in range(size if area == "output" else 0):
+        for area, of in kernel.spares:
+            for k in range(self.lowered.sizes[self.cell.program.outputs[of]] if area == "output" else 0):
+                self._check(("row", NODE, kernel.spares[area, of][0] + k), STORED, k, row, f"the window of output {of}")
                 self._check((area, of, k), STORED, k, row, f"output {of}")
 
     def _begin(self, block: Block, row: Row) -> None:
