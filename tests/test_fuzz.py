@@ -1,0 +1,132 @@
+"""Random programs run right in every way; and the tool that draws them finds what is wrong, shrinks it, and resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import fuzz
+from autobatch.ops.define import run_kernel
+from autobatch.ops.operators import OPS
+from fuzzing.campaign import Found, load_state, run, run_one, save_state
+from fuzzing.cells import draw_program
+from fuzzing.checks import draw_way, find_failure
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+PER_TEST, N, N_SLOW, N_COMPILED = 10, 100, 1000, 50
+
+
+def blocks() -> list[Any]:
+    """The first numbers of a few programs, and of many more that are slow."""
+    return [pytest.param(start, marks=[pytest.mark.slow] * (start >= N)) for start in range(0, N_SLOW, PER_TEST)]
+
+
+@pytest.mark.parametrize("start", blocks())
+def test_programs_are_right(start: int) -> None:
+    for seed in range(start, start + PER_TEST):
+        assert run_one(seed, jitted=False, shrink_seconds=0.0) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(N_COMPILED))
+def test_compiled_programs_are_right(seed: int) -> None:
+    assert find_failure(draw_program(seed), draw_way(seed), jitted=True) is None
+
+
+def test_a_number_draws_one_program() -> None:
+    assert str(draw_program(3)) == str(draw_program(3))
+    assert draw_way(3) == draw_way(3)
+    assert len({str(draw_program(seed)) for seed in range(10)}) == 10
+
+
+def wrong_kernel(patch: pytest.MonkeyPatch) -> None:
+    """Interpreted sigmoids are too small."""
+
+    def wrong(op: Any, xp: Any, arrays: list[Any], out: Any, static: dict[str, Any]) -> None:
+        run_kernel(op, xp, arrays, out, static)
+        if op.name == "sigmoid":
+            out *= 0.9
+
+    patch.setattr("autobatch.executor.reference.run_kernel", wrong)
+
+
+def wrong_pullback(patch: pytest.MonkeyPatch) -> None:
+    """Negatives have the gradient of what they negate."""
+    patch.setitem(OPS, "neg", dataclasses.replace(OPS["neg"], pullback=lambda g, out, x: (g,)))
+
+
+def crash(patch: pytest.MonkeyPatch) -> None:
+    """Interpreted softmaxes fail."""
+
+    def fail(op: Any, xp: Any, arrays: list[Any], out: Any, static: dict[str, Any]) -> None:
+        if op.name == "softmax":
+            raise RuntimeError("no softmax today")
+        run_kernel(op, xp, arrays, out, static)
+
+    patch.setattr("autobatch.executor.reference.run_kernel", fail)
+
+
+@pytest.mark.parametrize(
+    ("plant", "signature", "culprit"),
+    [
+        (wrong_kernel, "forward in reference", "ab.sigmoid("),
+        (wrong_pullback, "slope in eager", "-"),
+        (crash, "crash in reference: RuntimeError no softmax today", "ab.softmax("),
+    ],
+)
+def test_planted_defects_are_found_and_shrunk(
+    plant: Plant, signature: str, culprit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    seed = next(s for s in range(200) if signature == wrong_with(s))
+    found = run_one(seed, jitted=False, shrink_seconds=20.0)
+    assert found is not None
+    assert found.signature == signature
+    body = found.program.split("def instance_")[1].split("def loss")[0]
+    assert len(found.program) < 900
+    assert culprit in found.program.split("class Model")[1]
+    assert body.count("\n") <= 5
+
+
+def wrong_with(seed: int) -> str:
+    """What is wrong with a program."""
+    found = run_one(seed, jitted=False, shrink_seconds=0.0)
+    return found.signature if found else ""
+
+
+def test_a_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = list[int]()
+
+    def fake(seed: int, jitted: bool, shrink_seconds: float) -> Found | None:
+        runs.append(seed)
+        return Found(seed, "forward in cpu", "by 1") if seed == 1 and not shrink_seconds else None
+
+    monkeypatch.setattr("fuzzing.campaign.run_one", fake)
+    path = tmp_path / "fuzz.json"
+    state = load_state(path, 0, 5)
+    going = run(state, lambda seed: False, 0.0)
+    assert [next(going) is None for _ in range(3)] == [True, False, True]
+    save_state(state, path)
+    again = load_state(path, 0, 5)
+    assert (again.next, again.n_run, [found.seed for found in again.failures]) == (3, 3, [1])
+    assert list(run(again, lambda seed: False, 0.0)) == [None, None]
+    assert runs == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="run up to 5, not to 9"):
+        load_state(path, 0, 9)
+
+
+def test_the_command_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "fuzz.json")
+    wrong_kernel(monkeypatch)
+    seed = next(s for s in range(200) if wrong_with(s))
+    first = CliRunner().invoke(fuzz.main, ["--seeds", f"0:{seed + 1}", "--state", path, "--shrink", "0"])
+    assert first.exit_code == 1
+    assert f"{seed + 1} programs, 1 wrong\n     1 forward in reference: seeds {seed}\n" in first.output
+    monkeypatch.undo()
+    assert CliRunner().invoke(fuzz.main, ["--seed", "0"]).exit_code == 0
+    assert CliRunner().invoke(fuzz.main, ["--seeds", "9"]).exit_code == 2

@@ -1,0 +1,79 @@
+"""Run random programs eagerly and batched in many ways, and show those that differ as small as they can be made.
+
+python tools/fuzz.py --seeds 0:10000 --state fuzz.json
+python tools/fuzz.py --seed 4711
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from fuzzing.campaign import State, load_state, run, run_one, save_state
+from fuzzing.cells import draw_program
+from fuzzing.checks import draw_way
+
+SECONDS_BETWEEN_LINES = 20.0
+
+
+@click.command()
+@click.option("--seeds", default="0:1000", metavar="A:B", help="The programs to run, by number, B excluded.")
+@click.option("--seed", type=int, help="Show and run a single one.")
+@click.option("--state", "path", type=click.Path(path_type=Path), help="Where to keep what was found, and go on from.")
+@click.option("--jitted", default="0", metavar="N|all", help="Compile every N-th.")
+@click.option("--shrink", "seconds", default=40.0, help="Seconds to make a failing program small; 0 leaves it.")
+def main(seeds: str, seed: int | None, path: Path | None, jitted: str, seconds: float) -> None:
+    """Run random programs; the exit status is 1 if one was wrong."""
+    is_jitted = _choice(jitted)
+    if seed is not None:
+        print(draw_program(seed), f"# {draw_way(seed)}", sep="\n")
+        found = run_one(seed, is_jitted(seed), seconds)
+        print(found or "right")
+        sys.exit(found is not None)
+    start, end = _range(seeds)
+    state = load_state(path, start, end)
+    began = told = time.monotonic()
+    before = state.n_run
+    for found in run(state, is_jitted, seconds):
+        if found:
+            print(found, flush=True)
+        if found or state.next == end or time.monotonic() - told > SECONDS_BETWEEN_LINES:
+            told = time.monotonic()
+            save_state(state, path)
+            rate = (state.n_run - before) / max(told - began, 1e-9)
+            print(f"{state.next}: {state.n_run} run, {len(state.failures)} wrong, {rate:.1f} a second", flush=True)
+    print(summary(state))
+    sys.exit(bool(state.failures))
+
+
+def summary(state: State) -> str:
+    """What was found, by kind."""
+    lines = [f"{state.n_run} programs, {len(state.failures)} wrong"]
+    for signature, count in state.counts().most_common():
+        seeds = [found.seed for found in state.failures if found.signature == signature]
+        lines.append(f"{count:6} {signature}: seeds {', '.join(map(str, seeds[:5]))}")
+    return "\n".join(lines)
+
+
+def _range(text: str) -> tuple[int, int]:
+    start, _, end = text.partition(":")
+    if not (start.isdecimal() and end.isdecimal()):
+        raise click.BadParameter(f"{text!r} is no range of numbers; give one such as 0:1000.")
+    return int(start), int(end)
+
+
+def _choice(text: str) -> Callable[[int], bool]:
+    if text == "all":
+        return lambda seed: True
+    if not text.isdecimal():
+        raise click.BadParameter(f"{text!r} is neither a number nor 'all'.")
+    step = int(text)
+    return lambda seed: step > 0 and seed % step == 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Random programs for autobatch as a user would write them: drawn, run in many ways, compared and shrunk."""

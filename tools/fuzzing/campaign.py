@@ -1,0 +1,111 @@
+"""Going through programs by number: what was found is kept in a file, so that a run goes on where it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from fuzzing.cells import draw_program
+from fuzzing.checks import SWITCHES, Way, draw_way, find_failure, is_valid
+from fuzzing.program import Program
+from fuzzing.shrinking import shrink
+
+N_SHRUNK = 3  # failures of one signature that are made small; the others are counted
+
+
+@dataclass
+class Found:
+    """A failure: the number of its program, what is wrong, and the smallest program, once it is known."""
+
+    seed: int
+    signature: str
+    detail: str
+    program: str = ""
+    way: str = ""
+    right_with: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.seed}: {self.signature}", f"    {self.detail}"]
+        if self.program:
+            lines += ["", *(f"    {line}".rstrip() for line in self.program.splitlines()), f"    # {self.way}"]
+            lines += [f"    # right with {', '.join(self.right_with) or 'no pass switched off'}"]
+        return "\n".join(lines)
+
+
+@dataclass
+class State:
+    """How far a run is.
+
+    Attributes:
+        next: the number of the next program; n_run: how many were run.
+    """
+
+    next: int
+    end: int
+    n_run: int = 0
+    failures: list[Found] = field(default_factory=list)
+
+    def counts(self) -> Counter[str]:
+        """Failures by what is wrong."""
+        return Counter(found.signature for found in self.failures)
+
+
+def load_state(path: Path | None, start: int, end: int) -> State:
+    """Read how far a run of these numbers is, if there is one; begin it otherwise."""
+    if path is None or not path.exists():
+        return State(start, end)
+    kept = json.loads(path.read_text())
+    if kept["end"] != end:
+        raise ValueError(f"resuming {path}: it is a run up to {kept['end']}, not to {end}; give another file.")
+    return State(kept["next"], end, kept["n_run"], [Found(**found) for found in kept["failures"]])
+
+
+def save_state(state: State, path: Path | None) -> None:
+    """Write how far a run is, whole or not at all."""
+    if path is not None:
+        beside = path.with_name(f"{path.name}.new")
+        beside.write_text(json.dumps(asdict(state), indent=1))
+        os.replace(beside, path)
+
+
+def run(state: State, is_jitted: Callable[[int], bool], shrink_seconds: float) -> Iterator[Found | None]:
+    """Run the programs that are left, one after the other; give what each did wrong."""
+    while state.next < state.end:
+        seed, counts = state.next, state.counts()
+        found = run_one(seed, is_jitted(seed), 0.0)
+        if found and shrink_seconds and counts[found.signature] < N_SHRUNK:
+            found = run_one(seed, is_jitted(seed), shrink_seconds)
+        if found:
+            state.failures.append(found)
+        state.next, state.n_run = seed + 1, state.n_run + 1
+        yield found
+
+
+def run_one(seed: int, jitted: bool, shrink_seconds: float) -> Found | None:
+    """Run the program of a number; if it fails, make it small."""
+    program, way = draw_program(seed), draw_way(seed)
+    failure = find_failure(program, way, jitted)
+    if failure is None:
+        return None
+    if not shrink_seconds:
+        return Found(seed, failure.signature, failure.detail)
+
+    signature = failure.signature
+
+    def fails(smaller: Program, other: Way) -> bool:
+        found = find_failure(smaller, other, jitted) if is_valid(smaller) else None
+        return found is not None and found.signature == signature
+
+    program, way = shrink(program, way, fails, shrink_seconds)
+    failure = find_failure(program, way, jitted) or failure
+    right = [name for name in SWITCHES if find_failure(program, switched_off(way, name), jitted) is None]
+    return Found(seed, failure.signature, failure.detail, str(program), str(way), right)
+
+
+def switched_off(way: Way, name: str) -> Way:
+    """The way with a pass of the planner switched off."""
+    return replace(way, planner={**way.planner, name: False})

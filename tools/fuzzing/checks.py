@@ -1,0 +1,343 @@
+"""Running a program in many ways, which must agree: eager, interpreted, compiled; alone, batched; gradients, slopes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.executor.cpu import Cpu
+from autobatch.executor.reference import Reference
+from autobatch.memplan.planner import MemoryPlanner
+from autobatch.rewrite import DEFAULT, PASSES
+from fuzzing.program import Program
+from fuzzing.specs import State
+
+RELATIVE = 1e-10
+SLOPE_STEP, SLOPE_RELATIVE = 1e-5, 2e-6
+NOISE, NOISE_FACTOR = 1e-14, 30.0  # of parameters; how much more than it changes is no rounding
+POLICIES = (
+    "agenda", "depth", "unbatched", "score", "critical", "sufficient", "score+both+compact", "agenda+backward",
+    "depth+compact", "auto",
+)  # fmt: skip
+SWITCHES = ("simplifies", "joins", "stacks", "sums", "cuts", "hoists", "fuses", "reuses")
+RECOMPUTES = ("cheap", "more", "all", "nothing")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a program is run: what decides and places, which passes run, and whether structures are checked.
+
+    Attributes:
+        alone: in mini-batches of one instance; recorded: from graphs, so that the plan is found at the second call.
+        copies: of each instance in a mini-batch.
+    """
+
+    policy: str = "agenda"
+    rewrites: tuple[str, ...] = DEFAULT
+    planner: dict[str, Any] = field(default_factory=dict)
+    checked: bool = False
+    alone: bool = False
+    recorded: bool = False
+    copies: int = 1
+
+    def __str__(self) -> str:
+        planner = f"MemoryPlanner({', '.join(f'{k}={v!r}' for k, v in self.planner.items())})"
+        words = [f"policy={self.policy!r}", f"rewrites={self.rewrites}", f"planner={planner}"]
+        words += ["AUTOBATCH_CHECK=1"] * self.checked + ["one at a time"] * self.alone
+        words += ["record_all, twice"] * self.recorded + [f"instances * {self.copies}"] * (self.copies > 1)
+        return ", ".join(words)
+
+    def batched(self, function: Any, backend: Any) -> ab.Batched:
+        """The function, to run in this way."""
+        planner = MemoryPlanner(**self.planner)
+        return ab.batched(function, backend=backend, policy=self.policy, rewrites=self.rewrites, planner=planner)
+
+    def simpler(self) -> Iterator[Way]:
+        """Ways with one thing less that is special."""
+        if self.checked:
+            yield replace(self, checked=False)
+        if self.alone:
+            yield replace(self, alone=False)
+        if self.recorded:
+            yield replace(self, recorded=False)
+        if self.copies > 1:
+            yield replace(self, copies=1)
+        for name in self.planner:
+            yield replace(self, planner={k: v for k, v in self.planner.items() if k != name})
+        if self.rewrites:
+            yield replace(self, rewrites=())
+        if self.policy != "agenda":
+            yield replace(self, policy="agenda")
+
+
+def draw_way(seed: int) -> Way:
+    """Draw how the program of a number is run."""
+    rng = np.random.default_rng([seed, 1])
+    rewrites = [DEFAULT, DEFAULT, PASSES, (), tuple(name for name in PASSES if rng.random() < 0.5)]
+    planner: dict[str, Any] = {}
+    if rng.random() < 0.5:
+        planner = {name: False for name in SWITCHES if rng.random() < 0.2}
+        recomputes = RECOMPUTES[int(rng.integers(len(RECOMPUTES)))]
+        planner |= {} if recomputes == "cheap" else {"recomputes": recomputes}
+    policy = POLICIES[int(rng.integers(len(POLICIES)))]
+    checked, alone, recorded = (bool(x) for x in rng.random(3) < (0.3, 0.15, 0.15))
+    return Way(policy, rewrites[int(rng.integers(5))], planner, checked, alone, recorded, int(rng.choice((1, 1, 1, 4))))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is wrong: in "forward", "gradient" or "slope", a "crash" or "complaint", and where.
+
+    Attributes:
+        what: without numbers and names, so that failures with one cause say the same.
+        where: the backend and the stage.
+    """
+
+    kind: str
+    where: str
+    what: str
+    detail: str = ""
+
+    @property
+    def signature(self) -> str:
+        """What failures with one cause have in common."""
+        return f"{self.kind} in {self.where}" + (f": {self.what}" if self.what else "")
+
+
+class Wrong(Exception):
+    """A comparison failed."""
+
+
+@contextmanager
+def checkers(on: bool) -> Iterator[None]:
+    """Check every structure that is made."""
+    before = os.environ.get("AUTOBATCH_CHECK")
+    os.environ["AUTOBATCH_CHECK"] = "1" if on else "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["AUTOBATCH_CHECK"]
+        else:
+            os.environ["AUTOBATCH_CHECK"] = before
+
+
+def find_failure(program: Program, way: Way, jitted: bool = False) -> Failure | None:
+    """Run a program; say what is wrong first, if anything."""
+    with checkers(way.checked), np.errstate(all="ignore"):
+        run = _Runs(program, way, jitted)
+        for kind, where, check in run.checks():
+            try:
+                check()
+            except Wrong as wrong:
+                return Failure(kind, where, "", str(wrong))
+            except Exception as error:  # whatever it is, is what is looked for
+                complains = isinstance(error, AssertionError) or "check" in _file_of(error)
+                text = re.sub(r"'[^']*'|\(.*?\)|\d+", "_", str(error).split(";")[0])[:90]
+                what = f"{type(error).__name__} {text}"
+                return Failure("complaint" if complains else "crash", where, what, f"{type(error).__name__}: {error}")
+    return None
+
+
+def is_valid(program: Program) -> bool:
+    """Whether a program runs eagerly."""
+    try:
+        with np.errstate(all="ignore"):
+            model = program.build()
+            for name in program.names:
+                model.everything(name)  # type: ignore[attr-defined]
+    except Exception:
+        return False
+    return True
+
+
+class _Runs:
+    """The results of a program, computed as they are asked for."""
+
+    def __init__(self, program: Program, way: Way, jitted: bool) -> None:
+        self.program, self.way = program, way
+        self.backends = {"reference": Reference(poison=True), "cpu": Cpu(poison=True, jitted=jitted)}
+        self.names = program.names * way.copies
+        self.weights = np.random.default_rng(0).uniform(0.5, 2.0, len(self.names))
+        self.gradients: dict[str, Any] = {}
+
+    def checks(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
+        """What is checked, in order."""
+        yield "eager", "eager", self.eager
+        for name in self.backends:
+            yield "forward", name, lambda name=name: self.forward(name)  # type: ignore[misc]
+        for name in self.backends:
+            yield "gradient", name, lambda name=name: self.gradient(name)  # type: ignore[misc]
+        if self.program.smooth:
+            yield "slope", "eager", self.slope
+
+    def eager(self) -> None:
+        """Compute the instances one by one."""
+        self.model: Any = self.program.build()
+        self.expected = self.compute(self.model, training=True)
+
+    def compute(self, model: Any, training: bool) -> list[Any]:
+        """What the instances give eagerly, with the random numbers that they have in a mini-batch."""
+        found = []
+        for key, name in enumerate(self.names):
+            with ab.randomness(key=0 if self.way.alone else key, training=training):
+                found.append(model.everything(name))
+        return found
+
+    def forward(self, backend: str) -> None:
+        """Compare a mini-batch, or one after the other, with eager results."""
+        batched = self.way.batched(self.model.everything, self.backends[backend])
+        for found, expected in zip(self.run_all(batched), self.expected, strict=True):
+            difference = compare(found, expected, RELATIVE)
+            if difference and not self.is_rounding(found, expected):
+                raise Wrong(f"batched differs from eager: {difference}")
+
+    def run_all(self, batched: ab.Batched) -> list[Any]:
+        """The results for each instance."""
+        if self.way.alone:
+            return [rows(batched(self.instances(batched, [name])), 1)[0] for name in self.names]
+        instances = self.instances(batched, self.names)
+        if self.way.recorded:
+            batched(instances)
+        return rows(batched(instances), len(self.names))
+
+    def instances(self, batched: ab.Batched, names: list[str]) -> list[Any]:
+        """What a mini-batch is made of."""
+        return list(batched.record_all(names)) if self.way.recorded else names
+
+    def is_rounding(self, found: Any, expected: Any) -> bool:
+        """Whether results differ about as much as they change with the last digits of the parameters."""
+        shaken = self.shaken(lambda: self.compute(self.model, training=True))
+        k = next(i for i, one in enumerate(self.expected) if one is expected)
+        return not compare(found, expected, RELATIVE, NOISE_FACTOR * distance(shaken[k], expected))
+
+    def shaken(self, compute: Callable[[], Any]) -> Any:
+        """What is computed with other last digits of the parameters."""
+        rng, parameters = np.random.default_rng(0), self.model.parameters().values()
+        kept = [p.data.copy() for p in parameters]
+        for p in parameters:
+            p.data = p.data * (1.0 + NOISE * rng.standard_normal(p.shape))
+        try:
+            return compute()
+        finally:
+            for p, data in zip(parameters, kept, strict=True):
+                p.data = data
+
+    def gradient(self, backend: str) -> None:
+        """Compare losses with eager ones, and gradients with those of the reference backend without passes."""
+        found = self.grads(self.way, backend)
+        losses = losses_of(self.expected)
+        difference = compare(found[0], self.weights @ losses, RELATIVE)
+        if difference and not self.program.smooth:
+            raise Wrong(f"the loss in training differs from eager: {difference}")
+        if "plain" not in self.gradients:
+            switches = dict.fromkeys(SWITCHES, False) | {"recomputes": "nothing"}
+            plain = Way("unbatched", (), switches)
+            self.gradients["plain"] = self.grads(replace(plain, alone=self.way.alone), "reference")
+        expected = self.gradients["plain"]
+        difference = compare(found, expected, RELATIVE)
+        if not difference:
+            return
+        shaken = self.shaken(lambda: self.grads(self.way, "reference"))
+        if compare(found, expected, RELATIVE, NOISE_FACTOR * distance(shaken, expected)):
+            raise Wrong(f"gradients differ from those without passes: {difference}")
+
+    def grads(self, way: Way, backend: str) -> tuple[Any, dict[str, Any]]:
+        """The loss and gradients of all instances, weighted."""
+        batched = way.batched(self.model.everything, self.backends[backend])
+        if not way.alone:
+            instances = self.instances(batched, self.names)
+            (value, _), grads = batched.value_and_grad(instances, reduce=self.weights, has_aux=True)
+            return value, {name: np.array(g) for name, g in grads.items()}
+        total, summed = 0.0, {n: np.zeros(p.shape) for n, p in self.model.parameters().items() if p.trainable}
+        for name, weight in zip(self.names, self.weights, strict=True):
+            batched.step = 0
+            (value, _), grads = batched.value_and_grad(self.instances(batched, [name]), [weight], has_aux=True)
+            total += float(value)
+            for parameter, gradient in grads.items():
+                summed[parameter] += np.asarray(gradient)
+        return np.float64(total), summed
+
+    def slope(self) -> None:
+        """Compare gradients with differences of the eager loss along a direction."""
+        rng = np.random.default_rng(1)
+        trainable = {name: p for name, p in self.model.parameters().items() if p.trainable}
+        along = {name: rng.standard_normal(p.shape) for name, p in trainable.items()}
+        slope = sum(float((self.gradients["plain"][1][name] * v).sum()) for name, v in along.items())
+        start, losses = {name: p.data.copy() for name, p in trainable.items()}, []
+        try:
+            for step in (SLOPE_STEP, -SLOPE_STEP):
+                for name, p in trainable.items():
+                    p.data = start[name] + step * along[name]
+                losses.append(self.weights @ losses_of(self.compute(self.model, training=True)))
+        finally:
+            for name, p in trainable.items():
+                p.data = start[name]
+        difference = (losses[0] - losses[1]) / (2 * SLOPE_STEP)
+        scale = 1.0 + max(abs(slope), abs(difference)) + float(np.max(np.abs(losses)))
+        if not abs(slope - difference) <= SLOPE_RELATIVE * scale:
+            raise Wrong(f"<gradient, direction> is {slope:.8g}, the eager loss has the slope {difference:.8g}")
+
+
+def losses_of(results: list[Any]) -> Any:
+    """The losses of instances."""
+    return np.array([float(leaves(loss)[0]) for loss, _ in results])
+
+
+def rows(stacked: Any, n: int) -> list[Any]:
+    """The results of each instance of a mini-batch."""
+    loss, lists = stacked
+    return [(loss[k], lists[k]) for k in range(n)]
+
+
+def compare(found: Any, expected: Any, relative: float, noise: float = 0.0) -> str:
+    """Say how structures of arrays differ by more than rounding; nothing if they do not."""
+    pairs = [(leaves(found), leaves(expected))]
+    if len(pairs[0][0]) != len(pairs[0][1]):
+        return f"{len(pairs[0][0])} values instead of {len(pairs[0][1])}"
+    for one, other in zip(*pairs[0], strict=True):
+        if one.shape != other.shape:
+            return f"shape {one.shape} instead of {other.shape}"
+        if other.dtype.kind == "f" and one.dtype != other.dtype:
+            return f"{one.dtype} instead of {other.dtype}"
+        limit = relative * float(np.max(np.abs(other), initial=1e-3)) + noise
+        if not np.all(np.abs(one - other) <= limit):
+            worst = np.nanmax(np.abs(one - other), initial=0.0)
+            return f"by {worst:.3g}: {shorten(one)} instead of {shorten(other)}"
+    return ""
+
+
+def distance(found: Any, expected: Any) -> float:
+    """The largest difference between structures of arrays."""
+    pairs = zip(leaves(found), leaves(expected), strict=True)
+    return max((float(np.max(np.abs(a - b), initial=0.0)) for a, b in pairs), default=0.0)
+
+
+def shorten(array: Any) -> str:
+    """The numbers, in a line."""
+    return np.array2string(np.asarray(array), precision=6, threshold=12).replace("\n", "")
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The arrays in a structure."""
+    if isinstance(tree, State):
+        return leaves((tree.h, tree.c))
+    if isinstance(tree, dict):
+        return leaves(list(tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return [leaf for part in tree for leaf in leaves(part)]
+    return [np.asarray(tree.data if isinstance(tree, ab.Parameter) else tree)]
+
+
+def _file_of(error: BaseException) -> str:
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return "" if traceback is None else os.path.basename(traceback.tb_frame.f_code.co_filename)

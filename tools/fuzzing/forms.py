@@ -1,0 +1,62 @@
+"""What programs compute, as texts in which {0}, {1}, ... stand for values; products and reductions are drawn apart."""
+
+from __future__ import annotations
+
+UNARY = (
+    "ab.tanh({0})", "ab.sigmoid({0})", "ab.softplus({0})", "ab.gelu({0})", "np.tanh({0})", "-{0}", "2 - {0}",
+    "0.3 * {0} + {0}", "{0} * {0}", "{0} - 0.5 * {0}", "ab.log(1.5 + {0} * {0})", "ab.sqrt(0.5 + {0} * {0})",
+    "ab.exp(ab.tanh({0}))", "1.0 / (2.0 + {0} ** 2)", "(1.5 + ab.tanh({0})) ** 1.5", "1.3 ** ab.tanh({0})",
+    "ab.pow(1.5 + ab.tanh({0}), 3)", "{0} / 4", "{0} ** 3", "ab.sum_n([{0}, {0}])", "ab.div({0}, 2.0 + {0} * {0})",
+    "ab.squared_error({0}, 0.5)", "ab.dropout({0}, 0.3)", "ab.dropout({0}, 0.0)",
+)  # fmt: skip
+IDENTITIES = (
+    "{0} * 0.0 + 1.0", "{0} * 0.0", "{0} - {0}", "-(-{0})", "{0} + 0.0", "0 + {0}", "{0} * 1.0", "{0} / 1.0",
+    "{0} ** 1", "{0} ** 1.0", "{0} ** 0", "({0} + 1.5) - 1.5", "ab.log(ab.exp(ab.tanh({0})))", "2.0 * {0} * 0.5",
+    "ab.exp(ab.log(1.5 + ab.tanh({0})))", "ab.transpose(ab.transpose({0}))", "ab.reshape({0}, np.shape({0}))",
+    "{0} * 0.0 + 0.3", "(-{0}) * (-{0})", "{0} + -{0}", "ab.mean_n([{0}])", "ab.sum_n([{0}])",
+)  # fmt: skip
+BENT = (
+    "ab.relu({0})", "ab.stop_gradient({0})", "ab.where({0} > 0.1, {0}, 2 * {0})", "ab.max_n([{0}, 0.3 * {0}])",
+    "({0} < 0.2) * {0}", "ab.where(ab.less_equal({0}, 0.0), 0.1, {0})", "ab.stop_gradient({0}) * {0}",
+    "ab.where({0}, {0}, 1.0)", "ab.not_equal({0}, 0.5) + {0}", "ab.equal({0}, 0.5) - {0}", "1.0 * ({0} >= -0.3)",
+)  # fmt: skip
+BINARY = (
+    "{0} + {1}", "{0} - {1}", "{0} * {1}", "{1} * {0}", "ab.squared_error({0}, {1})", "{0} / (2.0 + {1} * {1})",
+    "ab.pow(1.5 + ab.tanh({0}), {1})", "np.add({0}, {1})", "ab.tanh({0} + {1}) * {1}", "{0} * {1} + {0}",
+    "ab.sigmoid({0}) * {1}", "(1.0 - {0}) * {1}", "{0} + {1} * 0.0",
+)  # fmt: skip
+BENT_BINARY = (
+    "ab.where({0} > {1}, {0}, {1})", "({0} >= {1}) * {1}", "ab.where({0} < {1}, {0} * {1}, 0.5)",
+    "ab.where(0.2 < {0}, {1}, {0})", "ab.relu({0} - {1})",
+)  # fmt: skip
+SAME = (
+    "ab.sum_n([{0}, {1}, {0}])", "ab.mean_n([{0}, {1}])", "ab.sum_n([{0}, {1}])", "ab.mean_n(({0}, {1}, {1}))",
+    "sum([{0}, {1}, {0}])",
+)  # fmt: skip
+BENT_SAME = ("ab.max_n([{0}, {1}])", "ab.max_n([{0}, {1}, {0}])")
+
+# How a value of the wanted shape is seen in a larger one, and the shape of that: sizes of the wanted one by number.
+VIEWS = (
+    ("{0}[::-1]", 1, lambda s: s),
+    ("{0}[1:]", 1, lambda s: (s[0] + 1, *s[1:])),
+    ("{0}[:-1]", 1, lambda s: (s[0] + 1, *s[1:])),
+    ("{0}[::2]", 1, lambda s: (2 * s[0], *s[1:])),
+    ("{0}[1]", 0, lambda s: (2, *s)),
+    ("{0}[None, 0][0]", 0, lambda s: (3, *s)),
+    ("{0}[..., 0]", 0, lambda s: (*s, 2)),
+    ("{0}[..., ::-1]", 1, lambda s: s),
+    ("{0}[..., 1:]", 1, lambda s: (*s[:-1], s[-1] + 1)),
+    ("{0}[..., ::2]", 1, lambda s: (*s[:-1], max(2 * s[-1] - 1, 0))),
+    ("ab.transpose({0})", 2, lambda s: s[::-1]),
+    ("ab.transpose({0}[::-1])", 2, lambda s: s[::-1]),
+    ("ab.transpose({0})[::-1]", 2, lambda s: s[::-1]),
+)
+COMPUTED = (
+    "({0} * 0.5)",
+    "(-{0})",
+    "({0} + {0})",
+    "ab.tanh({0})",
+    "({0} * self.p0)",
+    "({0} * 0.0 + 1.0)",
+    "ab.exp({0})",
+)

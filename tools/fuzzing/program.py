@@ -1,0 +1,184 @@
+"""Programs as data: parameters, cells and instances of straight lines, which print as Python and run as printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from fuzzing.specs import Pair, Shape, Spec, State, Structure, Tree, Use, uses_in
+
+HEADER = """import numpy as np
+import autobatch as ab
+from fuzzing.program import numbers
+from fuzzing.specs import Pair, State
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """`target = form`, where {0}, {1}, ... in the form stand for the arguments."""
+
+    target: str
+    form: str
+    args: tuple[Tree, ...]
+    spec: Spec
+
+    def __str__(self) -> str:
+        return f"{self.target} = {self.expression}"
+
+    @property
+    def expression(self) -> str:
+        """What is assigned."""
+        return self.form.format(*self.args)
+
+    def calls(self, name: str) -> bool:
+        """Whether the line calls the cell of this name."""
+        return self.form.startswith((f"self.{name}(", f"{name}("))
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A parameter."""
+
+    name: str
+    shape: Shape
+    trainable: bool = True
+
+    def __str__(self) -> str:
+        fixed = "" if self.trainable else ", trainable=False"
+        return f"self.{self.name} = ab.Parameter(numbers({int(self.name[1:])}, {self.shape}){fixed})"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a cell takes: by name only, if it is a keyword; as part of the type, if it is static."""
+
+    name: str
+    spec: Spec
+    keyword: bool = False
+    static: bool = False
+
+
+@dataclass(frozen=True)
+class Function:
+    """A cell, or an instance, which takes nothing and returns a loss and whatever else."""
+
+    name: str
+    takes: tuple[Argument, ...]
+    lines: tuple[Line, ...]
+    returns: Tree
+    is_method: bool = True
+
+    def trees(self) -> Iterator[Tree]:
+        """All that is read."""
+        for line in self.lines:
+            yield from line.args
+        yield self.returns
+
+    def signature(self) -> str:
+        """The arguments, as they stand in a definition; the keywords come last."""
+        names = [argument.name for argument in self.takes if not argument.keyword]
+        keywords = [argument.name for argument in self.takes if argument.keyword]
+        return ", ".join(["self"] * self.is_method + names + ["*"] * bool(keywords) + keywords)
+
+    def text(self, is_cell: bool) -> list[str]:
+        """The lines of its definition; a function that is no method reads the parameters of `model`."""
+        static = tuple(argument.name for argument in self.takes if argument.static)
+        marks = [f"@ab.cell(static={static})" if static else "@ab.cell"] if is_cell else []
+        body = [str(line) for line in self.lines] + [f"return {self.returns}"]
+        if not self.is_method:
+            body = [line.replace("self.", "model.") for line in body]
+        return [*marks, f"def {self.name}({self.signature()}):", *(f"    {line}" for line in body), ""]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model, and instances of its loss; `smooth` if that has a derivative everywhere."""
+
+    parameters: tuple[Numbers, ...]
+    cells: tuple[Function, ...]
+    instances: tuple[Function, ...]
+    smooth: bool = False
+
+    def __str__(self) -> str:
+        methods = [line for cell in self.cells if cell.is_method for line in cell.text(is_cell=True)]
+        methods += [line for instance in self.instances for line in instance.text(is_cell=False)]
+        made = [f"    {parameter}" for parameter in self.parameters] or ["    pass"]
+        body = ["def __init__(self):", *made, "", *methods, *EVERYTHING]
+        free = [line for cell in self.cells if not cell.is_method for line in cell.text(is_cell=True)]
+        lines = [HEADER, "class Model(ab.Module):", *(f"    {line}" if line else "" for line in body), *free]
+        names = [instance.name for instance in self.instances]
+        return "\n".join([*lines, 'model = Model().astype("float64")', f"instances = {names}", ""])
+
+    def build(self) -> ab.Module:
+        """Run the text; return the model."""
+        namespace: dict[str, Any] = {"__name__": "drawn"}
+        exec(compile(str(self), "<drawn program>", "exec"), namespace)
+        model: ab.Module = namespace["model"]
+        return model
+
+    @property
+    def names(self) -> list[str]:
+        """What `loss` and `everything` take: the names of the instances."""
+        return [instance.name for instance in self.instances]
+
+    @property
+    def size(self) -> int:
+        """Lines, values read and parameters: what shrinking makes small."""
+        functions = (*self.cells, *self.instances)
+        n_read = sum(1 for f in functions for tree in f.trees() for _ in uses_in(tree))
+        n_takes = sum(len(f.takes) for f in functions)
+        n_text = sum(len(line.form) for f in functions for line in f.lines)
+        return 20 * (len(functions) + n_read + n_takes + len(self.parameters)) + n_text
+
+    def without_the_unread(self) -> Program:
+        """Drop lines, cells and parameters that nothing reads, and arguments' numbers stay."""
+        cells, instances = list[Function](), [_needed(f) for f in self.instances]
+        for cell in map(_needed, reversed(self.cells)):
+            if any(line.calls(cell.name) for f in (*cells, *instances) for line in f.lines):
+                cells.insert(0, cell)
+        text = "\n".join(line for f in (*cells, *instances) for line in f.text(is_cell=False))
+        text = text.replace("model.", "self.")
+        parameters = tuple(p for p in self.parameters if _occurs(f"self.{p.name}", text)) or self.parameters[:1]
+        return replace(self, cells=tuple(cells), instances=tuple(instances), parameters=parameters)
+
+
+EVERYTHING = (
+    "def loss(self, name):",
+    "    return getattr(self, name)()[0]",
+    "",
+    "def everything(self, name):",
+    "    return getattr(self, name)()",
+    "",
+)
+
+
+def numbers(seed: int, shape: Shape) -> Any:
+    """Normal numbers, of two decimals."""
+    return np.round(np.random.default_rng(seed).standard_normal(shape), 2)
+
+
+def _needed(function: Function) -> Function:
+    """The function without the lines whose targets nothing reads."""
+    lines, read = list[Line](), list(uses_in(function.returns))
+    for line in reversed(function.lines):
+        if any(use.reads(line.target) for use in read):
+            lines.insert(0, line)
+            read += [use for tree in line.args for use in uses_in(tree)]
+    return replace(function, lines=tuple(lines))
+
+
+def _occurs(name: str, text: str) -> bool:
+    start = text.find(name)
+    while start >= 0:
+        if not text[start + len(name) : start + len(name) + 1].isdigit():
+            return True
+        start = text.find(name, start + 1)
+    return False
+
+
+__all__ = ["Argument", "Function", "Line", "Numbers", "Pair", "Program", "State", "Structure", "Use", "numbers"]
