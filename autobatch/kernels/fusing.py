@@ -39,6 +39,17 @@ class Kernel:
     why: str = ""
     spares: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
+    def written(self, number: int) -> list[tuple[int, int]]:
+        """The ranges of an output, cut in pieces maybe, that the kernel makes: where each begins, and its size."""
+        loops = [loop for block in self.blocks for loop in block.loops if loop.stored == ("output", number)]
+        found: list[tuple[int, int]] = []
+        for first, size in sorted((loop.target.offset, loop.size) for loop in loops):
+            if found and sum(found[-1]) == first:
+                first, size = found[-1][0], found[-1][1] + size
+                found.pop()
+            found.append((first, size))
+        return found
+
 
 Step: TypeAlias = Kernel | Product | Alone
 

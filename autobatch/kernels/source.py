@@ -327,17 +327,26 @@ class Writer:
 
     def _write_ends(self) -> list[str]:
         """Outputs that have more than one destination: what is stored first, for other outputs may be added to it."""
-        spares = self.kernel.spares.items()
-        sizes = {number: self.size(size) for (area, number), (_, size) in spares if area == "output"}
-        passes = [""] if len(sizes) == 1 else ["if not adds[j]:", "if adds[j]:"]
+        numbers = [number for area, number in self.kernel.spares if area == "output"]
+        passes = [""] if len(numbers) == 1 else ["if not adds[j]:", "if adds[j]:"]
         lines: list[str] = []
         for condition in passes:
-            for number, size in sizes.items():
+            for number in numbers:
                 lines.append(f"        for j in range(next_{number}, last_{number}):")
                 lines += [f"            {condition}"] if condition else []
                 indent = " " * (16 if condition else 12)
-                lines.append(f"{indent}send(buffer, output_{number}_w, {size}, dest[j], adds[j])")
+                lines += [f"{indent}send(buffer, {sent}, adds[j])" for sent in self._sent(number)]
         return lines
+
+    def _sent(self, number: int) -> list[str]:
+        """What a kernel makes of an output: where it is, its size, and where it goes."""
+        found = []
+        for first, size in self.kernel.written(number):
+            window, place, length = f"output_{number}_w", "dest[j]", self.size(size)
+            if first:
+                window, place = f"part({window}, {self.size(first)}, {length})", f"{place} + {self.size(first)}"
+            found.append(f"{window}, {length}, {place}")
+        return found
 
 
 def _window_lines(area: str, number: int, column: str, size: str) -> list[str]:

@@ -117,17 +117,17 @@ def _give_rows_to_gathers_and_outputs(
         if isinstance(step, Kernel):
             step.spares = {}
             for block in step.blocks:
-                for name, size in _spares(lowered, storage, block):
+                for name, size in _spares(lowered, storage, step, block):
                     if name not in step.spares:
                         step.spares[name] = (row_ends[number], size)
                         row_ends[number] += size
 
 
-def _spares(lowered: Lowered, storage: Storage, block: Block) -> list[tuple[tuple[str, int], int]]:
+def _spares(lowered: Lowered, storage: Storage, kernel: Kernel, block: Block) -> list[tuple[tuple[str, int], int]]:
     found = []
     for loop in block.loops:
         if loop.stored is not None and loop.stored[0] == "output":
-            found.append((loop.stored, loop.size))
+            found.append((loop.stored, sum(kernel.written(loop.stored[1])[-1])))
         for operand in loop.operands:
             home = storage.homes.get(operand.view.value)
             if home is not None and home.area == "gather":

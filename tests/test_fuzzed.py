@@ -1,0 +1,105 @@
+"""Small programs that `tools/fuzz.py` found wrong, by their causes: on both backends, alone and in a batch of 64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.executor import Backend
+from autobatch.executor.cpu import Cpu
+from autobatch.executor.reference import Reference
+from autobatch.memplan.planner import MemoryPlanner
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "reference": lambda: Reference(poison=True),
+    "plain": lambda: Cpu(poison=True, jitted=False),
+    "compiled": lambda: Cpu(poison=True, jitted=True),
+}
+WITHOUT = dict.fromkeys(("simplifies", "joins", "stacks", "sums", "cuts", "hoists", "fuses", "reuses"), False)
+backends = pytest.mark.parametrize("backend", ["reference", "plain", pytest.param("compiled", marks=pytest.mark.slow)])
+
+
+class Model(ab.Module):
+    """Parameters of some shapes, in float64."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.matrix = ab.Parameter(rng.standard_normal((4, 3)))
+        self.table = ab.Parameter(rng.standard_normal((5, 4)))
+        self.empty = ab.Parameter(np.zeros((0, 0, 5)))
+        self.astype("float64")
+
+
+def check(model: ab.Module, loss: Any, instances: list[Any], backend: str, name: str) -> None:
+    """Compare a loss with its eager numbers, and its gradient with that of the reference backend without passes."""
+    plain = ab.batched(loss, backend=Reference(), rewrites=(), planner=MemoryPlanner(**WITHOUT, recomputes="nothing"))
+    batched = ab.batched(loss, backend=BACKENDS[backend]())
+    for batch in (instances[:1], [instances[k % len(instances)] for k in range(64)]):
+        np.testing.assert_allclose(batched(batch), [loss(x) for x in batch], rtol=1e-12, atol=1e-12)
+        expected, found = plain.value_and_grad(batch)[1], batched.value_and_grad(batch)[1]
+        np.testing.assert_allclose(np.array(found[name]), np.array(expected[name]), rtol=1e-10, atol=1e-12)
+
+
+@backends
+def test_an_output_that_is_made_in_pieces_has_several_readers(backend: str) -> None:
+    """Rows of several ids are several loops; all of them go to the second reader too."""
+
+    class Rows(Model):
+        @ab.cell
+        def rows(self, ids: Any) -> Any:
+            return ab.lookup(self.table, ids)
+
+        @ab.cell
+        def first(self, x: Any) -> Any:
+            return ab.sum(x * x)
+
+        @ab.cell
+        def second(self, x: Any) -> Any:
+            return ab.sum(ab.tanh(x))
+
+        def loss(self, ids: Any) -> Any:
+            rows = self.rows(ids)
+            return self.first(rows) + self.second(rows)
+
+    model = Rows()
+    check(model, model.loss, [np.array([0, 2, 0]), np.array([4, 1, 1])], backend, "table")
+
+
+@backends
+def test_an_output_whose_pieces_are_made_before_and_after_a_product(backend: str) -> None:
+    class Gates(Model):
+        @ab.cell
+        def gates(self, x: Any) -> Any:
+            gates = ab.sigmoid(self.table[:4] @ x)
+            left, right = ab.split(gates, 2)
+            return gates, ab.tanh(self.matrix @ ab.concat((left * right, left[:1]))), left + right
+
+        @ab.cell
+        def first(self, x: Any, y: Any, z: Any) -> Any:
+            return ab.sum(x * x) + ab.sum(y) + ab.sum(z * z)
+
+        @ab.cell
+        def second(self, x: Any, y: Any, z: Any) -> Any:
+            return ab.sum(ab.tanh(x)) + ab.sum(y * y) - ab.sum(z)
+
+        def loss(self, x: Any) -> Any:
+            made = self.gates(x)
+            return self.first(*made) + self.second(*made)
+
+    model = Gates()
+    rng = np.random.default_rng(1)
+    check(model, model.loss, list(rng.standard_normal((5, 4))), backend, "table")
+
+
+@backends
+def test_sums_of_values_without_elements(backend: str) -> None:
+    class Empty(Model):
+        def loss(self, x: Any) -> Any:
+            return ab.sum(ab.sum_n([self.empty, np.full((0, 0, 5), -0.5), self.empty])) + ab.sum(self.matrix * x)
+
+    model = Empty()
+    check(model, model.loss, [1.0, 2.0], backend, "matrix")
