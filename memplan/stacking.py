@@ -143,6 +143,8 @@ class _Stacking:
     def _operands(self, batch: InnerBatch, index: int) -> Operands | None:
         """Where the operands of a member lie; None if it runs by itself."""
         source, shape = self._source(index), self.program.vars[index].shape
+        if not shape or not all(shape):
+            return None
         if batch.hard:
             found = [self._product_operand(batch, k, arg) for k, arg in enumerate(source.args)]
             possible = source.op in STACKED and RESULT in batch.views
@@ -150,7 +152,7 @@ class _Stacking:
             found = [self._soft_operand(batch, k, arg, shape) for k, arg in enumerate(source.args)]
             possible = source.op.scalar is not None and not source.op.random
         known = [operand for operand in found if operand is not None]
-        if not possible or not shape or not all(shape) or len(known) < len(found):
+        if not possible or len(known) < len(found):
             return None
         return tuple(known)
 

@@ -117,7 +117,7 @@ def draw_returns(body: CallingBody, takes: list[Spec], n: int | None) -> Tree:
             leaves.append(body.value())
     if n > 1 and rng.random() < 0.1:
         leaves[1] = leaves[0]
-    if rng.random() < 0.04:
+    if rng.random() < 0.02:
         leaves.append(draw_untamed(body))
         n += 1
     if n == 1 and rng.random() < 0.9:
