@@ -20,6 +20,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     "compiled": lambda: Cpu(poison=True, jitted=True),
 }
 WITHOUT = dict.fromkeys(("simplifies", "joins", "stacks", "sums", "cuts", "hoists", "fuses", "reuses"), False)
+pytestmark = pytest.mark.usefixtures("_checked")
 backends = pytest.mark.parametrize("backend", ["reference", "plain", pytest.param("compiled", marks=pytest.mark.slow)])
 
 
@@ -103,3 +104,18 @@ def test_sums_of_values_without_elements(backend: str) -> None:
 
     model = Empty()
     check(model, model.loss, [1.0, 2.0], backend, "matrix")
+
+
+@backends
+def test_sums_of_nothing(backend: str) -> None:
+    class Nothing(Model):
+        @ab.cell
+        def nothing(self, x: Any) -> Any:
+            return np.zeros(0), x
+
+        def loss(self, x: Any) -> Any:
+            nothing, x = self.nothing(x)
+            return ab.sum(nothing) + ab.sum(self.matrix @ x) + ab.sum(self.matrix[:, :0] @ x[:0])
+
+    model = Nothing()
+    check(model, model.loss, [np.ones(3), np.arange(3.0)], backend, "matrix")

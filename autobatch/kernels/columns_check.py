@@ -79,7 +79,8 @@ class _Stage:
         self.makers: dict[tuple[int, int], int] = {}  # the last loop that makes each element
         for loop in (loop for loop in self.loops.values() if loop.stored is None):
             numbers = list(_elements(loop.shape, loop.target.strides, loop.target.offset))
-            self.makers |= {(loop.target.value, number): id(loop) for number in numbers}
+            made = range(lowered.sizes[loop.target.value]) if loop.combine else numbers  # sums of nothing are made too
+            self.makers |= {(loop.target.value, number): id(loop) for number in made}
             if loop.combine:
                 self.terms[id(loop)] = Counter(numbers)
         for value, node in product(self._known(), range(len(EDGES))):
@@ -209,10 +210,11 @@ class _Stage:
             for edge in range(EDGES[node] if block.domain != NODE else 0):
                 self._begin(block, (node, edge))
                 self._run_nest(Spot(step, at), block, (node, edge))
-        for area, of in kernel.spares:
-            for k in range(self.lowered.sizes[self.cell.program.outputs[of]] if area == "output" else 0):
-                self._check(("row", NODE, kernel.spares[area, of][0] + k), STORED, k, row, f"the window of output {of}")
-                self._check((area, of, k), STORED, k, row, f"output {of}")
+        for of in (of for area, of in kernel.spares if area == "output"):
+            first_place, _ = kernel.spares["output", of]
+            for k in (k for first, size in kernel.written(of) for k in range(first, first + size)):
+                self._check(("row", NODE, first_place + k), STORED, k, row, f"the window of output {of}")
+                self._check(("output", of, k), STORED, k, row, f"output {of}")
 
     def _begin(self, block: Block, row: Row) -> None:
         """Write what combined values begin with: a node's before the block, an edge's before its nest."""
