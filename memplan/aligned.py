@@ -17,6 +17,8 @@ from itertools import pairwise, product
 from typing import TypeAlias
 
 from autobatch.memplan.pqtree import PQTree
+from autobatch.memplan.pqtree_node import Leaf
+from autobatch.memplan.pqtree_pairs import Pairs
 
 Span: TypeAlias = tuple[Hashable, ...]
 MAX_TRIES = 2_000  # orders tried for the groups of lines before a system counts as impossible
@@ -98,7 +100,7 @@ class AlignedOrders:
         """Make every constraint on the order of a line one on all lines of that order, until nothing changes."""
         groups = self._tied_lines()
         before: list[int] = []
-        while (now := [tree.n_orders() for tree in self._trees]) != before:
+        while (now := [tree.n_changes for tree in self._trees]) != before:
             before = now
             for lines in groups:
                 known = [positions for line in lines for positions in self._known_of(line)]
@@ -109,8 +111,7 @@ class AlignedOrders:
 
     def _known_of(self, line: Line) -> list[list[int]]:
         """What the tree knows of the order of a line's spans: sets of positions that are consecutive."""
-        number = {item: k for k, item in enumerate(_firsts(line))}
-        return [[number[item] for item in subset] for subset in self._tree(line).restricted(number).constraints()]
+        return self._tree(line).ways().constraints(self._leaves_of(line))
 
     def _tied_lines(self) -> list[list[Line]]:
         """The lines of each order that several lines share."""
@@ -128,7 +129,16 @@ class AlignedOrders:
                 chosen[self._area_of(line)].append(_firsts(line))
         if not all(tree.arrange_all(orders) for tree, orders in zip(self._trees, chosen, strict=True)):
             return False
-        return self._choose(self._tied_lines(), chosen, iter(range(MAX_TRIES)))
+        groups = self._tied_lines()
+        return self._pairs_agree(groups) and self._choose(groups, chosen, iter(range(MAX_TRIES)))
+
+    def _pairs_agree(self, groups: list[list[Line]]) -> bool:
+        """Whether no two spans must come first, each before the other: if so, no orders need be tried."""
+        pairs = Pairs()
+        fixed = [line for line in self._lines if line.order is None]
+        return all(pairs.fix(self._tree(line).ways(), self._leaves_of(line)) for line in fixed) and all(
+            pairs.align([(self._tree(line).ways(), self._leaves_of(line)) for line in lines]) for lines in groups
+        )
 
     def _choose(self, groups: list[list[Line]], chosen: list[list[list[Hashable]]], tries: Iterator[int]) -> bool:
         """Choose orders for the groups of lines, one after the other, and go back where no order is left."""
@@ -140,9 +150,11 @@ class AlignedOrders:
                 self.gave_up = True
                 return False
             extended = [[*orders] for orders in chosen]
+            touched: set[int] = set()
             for line in lines:
                 extended[self._area_of(line)].append([line.spans[k][0] for k in order])
-            touched = {self._area_of(line) for line in lines}
+                if self._order_of(line) != order:
+                    touched.add(self._area_of(line))
             fits = all(self._trees[at].arrange_all(extended[at]) for at in touched)
             if fits and self._choose(rest, extended, tries):
                 return True
@@ -154,12 +166,19 @@ class AlignedOrders:
         What the trees know of them has been carried over, so each line alone may have the same orders.
         """
         for line in lines:
-            position = {item: at for at, item in enumerate(self._tree(line).frontier())}
-            places = [position[span[0]] for span in line.spans]
-            yield sorted(range(len(places)), key=places.__getitem__)
+            yield self._order_of(line)
         number = {item: k for k, item in enumerate(_firsts(lines[0]))}
         for order in self._tree(lines[0]).restricted(number).orders():
             yield [number[item] for item in order]
+
+    def _order_of(self, line: Line) -> list[int]:
+        """The order in which the spans of a line lie now."""
+        position = self._tree(line).ways().position
+        places = [position[leaf] for leaf in self._leaves_of(line)]
+        return sorted(range(len(places)), key=places.__getitem__)
+
+    def _leaves_of(self, line: Line) -> list[Leaf]:
+        return self._tree(line).leaves_of(_firsts(line))
 
     def _area_of(self, line: Line) -> int:
         return self._area[line.spans[0][0]]

@@ -18,7 +18,8 @@ from autobatch.memplan import pqtree_arrange, pqtree_order, pqtree_print
 from autobatch.memplan.pqtree_bubble import bubble, pertinent_branches
 from autobatch.memplan.pqtree_check import check_nodes
 from autobatch.memplan.pqtree_node import UNMARKED, Leaf, Node, PNode, leaves_below, rebuild
-from autobatch.memplan.pqtree_templates import apply_all, match_all
+from autobatch.memplan.pqtree_templates import apply_all, changes_anything, match_all
+from autobatch.memplan.pqtree_ways import Ways
 
 
 class PQTree:
@@ -26,6 +27,9 @@ class PQTree:
 
     Args:
         items: any hashable values, each once. The frontier begins in their order.
+
+    Attributes:
+        n_changes: reductions so far that left fewer orders.
 
     Raises:
         PlanError: an item is there twice.
@@ -42,7 +46,7 @@ class PQTree:
     12
     """
 
-    __slots__ = ("_leaf", "_root")
+    __slots__ = ("_leaf", "_root", "_ways", "n_changes")
     __hash__ = None  # type: ignore[assignment]  # reductions change what it equals
 
     def __init__(self, items: Iterable[Hashable]) -> None:
@@ -55,6 +59,8 @@ class PQTree:
             )
         leaves: list[Node] = list(self._leaf.values())
         self._root: Node = leaves[0] if len(leaves) == 1 else PNode(leaves)
+        self._ways: Ways | None = None
+        self.n_changes = 0
 
     def __len__(self) -> int:
         return len(self._leaf)
@@ -79,13 +85,15 @@ class PQTree:
         >>> print(tree)
         [c d b a]
         """
-        leaves = self._leaves_of(subset)
+        leaves = self.leaves_of(subset)
         if len(leaves) < 2 or len(leaves) == len(self._leaf):
             return True
         visited: list[Node] = [*leaves]
         top = bubble(visited)
         matched = match_all(pertinent_branches(top)) if top is not None else None
         if matched is not None:
+            self.n_changes += changes_anything(matched)
+            self._ways = None
             root = apply_all(matched, visited)
             if matched[-1].node is self._root:
                 self._root = root
@@ -113,7 +121,8 @@ class PQTree:
         trial = self.copy()
         fits = all(trial.reduce(subset) for subset in subsets)
         if fits:
-            self._root, self._leaf = trial._root, trial._leaf
+            self._root, self._leaf, self._ways = trial._root, trial._leaf, trial._ways
+            self.n_changes += trial.n_changes
         return fits
 
     def conflict(self, subsets: Iterable[Iterable[Hashable]]) -> list[int]:
@@ -229,7 +238,7 @@ class PQTree:
         >>> print(tree, tree.restricted("abde"), tree.restricted("cdf"))
         (f [(a b) c d e]) [(a b) d e] (f (c d))
         """
-        return self._rebuilt({leaf.item for leaf in self._leaves_of(items)})
+        return self._rebuilt({leaf.item for leaf in self.leaves_of(items)})
 
     def copy(self) -> PQTree:
         """An equal tree that shares nothing with this one. Cost: O(nodes)."""
@@ -254,7 +263,8 @@ class PQTree:
         >>> tree.reduce_all(["ab", "bc"]), tree.arrange("ceb"), tree.arrange("edca"), tree.frontier()
         (True, False, True, ['e', 'd', 'c', 'b', 'a'])
         """
-        return pqtree_order.arrange(self._root, [leaf.item for leaf in self._leaves_of(order)])
+        self._ways = None
+        return pqtree_order.arrange(self._root, [leaf.item for leaf in self.leaves_of(order)])
 
     def arrange_all(self, orders: Iterable[Iterable[Hashable]]) -> bool:
         """Choose as frontier an order in which the items of each of these lists come one after the other as given.
@@ -273,7 +283,9 @@ class PQTree:
         >>> tree.arrange_all(["ab", "cb"]), tree.arrange_all(["ab", "bd", "da"])
         (False, False)
         """
-        return pqtree_arrange.arrange_all(self._root, [self._leaves_of(order) for order in orders])
+        fits = pqtree_arrange.arrange_all(self.ways(), [self.leaves_of(order) for order in orders])
+        self._ways = None if fits else self._ways
+        return fits
 
     def reverse(self, items: Iterable[Hashable]) -> None:
         """Reverse the children, not what is below them, of the deepest node that has all these items below it.
@@ -292,7 +304,8 @@ class PQTree:
         >>> print(tree)
         (e [d c (a b)])
         """
-        pqtree_order.reverse(self._root, {leaf.item for leaf in self._leaves_of(items)})
+        self._ways = None
+        pqtree_order.reverse(self._root, {leaf.item for leaf in self.leaves_of(items)})
 
     def __eq__(self, other: object) -> bool:
         """Whether two trees have the same items and permit the same orders. Cost: O(nodes * log(nodes))."""
@@ -358,7 +371,8 @@ class PQTree:
         """
         check_nodes(self._root, self._leaf)
 
-    def _leaves_of(self, subset: Iterable[Hashable]) -> list[Leaf]:
+    def leaves_of(self, subset: Iterable[Hashable]) -> list[Leaf]:
+        """The leaves of these items, as `reduce` looks them up."""
         items = list(subset)
         try:
             leaves = [self._leaf[item] for item in items]
@@ -373,6 +387,12 @@ class PQTree:
                 "name each item once."
             )
         return leaves
+
+    def ways(self) -> Ways:
+        """The ways from all nodes to the root; the same object until the tree or its frontier changes."""
+        if self._ways is None:
+            self._ways = Ways(self._root)
+        return self._ways
 
     def _rebuilt(self, only: set[Hashable] | None) -> PQTree:
         tree = PQTree([])

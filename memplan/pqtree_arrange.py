@@ -11,17 +11,13 @@ from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
-from autobatch.memplan.pqtree_node import Leaf, Node, PNode, QNode, branches_below
+from autobatch.memplan.pqtree_node import Leaf, Node, PNode, QNode
+from autobatch.memplan.pqtree_ways import Ways
 
 
-def arrange_all(root: Node, orders: Iterable[Sequence[Leaf]]) -> bool:
+def arrange_all(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> bool:
     """Arrange the children of all nodes so that each list of leaves comes in its order; without one, change nothing."""
-    parent: dict[Node, Node] = {}
-    place: dict[Node, int] = {}
-    for branch, children in branches_below(root):
-        for at, child in enumerate(children):
-            parent[child], place[child] = branch, at
-    above = _sides(root, orders, parent)
+    above, place = _sides(ways, orders), ways.place
     turned: list[QNode] = []
     arranged: list[tuple[PNode, list[Node]]] = []
     for node, sides in above.items():
@@ -43,27 +39,14 @@ def arrange_all(root: Node, orders: Iterable[Sequence[Leaf]]) -> bool:
     return True
 
 
-def _sides(
-    root: Node, orders: Iterable[Sequence[Leaf]], parent: dict[Node, Node]
-) -> dict[Node, list[tuple[Node, Node]]]:
+def _sides(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> dict[Node, list[tuple[Node, Node]]]:
     """Per node, which of its children must come before which."""
     sides: dict[Node, list[tuple[Node, Node]]] = {}
     for order in orders:
         for left, right in pairwise(order):
-            node, first, second = _meet(root, parent, left, right)
+            node, first, second = ways.meet(left, right)
             sides.setdefault(node, []).append((first, second))
     return sides
-
-
-def _meet(root: Node, parent: dict[Node, Node], left: Node, right: Node) -> tuple[Node, Node, Node]:
-    """The deepest node above both leaves, and its children on the way to them."""
-    way: dict[Node, Node] = {}
-    while left is not root:
-        way[parent[left]] = left
-        left = parent[left]
-    while parent[right] not in way:
-        right = parent[right]
-    return parent[right], way[parent[right]], right
 
 
 def _sorted_children(node: PNode, sides: list[tuple[Node, Node]], place: dict[Node, int]) -> list[Node] | None:

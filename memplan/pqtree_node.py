@@ -10,7 +10,7 @@ No walk recurses: a tree may be as deep as it has items.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 
 UNMARKED, QUEUED, BLOCKED, UNBLOCKED = range(4)  # how far the bubbling up of one reduction got with a node
 PARTIAL, FULL = 1, 2  # what one reduction finds below a pertinent node; without a mark it is empty
@@ -147,14 +147,16 @@ def replace(old: Node, new: Node) -> None:
             parent.last = new
 
 
-def walk(root: Node) -> Iterator[tuple[Node, list[Node]]]:
+def walk(root: Node) -> list[tuple[Node, list[Node]]]:
     """Every node with its children in order: a node before its children, and left before right. Cost: O(nodes)."""
+    found: list[tuple[Node, list[Node]]] = []
     stack = [root]
     while stack:
         node = stack.pop()
         children = node.children() if isinstance(node, Branch) else []
-        stack.extend(reversed(children))
-        yield node, children
+        found.append((node, children))
+        stack += children[::-1]
+    return found
 
 
 def leaves_below(root: Node) -> list[Leaf]:
@@ -179,7 +181,7 @@ def rebuild(root: Node, only: set[Hashable] | None = None) -> Node | None:
     Cost: O(nodes).
     """
     made: dict[Node, Node] = {}
-    for node, children in reversed(list(walk(root))):
+    for node, children in reversed(walk(root)):
         if isinstance(node, Leaf):
             if only is None or node.item in only:
                 made[node] = Leaf(node.item)

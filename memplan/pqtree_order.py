@@ -80,7 +80,7 @@ def _spans(root: Node) -> tuple[list[Hashable], dict[Node, tuple[int, int]]]:
     items = [leaf.item for leaf in leaves_below(root)]
     span: dict[Node, tuple[int, int]] = {}
     stop = len(items)
-    for node, children in reversed(list(walk(root))):  # a node after those below it, and right before left
+    for node, children in reversed(walk(root)):  # a node after those below it, and right before left
         if isinstance(node, Leaf):
             span[node] = (stop - 1, stop)
             stop -= 1

@@ -63,6 +63,14 @@ def apply_all(matches: list[Match], visited: list[Node]) -> Node:
     return replaced
 
 
+def changes_anything(matches: list[Match]) -> bool:
+    """Whether S is not consecutive already in all orders: full children of the root, a Q-node, would be."""
+    node, template = matches[-1]
+    if template in (template_p1, template_q1):
+        return False
+    return isinstance(node, PNode) or any(child.label == PARTIAL for child in node.pertinent)
+
+
 def match(node: Branch, *, is_root: bool) -> Template | None:
     """Choose the template that fits a node whose pertinent children are labelled, and label the node.
 

@@ -1,0 +1,84 @@
+"""The ways from the leaves of a PQ-tree up to its root: what some of its items may do, without a walk of the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from autobatch.memplan.pqtree_node import Leaf, Node, QNode, walk
+
+
+class Ways:
+    """The way from each node of a tree up to its root, as the tree is now. Cost: O(nodes).
+
+    Attributes:
+        root: of the tree.
+        parent: of each node below the root.
+        place: of each node among its siblings.
+        position: of each leaf in the frontier.
+    """
+
+    __slots__ = ("parent", "place", "position", "root")
+
+    def __init__(self, root: Node) -> None:
+        self.root = root
+        self.parent: dict[Node, Node] = {}
+        self.place: dict[Node, int] = {}
+        self.position: dict[Node, int] = {}
+        for node, children in walk(root):
+            if isinstance(node, Leaf):
+                self.position[node] = len(self.position)
+            for at, child in enumerate(children):
+                self.parent[child], self.place[child] = node, at
+
+    def meet(self, left: Node, right: Node) -> tuple[Node, Node, Node]:
+        """The deepest node above both leaves, and its children on the way to them. Cost: O(depth)."""
+        parent = self.parent
+        way: dict[Node, Node] = {}
+        while left is not self.root:
+            way[parent[left]] = left
+            left = parent[left]
+        while parent[right] not in way:
+            right = parent[right]
+        return parent[right], way[parent[right]], right
+
+    def constraints(self, leaves: Sequence[Leaf]) -> list[list[int]]:
+        """What the tree wants of the order of these leaves: sets of positions in `leaves` that are consecutive.
+
+        They are the `constraints` of the tree `restricted` to the leaves. Cost: O(leaves * depth).
+        """
+        below = self._branches_above(leaves)
+        items: dict[Node, list[int]] = {leaf: [at] for at, leaf in enumerate(leaves)}
+        is_p: set[Node] = set()
+        found: list[list[int]] = []
+        for node, children in below:
+            if len(children) > 2 and isinstance(node, QNode):
+                found += [items[left] + items[right] for left, right in pairwise(children)]
+            elif len(children) > 1:
+                found += [items[child] for child in children if child in is_p]
+                is_p.add(node)
+            elif children[0] in is_p:
+                is_p.add(node)
+            items[node] = [at for child in children for at in items[child]]
+        return found
+
+    def _branches_above(self, leaves: Sequence[Leaf]) -> list[tuple[Node, list[Node]]]:
+        """The nodes above these leaves, each after those below it, with their children on the ways to the leaves."""
+        below: dict[Node, list[Node]] = {}
+        for leaf in leaves:
+            node: Node = leaf
+            while node is not self.root:
+                above = self.parent[node]
+                is_met = above in below
+                below.setdefault(above, []).append(node)
+                if is_met:
+                    break
+                node = above
+        found: list[tuple[Node, list[Node]]] = []
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            if node in below:
+                found.append((node, sorted(below[node], key=self.place.__getitem__)))
+                stack += found[-1][1]
+        return found[::-1]
