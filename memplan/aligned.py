@@ -10,6 +10,7 @@ Source: Booth and Lueker 1976 for the trees; ED-Batch (arXiv:2302.03851), sectio
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -37,11 +38,29 @@ class Line:
     spans: tuple[Span, ...]
 
 
+@dataclass
+class Work:
+    """What systems may still cost, in nodes of trees and spans of lines gone through: the same in every process.
+
+    A clock would tell more exactly what a user waits, but then the layout of a cell, and with it the last bits of what
+    it computes, would depend on what else the machine does.
+    """
+
+    left: int
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether nothing more should be tried."""
+        return self.left <= 0
+
+
 class AlignedOrders:
     """Orders of the items of each area that keep the added lines; at first any.
 
     Args:
         areas: the items of each area, every item in one of them.
+        work: which adding lines uses up; then the first order that suggests itself for each group of lines is the only
+            one that is tried. Copies share it.
 
     >>> orders = AlignedOrders(["abcd", "wxyz"])
     >>> orders.add([Line("gates", (("a",), ("b",), ("c",))), Line("gates", (("w",), ("x",), ("y",)))])
@@ -54,7 +73,8 @@ class AlignedOrders:
     False
     """
 
-    def __init__(self, areas: Iterable[Iterable[Hashable]]) -> None:
+    def __init__(self, areas: Iterable[Iterable[Hashable]], work: Work | None = None) -> None:
+        self.work = Work(sys.maxsize) if work is None else work
         self._trees = [PQTree(area) for area in areas]
         self._area = {item: at for at, tree in enumerate(self._trees) for item in tree.frontier()}
         self._lines: list[Line] = []
@@ -65,7 +85,7 @@ class AlignedOrders:
 
         Returns:
             Whether there are such orders. If not, nothing changed. False also if `MAX_TRIES` orders of the groups of
-            lines were tried in vain; `gave_up` is then set.
+            lines were tried in vain, or `work` was used up; `gave_up` is then set.
 
         Cost: a reduction per line and per constraint carried over, then a walk of the trees for each order tried.
         """
@@ -76,9 +96,10 @@ class AlignedOrders:
             self._trees, self._lines = trial._trees, trial._lines
         return fits
 
-    def copy(self) -> AlignedOrders:
-        """An equal system that shares nothing with this one."""
-        twin = AlignedOrders([])
+    def copy(self, work: Work | None = None) -> AlignedOrders:
+        """An equal system that shares nothing with this one but `work`, if it gets none of its own."""
+        twin = AlignedOrders([], work or self.work)
+        self.work.left -= len(self._area)
         twin._trees, twin._area, twin._lines = [tree.copy() for tree in self._trees], self._area, [*self._lines]
         return twin
 
@@ -89,6 +110,7 @@ class AlignedOrders:
     def _place(self, line: Line) -> bool:
         """Reduce a line by itself: each span, all spans together, and neighbours where the order is given."""
         items = _joined(line.spans)
+        self.work.left -= len(items)
         if len(set(items)) < len(items) or len({self._area[item] for item in items}) > 1:
             return False
         self._lines.append(line)
@@ -102,8 +124,10 @@ class AlignedOrders:
         before: list[int] = []
         while (now := [tree.n_changes for tree in self._trees]) != before:
             before = now
+            self.work.left -= len(self._area)
             for lines in groups:
                 known = [positions for line in lines for positions in self._known_of(line)]
+                self.work.left -= len(lines) * sum(map(len, known))
                 for line, positions in product(lines, known):
                     if not self._tree(line).reduce(_joined(line.spans[k] for k in positions)):
                         return False
@@ -135,6 +159,7 @@ class AlignedOrders:
     def _pairs_agree(self, groups: list[list[Line]]) -> bool:
         """Whether no two spans must come first, each before the other: if so, no orders need be tried."""
         pairs = Pairs()
+        self.work.left -= sum(len(line.spans) ** 2 for lines in groups for line in lines) // 2
         fixed = [line for line in self._lines if line.order is None]
         return all(pairs.fix(self._tree(line).ways(), self._leaves_of(line)) for line in fixed) and all(
             pairs.align([(self._tree(line).ways(), self._leaves_of(line)) for line in lines]) for lines in groups
@@ -145,16 +170,20 @@ class AlignedOrders:
         if not groups:
             return True
         lines, *rest = groups
-        for order in self._possible_orders(lines):
-            if next(tries, None) is None:
+        for number, order in enumerate(self._possible_orders(lines)):
+            if next(tries, None) is None or (number and self.work.is_used_up):
                 self.gave_up = True
                 return False
+            self.work.left -= sum(len(line.spans) for line in lines)
             extended = [[*orders] for orders in chosen]
             touched: set[int] = set()
             for line in lines:
                 extended[self._area_of(line)].append([line.spans[k][0] for k in order])
                 if self._order_of(line) != order:
                     touched.add(self._area_of(line))
+            self.work.left -= sum(len(order) for at in touched for order in extended[at]) + len(touched) * len(
+                self._area
+            )
             fits = all(self._trees[at].arrange_all(extended[at]) for at in touched)
             if fits and self._choose(rest, extended, tries):
                 return True

@@ -8,9 +8,10 @@ This decides; nothing is executed here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+from autobatch.memplan.aligned import Work
 from autobatch.memplan.constraints import (
     FLOAT_BYTES,
     RESULT,
@@ -22,12 +23,23 @@ from autobatch.memplan.constraints import (
     pattern_of,
 )  # fmt: skip
 from autobatch.memplan.inner import MAX_STATES, Batches, Price, choose_batches, make_steps, run_late
-from autobatch.memplan.layout_search import MAX_EFFORT, Batch, Effort, Fit, Key, fit_hard, fit_soft, with_reasons
+from autobatch.memplan.layout_search import (
+    MAX_EFFORT,
+    MAX_WORK,
+    Batch,
+    Effort,
+    Fit,
+    Key,
+    fit_hard,
+    fit_soft,
+    with_reasons,
+)
 from autobatch.memplan.memory import SHARED_VALUES, Item, Memory
 from autobatch.program import CellProgram, Instruction
 
 ROWS = 32  # nodes of a batch, where copies are weighed
-QUICK = 20  # the limits of a search are divided by this where it should be over soon
+QUICK = 20  # the limits of a search are divided by this where it should be over soon: in about 50 ms
+UNTRIED = "the search for orders ended before it was tried"
 
 
 class Copy(NamedTuple):
@@ -83,6 +95,7 @@ class CellLayout:
         fewest: the batches that no grouping can go below.
         proven: whether no other grouping and order has fewer launches (batches, and copies that are made for each
             batch of nodes), or as many and moves fewer bytes; false if a limit of the search was met.
+        work: what the search went through, see `Work`.
     """
 
     memory: Memory
@@ -93,6 +106,7 @@ class CellLayout:
     apart: tuple[Copy, ...]
     fewest: int
     proven: bool
+    work: int
 
     def copied_bytes(self, rows: int = ROWS) -> int:
         """Bytes copied when a batch of this many nodes runs."""
@@ -101,6 +115,11 @@ class CellLayout:
     def apart_bytes(self, rows: int = ROWS) -> int:
         """Bytes that soft batches would copy as well if they ran op by op."""
         return sum(copy.moved_bytes(rows) for copy in self.apart)
+
+    @property
+    def untried(self) -> tuple[Copy, ...]:
+        """What soft batches read where it is because the search ended before an order for it was looked for."""
+        return tuple(copy for copy in self.apart if copy.reason == UNTRIED)
 
     @property
     def parameter_copies(self) -> int:
@@ -132,8 +151,10 @@ def plan_cell(program: CellProgram, rows: int = ROWS, one_input: bool = False, q
         one_input: batches of products by parameters have one input each, see `make_steps`.
         quick: search a twentieth as far, and say of what element-wise ops read in place only that it did not fit.
 
-    Cost: once per cell; 10 to 50 ms for a Tree-LSTM. Grows fast with the instructions that could run as one and whose
-        runs conflict, up to the limits of `inner` and `layout_search`: ten seconds or more at 60 such instructions.
+    Cost: once per cell; 10 to 50 ms for a Tree-LSTM. The operands of element-wise ops are looked at last, and no more
+        of them once the search has gone through `MAX_WORK` (a twentieth of it if `quick`: about 50 ms); it counts
+        what it does and reads no clock, so a cell has the same layout in every process. The operands of products
+        always find their places, up to the limits of `inner` and of `MAX_EFFORT`.
     Source: ED-Batch (arXiv:2302.03851), section 3: operands of batches as constraints on a PQ-tree.
 
     >>> import numpy as np
@@ -156,7 +177,7 @@ def plan_cell(program: CellProgram, rows: int = ROWS, one_input: bool = False, q
         2: add x 1: result = %6, x = %3, y = %5
     """
     memory, share = Memory(program), QUICK if quick else 1
-    steps, effort = make_steps(memory, one_input), Effort(MAX_EFFORT // share)
+    steps, effort = make_steps(memory, one_input), Effort(MAX_EFFORT // share, Work(MAX_WORK // share))
     fits: dict[frozenset[Batch], Fit] = {}
 
     def price(batches: Batches) -> Price | None:
@@ -166,17 +187,20 @@ def plan_cell(program: CellProgram, rows: int = ROWS, one_input: bool = False, q
         return fit.n_copies, fit.moved
 
     choice = choose_batches(steps, price, MAX_STATES // share)
-    groupings = (choice.batches, run_late(steps, choice.batches))
+    groupings = tuple(dict.fromkeys((choice.batches, run_late(steps, choice.batches))))
     hard = fits[frozenset(batch for batch in choice.batches if is_hard(memory, batch))]
     soft = [tuple(batch for batch in batches if not is_hard(memory, batch)) for batches in groupings]
-    tried = [(fit_soft(memory, hard, batches, rows), at) for at, batches in enumerate(soft)]
+    share_of_work = effort.work.left // len(soft)
+    efforts = [replace(effort, work=Work(share_of_work)) for _ in soft]
+    tried = [(fit_soft(memory, hard, soft[at], rows, efforts[at]), at) for at in range(len(soft))]
     fit, at = min(tried, key=lambda pair: sum(run.moved_bytes(rows) for run, _ in pair[0].dropped.values()))
-    proven = choice.proven and not effort.gave_up
+    proven = choice.proven and not effort.gave_up and not fit.untried
     fit = fit if quick else with_reasons(memory, fit, effort)
-    return _to_layout(memory, groupings[at], fit, choice.fewest, proven)
+    work = MAX_WORK // share - effort.work.left + sum(share_of_work - one.work.left for one in efforts)
+    return _to_layout(memory, groupings[at], fit, choice.fewest, proven, work)
 
 
-def _to_layout(memory: Memory, batches: Batches, fit: Fit, fewest: int, proven: bool) -> CellLayout:
+def _to_layout(memory: Memory, batches: Batches, fit: Fit, fewest: int, proven: bool, work: int) -> CellLayout:
     joins = frozenset(value for value in memory.joins if ("join", value) in fit.kept)
     frontiers = zip(memory.areas, fit.orders.frontiers(), strict=True)
     areas = {
@@ -184,7 +208,7 @@ def _to_layout(memory: Memory, batches: Batches, fit: Fit, fewest: int, proven: 
     }
     always = [(value, memory.why_copied(value)) for value in memory.copying if value not in memory.joins]
     copies = [_copy_of_value(memory, value, reason) for value, reason in always if reason is not None]
-    dropped = [(run, _to_copy(memory, batches, run, others)) for run, others in fit.dropped.values()]
+    dropped = [(run, _to_copy(memory, batches, run, others, fit)) for run, others in fit.dropped.values()]
     return CellLayout(
         memory,
         tuple(_to_batch(memory, batch, fit, areas) for batch in batches),
@@ -194,6 +218,7 @@ def _to_layout(memory: Memory, batches: Batches, fit: Fit, fewest: int, proven: 
         tuple(copy for run, copy in dropped if not run.hard),
         fewest,
         proven,
+        work,
     )
 
 
@@ -222,10 +247,12 @@ def _to_batch(memory: Memory, batch: Batch, fit: Fit, areas: dict[str, tuple[Ite
     return InnerBatch(tuple(batch[m] for m in order), len(set(grid.row)), is_hard(memory, batch), views)
 
 
-def _to_copy(memory: Memory, batches: Batches, run: Run, others: tuple[Key, ...] | None) -> Copy:
+def _to_copy(memory: Memory, batches: Batches, run: Run, others: tuple[Key, ...] | None, fit: Fit) -> Copy:
     names = [_reader_name(memory, batches, key) for key in others or ()]
     if run.lines is None:
         reason = "its values repeat in no grid"
+    elif run.key in fit.untried:
+        reason = UNTRIED
     elif names:
         reason = f"it fits none of the orders that are left by {' and '.join(names)}"
     elif others is not None:

@@ -182,6 +182,7 @@ class _Search:
     max_states: int = MAX_STATES
     gave_up: bool = False
     _failed: dict[int, int] = field(default_factory=dict)  # the most batches that were too few to finish from a set
+    _enough: dict[int, int] = field(default_factory=dict)  # batches that were enough
     _given: set[frozenset[tuple[int, ...]]] = field(default_factory=set)
     _kind: list[int] = field(default_factory=list)
     _ahead: list[list[int]] = field(default_factory=list)
@@ -246,7 +247,7 @@ class _Search:
 
     def _can_finish(self, done: int, n_batches: int) -> bool:
         """Whether that many batches can run what is left."""
-        if done == self._all:
+        if done == self._all or self._enough.get(done, n_batches + 1) <= n_batches:
             return True
         if self._failed.get(done, -1) >= n_batches or self._bound(done) > n_batches:
             return False
@@ -257,6 +258,7 @@ class _Search:
             moves = moves[:1]
         for ready, _ in safe[:1] or moves:
             if self._can_finish(done | _union(1 << n for n in ready), n_batches - 1):
+                self._enough[done] = n_batches
                 return True
         self._failed[done] = n_batches
         return False

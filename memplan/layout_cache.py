@@ -1,4 +1,4 @@
-"""Layouts kept for the process: cells that differ in their parameters only are laid out once."""
+"""Layouts kept for the process, and for others in `layout_store`: cells that differ in parameters only have one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from autobatch.memplan.cell_layout import ROWS, CellLayout, plan_cell
+from autobatch.memplan.layout_store import find_layout, keep_layout
 from autobatch.memplan.memory import Memory
 from autobatch.program import Attribute, CellProgram, Constant, Instruction, Port, Var
 
@@ -21,15 +22,21 @@ def lay_out(program: CellProgram, rows: int = ROWS) -> CellLayout:
     A layout speaks of values by number, so it holds for every program with the same ops, arguments and shapes. Where
     it has copies, their reasons name values, and the names count as well.
 
-    Cost: that of `plan_cell` for a program of a new form, else linear in its values.
+    Cost: that of `plan_cell` for a program of a new form on this machine, else linear in its values.
     """
     form = (rows, program.outputs, program.ties, *(_form(var) for var in program.vars))
     named = (program.name, form, *(getattr(var.source, "name", None) for var in program.vars))
     layout = _known.get(form) or _known.get(named)
     if layout is None:
-        layout = plan_cell(program, rows, one_input=True, quick=True)
+        layout = find_layout(program, rows) or _make(program, rows)
         _known[named if layout.copies or layout.apart else form] = replace(layout, memory=_NO_PROGRAM)
     return replace(layout, memory=Memory(program))
+
+
+def _make(program: CellProgram, rows: int) -> CellLayout:
+    layout = plan_cell(program, rows, one_input=True, quick=True)
+    keep_layout(layout, rows)
+    return layout
 
 
 def _form(var: Var) -> Hashable:

@@ -3,7 +3,7 @@
 The runs of hard batches, and joins, are put into PQ-trees, one per area of memory. Where they do not fit, a minimal set
 of runs that conflict is found, and dropping each of its members is tried, fewest dropped bytes first (hitting sets,
 best first): so the bytes dropped are the fewest, unless a limit is met. Then the runs of soft batches are added,
-largest first, as far as they fit beside the others.
+largest first, as far as they fit beside the others, until what the search may cost is used up.
 Source: Reiter 1987, A theory of diagnosis from first principles, Artificial Intelligence 32, for the hitting sets.
 """
 
@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import TypeAlias
 
-from autobatch.memplan.aligned import AlignedOrders
+from autobatch.memplan.aligned import AlignedOrders, Work
 from autobatch.memplan.constraints import Grid, Run, batch_runs, join_run, make_grids, operands_of
 from autobatch.memplan.memory import SHARED_VALUES, Memory
 
 MAX_EFFORT = 3_000  # runs added to orders, for a cell; beyond, only the cheapest set of dropped runs is followed
 MAX_GRIDS = 64  # choices of grids for the hard batches of a cell
+MAX_WORK = 400_000  # of a cell, see `Work`: about a second
 
 Key: TypeAlias = tuple[Hashable, ...]
 Batch: TypeAlias = tuple[int, ...]
@@ -28,9 +29,16 @@ Batch: TypeAlias = tuple[int, ...]
 
 @dataclass
 class Effort:
-    """How many more runs may be added to orders before the search for the best ends, and whether a limit was met."""
+    """What a search may still cost, and whether a limit was met.
+
+    Attributes:
+        left: runs added to orders, before it follows only the cheapest set of dropped runs.
+        work: of all orders, before no more soft runs are tried.
+        gave_up: whether there may be better.
+    """
 
     left: int = MAX_EFFORT
+    work: Work = field(default_factory=lambda: Work(MAX_WORK))
     gave_up: bool = False
 
 
@@ -45,6 +53,7 @@ class Fit:
         dropped: the runs that are not, with the keys of those that they conflict with: () if no order serves a run at
             all, None if that was not asked.
         moved: the bytes of the hard runs dropped.
+        untried: the soft runs among `dropped` that nobody tried to keep.
     """
 
     orders: AlignedOrders
@@ -52,6 +61,7 @@ class Fit:
     kept: dict[Key, Run]
     dropped: dict[Key, tuple[Run, tuple[Key, ...] | None]]
     moved: int
+    untried: frozenset[Key] = frozenset()
 
     @property
     def n_copies(self) -> int:
@@ -82,7 +92,7 @@ def fit_hard(memory: Memory, batches: Sequence[Batch], rows: int, effort: Effort
     return best
 
 
-def fit_soft(memory: Memory, fit: Fit, batches: Sequence[Batch], rows: int) -> Fit:
+def fit_soft(memory: Memory, fit: Fit, batches: Sequence[Batch], rows: int, effort: Effort) -> Fit:
     """Add the runs of soft batches, those of many bytes first, as far as they fit beside what is kept.
 
     Args:
@@ -90,40 +100,48 @@ def fit_soft(memory: Memory, fit: Fit, batches: Sequence[Batch], rows: int) -> F
         fit: of its hard runs.
         batches: the soft ones.
         rows: nodes of a batch.
+        effort: its work is used up; what is left to be tried then is dropped.
     """
     apart = _apart(memory, fit.kept)
-    orders, grids, kept, dropped = fit.orders, {**fit.grids}, {**fit.kept}, {**fit.dropped}
+    orders, grids, kept, dropped = fit.orders.copy(effort.work), {**fit.grids}, {**fit.kept}, {**fit.dropped}
+    untried: set[Key] = set()
     size = {batch: sum(memory.program.vars[v].size for v in batch) for batch in batches}
     for batch in sorted(batches, key=lambda batch: (-size[batch], batch)):
-        options = _grids(memory, batch, tiled=True)
-        tried = [_add_soft(orders, batch_runs(memory, batch, grid, apart), rows) for grid in options]
+        options = _grids(memory, batch, tiled=True)[: 1 if effort.work.is_used_up else None]
+        tried = [_add_soft(orders, batch_runs(memory, batch, grid, apart), rows, effort.work) for grid in options]
         at = min(range(len(tried)), key=lambda k: sum(run.moved_bytes(rows) for run in tried[k][2]))
-        orders, fitting, others = tried[at]
+        orders, fitting, others, late = tried[at]
         grids[batch[0]] = options[at]
         kept |= {run.key: run for run in fitting}
         dropped |= {run.key: (run, None) for run in others}
-    return replace(fit, orders=orders, grids=grids, kept=kept, dropped=dropped)
+        untried |= late
+    return replace(fit, orders=orders, grids=grids, kept=kept, dropped=dropped, untried=frozenset(untried))
 
 
 def with_reasons(memory: Memory, fit: Fit, effort: Effort) -> Fit:
     """The same fit, with what each soft run that was dropped conflicts with, as far as the effort allows."""
     dropped = {**fit.dropped}
     for key, (run, _) in fit.dropped.items():
-        if not run.hard and run.lines is not None and effort.left > 0:
+        if not run.hard and run.lines is not None and key not in fit.untried and effort.left > 0:
             _, conflict = find_conflict(memory, {**fit.kept, key: run}, effort)
             dropped[key] = (run, tuple(other for other in conflict if other != key))
     return replace(fit, dropped=dropped)
 
 
-def _add_soft(orders: AlignedOrders, runs: Sequence[Run], rows: int) -> tuple[AlignedOrders, list[Run], list[Run]]:
-    """Add runs to a copy of the orders; those that fit, and those that do not."""
+def _add_soft(
+    orders: AlignedOrders, runs: Sequence[Run], rows: int, work: Work
+) -> tuple[AlignedOrders, list[Run], list[Run], set[Key]]:
+    """Add runs to a copy of the orders; those that fit, those that do not, and which of these were not tried."""
     trial = orders.copy()
     fitting: list[Run] = []
     others: list[Run] = []
+    untried: set[Key] = set()
     for run in sorted(runs, key=lambda run: -run.moved_bytes(rows)):
-        fits = run.lines is not None and trial.add(run.lines)
+        if run.lines is not None and work.is_used_up:
+            untried.add(run.key)
+        fits = run.lines is not None and not work.is_used_up and trial.add(run.lines)
         (fitting if fits else others).append(run)
-    return trial, fitting, others
+    return trial, fitting, others, untried
 
 
 def _grids(memory: Memory, batch: Batch, tiled: bool = False) -> list[Grid]:
@@ -201,7 +219,7 @@ class _System:
 
 def find_conflict(memory: Memory, runs: Mapping[Key, Run], effort: Effort) -> tuple[AlignedOrders, tuple[Key, ...]]:
     """Orders that keep all runs, or a minimal set of runs that none keeps; found as by `PQTree.conflict`."""
-    core = AlignedOrders(memory.areas.values())
+    core = AlignedOrders(memory.areas.values(), effort.work)
     core.add(memory.fixed_lines())
     trial = core.copy()
     if trial.add(line for run in runs.values() for line in run.lines or ()):

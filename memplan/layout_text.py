@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autobatch.memplan.cell_layout import ROWS, CellLayout, Copy, InnerBatch
+from autobatch.memplan.cell_layout import ROWS, UNTRIED, CellLayout, Copy, InnerBatch
 from autobatch.memplan.constraints import RESULT, operands_of
 from autobatch.memplan.memory import Item
 from autobatch.program import Instruction
@@ -57,7 +57,10 @@ def _copies(layout: CellLayout, rows: int) -> Iterator[str]:
     for title, copies in (("copies", layout.copies), ("read in place by element-wise ops", layout.apart)):
         if copies:
             yield f"  {title}"
-            yield from (f"    {_copy(copy, rows)}" for copy in copies)
+            yield from (f"    {_copy(copy, rows)}" for copy in copies if copy.reason != UNTRIED)
+    if layout.untried:
+        moved = sum(copy.moved_bytes(rows) for copy in layout.untried)
+        yield f"    and {len(layout.untried)} operands, {moved:,} bytes: {UNTRIED}"
 
 
 def _copy(copy: Copy, rows: int) -> str:

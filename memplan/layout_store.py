@@ -1,0 +1,91 @@
+"""Layouts kept in the user's cache for other processes: `autobatch.cache`.
+
+An entry holds for a program and for the planner's own source, so a changed planner lays out anew. What is read is
+checked as what is made (`layout_check`), for a layout that does not hold computes wrong numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from autobatch.cache import find_entry, keep_entry
+from autobatch.checkpoint import write_whole
+from autobatch.errors import PlanError
+from autobatch.memplan.cell_layout import CellLayout, Copy, InnerBatch
+from autobatch.memplan.layout_check import check_cell_layout
+from autobatch.memplan.memory import Item, Memory
+from autobatch.program import CellProgram, Instruction
+
+FORMAT = "autobatch layout 1"
+LEAST_WORK = 2_000  # a layout that took less, about 5 ms, is not worth a file
+
+
+def find_layout(program: CellProgram, rows: int) -> CellLayout | None:
+    """Read the layout of a program; None if there is none, or, with a warning, none that can be read."""
+    return find_entry("layouts", _sign(program, rows), partial(_load, program))
+
+
+def keep_layout(layout: CellLayout, rows: int) -> None:
+    """Write a layout that took long to find."""
+    if layout.work >= LEAST_WORK:
+        content = json.dumps({"format": FORMAT, **_to_plain(layout)}).encode()
+        keep_entry("layouts", _sign(layout.memory.program, rows), lambda path: write_whole(path, content))
+
+
+def _sign(program: CellProgram, rows: int) -> str:
+    """Name what a layout holds for: names count, as it gives reasons in them."""
+    memory = Memory(program)
+    ops = [s.op for v in program.vars if isinstance(s := v.source, Instruction)]
+    of_ops = [(op.name, op.view, op.copies) for op in ops]
+    values = [(var.shape, memory.area_of(at)) for at, var in enumerate(program.vars)]
+    parts = (FORMAT, _planner(), rows, str(program), program.ties, values, memory.reads, of_ops)
+    return sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def _planner() -> str:
+    """A digest of the sources that layouts are made by."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
+def _to_plain(layout: CellLayout) -> dict[str, Any]:
+    batches = [[b.values, b.n_rows, b.hard, sorted(b.views.items())] for b in layout.batches]
+    joins = sorted(layout.joins)
+    plain = {"batches": batches, "areas": layout.areas, "joins": joins, "copies": layout.copies, "apart": layout.apart}
+    return {**plain, "fewest": layout.fewest, "proven": layout.proven, "work": layout.work}
+
+
+def _load(program: CellProgram, path: Path) -> CellLayout:
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        layout = _from_plain(program, content)
+        check_cell_layout(layout)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, PlanError) as error:
+        raise PlanError(f"reading a layout from {str(path)!r}: {error!r}; delete it.") from error
+    return layout
+
+
+def _from_plain(program: CellProgram, content: dict[str, Any]) -> CellLayout:
+    return CellLayout(
+        Memory(program),
+        tuple(InnerBatch(tuple(values), n, hard, dict(views)) for values, n, hard, views in content["batches"]),
+        {area: tuple(Item(*item) for item in items) for area, items in content["areas"].items()},
+        frozenset(content["joins"]),
+        _read_copies(content["copies"]),
+        _read_copies(content["apart"]),
+        content["fewest"],
+        content["proven"],
+        content["work"],
+    )
+
+
+def _read_copies(copies: Sequence[Any]) -> tuple[Copy, ...]:
+    return tuple(Copy(what, tuple(values), area, elements, reason) for what, values, area, elements, reason in copies)

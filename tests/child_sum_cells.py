@@ -1,0 +1,58 @@
+"""A child-sum Tree-LSTM as one writes it: a list of gates, so a type of cell for each number of children."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.program import CellProgram
+from autobatch.record import Recorder
+
+
+class ChildSum(ab.Module):
+    """Gates of one product (`joint`), or each with a product of its own."""
+
+    def __init__(self, dim: int = 4, joint: bool = True, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.dim, self.joint = dim, joint
+        self.embedding = ab.Parameter(rng.standard_normal((5, dim)))
+        for gate in ("iou",) if joint else ("i", "o", "u"):
+            setattr(self, f"{gate}_x", ab.Linear(dim, len(gate) * dim, rng=rng))
+            setattr(self, f"{gate}_h", ab.Linear(dim, len(gate) * dim, rng=rng, bias=False))
+        self.f_x, self.f_h = ab.Linear(dim, dim, rng=rng), ab.Linear(dim, dim, rng=rng)
+
+    @ab.cell
+    def leaf(self, word: int) -> Any:
+        x = ab.lookup(self.embedding, word)
+        return x, ab.tanh(x)
+
+    @ab.cell
+    def node(self, word: int, children: Sequence[Any]) -> Any:
+        x, total = ab.lookup(self.embedding, word), ab.sum_n([h for h, _ in children])
+        fx = self.f_x(x)
+        forgotten = [ab.sigmoid(fx + self.f_h(h)) * ck for h, ck in children]
+        i, o, u = self._gates(x, total)
+        c = ab.sigmoid(i) * ab.tanh(u) + sum(forgotten[1:], start=forgotten[0])
+        return ab.sigmoid(o) * ab.tanh(c), c
+
+    def _gates(self, x: Any, total: Any) -> Sequence[Any]:
+        if self.joint:
+            return ab.split(self.iou_x(x) + self.iou_h(total), 3)
+        return [getattr(self, f"{gate}_x")(x) + getattr(self, f"{gate}_h")(total) for gate in "iou"]
+
+    def loss(self, arity: int) -> Any:
+        """A tree of two levels, `arity` children each."""
+        inner = self.node(0, [self.leaf(k % 5) for k in range(arity)])
+        h, c = self.node(1, [inner, *(self.leaf(k % 5) for k in range(1, arity))])
+        return ab.sum(h * h) + ab.sum(c)
+
+
+def node_program(arity: int, joint: bool = True) -> CellProgram:
+    """The program of a node with this many children, as traced."""
+    model = ChildSum(joint=joint)
+    recorder = Recorder(model.loss, model)
+    recorder.record([arity])
+    return next(t.program for t in recorder.types.types if t.name == "node")

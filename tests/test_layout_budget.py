@@ -1,0 +1,140 @@
+"""Laying out a cell ends: what the search goes through is counted, kept for other processes, and told."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.executor.cpu import Cpu
+from autobatch.memplan import check_cell_layout, layout_cache, plan_cell
+from autobatch.memplan.aligned import AlignedOrders, Line, Work
+from autobatch.memplan.cell_layout import QUICK, UNTRIED
+from autobatch.memplan.joining import join_products
+from autobatch.memplan.layout_search import MAX_WORK
+from autobatch.memplan.planner import MemoryPlanner
+from autobatch.simplify import simplify
+from autobatch.testing import check_grads
+from child_sum_cells import ChildSum, node_program
+from literature_cells import SEVEN, trace_cell
+
+ONE_STEP = 20_000  # the work of adding a run at the end, at most
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("arity", [2, 3, 6, 12, 24])
+def test_the_search_for_a_layout_ends_at_its_budget(arity: int, joint: bool) -> None:
+    """Without one, 24 children took two minutes. Nothing is copied all the same, and products are stacked."""
+    program = join_products(simplify(node_program(arity, joint)))
+    layout = plan_cell(program, one_input=True, quick=True)
+    check_cell_layout(layout)
+    assert layout.work <= MAX_WORK // QUICK + ONE_STEP
+    assert layout.copies == ()
+    assert str(layout) == str(plan_cell(program, one_input=True, quick=True))
+    assert bool(layout.untried) == (not layout.proven) == (UNTRIED in str(layout))
+
+
+def test_what_was_given_up_is_told() -> None:
+    layout = plan_cell(join_products(simplify(node_program(24))), one_input=True, quick=True)
+    n, moved = len(layout.untried), sum(copy.moved_bytes(32) for copy in layout.untried)
+    assert n > 10
+    assert f"and {n} operands, {moved:,} bytes: {UNTRIED}" in str(layout)
+
+
+@pytest.mark.slow
+def test_explain_tells_what_was_given_up() -> None:
+    loss = ab.batched(ChildSum().loss, backend="reference")
+    assert UNTRIED in str(loss.explain([24], memory=True))
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_cells_of_the_literature_are_far_from_the_budget(name: str) -> None:
+    layout = plan_cell(trace_cell(SEVEN[name].body), one_input=True, quick=True)
+    assert (layout.work <= 0.8 * MAX_WORK / QUICK, layout.untried, layout.copies) == (True, (), ())
+
+
+def test_lines_that_contradict_each_other_are_refused_without_a_search() -> None:
+    """Ten free groups of lines, and two that want two spans each before the other: every order was tried."""
+    letters = [f"{k}{side}" for k in range(12) for side in "abcd"]
+    work = Work(10**9)
+    orders = AlignedOrders([letters, [f"{k}{side}" for k in range(12) for side in "wxyz"]], work)
+    for k in range(10):
+        pair = (f"{k}a",), (f"{k}b",), (f"{k}c",)
+        assert orders.add([Line(k, pair), Line(k, ((f"{k}w",), (f"{k}x",), (f"{k}y",)))])
+    assert orders.add([Line("one", (("10a",), ("10b",))), Line("one", (("10w",), ("10x",)))])
+    before = work.left
+    assert not orders.add([Line("two", (("10b",), ("10a",))), Line("two", (("10w",), ("10x",)))])
+    assert not orders.gave_up
+    assert before - work.left < 1_000
+
+
+def test_layouts_are_read_by_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(layout_cache, "_known", {})
+    program = join_products(simplify(node_program(6)))
+    made = layout_cache.lay_out(program)
+    monkeypatch.setattr(layout_cache, "_known", {})
+    monkeypatch.setattr(layout_cache, "plan_cell", None)
+    read = layout_cache.lay_out(program)
+    assert str(read) == str(made)
+    assert (read.batches, read.areas, read.joins, read.copies, read.apart) == (
+        made.batches, made.areas, made.joins, made.copies, made.apart,
+    )  # fmt: skip
+    assert (read.work, read.proven, read.fewest) == (made.work, made.proven, made.fewest)
+
+
+def broken(content: str, kind: str) -> str:
+    plain = json.loads(content)
+    if kind == "cut":
+        return content[: len(content) // 2]
+    if kind == "other format":
+        return json.dumps({**plain, "format": "something"})
+    if kind == "no areas":
+        return json.dumps({**plain, "areas": {}})
+    first, second, *rest = plain["areas"]["node"]
+    return json.dumps({**plain, "areas": {**plain["areas"], "node": [first, first, *rest, second][: len(rest) + 2]}})
+
+
+@pytest.mark.parametrize("kind", ["cut", "other format", "no areas", "an item twice"])
+def test_a_kept_layout_that_does_not_hold_is_made_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(layout_cache, "_known", {})
+    program = join_products(simplify(node_program(6)))
+    made = layout_cache.lay_out(program)
+    (path,) = (tmp_path / "layouts").iterdir()
+    content = path.read_text()
+    path.write_text(broken(content, kind))
+    monkeypatch.setattr(layout_cache, "_known", {})
+    with pytest.warns(UserWarning, match="left aside"):
+        again = layout_cache.lay_out(program)
+    assert str(again) == str(made)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_cell_of_24_children_is_right(backend: str, joint: bool) -> None:
+    model = ChildSum(dim=2, joint=joint).astype("float64")
+    loss = ab.batched(model.loss, backend=Cpu(jitted=False) if backend == "cpu" else backend)
+    np.testing.assert_allclose(loss([24, 3]), [model.loss(24), model.loss(3)], rtol=1e-12)
+    check_grads(loss, [24, 3], model, np.random.default_rng(0))
+
+
+@pytest.mark.slow
+def test_a_cell_of_24_children_is_planned_in_no_time() -> None:
+    """0.3 s on an idle machine, with autodiff; this is generous."""
+    model = ChildSum()
+    loss = ab.batched(model.loss, backend="reference")
+    loss([2])
+    loss([24])
+    node = max((t for t in loss._recorder.types.types if t.name == "node"), key=lambda t: len(t.program.vars))
+    layout_cache._known.clear()
+    start = time.process_time()
+    MemoryPlanner().plan_cell(node, training=True)
+    assert time.process_time() - start < 2
