@@ -15,6 +15,9 @@ from autobatch.record import Recorder
 class ChildSum(ab.Module):
     """Gates of one product (`joint`), or each with a product of its own."""
 
+    iou_x: ab.Linear
+    iou_h: ab.Linear
+
     def __init__(self, dim: int = 4, joint: bool = True, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         self.dim, self.joint = dim, joint
