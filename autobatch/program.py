@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from autobatch.errors import GraphError
+from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op, Shape, check_index
 from autobatch.ops.operators import Operators, Symbol
 
@@ -226,8 +227,23 @@ class Traced(Symbol):
             )
         return super()._refuse(what)
 
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        if isinstance(self.var.source, Attribute):
+            argument = self.var.source.name.split(".")[0]
+            raise GraphError(
+                f"an array is made of the number {self.var.source.name!r}, which differs between the nodes of a batch; "
+                f"make it before the call, and pass an array as {argument!r}."
+            )
+        return super().__array__(dtype, copy)
+
     def __repr__(self) -> str:
         return f"<traced {show_var(self.builder.vars, self.index)}>"
+
+
+class TracedCondition(Condition, Traced):
+    """What a comparison gives while a cell's body is traced."""
+
+    __slots__ = ()
 
 
 class Builder:
@@ -291,7 +307,8 @@ class Builder:
         shape = op.shape(*(v.shape for v in values), **static)
         if op.index_axis is not None:
             values[1] = self._ids(op, *values[:2])
-        return self.add(Instruction(op, tuple(v.index for v in values), static), shape, self._domain(op, values))
+        result = self.add(Instruction(op, tuple(v.index for v in values), static), shape, self._domain(op, values))
+        return TracedCondition(self, result.index) if gives_condition(op, args) else result
 
     def _ids(self, op: Op, table: Traced, ids: Traced) -> Traced:
         """Ids, refused unless they are int data of the node, or constants in their range."""

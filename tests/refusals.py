@@ -47,6 +47,10 @@ class Model(ab.Module):
     def label(self, x: Any, name: Any) -> Any:
         return x * (2.0 if name else 1.0)
 
+    @ab.cell
+    def weigh(self, x: Any, weights: Any) -> Any:
+        return np.array(weights) * x
+
     @ab.cell(static=("tag",))
     def tagged(self, x: Any, tag: Any) -> Any:
         return x + (1.0 if tag else 0.0)

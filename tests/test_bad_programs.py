@@ -24,7 +24,6 @@ READING: dict[str, tuple[Callable[[Any], Any], str]] = {
     "max": (lambda v: max(v, 0.0), "a condition (if, while, and, or, not, in, ==) needs the number"),
     "array": (np.asarray, "a NumPy array needs the number"),
     "array of": (lambda v: np.array([v, v]), "a NumPy array needs the number"),
-    "np.mean": (np.mean, "a NumPy array needs the number"),
     "index": (lambda v: [1, 2][v], "an index needs the number"),
     "range": (lambda v: list(range(v)), "an index needs the number"),
     "format": (lambda v: f"{v:.2f}", "a text in the format '.2f' needs the number"),
@@ -104,7 +103,47 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "np.sum": (
         lambda m, w: np.sum(m.leaf(w)),
         ab.GraphError,
+        ("np.sum was applied to a Value, which it cannot record; use ab.sum instead",),
+    ),
+    "np.add.reduce": (
+        lambda m, w: np.add.reduce(m.leaf(w)),
+        ab.GraphError,
         ("np.add.reduce was applied to a Value, which it cannot record; use ab.sum instead",),
+    ),
+    "np.mean": (
+        lambda m, w: np.mean(m.leaf(w)),
+        ab.GraphError,
+        ("np.mean was applied to a Value, which it cannot record; use ab.mean instead",),
+    ),
+    "np.concatenate": (
+        lambda m, w: np.concatenate([m.leaf(w), np.zeros(DIM)]),
+        ab.GraphError,
+        ("np.concatenate was applied to a Value, which it cannot record; use ab.concat instead",),
+    ),
+    "np.zeros_like in a cell": (
+        lambda m, w: m.body(m.leaf(w), np.zeros_like),
+        ab.GraphError,
+        ("in cell 'body': np.zeros_like was applied to a Traced", "build it from the ops of autobatch"),
+    ),
+    "abs": (
+        lambda m, w: abs(m.leaf(w)),
+        ab.GraphError,
+        ("abs() was applied to a Value, which it cannot record; write ab.where(x < 0.0, -x, x)",),
+    ),
+    "//": (
+        lambda m, w: m.body(m.leaf(w), lambda x: 3 // x),
+        ab.GraphError,
+        ("in cell 'body': // was applied to a Traced", "compute with plain numbers"),
+    ),
+    "conditions &": (
+        lambda m, w: m.body(m.leaf(w), lambda x: (x > 0) & (x < 1)),
+        ab.GraphError,
+        ("in cell 'body': & was applied to a Traced", "write x * y for 'and' of two conditions"),
+    ),
+    "an array of numbers": (
+        lambda m, w: m.weigh(m.leaf(w), [1.0, 2.0, 3.0]),
+        ab.GraphError,
+        ("an array is made of the number 'weights.0'", "make it before the call, and pass an array as 'weights'"),
     ),
     "np.sin in a cell": (
         lambda m, w: m.body(m.leaf(w), np.sin),
@@ -120,6 +159,11 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
         lambda m, w: m.leaf(w).sum(),
         AttributeError,
         ("a recorded value has no attribute 'sum'", "the rest are ops, such as ab.sum(x)"),
+    ),
+    "transposed": (
+        lambda m, w: m.body(m.leaf(w), lambda x: x.T),
+        AttributeError,
+        ("a traced value has no attribute 'T'", "the rest are ops, such as ab.transpose(x)"),
     ),
     "in place": (
         lambda m, w: m.leaf(w).__setitem__(0, 1.0),

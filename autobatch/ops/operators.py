@@ -46,6 +46,23 @@ UFUNCS = {
     np.equal: "equal", np.not_equal: "not_equal",
 }  # fmt: skip
 REDUCTIONS = {np.add: "sum", np.maximum: "max"}
+NAMES = {
+    "T": "transpose", "amax": "max", "concatenate": "concat", "hstack": "concat", "inner": "dot", "flatten": "reshape",
+    "ravel": "reshape", "maximum": "where", "minimum": "where", "clip": "where",
+}  # fmt: skip
+WITHOUT = "compute with plain numbers, and pass the result to the cell"
+NO_OPS = {
+    "abs": ("abs()", "write ab.where(x < 0.0, -x, x)"),
+    "invert": ("~", "write 1.0 - x for 'not' of a condition"),
+    "and": ("&", "write x * y for 'and' of two conditions"),
+    "or": ("|", "write ab.where(x, 1.0, y) for 'or' of two conditions"),
+    "xor": ("^", "write x != y for 'either, or' of two conditions"),
+    "floordiv": ("//", WITHOUT),
+    "mod": ("%", WITHOUT),
+    "divmod": ("divmod()", WITHOUT),
+    "round": ("round()", WITHOUT),
+}
+"""Python's operators that are no ops, as they are written, and what to do without them."""
 
 
 def is_zero(x: object) -> bool:
@@ -138,16 +155,48 @@ class Operators:
         """Number of axes of one node's value."""
         return len(self.shape)
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function in (np.shape, np.ndim):
+            return function.__wrapped__(*args, **kwargs)
+        raise _refusal(self, f"np.{function.__name__}", _advice(function.__name__))
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         known: dict[str, dict[Any, str]] = {"__call__": UFUNCS, "reduce": REDUCTIONS}
         name = known.get(method, {}).get(ufunc)
         if name is None or method != "__call__" or kwargs:
             called = f"np.{ufunc.__name__}" if method == "__call__" else f"np.{ufunc.__name__}.{method}"
-            advice = "build it from the ops of autobatch (see ab.ops)" if name is None else f"use ab.{name}"
-            raise GraphError(
-                f"{called} was applied to a {type(self).__name__}, which it cannot record; {advice} instead."
-            )
+            raise _refusal(self, called, _advice(ufunc.__name__ if name is None else name))
         return OPS[name](*inputs)
+
+
+def _refusal(x: object, what: str, advice: str) -> GraphError:
+    return GraphError(f"{what} was applied to a {type(x).__name__}, which it cannot record; {advice}.")
+
+
+def _advice(name: str) -> str:
+    """What to do without the function of this name, of NumPy's or Python's."""
+    op = op_like(name)
+    return f"use ab.{op} instead" if op else "build it from the ops of autobatch (see ab.ops) instead"
+
+
+def op_like(name: str) -> str | None:
+    """The public op that does what NumPy's function or method of this name does."""
+    import autobatch.ops
+
+    name = NAMES.get(name, name)
+    return name if name in autobatch.ops.__all__ else None
+
+
+def _refuse_operator(what: str, advice: str) -> Callable[..., Any]:
+    def refuse(self: Operators, *others: Any) -> Any:
+        raise _refusal(self, what, advice)
+
+    return refuse
+
+
+for _name, _told in NO_OPS.items():
+    setattr(Operators, f"__{_name}__", _refuse_operator(*_told))
+    setattr(Operators, f"__r{_name}__", _refuse_operator(*_told))
 
 
 class Symbol(Operators):
@@ -185,7 +234,7 @@ class Symbol(Operators):
         """What to say where a program asks for an attribute that there is not."""
         return (
             f"a {self._stage} value has no attribute {name!r}; it has a shape and Python's operators, and the rest are "
-            f"ops, such as ab.sum(x) (see ab.ops)."
+            f"ops, such as ab.{op_like(name) or 'sum'}(x) (see ab.ops)."
         )
 
     def __setitem__(self, index: Any, value: Any) -> None:

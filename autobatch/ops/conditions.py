@@ -1,0 +1,73 @@
+"""What a comparison gives while a cell is traced, and where it differs from NumPy's bools.
+
+A comparison of values gives 0 or 1 in the model's float type, eagerly an array of bools. Nearly everything means the
+same for both. But NumPy's `+` and `@` of two arrays of bools are a logical `or`, and it has no `-` of them: a program
+with these is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import GraphError
+from autobatch.ops.operators import OPS, UFUNCS, Symbol, is_zero
+
+COMPARISONS = frozenset({"less", "less_equal", "greater", "greater_equal", "equal", "not_equal"})
+DIFFERENT = {"add": "+", "sub": "-", "neg": "-", "matmul": "@"}
+
+
+def is_condition(x: object) -> bool:
+    """Whether `x` is a bool eagerly: a comparison, Python's or NumPy's bool, or an array of such."""
+    return isinstance(x, (Condition, bool, np.bool_)) or (isinstance(x, np.ndarray) and x.dtype.kind == "b")
+
+
+def gives_condition(op: Any, args: tuple[Any, ...]) -> bool:
+    """Whether `op` of `args` is a bool eagerly."""
+    return op.name in COMPARISONS or ((op.view or op.name == "mul") and all(map(is_condition, args)))
+
+
+def _apply(name: str, *args: Any) -> Any:
+    """Apply the op of this name, unless its arguments are conditions for which NumPy's means something else."""
+    if all(map(is_condition, args)):
+        op = DIFFERENT[name]
+        raise GraphError(
+            f"{op} was applied to conditions, which are bools in eager mode, where NumPy's {op} does not give numbers; "
+            f"make numbers of them with ab.where(condition, 1.0, 0.0), or write a * b for 'and', ab.where(a, 1.0, b) "
+            f"for 'or'."
+        )
+    return OPS[name](*args)
+
+
+class Condition(Symbol):
+    """Mixin: a value that is 0 or 1, made by a comparison."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Any) -> Any:
+        return OPS["add"](self, 0.0) if is_zero(other) else _apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return OPS["add"](0.0, self) if is_zero(other) else _apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _apply("sub", other, self)
+
+    def __neg__(self) -> Any:
+        return _apply("neg", self)
+
+    def __matmul__(self, other: Any) -> Any:
+        return _apply("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return _apply("matmul", other, self)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        name = UFUNCS.get(ufunc)
+        if method == "__call__" and not kwargs and name in DIFFERENT:
+            return _apply(name, *inputs)
+        return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
