@@ -131,6 +131,11 @@ def contracted(python: Callable[P, R]) -> Compiled[P, R]:
     return Compiled(python, frozenset({"contract"}), is_kept=True)
 
 
+def reordered(python: Callable[P, R]) -> Compiled[P, R]:
+    """Mark a term of a long sum: as `contracted`, and the sum may be taken in any order, several elements at once."""
+    return Compiled(python, frozenset({"contract", "reassoc", "nsz"}), is_kept=True)
+
+
 class ByAddress(Compiled[P, R]):
     """A function of ints that compiled code calls by its address."""
 

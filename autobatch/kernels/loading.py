@@ -31,7 +31,7 @@ from autobatch.kernels.scoped import plain_get, plain_put
 from autobatch.vectormath import FUNCTIONS
 
 TYPES = ("int64", "int32", "float64", "bool_")
-HELPERS = ("part", "larger", "power", "collect", "may_store", "send")
+HELPERS = ("part", "larger", "plus", "power", "collect", "may_store", "send")
 PLAIN: Mapping[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
@@ -40,7 +40,7 @@ PLAIN: Mapping[str, Callable[..., Any]] = {
     "sigmoid": lambda x: np.exp(min(x, 0)) / (1 + np.exp(-abs(x))) if x == x else x,
     "softplus": lambda x: np.logaddexp(x, 0),
 }
-LIBERTIES = {"reassoc", "contract", "nsz"}  # of fast-math: those that keep NaN and infinity
+LIBERTIES = {"contract"}  # of fast-math; sums along axes may also be taken in any order, see `support.plus`
 
 
 def is_jitted() -> bool:

@@ -76,7 +76,7 @@ class Nest:
             place = f"v{loop.target.value}"
         else:
             place = self._element_of(*writer.address(loop.target), strides)
-        joined = f"{place} + {expression}" if loop.combine == "+" else f"larger({place}, {expression})"
+        joined = f"plus({place}, {expression})" if loop.combine == "+" else f"larger({place}, {expression})"
         return [f"{place} = {joined}"]
 
     def _stored(self, loop: Loop, strides: tuple[int, ...]) -> str:

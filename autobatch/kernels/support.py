@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autobatch._jit import in_kernels, replaced_by
+from autobatch._jit import in_kernels, reordered, replaced_by
 from autobatch.kernels.intrinsics import make_larger, make_part
 
 Array = Any
@@ -21,6 +21,12 @@ def part(array: Array, first: int, size: int) -> Array:
 def larger(x: Float, y: Float) -> Float:
     """The larger of two numbers; NaN if one is."""
     return x if x > y or x != x else y
+
+
+@reordered
+def plus(total: Float, term: Float) -> Float:
+    """A sum so far and one more term. Nothing else is reordered: x - peak - log(total) is not x - (peak + ...)."""
+    return total + term
 
 
 @in_kernels
