@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from autobatch.kernels.view import views_of
 from autobatch.ops.operators import OPS
 from autobatch.plan import PlannedCell, PlannedTypes
 from twin_cases import CASES
+from vector_code import compile_for, inner_loops
 
 FLOAT32 = np.dtype("float32")
 
@@ -38,9 +38,13 @@ class Planned(Reference):
 def plan_cells(case: int, dim: int = 6) -> dict[str, PlannedCell]:
     """The cells of a model, planned for training, by name."""
     model, instances = CASES[case].draw(seed=0, n_instances=6, dim=dim)
-    backend = Planned()
-    ab.batched(model.loss, backend=backend).value_and_grad(instances)
-    return {cell.program.name: cell for cell in backend.cells.cells}
+    return cells_of(ab.batched(model.loss, backend=Planned()), instances)
+
+
+def cells_of(batched: Any, instances: list[Any]) -> dict[str, PlannedCell]:
+    """The cells of a function that runs on a `Planned` backend."""
+    batched.value_and_grad(instances)
+    return {cell.program.name: cell for cell in batched.backend.cells.cells}
 
 
 def kinds(stage: Stage) -> list[str]:
@@ -110,16 +114,44 @@ def test_views_are_strides() -> None:
     assert all(view.is_contiguous and view.offset % 6 == 0 for view in slices)
 
 
-@pytest.mark.parametrize("compile_stage", [compile_forward, compile_backward])
-def test_loops_are_vectorised(compile_stage: Any) -> None:
-    """All arithmetic of the gates' loop is on whole vectors: as many multiplications packed as in the source."""
-    stage = compile_stage(plan_cells(0)["merge"])
-    number = kinds(stage).index("kernel")
-    source = stage.sources[number]
-    assert source is not None
-    assembly = load(source.text, "float32", "int32")._library.get_asm_str()
-    packed = len(re.findall(r"\bv?(?:mul|fmadd|fmsub|fnmadd)\w*ps\b", assembly))
-    assert packed >= source.text.count(" * get(") + source.text.count(") * ") > 0
+SLOW = ("haswell", "skylake-avx512", "sapphirerapids", "znver5")
+
+
+@ab.cell
+def normalised(x: Any, gain: Any, bias: Any) -> Any:
+    """Sums and largest elements between other loops."""
+    return ab.layer_norm(x, gain, bias) * ab.softmax(x) + ab.gelu(ab.log_softmax(x))
+
+
+RECURRENCE = """def kernel(memory, own, k):
+    x = array_at(array_at(memory, int64)[0], real)
+    for i in range(1, array_at(own, int64)[0]):
+        x[i] = x[i] * x[i - 1]
+"""
+
+
+@pytest.mark.parametrize("processor", ["host", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_loops_are_vectorised(processor: str, tmp_path: Path) -> None:
+    """No loop over elements does arithmetic on one at a time, but for those that whole vectors leave over."""
+    vectors = [tuple(np.ones(5) for _ in range(3))]
+    cells = plan_cells(0) | cells_of(ab.batched(lambda one: ab.sum(normalised(*one)), backend=Planned()), vectors)
+    kernels = [
+        (source.text, "float32")
+        for name in ("merge", "normalised")
+        for compile_stage in (compile_forward, compile_backward)
+        for source in compile_stage(cells[name]).sources
+        if source is not None
+    ]
+    assert len(kernels) == 4
+    for (text, _), code in zip(kernels, compile_for(processor, kernels, str(tmp_path)), strict=True):
+        loops = list(inner_loops(code))
+        assert any(loop.is_packed for loop in loops)
+        assert not [loop.body for loop in loops if not loop.is_vectorised], text
+
+
+def test_a_loop_that_cannot_be_vectorised_is_seen(tmp_path: Path) -> None:
+    (code,) = compile_for("host", [(RECURRENCE, "float32")], str(tmp_path))
+    assert any(not loop.is_vectorised for loop in inner_loops(code))
 
 
 @pytest.mark.parametrize("compile_stage", [compile_forward, compile_backward])
