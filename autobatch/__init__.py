@@ -33,6 +33,7 @@ from autobatch.ops import (
     dot,
     dropout,
     equal,
+    erf,
     exp,
     gelu,
     greater,
@@ -78,11 +79,11 @@ __all__ = [
     "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "Dropout", "Embedding", "GRUCell",
     "Graph", "GraphError", "LSTMCell", "LayerNorm", "Linear", "Module", "NumericError", "Parameter", "PlanError",
     "PolicyError", "Rows", "ScheduleError", "ShapeError", "add", "affine", "attend", "batched", "cell", "concat",
-    "cross_entropy", "div", "dot", "dropout", "equal", "exp", "gelu", "greater", "greater_equal", "layer_norm",
-    "less", "less_equal", "log", "log_softmax", "lookup", "matmul", "max", "max_n", "mean", "mean_n", "minibatches",
-    "mul", "neg", "not_equal", "ops", "optim", "outer", "pow", "randomness", "relu", "reshape", "sigmoid",
-    "softmax", "softplus", "split", "sqrt", "squared_error", "stop_gradient", "sub", "sum", "sum_n", "tanh",
-    "testing", "transpose", "where",
+    "cross_entropy", "div", "dot", "dropout", "equal", "erf", "exp", "gelu", "greater", "greater_equal",
+    "layer_norm", "less", "less_equal", "log", "log_softmax", "lookup", "matmul", "max", "max_n", "mean", "mean_n",
+    "minibatches", "mul", "neg", "not_equal", "ops", "optim", "outer", "pow", "randomness", "relu", "reshape",
+    "sigmoid", "softmax", "softplus", "split", "sqrt", "squared_error", "stop_gradient", "sub", "sum", "sum_n",
+    "tanh", "testing", "transpose", "where",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -353,7 +353,7 @@ RULES: dict[Op, Rule] = {
     assemble: _assemble,
 }
 NEVER_NEGATIVE_ZERO = {
-    "exp", "sigmoid", "softplus", "squared_error", "softmax", "softmax_n", "one_hot", "count_n",
+    "exp", "sigmoid", "softplus", "ndtr", "squared_error", "softmax", "softmax_n", "one_hot", "count_n",
     "less", "less_equal", "greater", "greater_equal", "equal", "not_equal",
 }  # fmt: skip
 COMMUTATIVE = (on_elements.add, on_elements.mul, on_elements.equal, on_elements.not_equal, on_elements.squared_error)

@@ -24,7 +24,9 @@ from autobatch.ops.define import Op
 from autobatch.program import SHARED, Constant, Instruction, Weight
 from autobatch.program_check import check_derivative, may_be_made_again
 
-FUNCTIONS = frozenset({"div", "pow", "exp", "log", "sqrt", "tanh", "sigmoid", "softplus", "gelu"})
+FUNCTIONS = frozenset(
+    {"div", "pow", "exp", "log", "sqrt", "tanh", "sigmoid", "softplus", "erf", "ndtr", "gelu", "gelu_tanh"}
+)
 JOINS = frozenset({"concat", "assemble"})
 
 

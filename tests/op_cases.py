@@ -94,7 +94,7 @@ BINARY: tuple[tuple[str, Callable[..., Any], str], ...] = (
 UNARY: tuple[tuple[str, Callable[..., Any], str], ...] = (
     ("neg", torch.neg, "normal"), ("exp", torch.exp, "normal"), ("log", torch.log, "positive"),
     ("sqrt", torch.sqrt, "positive"), ("tanh", torch.tanh, "normal"), ("sigmoid", torch.sigmoid, "normal"),
-    ("relu", torch.relu, "normal"), ("gelu", lambda x: F.gelu(x, approximate="tanh"), "normal"),
+    ("relu", torch.relu, "normal"), ("gelu", F.gelu, "normal"), ("erf", torch.erf, "normal"),
     ("softplus", F.softplus, "normal"), ("stop_gradient", lambda x: x.detach(), "grid"),
 )  # fmt: skip
 PRODUCTS = (
@@ -156,6 +156,7 @@ REDUCTIONS = (
     Case("layer_norm rows", ops.layer_norm, layer_norm, ((2, 4), (4,), (4,))),
 )
 CHOICES = (
+    Case("gelu tanh", lambda x: ops.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh"), ((2, 3),)),
     Case("where", ops.where, lambda c, x, y: torch.where(c != 0, x, y), ((3,), (3,), (3,)), draw="grid"),
     Case("where wide", ops.where, lambda c, x, y: torch.where(c != 0, x, y), ((4, 1), (3,), ()), draw="grid"),
     Case("where narrow", ops.where, lambda c, x, y: torch.where(c != 0, x, y), ((), (2, 3), (3,)), draw="grid"),

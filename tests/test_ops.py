@@ -128,6 +128,13 @@ def test_every_op_has_a_case() -> None:
 
 FAR = [-np.inf, -1e4, -745.0, -104.0, -88.0, -40.0, -12.0, -0.0, 0.0, 15.0, 40.0, 88.0, 104.0, 1e4, np.inf, np.nan]
 ROWS = [[1e4, 0.0, -1e4], [-1e4, 0.0, 1e4], [0.0, -np.inf, 1.0], [np.nan, 0.0, 1.0], [1e38, -1e38, 0.0], [7.0] * 3]
+
+
+def gelu_tanh(x: Any) -> Any:
+    """Without the sum of 1 and nearly -1 that torch has."""
+    return x * torch.sigmoid((8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))
+
+
 TAILS: tuple[tuple[str, Callable[..., Any], Callable[..., Any], list[Any]], ...] = (
     ("sigmoid", ops.sigmoid, torch.sigmoid, FAR),
     ("softplus", ops.softplus, F.softplus, FAR),
@@ -136,7 +143,9 @@ TAILS: tuple[tuple[str, Callable[..., Any], Callable[..., Any], list[Any]], ...]
     ("exp", ops.exp, torch.exp, FAR),
     ("log", ops.log, torch.log, FAR),
     ("sqrt", ops.sqrt, torch.sqrt, FAR),
-    ("gelu", ops.gelu, lambda x: F.gelu(x, approximate="tanh"), FAR[1:-2]),
+    ("gelu", ops.gelu, lambda x: 0.5 * x * torch.special.erfc(-x * 0.5**0.5), FAR[1:-2]),
+    ("gelu tanh", lambda x: ops.gelu(x, "tanh"), gelu_tanh, FAR[1:-2]),
+    ("erf", ops.erf, torch.erf, FAR),
     ("1 / x", lambda x: 1.0 / x, lambda x: 1.0 / x, FAR),
     ("softmax", ops.softmax, lambda x: x.softmax(-1), ROWS),
     ("log_softmax", ops.log_softmax, lambda x: x.log_softmax(-1), ROWS),
@@ -190,6 +199,16 @@ def test_powers_of_zero_have_torchs_gradient(exponent: float) -> None:
     found = Inputs("float64", *arrays).gradients(lambda x, y: ops.sum(x**y))
     for gradient, expected in zip(found, torch_gradients(lambda x, y: (x**y).sum(), *arrays), strict=True):
         assert_close(gradient, expected, 1e-12)
+
+
+def test_gelu_has_the_two_forms_of_torch() -> None:
+    x = np.linspace(-3, 3, 7)
+    np.testing.assert_allclose(ab.gelu(x), F.gelu(torch.as_tensor(x)), rtol=1e-14)
+    exact, near = ab.gelu(x, approximate="none"), ab.gelu(x, approximate="tanh")
+    np.testing.assert_array_equal(exact, ab.gelu(x))
+    assert 1e-5 < np.abs(exact - near).max() < 5e-4
+    with pytest.raises(DataError, match=r"gelu with approximate='erf': choose one of 'none', 'tanh'\."):
+        ab.gelu(x, approximate="erf")
 
 
 # Data in arithmetic, ids and labels.

@@ -9,14 +9,17 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+import torch
 from llvmlite import binding
 from numpy.typing import NDArray
 
-from autobatch.ops import elementwise
+from autobatch.ops.operators import OPS
 from autobatch.vectormath import FUNCTIONS
+from vector_code import inner_loops
 
 NAMES = sorted(FUNCTIONS["float32"])
-MAX_ULP = 4.0
+MAX_ULP = {name: 5.0 if name in ("gelu", "ndtr") else 4.0 for name in NAMES}
+INSTRUCTIONS = {"abs", "max", "sqrt"}
 STRIDE, SLOW_STRIDE = 1409, 31  # of the bit patterns of all float32: 3 and 139 million
 CHUNK = 2**22
 
@@ -51,7 +54,13 @@ def exact(name: str, x: FloatArray) -> FloatArray:
                 return np.where(x < 0, np.exp(x) / (1 + np.exp(x)), 1 / (1 + np.exp(-x)))
             case "softplus":
                 return np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0)
-            case "gelu":
+            case "erf":
+                return np.asarray(torch.erf(torch.from_numpy(x)))
+            case "ndtr" | "gelu":
+                bounded = np.maximum(x, -50)
+                share = np.asarray(torch.special.erfc(torch.from_numpy(-bounded * np.sqrt(0.5)))) / 2
+                return share if name == "ndtr" else bounded * share
+            case "gelu_tanh":
                 bounded = np.maximum(x, -50)
                 inner = np.sqrt(2 / np.pi) * (bounded + 0.044715 * bounded**3)
                 gate: FloatArray = np.where(inner < 0, np.exp(2 * inner), 1) / (1 + np.exp(-2 * np.abs(inner)))
@@ -81,9 +90,9 @@ def worst(name: str, stride: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_float32_is_within_four_ulp(name: str) -> None:
+def test_every_float32_is_within_a_few_ulp(name: str) -> None:
     error, place = worst(name, STRIDE)
-    assert 0.5 < error < MAX_ULP, f"{error} ulp at {place!r}"
+    assert 0.5 < error < MAX_ULP[name], f"{error} ulp at {place!r}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,14 +108,14 @@ def test_what_a_kernel_allows_itself_does_not_reach_a_function_inlined_in_it(nam
     x = np.arange(0, 2**32, 4099, dtype=np.uint64).astype(np.uint32).view(np.float32)
     out = np.empty_like(x)
     loop(x, out)
-    assert ulps(out, exact(name, x)).max() < MAX_ULP
+    assert ulps(out, exact(name, x)).max() < MAX_ULP[name]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_every_float32_is_within_four_ulp_looked_at_closely(name: str) -> None:
+def test_every_float32_is_within_a_few_ulp_looked_at_closely(name: str) -> None:
     error, place = worst(name, SLOW_STRIDE)
-    assert 0.5 < error < MAX_ULP, f"{error} ulp at {place!r}"
+    assert 0.5 < error < MAX_ULP[name], f"{error} ulp at {place!r}"
 
 
 SPECIAL = {
@@ -119,7 +128,10 @@ SPECIAL = {
     "tanh": ([0.0, -0.0, np.inf, -np.inf, 10.0, -10.0, 1e-45], [0.0, -0.0, 1.0, -1.0, 1.0, -1.0, 1e-45]),
     "sigmoid": ([0.0, -0.0, np.inf, -np.inf, 20.0, -104.0, 1e-45], [0.5, 0.5, 1.0, 0.0, 1.0, 0.0, 0.5]),
     "softplus": ([np.inf, -np.inf, 100.0, -104.0, 3e38, -3e38], [np.inf, 0.0, 100.0, 0.0, 3e38, 0.0]),
+    "erf": ([0.0, -0.0, np.inf, -np.inf, 4.0, -4.0, 1.4e-44], [0.0, -0.0, 1.0, -1.0, 1.0, -1.0, 1.5e-44]),
+    "ndtr": ([0.0, -0.0, np.inf, -np.inf, 6.0, -15.0, 1e-45], [0.5, 0.5, 1.0, 0.0, 1.0, 0.0, 0.5]),
     "gelu": ([0.0, -0.0, np.inf, -np.inf, 3e38, -3e38], [0.0, -0.0, np.inf, -0.0, 3e38, -0.0]),
+    "gelu_tanh": ([0.0, -0.0, np.inf, -np.inf, 3e38, -3e38], [0.0, -0.0, np.inf, -0.0, 3e38, -0.0]),
 }
 
 
@@ -156,20 +168,30 @@ def test_loops_are_vector_instructions_without_calls(name: str) -> None:
     packed = re.findall(r"\tv(?:mul|add|sub|div|fn?m(?:add|sub)\d*)ps\t.*%[yz]mm", assembly)
     divisions = re.findall(r"\tvdivps\t.*%[yz]mm", assembly)
     assert len(packed) >= 12, f"{len(packed)} vector instructions of arithmetic"
-    assert bool(divisions) == (name in ("gelu", "log1p", "sigmoid", "tanh"))
+    assert bool(divisions) == (name not in ("exp", "log", "softplus"))
     assert not re.findall(r"call [^@]*@(?:llvm\.)?(?:exp|log|tanh|pow)[12p]{0,2}f?[.(]", llvm)
+
+
+@pytest.mark.parametrize("name", ["erf", "ndtr", "gelu"])
+def test_the_error_function_is_vector_instructions_in_float64_too(name: str) -> None:
+    """And so is what is made of it: the system has a call for one element only."""
+    apply(name, np.ones(64))
+    (code,) = loop_over(name, "float64").inspect_llvm().values()
+    loops = list(inner_loops(code))
+    assert any(loop.is_packed for loop in loops)
+    assert all(loop.is_vectorised for loop in loops)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_float64_is_as_exact_as_the_system(name: str) -> None:
     x = np.concatenate([np.linspace(1e-3, 40, 10_001), [np.inf, np.nan]])
     x = x if name == "log" else np.concatenate([-x, x])
-    rtol = 1e-11 if name == "gelu" else 1e-15  # its exponential multiplies the rounding of its argument
+    rtol = {"gelu_tanh": 1e-11, "ndtr": 2e-13, "gelu": 2e-13}.get(name, 1e-15)  # the exact one rounds x / sqrt(2)
     np.testing.assert_allclose(apply(name, x), exact(name, x), rtol=rtol, atol=1e-300)
 
 
 def test_every_function_is_an_op_that_is_no_instruction() -> None:
-    ops = {name: op.scalar for name, op in vars(elementwise).items() if getattr(op, "scalar", None)}
-    calls = {name: set(re.findall(r"\b(exp|log|log1p|tanh)\(", scalar)) for name, scalar in ops.items()}
+    ops = {op.name: op.scalar for op in OPS.values() if op.scalar is not None and not op.random}
+    calls = {name: set(re.findall(r"\b([a-z]\w+)\(", scalar)) - INSTRUCTIONS for name, scalar in ops.items()}
     assert {name for name in calls if calls[name]}.union(*calls.values()) == set(NAMES)
     assert set(FUNCTIONS["float64"]) == set(NAMES)

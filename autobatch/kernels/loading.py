@@ -28,6 +28,7 @@ from autobatch.cache import cache_folder
 from autobatch.checkpoint import write_whole
 from autobatch.kernels import scoped, support
 from autobatch.kernels.scoped import plain_get, plain_put
+from autobatch.ops import normal
 from autobatch.vectormath import FUNCTIONS
 
 TYPES = ("int64", "int32", "float64", "bool_")
@@ -39,6 +40,10 @@ PLAIN: Mapping[str, Callable[..., Any]] = {
     "tanh": np.tanh,
     "sigmoid": lambda x: np.exp(min(x, 0)) / (1 + np.exp(-abs(x))) if x == x else x,
     "softplus": lambda x: np.logaddexp(x, 0),
+    "erf": lambda x: type(x)(normal.erf_of(np, x)),
+    "ndtr": lambda x: type(x)(normal.ndtr_of(np, x)),
+    "gelu": lambda x: type(x)(normal.gelu_of(np, x)),
+    "gelu_tanh": lambda x: type(x)(normal.gelu_tanh_of(np, x)),
 }
 LIBERTIES = {"contract"}  # of fast-math; sums along axes may also be taken in any order, see `support.plus`
 
@@ -76,12 +81,13 @@ def load(source: str, dtype: str, place: str) -> Any:
     import numba
 
     functions = FUNCTIONS[dtype]
+    imports = [f"from {f.python.__module__} import {f.__name__} as {name}" for name, f in functions.items()]
     text = _HEAD.format(
         dtype=dtype,
         place=place,
         types=", ".join(TYPES),
         helpers=", ".join(HELPERS),
-        functions=", ".join(f"{f.__name__} as {name}" for name, f in functions.items()),
+        functions="\n".join(imports),
     ) + source  # fmt: skip
     called = [*(getattr(support, name) for name in HELPERS), *functions.values()]
     digests = [f.digest() for f in called if isinstance(f, Compiled)]
@@ -111,7 +117,7 @@ from numpy import {types}
 from autobatch.addresses import array_at
 from autobatch.kernels.scoped import make_get, make_put
 from autobatch.kernels.support import {helpers}
-from autobatch.vectormath import {functions}
+{functions}
 get, put = make_get(), make_put()
 INF, NAN, real, place = np.inf, np.nan, np.{dtype}, np.{place}
 """

@@ -21,7 +21,7 @@ FUNCTIONS = {
     "abs": "abs",
     "max": "larger",
 }
-WHOLE = {"sigmoid": "sigmoid({0})"}  # ops that have a function of their own
+WHOLE = ("sigmoid", "softplus", "erf", "ndtr", "gelu", "gelu_tanh")  # ops that have a function of their own
 POWERS = {2.0: "{0} * {0}", 1.0: "{0}", 0.5: "sqrt({0})", -1.0: "{1} / {0}", -0.5: "{1} / sqrt({0})"}
 
 
@@ -35,7 +35,7 @@ def to_text(op: Op) -> tuple[str, tuple[float, ...]]:
     """
     assert op.scalar is not None
     if op.name in WHOLE:
-        return WHOLE[op.name], ()
+        return f"{op.name}({{0}})", ()
     translator = _Translator(op.names)
     tree = translator.visit(ast.parse(op.scalar, mode="eval").body)
     text = re.sub(r"_read(\d+)", r"{\1}", ast.unparse(tree))

@@ -5,7 +5,6 @@ Arithmetic is done in the dtype of the result, so that products of int data neit
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from autobatch.ops.define import Array, Op, define_elementwise, define_op
@@ -90,27 +89,6 @@ def _sigmoid(xp: Any, x: Array, out: Array) -> None:
 
 sigmoid: Op = define_elementwise(
     "sigmoid", "1 / (1 + exp(-x))", kernel=_sigmoid, pullback=lambda g, out, x: (g * (out * (1.0 - out)),)
-)
-
-GELU_SCALE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715  # Hendrycks and Gimpel 2016, the tanh form
-
-
-def _gelu(xp: Any, x: Array, out: Array) -> None:
-    inner = xp.tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x))
-    xp.multiply(0.5 * x, 1.0 + inner, out=out)
-
-
-def _gelu_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
-    inner = tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x))
-    slope = GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * x * x)
-    return (g * (0.5 * (1.0 + inner) + 0.5 * x * (1.0 - inner * inner) * slope),)
-
-
-gelu = define_elementwise(
-    "gelu",
-    "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))",
-    kernel=_gelu,
-    pullback=_gelu_pullback,
 )
 
 # Comparisons give 0 or 1 in the model's float type, so that every value of a program is a float.

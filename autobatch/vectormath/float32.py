@@ -1,27 +1,21 @@
-"""Transcendental functions of a float32 that LLVM turns into vector instructions: no call, no branch, no table.
-
-Generated kernels call them on elements; inlined, a loop over a row works on 8 or 16 at a time. Each is within 4 ulp of
-the exact result for every float32, denormal results included; NaN stays NaN and infinities give the limits. Only
-products and sums may be fused: other liberties of fast-math would drop NaN, or cancel the sums that round on purpose.
+"""Functions of a float32.
 
 The exponential is 2**n * e**r with n a whole number and |r| <= log(2) / 2, log(2) in two parts (Cody and Waite 1980);
 the logarithm is n * log(2) + log(1 + f) with 1 + f between sqrt(1/2) and sqrt(2); tanh adds that of n * log(2) / 2 and
-that of r. The polynomials are minimax fits of relative error: `tools/fit_minimax.py`. The float64 functions are the
-system's own: exact, one element at a time.
+that of r. The polynomials are minimax fits of relative error: `tools/fit_minimax.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from autobatch._jit import contracted, in_kernels
-from autobatch.ops.elementwise import GELU_CUBE, GELU_SCALE
+from autobatch._jit import contracted
+from autobatch.ops.normal import GELU_CUBE, GELU_SCALE
 
-Float: TypeAlias = Any  # np.float32 or np.float64
+Float: TypeAlias = Any  # np.float32
 
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 INFINITY, NAN = np.float32(np.inf), np.float32(np.nan)
@@ -49,7 +43,7 @@ ROOT_2_LESS_1, ROOT_HALF_LESS_1 = np.float32(math.sqrt(2) - 1), np.float32(math.
 
 TWICE_SCALE = 2.0 * GELU_SCALE
 GELU_LEAST = np.float32(-20)  # gelu is 0 long before
-GELU_LARGEST = 110.0  # x * exp(-110) is 0 for such x
+GREATEST = 110.0  # exp(-110) is 0, times what is below 30 too
 LOG_2_WHOLE = math.log(2)
 
 # by tools/fit_minimax.py
@@ -80,7 +74,7 @@ def _log1p_near_zero(f: Float) -> Float:
 
 @contracted
 def _reduce(x: Float) -> tuple[Any, Float]:
-    """Split x into n * log(2) + r; n as bits for `_scale`."""
+    """Split x into n * log(2) + r; n as bits for `scale`."""
     shifted = x * LOG2_E + ROUND_TO_TWO_POWERS
     n = shifted - ROUND_TO_TWO_POWERS
     r = (x - n * LOG_2_HIGH) - n * LOG_2_LOW
@@ -88,7 +82,7 @@ def _reduce(x: Float) -> tuple[Any, Float]:
 
 
 @contracted
-def _scale(x: Float, bits: Any) -> Float:
+def scale(x: Float, bits: Any) -> Float:
     """x * 2**n for bits that end in n + 2 * BIAS, n from -252 to 254: in two steps, as 2**n need not be normal."""
     half = np.int32(bits >> np.int32(1))
     return x * _to_power(half) * _to_power(np.int32(bits - half))
@@ -100,7 +94,7 @@ def exp32(x: Float) -> Float:
     x = LARGEST if x > LARGEST else x
     x = SMALLEST if x < SMALLEST else x
     bits, r = _reduce(x)
-    return _scale(ONE + _expm1_near_zero(r), bits)
+    return scale(ONE + _expm1_near_zero(r), bits)
 
 
 @contracted
@@ -169,7 +163,7 @@ def _exp_of_minus_magnitude(x: Float) -> Float:
     x = -np.float32(abs(x))
     x = SMALLEST if x < SMALLEST else x
     bits, r = _reduce(x)
-    return _scale(ONE + _expm1_near_zero(r), bits)
+    return scale(ONE + _expm1_near_zero(r), bits)
 
 
 @contracted
@@ -182,84 +176,24 @@ def softplus32(x: Float) -> Float:
 
 
 @contracted
-def gelu32(x: Float) -> Float:
+def split_exp(magnitude: Any) -> tuple[Float, Any]:
+    """exp(-magnitude) of a float64 that is not negative, as p and bits for `scale`; 0 beyond 110, for any p.
+
+    The argument is wide, as its rounding error grows in the exponential.
+    """
+    magnitude = GREATEST if magnitude > GREATEST else magnitude
+    shifted = ROUND_TO_TWO_POWERS - np.float32(magnitude) * LOG2_E
+    r = np.float32(-magnitude - np.float64(shifted - ROUND_TO_TWO_POWERS) * LOG_2_WHOLE)
+    return ONE + _expm1_near_zero(r), np.float32(shifted).view(np.int32)
+
+
+@contracted
+def gelu_tanh32(x: Float) -> Float:
     """x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x**3): what 0.5 x (1 + tanh(u)) is without cancellation.
 
-    u is computed in float64, as its rounding error grows in the exponential; the limit at -infinity is 0.
+    The limit at -infinity is 0.
     """
-    wide = float(x)
-    magnitude = abs(TWICE_SCALE * (wide + GELU_CUBE * wide * wide * wide))
-    magnitude = GELU_LARGEST if magnitude > GELU_LARGEST else magnitude
-    shifted = ROUND_TO_TWO_POWERS - np.float32(magnitude) * LOG2_E
-    bits = np.float32(shifted).view(np.int32)
-    r = np.float32(-magnitude - np.float64(shifted - ROUND_TO_TWO_POWERS) * LOG_2_WHOLE)
-    power = ONE + _expm1_near_zero(r)
+    wide = np.float64(x)
+    power, bits = split_exp(abs(TWICE_SCALE * (wide + GELU_CUBE * wide * wide * wide)))
     bounded = GELU_LEAST if x < GELU_LEAST else x
-    return (_scale(bounded * power, bits) if x < ZERO else x) / (ONE + _scale(power, bits))
-
-
-@in_kernels
-def exp64(x: Float) -> Float:
-    """exp(x)."""
-    return math.exp(x)
-
-
-@in_kernels
-def log64(x: Float) -> Float:
-    """log(x); -infinity at 0, NaN below."""
-    return np.log(x)
-
-
-@in_kernels
-def log1p64(x: Float) -> Float:
-    """log(1 + x); -infinity at -1, NaN below."""
-    return np.log1p(x)
-
-
-@in_kernels
-def tanh64(x: Float) -> Float:
-    """tanh(x)."""
-    return math.tanh(x)
-
-
-@in_kernels
-def sigmoid64(x: Float) -> Float:
-    """1 / (1 + exp(-x))."""
-    e = math.exp(-abs(x))
-    return (e if x < 0.0 else 1.0) / (1.0 + e)
-
-
-@in_kernels
-def softplus64(x: Float) -> Float:
-    """log(1 + exp(x))."""
-    return math.log1p(math.exp(-abs(x))) + (x if x > 0.0 else 0.0)
-
-
-@in_kernels
-def gelu64(x: Float) -> Float:
-    """x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x**3)."""
-    bounded = -1e100 if x < -1e100 else x
-    return bounded * sigmoid64(TWICE_SCALE * (bounded + GELU_CUBE * bounded * bounded * bounded))
-
-
-FUNCTIONS: Mapping[str, Mapping[str, Callable[[Float], Float]]] = {
-    "float32": {
-        "exp": exp32,
-        "log": log32,
-        "log1p": log1p32,
-        "tanh": tanh32,
-        "sigmoid": sigmoid32,
-        "softplus": softplus32,
-        "gelu": gelu32,
-    },
-    "float64": {
-        "exp": exp64,
-        "log": log64,
-        "log1p": log1p64,
-        "tanh": tanh64,
-        "sigmoid": sigmoid64,
-        "softplus": softplus64,
-        "gelu": gelu64,
-    },
-}
-"""By dtype and name: element-wise ops that are no instruction (but for `pow`), and what those are written with."""
+    return (scale(bounded * power, bits) if x < ZERO else x) / (ONE + scale(power, bits))

@@ -1,0 +1,142 @@
+"""The error function, the normal distribution, and gelu, which is made of it.
+
+The kernels compute in float64 whatever the dtype: a tail of the distribution is exp(-m**2 / 2) times a ratio of
+polynomials, and near 0 the error function is x times a polynomial (`tools/fit_erf.py`); compiled kernels do the same in
+`autobatch.vectormath.normal`. Nothing cancels in a tail, and no infinity meets a zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from autobatch.errors import DataError
+from autobatch.ops.define import Array, Op, define_elementwise
+from autobatch.ops.elementwise import exp, sigmoid, where
+
+GELU_SCALE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715  # Hendrycks and Gimpel 2016, the tanh form
+FORMS = ("none", "tanh")
+ROOT_2 = math.sqrt(2.0)
+ERF_IS_ONE, NDTR_IS_ZERO, TANH_IS_ONE = 6.0, 39.0, 22.0  # beyond, or below minus that
+FLAT = 40.0**2  # of x * x: beyond, the slope of gelu is 0 or 1
+
+# by tools/fit_erf.py, the lowest first
+ABOVE = (
+    1.0, 1.6536296874939465, 1.3556374178214006, 0.7118439920103898, 0.26265563828172467, 0.07083195869611272,
+    0.014118976775316613, 0.002056490569144688, 0.00021025321944015066, 1.3719047647141322e-05, 4.3905229473548386e-07,
+)  # fmt: skip
+BELOW = (
+    1.0, 2.451514248296812, 2.8116627871256656, 1.9954307161611842, 0.975956061729985, 0.34636400665453543,
+    0.09131773565137485, 0.017957925979396126, 0.002594622980132897, 0.00026406360278536945, 1.7194276366695857e-05,
+    5.50270448012672e-07,
+)  # fmt: skip
+NEAR = (
+    1.1283791670955126, -0.37612638903183543, 0.11283791670945006, -0.02686617064323777, 0.0052239776071164225,
+    -0.0008548325975389677, 0.00012055294904839317, -1.4924736907412967e-05, 1.6447424703242633e-06,
+    -1.6208483801347776e-07, 1.372006454468374e-08, -7.795898823363304e-10,
+)  # fmt: skip
+
+
+def _polynomial(x: Array, coefficients: Sequence[float]) -> Array:
+    total = x * coefficients[-1] + coefficients[-2]
+    for coefficient in coefficients[-3::-1]:
+        total = total * x + coefficient
+    return total
+
+
+def _bounded(xp: Any, x: Array, bound: float) -> Array:
+    """The magnitudes of numbers as float64, at most `bound`; NaN stays."""
+    magnitude = xp.abs(x).astype("float64")
+    return xp.where(magnitude > bound, bound, magnitude)
+
+
+def _tail(xp: Any, m: Array, factor: float, times: Any) -> Array:
+    """`times` erfc(sqrt(factor) * m) for m that is not negative; factor is 1 or 1/2."""
+    x = m * ROOT_2 if factor == 1.0 else m
+    high = m.astype("float32").astype("float64")  # its square is exact
+    power = xp.exp(high * high * -factor) * xp.exp((m - high) * (m + high) * -factor)
+    return _polynomial(x, ABOVE) / _polynomial(x, BELOW) * times * power
+
+
+def erf_of(xp: Any, x: Array) -> Array:
+    """The error function, in float64."""
+    z = _bounded(xp, x, ERF_IS_ONE)
+    result = xp.where(z < 1.0, z * _polynomial(z * z, NEAR), 1.0 - _tail(xp, z, 1.0, 1.0))
+    return xp.where(x < 0.0, -result, xp.where(z == 0.0, x, result))
+
+
+def ndtr_of(xp: Any, x: Array) -> Array:
+    """The share of the normal distribution below x, in float64."""
+    lower = _tail(xp, _bounded(xp, x, NDTR_IS_ZERO), 0.5, 0.5)
+    return xp.where(x < 0.0, lower, 1.0 - lower)
+
+
+def gelu_of(xp: Any, x: Array) -> Array:
+    """x times the share of the normal distribution below x, in float64; the limit at -infinity is 0."""
+    m, is_lower = _bounded(xp, x, NDTR_IS_ZERO), x < 0.0
+    lower = _tail(xp, m, 0.5, xp.where(is_lower, 0.5 * m, 0.5))
+    return xp.where(is_lower, -lower, x * (1.0 - lower))
+
+
+def gelu_tanh_of(xp: Any, x: Array) -> Array:
+    """x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x**3), which is 0.5 x (1 + tanh(u)); in float64."""
+    m, is_lower = _bounded(xp, x, TANH_IS_ONE), x < 0.0
+    power = xp.exp((m + GELU_CUBE * m * m * m) * (-2.0 * GELU_SCALE))
+    return xp.where(is_lower, m * power, x) / xp.where(is_lower, -1.0 - power, 1.0 + power)
+
+
+def _erf(xp: Any, x: Array, out: Array) -> None:
+    out[...] = erf_of(xp, x)
+
+
+def _ndtr(xp: Any, x: Array, out: Array) -> None:
+    out[...] = ndtr_of(xp, x)
+
+
+def _gelu(xp: Any, x: Array, out: Array) -> None:
+    out[...] = gelu_of(xp, x)
+
+
+def _gelu_tanh(xp: Any, x: Array, out: Array) -> None:
+    out[...] = gelu_tanh_of(xp, x)
+
+
+def _gelu_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
+    inside = where(x * x > FLAT, 0.0, x)
+    density = exp(-0.5 * (inside * inside)) * (0.5 * GELU_SCALE)
+    return (g * (ndtr(x) + inside * density),)
+
+
+def _gelu_tanh_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
+    inside = where(x * x > FLAT, 0.0, x)
+    square = inside * inside
+    share = sigmoid(2.0 * GELU_SCALE * (x + GELU_CUBE * x * x * x))
+    slope = 2.0 * GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * square)
+    return (g * (share + inside * share * (1.0 - share) * slope),)
+
+
+erf: Op = define_elementwise(
+    "erf", "erf(x)", kernel=_erf, pullback=lambda g, out, x: (g * (2.0 / math.sqrt(math.pi)) * exp(-(x * x)),)
+)
+ndtr: Op = define_elementwise(
+    "ndtr", "ndtr(x)", kernel=_ndtr, pullback=lambda g, out, x: (g * (0.5 * GELU_SCALE) * exp(-0.5 * (x * x)),)
+)
+_gelu_op = define_elementwise("gelu", "gelu(x)", kernel=_gelu, pullback=_gelu_pullback)
+_gelu_tanh_op = define_elementwise("gelu_tanh", "gelu_tanh(x)", kernel=_gelu_tanh, pullback=_gelu_tanh_pullback)
+
+
+def gelu(x: Any, approximate: str = "none") -> Any:
+    """x times the share of the normal distribution below x (Hendrycks and Gimpel 2016), as torch has it.
+
+    Args:
+        x: a value.
+        approximate: "none", or "tanh" for 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3))), which differs by at most
+            0.0005.
+
+    Raises:
+        DataError: there is no such form.
+    """
+    if approximate not in FORMS:
+        raise DataError(f"gelu with approximate={approximate!r}: choose one of {', '.join(map(repr, FORMS))}.")
+    return _gelu_op(x) if approximate == "none" else _gelu_tanh_op(x)
