@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpmath import mp, mpf
+from mpmath import mp, mpf  # type: ignore[import-untyped]
 
 mp.dps = 60
 CENTRE = {4: 3, 10: 4}  # of the points for a ratio of this degree: half of them are below

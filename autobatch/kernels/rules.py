@@ -23,7 +23,7 @@ def lower_elementwise(low: Lowering, index: int, source: Instruction) -> None:
     reads = [low.operand(arg, shape) for arg in source.args]
     text, numbers = to_text(source.op)
     if source.op.name == "pow" and isinstance(reads[1], Number) and reads[1].data in POWERS:
-        text, reads, numbers = POWERS[reads[1].data], [reads[0]], (1.0,)
+        text, reads, numbers = POWERS[reads[1].data], [reads[0]], (1.0, 0.0)
     low.loop(low.domain(index), text, [*reads, *map(Number, numbers)], low.whole(index))
 
 
@@ -101,17 +101,18 @@ def lower_softmax(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def lower_layer_norm(low: Lowering, index: int, source: Instruction) -> str | None:
-    """The mean, the variance, and one pass with both."""
+    """The mean, the mean of what rounding left of it, the variance, and one pass with all."""
     shape, domain = low.shape(index), low.domain(index)
     axes, size = (len(shape) - 1,), Number(float(shape[-1]))
     x, gain, bias = (low.operand(arg, shape) for arg in source.args)
-    total = low.reduce(domain, "{0}", [x], shape, axes, "+")
-    mean = _broadcast(low.loop(domain, "{0} / {1}", [Operand(total), size], low.new(total.shape, domain)), shape)
-    centred = Operand(low.loop(domain, "{0} - {1}", [x, mean], low.new(shape, domain)))
-    squares = low.reduce(domain, "{0} * {0}", [centred], shape, axes, "+")
+    for _ in range(2):
+        total = low.reduce(domain, "{0}", [x], shape, axes, "+")
+        mean = _broadcast(low.loop(domain, "{0} / {1}", [Operand(total), size], low.new(total.shape, domain)), shape)
+        x = Operand(low.loop(domain, "{0} - {1}", [x, mean], low.new(shape, domain)))
+    squares = low.reduce(domain, "{0} * {0}", [x], shape, axes, "+")
     reads: list[Read] = [Operand(squares), size, Number(float(source.static["eps"])), Number(1.0)]
     scale = low.loop(domain, "{3} / sqrt({0} / {1} + {2})", reads, low.new(squares.shape, domain))
-    low.loop(domain, "{0} * {1} * {2} + {3}", [centred, _broadcast(scale, shape), gain, bias], low.whole(index))
+    low.loop(domain, "{0} * {1} * {2} + {3}", [x, _broadcast(scale, shape), gain, bias], low.whole(index))
     return None
 
 

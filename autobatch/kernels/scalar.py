@@ -22,7 +22,13 @@ FUNCTIONS = {
     "max": "larger",
 }
 WHOLE = ("sigmoid", "softplus", "erf", "ndtr", "gelu", "gelu_tanh")  # ops that have a function of their own
-POWERS = {2.0: "{0} * {0}", 1.0: "{0}", 0.5: "sqrt({0})", -1.0: "{1} / {0}", -0.5: "{1} / sqrt({0})"}
+POWERS = {
+    2.0: "{0} * {0}",
+    1.0: "{0}",
+    0.5: "sqrt({0})",
+    -1.0: "{1} / {0}",
+    -0.5: "{1} / sqrt({0} + {2})",
+}  # of -0 infinity
 
 
 @cache

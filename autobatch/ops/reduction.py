@@ -134,6 +134,7 @@ def _layer_norm_shape(x: Shape, gain: Shape, bias: Shape, eps: float) -> Shape:
 
 def _layer_norm(xp: Any, x: Array, gain: Array, bias: Array, out: Array, eps: float) -> None:
     xp.subtract(x, x.mean(axis=-1, keepdims=True), out=out)
+    xp.subtract(out, out.mean(axis=-1, keepdims=True), out=out)  # what rounding left of a large mean
     scale = 1 / xp.sqrt((out * out).mean(axis=-1, keepdims=True) + eps)
     lead = (-1,) + (1,) * (x.ndim - 2)
     xp.multiply(out, scale, out=out)
@@ -143,6 +144,7 @@ def _layer_norm(xp: Any, x: Array, gain: Array, bias: Array, out: Array, eps: fl
 
 def _layer_norm_pullback(g: Any, out: Any, x: Any, gain: Any, bias: Any, eps: float) -> tuple[Any, ...]:
     centred = x - mean(x, -1, keepdims=True)
+    centred = centred - mean(centred, -1, keepdims=True)
     scale = (mean(centred * centred, -1, keepdims=True) + eps) ** -0.5
     normal, h = centred * scale, g * gain
     dx = scale * (h - mean(h, -1, keepdims=True) - normal * mean(h * normal, -1, keepdims=True))

@@ -128,7 +128,7 @@ def _scale64(x: Float, bits: Any) -> Float:
 def erf64(x: Float) -> Float:
     """The error function."""
     bits = np.float64(x).view(np.int64)
-    z = np.int64(bits & ALL_BUT_WIDE_SIGN).view(np.float64)
+    z: Float = np.int64(bits & ALL_BUT_WIDE_SIGN).view(np.float64)
     z = WIDE_ERF_IS_ONE if z > WIDE_ERF_IS_ONE else z
     u = z * z
     high = M6 + u * (M7 + u * (M8 + u * (M9 + u * (M10 + u * M11))))
@@ -149,7 +149,7 @@ def _lower_half64(m: Float, factor: Float) -> Float:
 @contracted
 def ndtr64(x: Float) -> Float:
     """The share of the normal distribution below x."""
-    m = abs(x)
+    m: Float = np.float64(abs(x))
     m = WIDE_NDTR_IS_ZERO if m > WIDE_NDTR_IS_ZERO else m
     lower = _lower_half64(m, 1.0)
     return lower if x < 0.0 else 1.0 - lower
@@ -158,7 +158,7 @@ def ndtr64(x: Float) -> Float:
 @contracted
 def gelu64(x: Float) -> Float:
     """x times the share of the normal distribution below x; the limit at -infinity is 0."""
-    m = abs(x)
+    m: Float = np.float64(abs(x))
     m = WIDE_NDTR_IS_ZERO if m > WIDE_NDTR_IS_ZERO else m
     is_lower = x < 0.0
     lower = _lower_half64(m, m if is_lower else 1.0)
