@@ -12,10 +12,10 @@ import autobatch as ab
 from autobatch.executor import Backend
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
-from zoo import first, graphs, language, latent, machines, products, seq2seq, sets, taggers, trees
+from zoo import dynamic, first, graphs, language, latent, machines, products, seq2seq, sets, taggers, transformer, trees
 from zoo.case import Case, to_torch
 
-FAMILIES = (first, products, trees, seq2seq, graphs, taggers, machines, language, sets, latent)
+FAMILIES = (first, products, trees, seq2seq, transformer, graphs, taggers, machines, language, sets, latent, dynamic)
 CASES = [case for family in FAMILIES for case in family.CASES]
 POLICIES = ("auto", "depth", "agenda", "sufficient", "critical", "score+both+compact", "unbatched")
 RELATIVE = 1e-9
@@ -23,7 +23,7 @@ N_INSTANCES, N_ALONE = 64, 2
 COMPILED = (
     "perceptron", "sum of a layer", "W @ ones", "strided weights", "scaled columns", "child-sum tree-lstm", "mv-rnn",
     "seq2seq with additive attention", "graph network, maxima", "character and word bilstm with a crf",
-    "neural turing machine", "tied twice", "memory network", "hyper rnn",
+    "neural turing machine", "tied twice", "memory network", "hyper rnn", "ctc",
 )  # fmt: skip
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
