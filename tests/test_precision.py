@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Callable
 from fractions import Fraction
@@ -20,13 +21,15 @@ import pytest
 from click.testing import CliRunner
 
 import autobatch as ab
-from autobatch.blas import find_bf16
+from autobatch.blas import Chooser, choosing, find_bf16
 from autobatch.blas.tiles import can_tile
+from autobatch.cli import products
 from autobatch.cli.main import commands
 from autobatch.errors import BackendError
-from autobatch.executor import Backend, rounding
+from autobatch.executor import Backend
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
+from autobatch.executor.rounding import RoundedStep, multiply_in_float32
 from autobatch.precision import rounded
 from twin_cases import CASES, Case
 
@@ -267,25 +270,82 @@ def test_a_model_learns_in_bf16_as_in_float32(backend: str) -> None:
     assert (curves["bf16"] != curves["float32"]).any()
 
 
-@pytest.mark.parametrize("by_mkl", [False, True], ids=["float32", "mkl"])
-def test_without_vectors_of_bf16_the_same_is_computed(by_mkl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a library in float32, and by MKL in bf16 as where there is AMX, on whatever this machine has."""
-    monkeypatch.setattr(rounding, "can_tile_bf16", lambda: False)
-    name = "packed" if can_tile() else "numpy"
-    monkeypatch.setitem(BACKENDS, "cpu", lambda: Cpu(poison=True, jitted=True, provider=name))
-    if by_mkl:
-        try:
-            mkl = find_bf16()
-        except BackendError as absent:
-            pytest.skip(str(absent))
-        monkeypatch.setattr(rounding, "find_amx", lambda: mkl)
+def fake_speeds(monkeypatch: pytest.MonkeyPatch, of_bf16: float, of_float32: dict[str, float]) -> None:
+    """Have a table that says so of all sizes, on a machine that multiplies bf16."""
+    monkeypatch.setattr(choosing, "bf16_ways", lambda: ["packed"])
+    speeds = {"uint16": {"packed": of_bf16}, "float32": of_float32}
+    monkeypatch.setattr(Chooser, "_table", lambda self, size: {size: speeds[size.split()[0]]})
+
+
+@pytest.mark.parametrize(("of_bf16", "expected"), [(59.0, "float32"), (110.0, "float32"), (460.0, "packed")])
+def test_bf16_is_multiplied_as_the_measured_table_says(
+    of_bf16: float, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    fake_speeds(monkeypatch, of_bf16, {"numpy": 110.0, "packed": 90.0})
+    for is_gradient in (False, True):
+        assert Chooser().choose_bf16(64, 320, 128, a_flipped=is_gradient) == expected
+        assert Chooser("numpy").choose_bf16(64, 320, 128, a_flipped=is_gradient) == "packed"  # nothing is measured
+    monkeypatch.setattr(choosing, "bf16_ways", lambda: [])
+    assert Chooser().choose_bf16(64, 320, 128) == "float32"
+
+
+def rounded_steps(backend: Cpu) -> list[RoundedStep]:
+    """The products of rows with matrices of a backend that has run."""
+    stages = [cell.stage(name) for cell in backend._compiled.values() for name in ("forward", "backward")]
+    return [step for stage in stages for step in stage.steps if isinstance(step, RoundedStep)]
+
+
+@pytest.mark.parametrize("library", ["packed", "numpy"])
+def test_where_bf16_is_slower_the_same_is_computed_in_float32(
+    library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By compiled code, packed or a library's: to the bit where sums are exact."""
+    if library == "packed" and not can_tile():
+        pytest.skip("this processor has no tiles")
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    fake_speeds(monkeypatch, 59.0, {"numpy": 100.0 + 50.0 * (library == "numpy"), "packed": 110.0 * can_tile()})
     model, instances = CASES[0].draw(seed=3, n_instances=6, dim=21)
     model.astype("float32")
     expected = gradients(model, instances, "reference", "bf16")
-    found = gradients(model, instances, "cpu", "bf16")
-    assert distance(found, expected) < 2**-9
+    backend = Cpu(poison=True, jitted=True)
+    monkeypatch.setitem(BACKENDS, "cpu", lambda: backend)
+    assert distance(gradients(model, instances, "cpu", "bf16"), expected) < 2**-9
+    steps = rounded_steps(backend)
+    assert {step.way for step in steps} == {"float32"}
+    assert {step.provider.name for step in steps} == {library}
+    assert {step.bind(step.stage.run) for step in steps} == {multiply_in_float32.address}
+    for form in FORMS:
+        test_operands_are_rounded_and_nothing_else("cpu", form)
+
+
+def test_mkl_multiplies_where_that_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 as where there is AMX, on whatever this machine has."""
+    try:
+        find_bf16()
+    except BackendError as absent:
+        pytest.skip(str(absent))
+    monkeypatch.setattr(choosing, "bf16_ways", lambda: ["mkl"])
+    monkeypatch.setitem(BACKENDS, "cpu", lambda: Cpu(poison=True, jitted=True, provider="numpy"))
+    model, instances = CASES[0].draw(seed=3, n_instances=6, dim=21)
+    model.astype("float32")
+    expected = gradients(model, instances, "reference", "bf16")
+    assert distance(gradients(model, instances, "cpu", "bf16"), expected) < 2**-9
     test_operands_are_rounded_and_nothing_else("cpu", "affine")
-    test_operands_are_rounded_and_nothing_else("cpu", "columns")
+
+
+@pytest.mark.parametrize(
+    ("speed", "told"),
+    [
+        (59.0, r'precision="bf16" does not pay: .* in float32, as bf16 takes 59 GFLOP/s \(mkl\) against 100 \(numpy\)'),
+        (400.0, r'precision="bf16" multiplies 4\.0 times as fast as float32: 400 GFLOP/s'),
+    ],
+)
+def test_the_doctor_says_whether_bf16_pays(speed: float, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "can_tile_bf16", lambda: False)
+    by_dtype = {"float32": {"numpy": 100.0}, "uint16": {"mkl": speed}}
+    monkeypatch.setattr(products, "measure", lambda found, m, n, k, dtype="float32": by_dtype[dtype])
+    assert re.match(told, products.describe_bf16())
 
 
 def test_one_backend_serves_both() -> None:

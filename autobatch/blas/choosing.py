@@ -10,20 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from autobatch.blas.bf16 import find_amx
 from autobatch.blas.calling import FACTOR_BYTES, repeat_product
 from autobatch.blas.finding import find_versions, get_provider, list_providers
 from autobatch.blas.gemm import NAME as PACKED
 from autobatch.blas.gemm import Repeated
+from autobatch.blas.packed import measure_outer, measure_packed
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import limit_threads, threads_now
+from autobatch.blas.tiles import can_tile_bf16
 from autobatch.cache import cache_folder, find_entry, keep_entry
 from autobatch.checkpoint import write_whole
 from autobatch.errors import BackendError
@@ -32,6 +35,7 @@ from autobatch.processor import cpu_name, has_avx512, has_bf16
 FORMAT = "autobatch matmul 3"
 MAX_SIZE = 1024
 BY_SIZE = "by size"  # in place of the name of an only provider
+FLOAT32 = "float32"  # how to multiply numbers of bf16 where their own products are slower
 LAP_S, LAPS = 1e-3, 5
 FRESH_BYTES = 1 << 22  # of operands that take turns: more than a core's own cache holds
 Table = dict[str, dict[str, float]]  # GFLOP/s by size, then by provider
@@ -56,6 +60,7 @@ class Chooser:
         self._only = None if provider is None else get_provider(provider)
         self._chosen: dict[str, Provider] = {}
         self._speeds: dict[str, float] = {}
+        self._bf16: dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -82,6 +87,30 @@ class Chooser:
             self._chosen[size] = get_provider(self._fastest(size))
         return self._chosen[size]
 
+    def choose_bf16(self, m: int, n: int, k: int, a_flipped: bool = False) -> str:
+        """Choose how to multiply operands that are rounded to bf16, on one thread.
+
+        Where speeds are not measured, what the processor has instructions for counts as faster.
+
+        Args:
+            m, n, k, a_flipped: see `choose`.
+
+        Returns:
+            "packed" or "mkl", whose products of bf16 are fastest; or `FLOAT32`, where the float32 numbers that the
+            operands are rounded to are multiplied as fast by what `choose` gives.
+
+        Cost: see `choose`.
+        """
+        ways = bf16_ways()
+        if not ways or self._only is not None:
+            return ways[0] if ways else FLOAT32
+        size = _name_size(m, n, k, "uint16", a_flipped, False)
+        if size not in self._bf16:
+            wide = _name_size(m, n, k, "float32", a_flipped, False)
+            best, speed = fastest({way: self._table(size)[size][way] for way in ways})
+            self._bf16[size] = best if speed > fastest(self._table(wide)[wide])[1] else FLOAT32
+        return self._bf16[size]
+
     def speed(self, m: int, n: int, k: int, dtype: str = "float32") -> float:
         """GFLOP/s on one thread of what is chosen for products of (m, k) by (k, n), as measured.
 
@@ -94,18 +123,39 @@ class Chooser:
         return self._speeds[size]
 
     def _fastest(self, size: str) -> str:
-        table = self._table(size)
-        return max(table[size], key=lambda name: table[size][name])
+        return fastest(self._table(size)[size])[0]
 
     def _table(self, size: str) -> Table:
         """The stored table, with a line for this size."""
         signature = _sign()
         table = find_entry("matmul", signature, _load) or {}
         if size not in table:
-            measured = measure(list_providers(), *_read_size(size))
+            measured = (
+                _measure_bf16(size) if size.startswith("uint16") else measure(list_providers(), *_read_size(size))
+            )
             table = {**(find_entry("matmul", signature, _load) or {}), size: measured}  # others may have written it
             keep_entry("matmul", signature, lambda path: _save(table, path))
         return table
+
+
+def fastest(speeds: Mapping[str, float]) -> tuple[str, float]:
+    """The name with the highest speed, and that."""
+    return max(speeds.items(), key=lambda item: item[1])
+
+
+def bf16_ways() -> list[str]:
+    """What multiplies bf16 numbers by instructions of this processor: our own product, or MKL if there is AMX."""
+    return [PACKED] * can_tile_bf16() + ["mkl"] * (find_amx() is not None)
+
+
+def _measure_bf16(size: str) -> dict[str, float]:
+    """GFLOP/s by name, of what `bf16_ways` names."""
+    m, n, k, _, a_flipped, *_ = arguments = _read_size(size)
+    amx = find_amx()
+    speeds = {} if amx is None else measure([amx], *arguments)
+    if can_tile_bf16():
+        speeds[PACKED] = measure_outer(m, n, k) if a_flipped else measure_packed(m, n, k, is_bf16=True)
+    return speeds
 
 
 def measure(

@@ -16,6 +16,7 @@ Blocks of rows and of inner indices keep what tiles share in the caches: Goto an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -34,6 +35,21 @@ MAGNITUDE, INFINITY, QUIET = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000), np.ui
 def panel_words(inner: int, n: int, is_bf16: bool) -> int:
     """How many words a packed matrix (inner, n) takes."""
     return ((inner + 1) // 2 if is_bf16 else inner) * ((n + WIDTH - 1) // WIDTH) * WIDTH
+
+
+@compiled
+def round_to_float32(source: int, row: int, n_rows: int, width: int, out: int) -> None:
+    """Write rows, rounded to bf16, as float32 numbers one after another.
+
+    Args:
+        source: address of the first; row: elements from one to the next.
+        out: address of n_rows * width words.
+    """
+    words, target = array_at(source, np.uint32), array_at(out, np.uint32)
+    for r in range(n_rows):
+        given, made = words[r * row : r * row + width], target[r * width : (r + 1) * width]
+        for i in range(width):
+            made[i] = np.uint32(half(given[i]) << HALF)
 
 
 # Packing.
@@ -246,15 +262,36 @@ def measure_packed(m: int, n: int, inner: int, is_bf16: bool) -> float:
     operands, target = (m, n, inner, x.ctypes.data, inner), (panels.ctypes.data, out.ctypes.data, n, 0)
     scratch = rounded.ctypes.data
 
-    def run(times: int) -> float:
+    def run() -> None:
+        if is_bf16:
+            multiply_bf16(*operands, *target, scratch)
+        else:
+            multiply_float32(*operands, *target)
+
+    return round(2e-9 * m * n * inner / _least_time(run), 2)
+
+
+def measure_outer(m: int, n: int, rows: int) -> float:
+    """Measure GFLOP/s of the gradient of a matrix (m, n) in bf16, on one thread; rounding included.
+
+    Cost: see `measure_packed`.
+    """
+    rng = np.random.default_rng(0)
+    x, y = rng.random((rows, m), np.float32), rng.random((rows, n), np.float32)
+    out, scratch = np.zeros((m, n), np.float32), np.empty(outer_words(m, n), np.uint32)
+    arguments = (rows, m, n, x.ctypes.data, m, y.ctypes.data, n, out.ctypes.data, n, scratch.ctypes.data)
+    return round(2e-9 * m * n * rows / _least_time(lambda: add_outer_bf16(*arguments)), 2)
+
+
+def _least_time(run: Callable[[], None]) -> float:
+    """Seconds of the fastest lap."""
+
+    def lap(times: int) -> float:
         began = perf_counter()
         for _ in range(times):
-            if is_bf16:
-                multiply_bf16(*operands, *target, scratch)
-            else:
-                multiply_float32(*operands, *target)
+            run()
         return (perf_counter() - began) / times
 
-    run(1)  # compiles
-    times = max(1, int(LAP_S / max(1e-7, min(run(1), run(1)))))
-    return round(2e-9 * m * n * inner / min(run(times) for _ in range(LAPS)), 2)
+    lap(1)  # compiles
+    times = max(1, int(LAP_S / max(1e-7, min(lap(1), lap(1)))))
+    return min(lap(times) for _ in range(LAPS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from autobatch.blas import Chooser, find_bf16, list_absent, list_providers, measure
+from autobatch.blas.choosing import fastest
 from autobatch.blas.gemm import NAME as PACKED
 from autobatch.blas.packed import measure_packed
 from autobatch.blas.tiles import can_tile_bf16
@@ -32,11 +33,11 @@ def describe_bf16() -> str:
         narrow[PACKED] = measure_packed(*size, is_bf16=True)
     if not narrow:
         return "nothing here multiplies it: operands are rounded and multiplied in float32, which takes longer"
-    (best, speed), (other, other_speed) = (max(found.items(), key=lambda item: item[1]) for found in (narrow, wide))
-    return (
-        f'precision="bf16" multiplies {speed / other_speed:.1f} times as fast as float32: {speed:.0f} GFLOP/s '
-        f"({best}) against {other_speed:.0f} ({other}), {ROWS[-1]} rows, one thread"
-    )
+    (best, speed), (other, other_speed) = fastest(narrow), fastest(wide)
+    against = f"{speed:.0f} GFLOP/s ({best}) against {other_speed:.0f} ({other}), {ROWS[-1]} rows, one thread"
+    if speed <= other_speed:
+        return f'precision="bf16" does not pay: operands are rounded and multiplied in float32, as bf16 takes {against}'
+    return f'precision="bf16" multiplies {speed / other_speed:.1f} times as fast as float32: {against}'
 
 
 def show_speeds() -> None:

@@ -26,7 +26,7 @@ from autobatch.executor import Counts
 from autobatch.executor.activity import Activity
 from autobatch.executor.pieces import Calls
 from autobatch.executor.reference import Frame, Reference, RowRange
-from autobatch.executor.rounding import Outers
+from autobatch.executor.rounding import Outers, add_outer
 from autobatch.executor.stages import Arrays, CompiledCell, CompiledStage, Run
 from autobatch.executor.steps import make_calls
 from autobatch.executor.table import Prepared, Shapes
@@ -105,7 +105,7 @@ class Cpu(Reference):
         self._plans: WeakKeyDictionary[Plan, Prepared] = WeakKeyDictionary()
         self._bound: dict[tuple[Any, ...], Bound] = {}
         self._weight_stages: dict[tuple[int, np.dtype[Any]], WeightStage] = {}
-        self._outers = Outers(self.jitted)
+        self._outers = Outers()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have buffers of their own, and compile anew."""
@@ -270,7 +270,7 @@ class Cpu(Reference):
             self._weight_stages[key] = WeightStage(cell, self.dtype)
         stage = self._weight_stages[key]
         outers = self._outers if self.precision == "bf16" else None
-        is_direct = stage.is_direct and self.jitted and (outers is None or outers.is_tiled) and self.activity.is_whole
+        is_direct = stage.is_direct and self.jitted and self.activity.is_whole
         if is_direct and stage.run(self.plan, kind, self._buffer, self.chooser, gradients, outers, self.n_threads):
             self._launches += stage.n_launches
             return
@@ -287,7 +287,8 @@ class Cpu(Reference):
                 x, y = map(readable, args)
                 provider = self.chooser.choose(x.shape[1], y.shape[1], len(x), x.dtype.name, a_flipped=True)
                 if self.precision == "bf16" and rounded_args(frame.vars, index):
-                    self._outers.add(x, y, target[0], provider)
+                    way = self.chooser.choose_bf16(x.shape[1], y.shape[1], len(x), a_flipped=True)
+                    add_outer(x, y, target[0], way, provider)
                 else:
                     provider.multiply(x.T, y, target[0], accumulate=True)
             elif target is not None and source.op is ROW_SUM and args[0].ndim == 2 and self.jitted:

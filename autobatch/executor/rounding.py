@@ -1,40 +1,49 @@
 """Products of which the operands are rounded to bf16, as steps; see `autobatch.precision`.
 
-Where the processor multiplies vectors of bf16 numbers, a matrix is rounded and packed once per run, and the rows of a
-batch are rounded some dozens at a time, just before they are multiplied, into memory that stays in the cache: that
-takes about a fiftieth of the time that multiplying takes. Elsewhere rows and matrix go to MKL as bf16 if there is AMX,
-or else to the library of float32 products as the float32 numbers that they are rounded to.
+Which way is fastest was measured (`Chooser.choose_bf16`). By vectors of bf16 numbers, a matrix is rounded and packed
+once per run, and the rows of a batch are rounded some dozens at a time, just before they are multiplied, into memory
+that stays in the cache: that takes about a fiftieth of the time that multiplying takes. Where that is slower than
+float32, the same is done with the float32 numbers that the operands are rounded to. With AMX, rows and matrix may go to
+MKL as bf16.
 """
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import by_address, compiled
-from autobatch.addresses import address_of, aligned, array_at
-from autobatch.blas.bf16 import find_amx, round_to_bf16
+from autobatch.addresses import address_of, array_at
+from autobatch.blas.bf16 import find_bf16, round_to_bf16
+from autobatch.blas.calling import call_product
+from autobatch.blas.choosing import FLOAT32
+from autobatch.blas.gemm import NAME as PACKED
 from autobatch.blas.packed import (
+    ROWS_AT_ONCE,
     add_outer_bf16,
     multiply_bf16,
+    multiply_float32,
     outer_words,
     pack_bf16,
     panel_words,
-    rows_words,
+    round_to_float32,
 )
 from autobatch.blas.product import readable
 from autobatch.blas.provider import Provider
-from autobatch.blas.tiles import WORD, can_tile_bf16
+from autobatch.blas.tiles import WORD
 from autobatch.executor.steps import (
+    B_FLIPPED,
+    B_STEP,
     BETA,
     COLUMNS,
     INNER,
+    ITEMSIZE,
     OUT,
     ROUTINE,
     ROWS,
+    SCRATCH,
     TABLE,
     A,
     B,
@@ -50,8 +59,9 @@ if TYPE_CHECKING:
     from autobatch.executor.stages import CompiledStage, Run
 
 Array = NDArray[Any]
-SCRATCH = ROUTINE  # the own number that would be a library's routine says where in scratch memory rounded rows go
 MEMORY = list(SLOTS).index("scratch")
+OUTER_ROWS = 256  # of both factors of a gradient that are rounded at once
+OUTER_M, OUTER_N, OUTER_K, OUTER_X, OUTER_Y, OUTER_OUT = 1, 2, 3, 4, 6, 8  # as `autobatch.executor.weights` has them
 
 
 class RoundedStep(ProductStep):
@@ -61,33 +71,53 @@ class RoundedStep(ProductStep):
         super().__init__(stage, product, number, once)
         shape = stage.lowered.vars[self.term.weight].shape
         self.own[SCRATCH] = WORD * stage.turn_width
-        stage.turn_width += rows_words(shape[-1] if self.term.transposed else shape[-2])
-        self.is_tiled = stage.jitted and can_tile_bf16()
-        self.rounded: Array | None = None
+        stage.turn_width += ROWS_AT_ONCE * (shape[-1] if self.term.transposed else shape[-2])
+        self.way = FLOAT32
 
     def bind(self, run: Run) -> int:
         """Round the matrix as it is in this run."""
         matrix = readable(self.stage.shared[self.term.weight][0])
         matrix = matrix.T if self.term.transposed else matrix
-        if not (self.is_tiled and matrix.size):
-            super().bind(run)  # chooses the library
-            self.rounded = round_matrix(self.stage.matrix(self.term.weight, self.term.transposed))
-            return 0
         inner, n = matrix.shape
-        if not self.panels.size:
-            self.panels = aligned(panel_words(inner, n, True), np.dtype(np.uint32))
-            self.own[[N, INNER, B]] = n, inner, address_of(self.panels)
+        if self._choose(run):
+            self.way = run.chooser.choose_bf16(max(self.n_rows, 1), n, inner)
+        if self.way == PACKED and self.stage.jitted and matrix.size:
+            return self._pack_rounded(matrix)
+        if self.way == "mkl":
+            self.weight = round_to_bf16(self.stage.matrix(self.term.weight, self.term.transposed))
+            return 0
+        return self._take_rounded(rounded(matrix))
+
+    def _pack_rounded(self, matrix: Array) -> int:
+        """Pack a matrix for our own product of bf16."""
+        inner, n = matrix.shape
+        self._make_panels(panel_words(inner, n, True))
+        self.own[[N, INNER, B]] = n, inner, address_of(self.panels)
         row, column = (step // WORD for step in matrix.strides)
         pack_bf16(address_of(matrix), row, column, inner, n, address_of(self.panels))
         address: int = multiply_rounded.address
         return address
 
+    def _take_rounded(self, matrix: Array) -> int:
+        """Take a rounded matrix for the product of float32 that is fastest."""
+        if self.provider.name == PACKED and self.stage.jitted and matrix.size:
+            self._pack(matrix)
+            self.own[ROUTINE] = 0
+        else:
+            self._take(matrix)
+            if not (self.own[ROUTINE] and self.stage.jitted and matrix.size):
+                return 0
+        address: int = multiply_in_float32.address
+        return address
+
     def __call__(self, k: int) -> None:
         """Run by a library."""
         left, out = self.stage.view(self.term.rows, k), self.stage.view(self.out, k)
-        assert self.rounded is not None, "steps are bound before they run"
-        if left.size:
-            multiply_as_rounded(round_matrix(left), self.rounded, out, self.accumulate, self.provider)
+        assert self.weight is not None, "steps are bound before they run"
+        if left.size and self.way == "mkl":
+            find_bf16().multiply(round_to_bf16(left), self.weight, out, self.accumulate)
+        elif left.size:
+            self.provider.multiply(rounded(left), self.weight, out, self.accumulate)
         elif not self.accumulate:
             out[...] = 0
 
@@ -104,45 +134,44 @@ def multiply_rounded(memory: int, own: int, k: int) -> None:
     )  # fmt: skip
 
 
+@by_address
+def multiply_in_float32(memory: int, own: int, k: int) -> None:
+    """Multiply the rows of a batch, rounded, by a rounded matrix: by a library, or packed."""
+    numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
+    row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
+    source, target = address_in(arrays, numbers, row, A), address_in(arrays, numbers, row, OUT)
+    scratch, inner = arrays[MEMORY] + numbers[SCRATCH], numbers[INNER]
+    for first in range(0, row[numbers[ROWS]], ROWS_AT_ONCE):
+        n_rows = min(ROWS_AT_ONCE, row[numbers[ROWS]] - first)
+        out = target + WORD * first * numbers[OUT + 3]
+        round_to_float32(source + WORD * first * numbers[A + 3], numbers[A + 3], n_rows, inner, scratch)
+        if numbers[ROUTINE]:
+            call_product(
+                numbers[ITEMSIZE], numbers[ROUTINE], 0, numbers[B_FLIPPED], n_rows, numbers[N], inner, scratch, inner,
+                numbers[B], numbers[B_STEP], out, numbers[OUT + 3], numbers[BETA],
+            )  # fmt: skip
+        else:
+            multiply_float32(
+                n_rows, numbers[N], inner, scratch, inner, numbers[B], out, numbers[OUT + 3], numbers[BETA]
+            )
+
+
 class Outers:
-    """Gradients of matrices in bf16; keeps its memory.
+    """Gradients of matrices in bf16, by compiled code; keeps its memory."""
 
-    Args:
-        jitted: compiled code may run.
-
-    Attributes:
-        is_tiled: it does.
-    """
-
-    def __init__(self, jitted: bool) -> None:
-        self.is_tiled = jitted and can_tile_bf16()
+    def __init__(self) -> None:
         self._scratch = np.zeros(0, np.uint32)
 
-    def add(self, x: Array, y: Array, out: Array, provider: Provider) -> None:
-        """Add x' @ y, both rounded, to `out`.
-
-        Args:
-            x, y, out: float32 (rows, m), (rows, n) and (m, n); rows are contiguous and may lie apart, except that
-                `out` may be the transpose of such.
-            provider: multiplies where compiled code does not.
-        """
-        if out.strides[1] != WORD and out.size > 1:
-            x, y, out = y, x, out.T
-        (rows, m), n = x.shape, y.shape[1]
-        if not (self.is_tiled and x.size and y.size):
-            multiply_as_rounded(round_matrix(x.T), round_matrix(y), out, True, provider)
-            return
-        places = ((address_of(array), array.strides[0] // WORD) for array in (x, y, out))
-        self.add_all(np.array([(0, m, n, rows, *chain.from_iterable(places))], np.int64))
-
     def add_all(self, numbers: Array) -> None:
-        """Add several, by compiled code.
+        """Add several products x' @ y, both rounded, to what is there.
 
         Args:
-            numbers: for each 0, m, n, rows, and for x, y and out the address, and elements from row to row; as
-                `autobatch.executor.weights` has them, where the first is a routine.
+            numbers: for each a routine of float32, or 0 for our own product of bf16; m, n, rows, and for x, y and out
+                the address, and elements from row to row; as `autobatch.executor.weights` has them.
         """
-        needed = max((outer_words(int(m), int(n)) for m, n in numbers[:, 1:3]), default=0)
+        needed = 0
+        for routine, m, n in numbers[:, :OUTER_K].tolist():
+            needed = max(needed, OUTER_ROWS * (m + n) if routine else outer_words(m, n))
         if self._scratch.size < needed:
             self._scratch = np.zeros(needed, np.uint32)
         add_outers(numbers, address_of(self._scratch))
@@ -152,19 +181,35 @@ class Outers:
 def add_outers(numbers: Array, scratch: int) -> None:
     """Add products x' @ y to what is there, in order; a row of numbers for each."""
     for at in range(len(numbers)):
-        m, n, rows = numbers[at, 1], numbers[at, 2], numbers[at, 3]
-        if m and n and rows:
+        one = numbers[at]
+        if not (one[OUTER_M] and one[OUTER_N] and one[OUTER_K]):
+            continue
+        if one[ROUTINE]:
+            add_outer_in_float32(one, scratch)
+        else:
             add_outer_bf16(
-                rows, m, n, numbers[at, 4], numbers[at, 5], numbers[at, 6], numbers[at, 7],
-                numbers[at, 8], numbers[at, 9], scratch,
+                one[OUTER_K], one[OUTER_M], one[OUTER_N], one[OUTER_X], one[OUTER_X + 1], one[OUTER_Y],
+                one[OUTER_Y + 1], one[OUTER_OUT], one[OUTER_OUT + 1], scratch,
             )  # fmt: skip
 
 
-def round_matrix(matrix: Array) -> Array:
-    """Round for `multiply_as_rounded`: to bf16 where a library multiplies that fast, else to float32 numbers."""
-    return rounded(matrix) if find_amx() is None else round_to_bf16(matrix)
+@compiled
+def add_outer_in_float32(one: Array, scratch: int) -> None:
+    """Add a product x' @ y by a library, of the float32 numbers that some rows at a time are rounded to."""
+    m, n = one[OUTER_M], one[OUTER_N]
+    right = scratch + WORD * OUTER_ROWS * m
+    for first in range(0, one[OUTER_K], OUTER_ROWS):
+        n_rows = min(OUTER_ROWS, one[OUTER_K] - first)
+        round_to_float32(one[OUTER_X] + WORD * first * one[OUTER_X + 1], one[OUTER_X + 1], n_rows, m, scratch)
+        round_to_float32(one[OUTER_Y] + WORD * first * one[OUTER_Y + 1], one[OUTER_Y + 1], n_rows, n, right)
+        call_product(
+            WORD, one[ROUTINE], 1, 0, m, n, n_rows, scratch, m, right, n, one[OUTER_OUT], one[OUTER_OUT + 1], 1.0
+        )
 
 
-def multiply_as_rounded(a: Array, b: Array, out: Array, accumulate: bool, provider: Provider) -> None:
-    """Multiply what `round_matrix` gave."""
-    (find_amx() or provider).multiply(a, b, out, accumulate)
+def add_outer(x: Array, y: Array, out: Array, way: str, provider: Provider) -> None:
+    """Add x' @ y, both rounded, to `out`, by a library: MKL where that is the way, or the provider."""
+    if way == "mkl":
+        find_bf16().multiply(round_to_bf16(x.T), round_to_bf16(y), out, True)
+    else:
+        provider.multiply(rounded(x.T), rounded(y), out, True)

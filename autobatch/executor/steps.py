@@ -38,9 +38,10 @@ Call = Callable[[int], object]
 
 TABLE = list(SLOTS).index("table")
 ROUTINE, BETA, COLUMNS, ROWS, N, INNER, ITEMSIZE, A, OUT = 0, 1, 2, 3, 4, 5, 6, 7, 11
-B_FLIPPED, B, B_STEP, SIZE = 15, 16, 17, 18
+B_FLIPPED, B, B_STEP, SCRATCH, SIZE = 15, 16, 17, 18, 19
 """The own numbers of a product. A and OUT begin with the slot of the array; then come the column of the table that says
-where rows begin, the bytes from there, and the elements from one row to the next."""
+where rows begin, the bytes from there, and the elements from one row to the next. SCRATCH says where in scratch memory
+rounded rows go, see `autobatch.executor.rounding`."""
 
 
 @compiled
@@ -106,42 +107,58 @@ class ProductStep:
         self.weight: Array | None = None
         self.provider: Any = None
         self.panels: Array = np.empty(0, np.uint32)
-        self.chosen_for, self.dtype = (-1, 0), stage.dtype.name
+        self.chosen_for, self.n_rows, self.dtype = (-1, 0), 0, stage.dtype.name
 
     def bind(self, run: Run) -> int:
         """Choose the library, by the mean number of rows, and take the weight as it is in this run."""
         shared = self.stage.shared[self.term.weight]
-        inner, n = shared.shape[:0:-1] if self.term.transposed else shared.shape[1:]
-        of_piece, of_whole = run.mean_rows[self.domain - NODE].tolist()
-        n_rows = (self.once and of_whole) or of_piece
-        chosen_for = n_rows.bit_length(), threads_now()
-        if chosen_for != self.chosen_for:
-            self.chosen_for = chosen_for
-            self.provider = run.chooser.choose(max(n_rows, 1), n, inner, self.dtype)
-            self.weight = None
+        self._choose(run)
         if self.provider.name == PACKED and self.stage.jitted and shared.size:
             matrix = readable(shared[0])
             return self._pack(matrix.T if self.term.transposed else matrix)
         weight = self.stage.matrix(self.term.weight, self.term.transposed)
         if weight is not self.weight:
-            self.weight = weight
-            if weight.size:
-                rows = np.empty((2, inner + n), weight.dtype)
-                product = describe_product(rows[:1, :inner], weight, rows[:1, inner:])
-                self.own[N], self.own[INNER] = n, inner
-                self.own[B_FLIPPED], self.own[B], self.own[B_STEP] = product.b_flipped, product.b, product.b_step
-            self.own[ROUTINE] = self.provider.addresses.get(self.dtype, 0)
+            self._take(weight)
         return multiply.address if self.own[ROUTINE] and self.stage.jitted and weight.size else 0
+
+    def _choose(self, run: Run) -> bool:
+        """Choose the library; whether it was chosen anew."""
+        shared = self.stage.shared[self.term.weight]
+        inner, n = shared.shape[:0:-1] if self.term.transposed else shared.shape[1:]
+        of_piece, of_whole = run.mean_rows[self.domain - NODE].tolist()
+        self.n_rows = (self.once and of_whole) or of_piece
+        chosen_for = self.n_rows.bit_length(), threads_now()
+        if chosen_for == self.chosen_for:
+            return False
+        self.chosen_for = chosen_for
+        self.provider = run.chooser.choose(max(self.n_rows, 1), n, inner, self.dtype)
+        self.weight = None
+        return True
+
+    def _take(self, weight: Array) -> None:
+        """Take a weight, and write down where it is for a library."""
+        self.weight = weight
+        if weight.size:
+            inner, n = weight.shape
+            rows = np.empty((2, inner + n), weight.dtype)
+            product = describe_product(rows[:1, :inner], weight, rows[:1, inner:])
+            self.own[N], self.own[INNER] = n, inner
+            self.own[B_FLIPPED], self.own[B], self.own[B_STEP] = product.b_flipped, product.b, product.b_step
+        self.own[ROUTINE] = self.provider.addresses.get(self.dtype, 0)
 
     def _pack(self, weight: Array) -> int:
         """Pack the weight for our own product, anew in every run."""
         inner, n = weight.shape
-        if not self.panels.size:
-            self.panels = aligned(panel_words(inner, n, False), np.dtype(np.uint32))
+        self._make_panels(panel_words(inner, n, False))
         self.own[N], self.own[INNER], self.own[B] = n, inner, address_of(self.panels)
         row, column = (step // weight.itemsize for step in weight.strides)
         pack_float32(address_of(weight), row, column, inner, n, address_of(self.panels))
         return multiply_packed.address
+
+    def _make_panels(self, n_words: int) -> None:
+        """Have memory for a packed matrix."""
+        if self.panels.size < n_words:
+            self.panels = aligned(n_words, np.dtype(np.uint32))
 
     def __call__(self, k: int) -> None:
         """Run as the library does when Python calls it."""

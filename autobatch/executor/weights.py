@@ -22,7 +22,8 @@ from autobatch._jit import by_address, compiled
 from autobatch.addresses import address_of, array_at
 from autobatch.autodiff import ROW_SUM
 from autobatch.blas.calling import call_product
-from autobatch.blas.choosing import Chooser
+from autobatch.blas.choosing import FLOAT32, Chooser
+from autobatch.blas.gemm import NAME as PACKED
 from autobatch.blas.product import find_step
 from autobatch.blas.threads import threads_now
 from autobatch.executor.pieces import Calls
@@ -104,7 +105,7 @@ class WeightStage:
         self._factors: list[tuple[Operand, Operand]] = []
         self._numbers = np.zeros((len(self.outers), N_NUMBERS), np.int64)
         self._totals: list[tuple[Operand, Array, list[tuple[Array, Array]]]] = []
-        self._routines: dict[tuple[int, int, int], int | None] = {}
+        self._routines: dict[tuple[int, int, int, bool], int | None] = {}
         self._strips = np.zeros((0, N_NUMBERS), np.int64)
         self._addresses: LongArray
         self._calls: Calls
@@ -170,7 +171,7 @@ class WeightStage:
             plan, kind, buffer: the run, and the number of the type in it.
             chooser: of the libraries.
             gradients: by the `id` of the parameter or stack.
-            outers: multiplies in bf16, in place of a library, with one thread.
+            outers: multiplies what is rounded to bf16, with one thread.
             n_threads: that make the products of a library together, each some rows of the gradient.
 
         Cost: beside the arithmetic some microseconds.
@@ -224,7 +225,7 @@ class WeightStage:
         memory = address_of(buffer)
         for at, (left, right) in enumerate(self._factors):
             of_left, of_right = places[left.area], places[right.area]
-            routine = self._routine(chooser, at, of_left.n_rows) if outers is None else 0
+            routine = self._routine(chooser, at, of_left.n_rows, outers is not None)
             if routine is None:
                 return False
             numbers[at, ROUTINE], numbers[at, K] = routine, of_left.n_rows
@@ -251,13 +252,19 @@ class WeightStage:
         cut_in_strips(self._numbers, self._strips, self.dtype.itemsize)
         self._sweeps.run(self._addresses, self._calls, 0, 1)
 
-    def _routine(self, chooser: Chooser, at: int, n_rows: int) -> int | None:
-        """The address of the fastest product for this many rows; None if that library has none."""
-        key = at, (2 * n_rows * n_rows).bit_length(), threads_now()  # as finely as the chooser tells sizes apart
+    def _routine(self, chooser: Chooser, at: int, n_rows: int, is_rounded: bool) -> int | None:
+        """The address of the fastest product for this many rows; None if that library has none.
+
+        Of what is rounded to bf16 it is 0 where our own product is faster.
+        """
+        size = (2 * n_rows * n_rows).bit_length()  # as finely as the chooser tells sizes apart
+        key = at, size, threads_now(), is_rounded
         if key not in self._routines:
             m, n = int(self._numbers[at, M]), int(self._numbers[at, N])
             provider = chooser.choose(m, n, n_rows, self.dtype.name, a_flipped=True)
-            self._routines[key] = provider.addresses.get(self.dtype.name)
+            way = chooser.choose_bf16(m, n, n_rows, a_flipped=True) if is_rounded else FLOAT32
+            routine = provider.addresses.get(self.dtype.name)
+            self._routines[key] = {FLOAT32: routine, PACKED: 0}.get(way)
         return self._routines[key]
 
 
