@@ -356,6 +356,7 @@ class Batched:
         if self._profile is not None:
             self._profile.begin()
         self._running.refresh()
+        self._recorder.refresh(self._running.dtype)
         check_precision(self.precision, self._running.dtype)
         choices = Choices(
             self.policy, self.planner, self.rewrites, self.max_bytes, self._running.dtype, self._purpose(training),

@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from autobatch.arguments import Key, Static, is_structure, parts_of
-from autobatch.cell import BoundCell, Cell, NeedsLength, Tracer
+from autobatch.cell import BoundCell, Cell, NeedsLength
 from autobatch.decode import form_tables
 from autobatch.entries import Entry, Namespace, Stand, invoke
 from autobatch.errors import GraphError
 from autobatch.forms import BUILTINS, Form, FormReader, make_form
 from autobatch.handles import OUTPUT_BITS, RECYCLE, Bundle, Handles, Value
 from autobatch.module import Module, Parameter
-from autobatch.ops import add
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.operators import STAGE
 from autobatch.ops.variadic import SUM_N
-from autobatch.program import CellProgram
+from autobatch.traces import Traces
 from autobatch.typetable import NodeType, TypeTable
 from autobatch.words import IntArray
 
@@ -40,20 +39,18 @@ class Calls:
 
     Attributes:
         log: ints, see `decode`; floats: the float attributes in call order.
-        types: the node types met so far.
+        traces: of the cells called so far.
         forms: the call forms met so far, by number.
         namespace: the globals of the generated functions.
         handles: what calls return.
         stand: the entries that stand in the place of cells at the moment.
-        weight_names: the name of each parameter by its id, for print-outs.
     """
 
     def __init__(self) -> None:
         self.log: list[int] = []
         self.floats: list[float] = []
-        self.types = TypeTable()
+        self.traces = Traces(lambda: self._function_entry(SUM_N), self._renew)
         self.forms: list[Form] = []
-        self.weight_names: dict[int, str] = {}
         self.namespace = Namespace(
             {
                 **BUILTINS,
@@ -66,17 +63,21 @@ class Calls:
         self.handles = Handles(self, self.namespace.names)
         self.stand = Stand()
         self._entries: dict[Any, Entry] = {}
-        self._types: dict[Any, NodeType] = {}
         self._sources: dict[Any, Value] = {}
         self._tables = (np.zeros(0, np.int32), *form_tables([]))
         self._recycle_at = RECYCLE
+
+    @property
+    def types(self) -> TypeTable:
+        """The node types met so far."""
+        return self.traces.types
 
     def start(self, module: Module | None) -> None:
         """Empty the log for a new recording of functions that read the parameters of `module`."""
         self._recycle_at -= len(self.log)
         self.log.clear()
         self.floats.clear()
-        self.weight_names = {id(p): name for name, p in module.parameters().items()} if module is not None else {}
+        self.traces.name_weights(module)
 
     def start_instance(self) -> None:
         """Forget the sources of the last instance, number draws from 0, and take back handles."""
@@ -172,8 +173,12 @@ class Calls:
         lists: bool = False,
     ) -> Entry:
         entry = Entry(name, tuple(map(Static, identity)), signature, run, is_static, lifts=lifts, lists=lists)
-        entry.function = self.namespace.generate(entry, (), lambda *args: self._slow(entry, args))
+        entry.function = self._generate(entry, [])
         return entry
+
+    def _generate(self, entry: Entry, forms: Sequence[Form]) -> Any:
+        """The function that stands in the place of an entry's cell and knows these forms."""
+        return self.namespace.generate(entry, forms, lambda *args: self._slow(entry, args))
 
     # The slow path: the first call of each form, and calls that pass arrays or parameters.
 
@@ -217,7 +222,7 @@ class Calls:
         entry.by_form[tuple(reader.conditions)] = self.namespace.generate(entry, [form], _refuse(entry, reader.lists))
         if len(entry.forms) < MAX_FORMS:
             entry.forms.insert(0, form)  # those met first, such as states to begin with, are often the rarer ones
-            entry.function = self.namespace.generate(entry, entry.forms, lambda *args: self._slow(entry, args))
+            entry.function = self._generate(entry, entry.forms)
             self.stand.renew(entry)
 
     def lift(self, x: Any, is_static: Callable[[str, Any], bool], is_result: bool = False) -> Any:
@@ -262,36 +267,20 @@ class Calls:
             self._sources[content] = self._entries[key].function(*([x] if arrays else []))
         return self._sources[content]
 
-    # Types: one for each identity and keys; their handles.
+    # Types: their forms change when cells are traced again.
 
     def _type_of(self, entry: Entry, keys: dict[str, Key]) -> NodeType:
-        identity = (entry.identity, tuple(keys.items()))
-        if identity not in self._types:
-            tracer = Tracer(entry.name, self.weight_names)
-            with self.stand.stepped_aside():
-                program, structure = tracer.trace(entry.run, keys)
-            if tracer.resolved:
-                groups = count()
-                known = {name: _resolve(key, tracer.resolved, groups) for name, key in keys.items()}
-                self._types[identity] = self._type_of(entry, known)
-            else:
-                self._types[identity] = self._add_type(entry, program, structure, keys)
-        return self._types[identity]
+        with self.stand.stepped_aside():
+            return self.traces.type_of(entry, keys)
 
-    def _add_type(self, entry: Entry, program: CellProgram, structure: Any, keys: dict[str, Key]) -> NodeType:
-        called, sum_type = entry.identity[0].value, -1
-        if called is add and (shape := _shape_of_both(keys["args"])) is not None:
-            values = {"values": Key("each", None, (Key("value", shape),))}
-            sum_type = self._type_of(self._function_entry(SUM_N), values).number
-        elif called is SUM_N and keys["values"].kind == "each" and len(program.ports) == 1:
-            sum_type = len(self.types)
-        owner = entry.identity[-1].value
-        node_type = NodeType(
-            len(self.types), entry.name, program, structure, tuple(keys.items()), sum_type,
-            owner if isinstance(owner, Module) else None,
-        )  # fmt: skip
-        self.types.add(node_type)
-        return node_type
+    def _renew(self, entry: Entry, before: Hashable, now: Hashable) -> None:
+        """Let an entry know the forms of the types that it has now, and keep those of its types before."""
+        entry.shelf[before] = entry.forms, entry.by_form, entry.function
+        if now in entry.shelf:
+            entry.forms, entry.by_form, entry.function = entry.shelf.pop(now)
+        else:
+            entry.forms, entry.by_form, entry.function = [], {}, self._generate(entry, [])
+        self.stand.renew(entry)
 
 
 SOURCE = "source"
@@ -344,18 +333,3 @@ def _refuse(entry: Entry, lists: Sequence[str]) -> Callable[..., Any]:
         )
 
     return slow
-
-
-def _resolve(key: Key, resolved: Mapping[int, Key], groups: Iterator[int]) -> Key:
-    """`key` with the elements of empty lists that the body's `shape=` told."""
-    if key.kind == "each":
-        element = resolved.get(next(groups))
-        return key if element is None else Key("each", None, (element,))
-    return Key(key.kind, key.detail, tuple(_resolve(child, resolved, groups) for child in key.children))
-
-
-def _shape_of_both(key: Key) -> tuple[int, ...] | None:
-    """The shape of two values of one shape; None for any other arguments."""
-    kinds = {child.kind for child in key.children}
-    shapes = {child.detail for child in key.children}
-    return shapes.pop() if kinds == {"value"} and len(shapes) == 1 else None

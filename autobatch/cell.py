@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import update_wrapper
 from typing import Any, overload
 
@@ -79,7 +80,8 @@ def cell(function: Any = None, *, static: tuple[str, ...] = ()) -> Any:
     Args:
         function: takes values (arrays), ints and floats (data of the node), and static arguments: bool, str, None,
             enums and modules; tuples, lists, dicts and dataclasses of these. Returns values in any such structure.
-            Shapes are those of one node, without a batch axis. Inputs are read-only.
+            Shapes are those of one node, without a batch axis. Inputs are read-only. What else the body reads may
+            change, and is followed; but no random numbers, nor the time.
         static: names of arguments whose value is part of the type although it is an int or a Parameter.
 
     >>> import autobatch as ab
@@ -162,6 +164,9 @@ def _key_of_shape(shape: Any) -> Key:
     return Key("tuple", None, tuple(_key_of_shape(s) for s in shape))
 
 
+NOT_WATCHED: AbstractContextManager[None] = nullcontext()
+
+
 class Tracer:
     """Runs a function once on symbolic arguments built from their keys.
 
@@ -174,12 +179,19 @@ class Tracer:
         self.n_leaves: Counter[int] = Counter()
         self.n_groups = 0
 
-    def trace(self, call: Callable[..., Any], keys: Mapping[str, Key]) -> tuple[CellProgram, Any]:
-        """Trace `call(arguments by name)`; return the program and the structure of its result over output numbers."""
+    def trace(
+        self, call: Callable[..., Any], keys: Mapping[str, Key], watching: AbstractContextManager[None] = NOT_WATCHED
+    ) -> tuple[CellProgram, Any]:
+        """Trace `call(arguments by name)`; return the program and the structure of its result over output numbers.
+
+        Args:
+            watching: within this context the body runs.
+        """
         arguments = {name: self.argument(key, name, NODE) for name, key in keys.items()}
         with stage(self.builder):
             try:
-                result = call(arguments)
+                with watching:
+                    result = call(arguments)
             except AutobatchError as error:
                 raise type(error)(f"in cell {self.builder.name!r}: {error}") from error
         outputs: list[Any] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,6 +29,7 @@ class Entry:
         function: the generated function; replaced when a form is added.
         forms: those that the function knows.
         by_form: for each form met, a function that knows it alone.
+        shelf: forms, `by_form` and function for when the cell has other types again, by their numbers.
         fixed: for arguments of these keys, a list (by expression) whose length the body needs.
         place: the namespace in which the function stands, and its name there.
         lifts: whether arrays among the arguments become sources; else they are data.
@@ -44,6 +45,7 @@ class Entry:
     function: Any = None
     forms: list[Form] = field(default_factory=list)
     by_form: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    shelf: dict[Hashable, tuple[list[Form], dict[tuple[str, ...], Any], Any]] = field(default_factory=dict)
     fixed: dict[tuple[tuple[str, Key], ...], str] = field(default_factory=dict)
     place: tuple[dict[str, Any], str] | None = None
     lifts: bool = True

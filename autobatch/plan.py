@@ -236,6 +236,11 @@ class PlannedTypes:
     training: bool
 
     @cached_property
+    def traces(self) -> tuple[int, ...]:
+        """Which trace of each type it is."""
+        return tuple(cell.type.trace for cell in self.cells)
+
+    @cached_property
     def slot_widths(self) -> list[int]:
         """Elements per row of each slot."""
         return [math.prod(shape) for shape in self.slot_shapes]

@@ -11,13 +11,16 @@ import numpy as np
 from autobatch.budget import Part, fit_parts
 from autobatch.executor import Backend
 from autobatch.graph import Graph, checking, of_instances
-from autobatch.plan import PlannedTypes, Planner
+from autobatch.plan import PlannedCell, PlannedTypes, Planner
 from autobatch.plan_cache import PlanCache, Planned
 from autobatch.plan_check import check_plan
 from autobatch.record import MiniBatch, Recorder
 from autobatch.report import Clock, Step
 from autobatch.rewrite import rewrite
 from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
+from autobatch.typetable import NodeType
+
+MOST_LAYOUTS = 16  # for each type, of its traces and for its purposes
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,18 +63,20 @@ class Planning:
         self.cache = PlanCache(cache_size)
         self._recorder = recorder
         self._planner: Planner | None = None
-        self._cells: dict[frozenset[str] | None, PlannedTypes] = {}
+        self._cells: dict[frozenset[str] | None, tuple[Any, PlannedTypes]] = {}
+        self._planned: dict[tuple[frozenset[str] | None, int], PlannedCell] = {}
 
     def prepare(self, minibatch: MiniBatch, choices: Choices, clock: Clock) -> Step:
         """Plan a mini-batch, in parts if the whole does not fit, or find its plan."""
         known = self._cells.get(choices.purpose)
         cells = self.cells(choices.planner, choices.purpose)  # of all its types, whatever is recorded from now on
-        if cells is not known:
+        if known is None or cells is not known[1]:
             clock.lap("layout")
         key = self._key(minibatch, choices, cells)
         found = self.cache.find(key, choices.policy, choices.planner) if key is not None else None
         if found is not None:
             graph = of_instances(minibatch.instances, found.graph.words, found.graph.floats, found.graph.types)
+            self._recorder.types.check(graph.type_id)
             for scheduled in found.scheduled:
                 repeat_schedule(choices.policy, *scheduled)
             clock.lap("lookup")
@@ -87,17 +92,28 @@ class Planning:
         return self._step(graph, planned, choices, cells, clock, plan_hit=None if key is None else False)
 
     def cells(self, planner: Planner, purpose: frozenset[str] | None) -> PlannedTypes:
-        """Layouts of all types met so far; those of known types are kept, for each purpose of the same planner."""
+        """Layouts of all types met so far, as they are traced now; kept for each purpose of the same planner."""
         types, shapes = self._recorder.types, self._recorder.slots.shapes
         if planner is not self._planner:
-            self._planner, self._cells = planner, {}
-        known = self._cells.get(purpose)
-        if known is None or len(known.cells) < len(types) or len(known.slot_shapes) < len(shapes):
-            cells, training = list(known.cells) if known is not None else [], purpose is not None
-            for node_type in types.types[len(cells) :]:
-                cells.append(planner.plan_cell(node_type, training))
-            known = self._cells[purpose] = PlannedTypes(cells, list(shapes), training)
+            self._planner, self._cells, self._planned = planner, {}, {}
+        state = types.state, len(shapes)
+        if purpose not in self._cells or self._cells[purpose][0] != state:
+            cells = [self._cell(planner, node_type, purpose) for node_type in types.types]
+            self._forget(len(types))
+            self._cells[purpose] = state, PlannedTypes(cells, list(shapes), purpose is not None)
+        return self._cells[purpose][1]
+
+    def _cell(self, planner: Planner, node_type: NodeType, purpose: frozenset[str] | None) -> PlannedCell:
+        """The layout of one trace of a type."""
+        key = purpose, node_type.trace
+        known = self._planned.pop(key, None) or planner.plan_cell(node_type, training=purpose is not None)
+        self._planned[key] = known
         return known
+
+    def _forget(self, n_types: int) -> None:
+        """Let go of the layouts that were used longest ago, where cells are traced again and again."""
+        for key in list(self._planned)[: -MOST_LAYOUTS * n_types]:
+            del self._planned[key]
 
     def _key(self, minibatch: MiniBatch, choices: Choices, cells: PlannedTypes) -> Hashable | None:
         """What the plan of a mini-batch depends on; None if it is not looked for."""
@@ -107,7 +123,7 @@ class Planning:
         if not all(graph.types is types for graph in graphs):
             return None
         return (
-            tuple([graph.digest for graph in graphs]), len(cells.cells), len(cells.slot_shapes), policy.name,
+            tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.name,
             revision_of(policy), choices.purpose, choices.dtype, choices.rewrites, choices.max_bytes,
             choices.backend.name, choices.precision, choices.n_threads,
         )  # fmt: skip

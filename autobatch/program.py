@@ -20,7 +20,7 @@ import numpy as np
 
 from autobatch.errors import GraphError
 from autobatch.ops.conditions import Condition, gives_condition
-from autobatch.ops.define import Op, Shape, check_index
+from autobatch.ops.define import Op, Shape, check_index, first_symbol
 from autobatch.ops.operators import Operators, Symbol
 
 if TYPE_CHECKING:
@@ -191,6 +191,10 @@ def _show_source(source: Source) -> str:
             return "port"
 
 
+class NeedsNumber(Exception):
+    """The body of a cell wants a number that was offered as an input of the program."""
+
+
 class Traced(Symbol):
     """A value inside a cell while its body is traced."""
 
@@ -217,8 +221,10 @@ class Traced(Symbol):
         """Append an instruction."""
         return self.builder.apply(op, args, static)
 
-    def _refuse(self, what: str) -> GraphError:
+    def _refuse(self, what: str) -> Exception:
         source = self.var.source
+        if self.is_known():
+            return NeedsNumber(what)
         if isinstance(source, Attribute):
             argument = source.name.split(".")[0]
             return GraphError(
@@ -236,6 +242,17 @@ class Traced(Symbol):
             )
         return super().__array__(dtype, copy)
 
+    def is_known(self) -> bool:
+        """Whether this value is computed from live numbers alone, which are then noted as needed."""
+        vars = self.builder.vars
+        sources = [vars[i].source for i in cone(vars, [self.index])]
+        given = [source for source in sources if not isinstance(source, (Instruction, Constant))]
+        live = {id(s.parameter) for s in given if isinstance(s, Weight)} & self.builder.live
+        if not given or len(live) < len(given):
+            return False
+        self.builder.needed |= live
+        return True
+
     def __repr__(self) -> str:
         return f"<traced {show_var(self.builder.vars, self.index)}>"
 
@@ -247,7 +264,12 @@ class TracedCondition(Condition, Traced):
 
 
 class Builder:
-    """Grows the list of values of a program; give it a finished program to continue."""
+    """Grows the list of values of a program; give it a finished program to continue.
+
+    Attributes:
+        live: the `id`s of parameters that stand for numbers of the model, see `autobatch.live`.
+        needed: those of which the body wants the number.
+    """
 
     def __init__(self, name: str, start: Sequence[Var] = (), weight_names: Mapping[int, str] | None = None) -> None:
         self.name = name
@@ -255,6 +277,8 @@ class Builder:
         self.vars: list[Var] = list(start)
         self.ties: set[tuple[int, int]] = set()
         self.n_sites = 0
+        self.live: set[int] = set()
+        self.needed: set[int] = set()
         self._draw: Traced | None = None
         self._weights = {id(v.source.parameter): i for i, v in enumerate(start) if isinstance(v.source, Weight)}
 
@@ -281,7 +305,7 @@ class Builder:
             )
         if isinstance(x, Operators):
             return self._weight(x)
-        data = x if isinstance(x, (int, float)) else np.asarray(x)
+        data = x if isinstance(x, (int, float)) else np.array(x)  # a copy: an array may be changed in place
         if not isinstance(data, (int, float)) and data.dtype.kind not in "fiub":
             raise GraphError(f"{self.name} computes with {x!r} ({type(x).__name__}), which is no number; leave it out.")
         if np.asarray(data).dtype.kind not in "fiub":
@@ -303,6 +327,9 @@ class Builder:
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
         """Append `op` of `args`; ShapeError if their shapes do not fit."""
+        option = first_symbol(list(static.values()))
+        if isinstance(option, Traced) and option.is_known():
+            raise NeedsNumber(f"an option of {op.name}")
         values = [self.wrap(a) for a in args]
         shape = op.shape(*(v.shape for v in values), **static)
         if op.index_axis is not None:
@@ -318,6 +345,8 @@ class Builder:
             check_index(op.name, numbers, table.shape[op.index_axis or 0])
             return self.add(Constant(numbers), ids.shape, SHARED)
         if not isinstance(source, Attribute) or source.is_float:
+            if ids.is_known():
+                raise NeedsNumber(f"an id of {op.name}")
             raise GraphError(
                 f"{op.name} takes ids that are int arguments of the cell, or constants, and not other values, be they "
                 f"computed from ints; compute the id with plain ints and pass it to the cell."

@@ -16,6 +16,7 @@ from autobatch.decode import STALE, as_longs, decode_log
 from autobatch.errors import DataError, GraphError
 from autobatch.graph import Graph, check_ranges, merge_graphs, split_graph
 from autobatch.handles import Value
+from autobatch.live import Live
 from autobatch.module import Module, Parameter
 from autobatch.ops.operators import STAGE, stage
 from autobatch.results import SlotTable, read_result
@@ -51,7 +52,7 @@ class Recorder:
         self.calls = Calls()
         self._node_of = np.zeros(0, np.int64)
         self._serial = 1
-        self._checked: tuple[dict[int, str], int] = ({}, 0)
+        self._checked: tuple[Any, ...] = ()
 
     @property
     def types(self) -> TypeTable:
@@ -69,6 +70,8 @@ class Recorder:
             DataError: an int does not fit 32 bits, or an id or label is outside its range.
         """
         refuse_inside()
+        self._renew()
+        traces, n_taken = self.calls.traces, self.calls.traces.n_taken
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         calls = self.calls
@@ -78,9 +81,42 @@ class Recorder:
                 structures.append(self._run(instance, refs, slots))
                 log_ptr.append(len(calls.log))
                 output_ptr.append(len(refs))
+                if in_place and (traces.n_renewed or len(structures) == 1):
+                    self._check_unchanged(n_taken)
             graph = self._decode(log_ptr, refs, slots, output_ptr, tuple(structures))
+        if in_place:
+            self._check_unchanged(n_taken)
         check_ranges(graph)
         return graph
+
+    def refresh(self, dtype: np.dtype[Any]) -> None:
+        """Bring what is computed with up to date, before a run: live numbers, and cells whose bodies read others now.
+
+        Args:
+            dtype: that is computed in.
+
+        Cost: some microseconds, if nothing changed.
+        """
+        self._renew()
+        self.calls.traces.refresh(dtype)
+
+    def _renew(self) -> None:
+        """Trace again the cells whose bodies read from Python what is another now."""
+        traces = self.calls.traces
+        if not traces.holds():
+            with recording():
+                traces.name_weights(self.module)
+                traces.renew()
+
+    def _check_unchanged(self, n_taken: int) -> None:
+        """Refuse a recording in which the function changed what cells read: their nodes would all run with the last."""
+        traces = self.calls.traces
+        if not traces.holds() or traces.n_taken != n_taken:
+            what = traces.changes() or "a number that a cell reads was changed"
+            raise GraphError(
+                f"while instances were recorded, {what}; what a cell reads is the same for all nodes of a mini-batch, "
+                f"so pass it to the cell as an argument, or set it before the call."
+            )
 
     def read(self, instances: Iterable[Any]) -> MiniBatch:
         """Take in a mini-batch, and record it unless it consists of graphs; these are merged when asked for.
@@ -99,8 +135,10 @@ class Recorder:
         return MiniBatch(listed, self.record(listed))
 
     def to_graph(self, minibatch: MiniBatch) -> Graph:
-        """The graph of a mini-batch."""
-        return merge_graphs(minibatch.instances, self.types) if minibatch.graph is None else minibatch.graph
+        """The graph of a mini-batch; GraphError if cells that it calls have another signature now."""
+        graph = merge_graphs(minibatch.instances, self.types) if minibatch.graph is None else minibatch.graph
+        self.types.check(graph.type_id)
+        return graph
 
     def to_graphs(self, instances: Iterable[Any]) -> list[Any]:
         """Record each instance while other threads use the module; what is recorded stays as it is."""
@@ -113,22 +151,25 @@ class Recorder:
         """Refuse to compute with a parameter that the module does not have (any more) under its name; GraphError.
 
         Args:
-            parameters: those of the module now. What was checked before, for as many types, is not checked again.
+            parameters: those of the module now. What was checked before, for the same types, is not checked again.
         """
-        known, n_types = {id(p): name for name, p in parameters.items()}, len(self.types)
-        if self._checked == (known, n_types):
+        known, types = {id(p): name for name, p in parameters.items()}, self.types
+        checked = known, types.state, tuple(types.outdated)
+        if self._checked == checked:
             return
         module = self.module
         owner = type(module).__name__ if module is not None else "a module, for ab.batched was given none"
-        for node_type in self.types.types:
+        for node_type in types.types:
+            if node_type.number in types.outdated:
+                continue
             for source in node_type.program.weights:
                 parameter = source.parameter
-                if known.get(id(parameter)) != source.name:
+                if not isinstance(parameter, Live) and known.get(id(parameter)) != source.name:
                     raise GraphError(
                         f"cell {node_type.name!r} reads a {parameter!r} that is not, or no longer, a parameter of "
                         f"{owner}; pass module=, and make a new ab.batched after replacing a parameter."
                     )
-        self._checked = (known, n_types)
+        self._checked = checked
 
     def _run(self, instance: Any, refs: list[int], slots: list[int]) -> Any:
         self.calls.start_instance()

@@ -15,6 +15,7 @@ from autobatch.graph import TypeArrays
 from autobatch.module import Module
 from autobatch.ops.operators import OPS
 from autobatch.program import NODE, Attribute, CellProgram, Instruction, Port, origin
+from autobatch.words import IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,7 @@ class NodeType:
         arguments: the keys of the arguments, by name.
         owner: the module that the cell is a method of; it says whether dropout is on.
         sum_type: id of the variadic sum that computes the same (its own, if it is one), or -1.
+        trace: numbers the traces of all types; a type that is traced again keeps its id if its graphs stay valid.
     """
 
     number: int
@@ -38,6 +40,7 @@ class NodeType:
     arguments: tuple[tuple[str, Key], ...]
     sum_type: int = -1
     owner: Module | None = None
+    trace: int = 0
 
     @property
     def signature(self) -> str:
@@ -51,10 +54,17 @@ class NodeType:
 
 
 class TypeTable:
-    """All types that one batched function has met; ids are places in `types`."""
+    """All types that one batched function has met; ids are places in `types`.
+
+    Attributes:
+        outdated: the types whose cells, traced again, have another signature now; and why.
+        state: the trace of each type.
+    """
 
     def __init__(self) -> None:
         self.types: list[NodeType] = []
+        self.outdated: dict[int, str] = {}
+        self.state: tuple[Any, ...] = ()
         self._arrays: TypeArrays | None = None
 
     def __len__(self) -> int:
@@ -73,9 +83,27 @@ class TypeTable:
             "process; pickle the instances, and record them again."
         )
 
-    def add(self, node_type: NodeType) -> None:
-        """Append a type, whose number is its place."""
-        self.types.append(node_type)
+    def put(self, node_type: NodeType) -> None:
+        """Append a type, whose number is its place, or replace the one of that number by another trace of it."""
+        self.types[node_type.number : node_type.number + 1] = [node_type]
+        self.outdated.pop(node_type.number, None)
+        self._changed()
+
+    def retire(self, number: int, why: str) -> None:
+        """Let no graph with this type run until it is put back."""
+        self.outdated[number] = why
+        self._changed()
+
+    def check(self, kinds: IntArray) -> None:
+        """Refuse the nodes of a recorded graph, of these types, if one of the types is outdated; GraphError."""
+        if self.outdated:
+            for number, why in self.outdated.items():
+                if (kinds == number).any():
+                    raise GraphError(f"running recorded graphs: {why}; record the instances anew.")
+
+    def _changed(self) -> None:
+        self.state = tuple(t.trace for t in self.types)
+        self._arrays = None
 
     @property
     def names(self) -> list[str]:

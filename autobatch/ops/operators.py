@@ -221,7 +221,7 @@ class Symbol(Operators):
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
-    def _refuse(self, what: str) -> GraphError:
+    def _refuse(self, what: str) -> Exception:
         return GraphError(
             f"{what} needs the number that a {self._stage} value will have, but it is only computed when the "
             f"mini-batch runs; control flow on computed values is not batched. To see the number, call the function "

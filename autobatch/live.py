@@ -1,0 +1,77 @@
+"""Numbers and arrays of a model that change while it is used: inputs of programs, and not constants.
+
+Such a number is a parameter that nobody trains, brought up to date before each run, so that a program that computes
+with it need not be traced, planned or compiled again. While a body is traced, a `LiveValue` stands for it. Where Python
+needs the number itself, for a condition, a size or an option of an op, the body is traced again with the number as it
+is, a constant that is guarded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from autobatch.module import Parameter
+from autobatch.program import Builder, Traced
+
+
+def is_number(x: object) -> bool:
+    """Whether `x` is an int or a float."""
+    return isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, (bool, np.timedelta64))
+
+
+def can_be_live(x: object) -> bool:
+    """Whether `x` is a number, or a plain array of floats."""
+    return is_number(x) or (type(x) is np.ndarray and x.dtype.kind == "f")
+
+
+class Live(Parameter):
+    """What an attribute holds, in the model's dtype.
+
+    Args:
+        holder: what has the attribute; kept, for it is known by its `id`.
+
+    Attributes:
+        n_taken: how often a number was another than before.
+    """
+
+    def __init__(self, value: Any, dtype: np.dtype[Any], holder: object) -> None:
+        super().__init__(value, trainable=False)
+        self.holder, self.n_taken, self._value = holder, 0, value
+        self.astype(dtype)
+
+    def take(self, value: Any) -> bool:
+        """Note what the attribute holds now; False if that is of another shape, or no number."""
+        if not can_be_live(value) or np.shape(value) != self.shape:
+            return False
+        if not isinstance(value, np.ndarray) and value != self._value:
+            self.n_taken += 1
+        self._value = value
+        return True
+
+    def refresh(self, dtype: np.dtype[Any]) -> None:
+        """Compute with what the attribute held when that was noted last, in this float type."""
+        if dtype != self.dtype:
+            self.astype(dtype)
+        np.copyto(self._data, self._value, casting="unsafe")
+
+
+class LiveValue(Traced):
+    """Stands for a live number while a cell's body is traced."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, builder: Builder, live: Live) -> LiveValue:
+        """The value of a program that reads `live`."""
+        return cls(builder, builder.wrap(live).index)
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._refuse(f"the attribute {name!r}")
+
+    def _needs_number(self, *args: Any) -> NoReturn:
+        raise self._refuse("Python")
+
+    __hash__ = __repr__ = __str__ = __abs__ = __round__ = __trunc__ = __floor__ = __ceil__ = _needs_number
+    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __divmod__ = __rdivmod__ = __complex__ = _needs_number

@@ -1,0 +1,79 @@
+"""What functions read beside their arguments, by name, and which functions stand behind what is called."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from functools import cache, cached_property, partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+from autobatch.cell import BoundCell, Cell
+
+LIBRARIES = {*sys.stdlib_module_names, "autobatch", "numpy"}
+READS = {
+    "LOAD_GLOBAL": "globals", "LOAD_NAME": "globals", "LOAD_ATTR": "attributes", "LOAD_METHOD": "attributes",
+    "IMPORT_FROM": "attributes", "IMPORT_NAME": "modules",
+}  # fmt: skip
+NOT_CALLED = {"__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "__class_getitem__"}
+
+
+class Names(NamedTuple):
+    """The names in a function's code.
+
+    Attributes:
+        globals: that it reads.
+        attributes: names of attributes, of whatever.
+        modules: that it imports.
+    """
+
+    globals: frozenset[str]
+    attributes: frozenset[str]
+    modules: frozenset[str]
+
+
+@cache
+def names_in(code: CodeType) -> Names:
+    """The names that code reads."""
+    found: dict[str, set[str]] = {"globals": set(), "attributes": set(), "modules": set()}
+    for instruction in dis.get_instructions(code):
+        if (kind := READS.get(instruction.opname)) is not None:
+            found[kind].add(instruction.argval)
+    return Names(**{kind: frozenset(names) for kind, names in found.items()})
+
+
+def functions_in(x: Any) -> list[FunctionType]:
+    """The Python functions that calling `x`, a function in any wrapping, or reading it from an instance, runs."""
+    match x:
+        case FunctionType():
+            wrapped = getattr(x, "__wrapped__", None)
+            return [x, *functions_in(wrapped)] if wrapped is not None else [x]
+        case MethodType() | staticmethod() | classmethod():
+            return functions_in(x.__func__)
+        case Cell():
+            return functions_in(x.function)
+        case BoundCell():
+            return functions_in(x.cell)
+        case property():
+            return functions_in(x.fget)
+        case partial():
+            return functions_in(x.func)
+        case cached_property():
+            return functions_in(x.func)
+    return functions_in(x.__wrapped__) if type(x).__module__ == "functools" and hasattr(x, "__wrapped__") else []
+
+
+def special_methods(kind: type) -> list[FunctionType]:
+    """The functions that Python calls for operators, calls and loops over instances of a class."""
+    found: list[FunctionType] = []
+    for base in kind.__mro__:
+        if not is_library(base.__module__):
+            for name, member in vars(base).items():
+                if name.startswith("__") and name.endswith("__") and name not in NOT_CALLED:
+                    found += functions_in(member)
+    return found
+
+
+def is_library(module: str | None) -> bool:
+    """Whether a module is one whose functions read nothing that programs change."""
+    return module is None or (module.partition(".")[0] in LIBRARIES and not module.startswith("autobatch.models"))

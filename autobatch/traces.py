@@ -1,0 +1,316 @@
+"""The types of a recorded function, and how their cells are traced: once, and again when what a body read has changed.
+
+A *family* is one cell called with arguments of one key. Each of its traces has guards (`autobatch.guards`); that of the
+last call is in force. Once per call all guards in force are checked. Where one does not hold, an earlier trace whose
+guards hold is put in force, so that to switch to and fro costs nothing; or else the body is traced again. A new trace
+of the same signature (ports, attributes, outputs) takes the place of the old one under its type id, so that recorded
+graphs stay valid. One of another signature is a type of its own, and graphs with the old one are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autobatch.arguments import Key
+from autobatch.cell import NeedsLength, Tracer
+from autobatch.entries import Entry
+from autobatch.guards import Guard, Watchlist, changed_numbers
+from autobatch.live import Live
+from autobatch.module import FLOAT32, Module
+from autobatch.ops import add
+from autobatch.ops.variadic import SUM_N
+from autobatch.program import Attribute, CellProgram, Constant, Instruction, NeedsNumber, Port, Weight
+from autobatch.typetable import NodeType, TypeTable, index_ranges
+from autobatch.watching import Watch
+
+MOST_TRACES = 8  # of a family that are kept, with what was compiled for them
+
+
+class Trace(NamedTuple):
+    """One trace of a cell.
+
+    Attributes:
+        guards: what it goes by.
+        content: equal for programs that are the same.
+        signature: equal for programs whose graphs are the same.
+    """
+
+    node_type: NodeType
+    guards: tuple[Guard, ...]
+    content: Hashable
+    signature: Hashable
+
+    def holds(self) -> bool:
+        """Whether all that was read is still so."""
+        return all(guard.holds() for guard in self.guards)
+
+
+@dataclass(eq=False)
+class Family:
+    """A cell called with arguments of one key.
+
+    Attributes:
+        traces: those that are kept, the last one used last.
+        current: that in force; None if the body could not be traced again.
+        by_value: places of numbers that are constants here, for the body needs to know them.
+    """
+
+    entry: Entry
+    keys: dict[str, Key]
+    traces: list[Trace] = field(default_factory=list)
+    current: Trace | None = None
+    by_value: set[Hashable] = field(default_factory=set)
+
+    @property
+    def number(self) -> int:
+        """The type in force, or -1."""
+        return -1 if self.current is None else self.current.node_type.number
+
+
+class Traces:
+    """All families of one recorded function.
+
+    Args:
+        sum_of: gives the entry of the variadic sum.
+        renew: told of an entry whose types are others now: the numbers before, and now.
+
+    Attributes:
+        types: the node types; weight_names: the name of each parameter by its id, for print-outs.
+        n_traced: how often a body was traced; n_renewed: how often guards did not hold.
+    """
+
+    def __init__(self, sum_of: Callable[[], Entry], renew: Callable[[Entry, Any, Any], None]) -> None:
+        self.types = TypeTable()
+        self.weight_names: dict[int, str] = {}
+        self.n_traced = self.n_renewed = 0
+        self.dtype = FLOAT32
+        self._sum_of, self._renew_entry = sum_of, renew
+        self._families: dict[Hashable, Family] = {}
+        self._of_entry: dict[Entry, list[Family]] = {}
+        self._lives: dict[Hashable, Live] = {}
+        self._changing = set[Hashable]()
+        self._serial = count()
+        self._watchlist: Watchlist | None = None
+
+    def type_of(self, entry: Entry, keys: dict[str, Key]) -> NodeType:
+        """The type of calls with these keys; the cell is traced if it is not known."""
+        identity = (entry.identity, tuple(keys.items()))
+        family = self._families.get(identity)
+        if family is None:
+            family = Family(entry, keys)
+        if family.current is None:
+            tracer, result = self._trace(family)
+            if tracer.resolved:
+                groups = count()
+                return self.type_of(entry, {name: _resolve(key, tracer.resolved, groups) for name, key in keys.items()})
+            if identity not in self._families:
+                self._families[identity] = family
+                self._of_entry.setdefault(entry, []).append(family)
+            self._put(family, self._keep(family, *result))
+        assert family.current is not None
+        return family.current.node_type
+
+    # Once per call.
+
+    @property
+    def watchlist(self) -> Watchlist:
+        """All guards in force."""
+        watchlist = self._watchlist
+        if watchlist is None:
+            watchlist = self._watchlist = Watchlist(guard for trace in self._in_force() for guard in trace.guards)
+        return watchlist
+
+    def name_weights(self, module: Module | None) -> None:
+        """Take the names of the parameters of `module`."""
+        self.weight_names = {id(p): name for name, p in module.parameters().items()} if module is not None else {}
+
+    def refresh(self, dtype: np.dtype[Any]) -> None:
+        """Let programs compute with the live numbers as they are now, in this float type."""
+        self.dtype = dtype
+        for live in list(self._lives.values()):
+            live.refresh(dtype)
+
+    def holds(self) -> bool:
+        """Whether all traces in force still hold; live numbers are noted."""
+        return self.watchlist.holds()
+
+    def changes(self) -> str:
+        """What does not hold any more, in words."""
+        return _changes(guard for trace in self._in_force() for guard in trace.guards)
+
+    @property
+    def n_taken(self) -> int:
+        """How often live numbers were others than before."""
+        return sum(live.n_taken for live in self._lives.values())
+
+    def renew(self) -> None:
+        """Put other traces in force where the guards of some do not hold."""
+        self.n_renewed += 1
+        for family in list(self._families.values()):
+            if family.current is not None and not family.current.holds():
+                self._renew(family, family.current)
+        self._watchlist = None
+
+    def _in_force(self) -> list[Trace]:
+        return [family.current for family in list(self._families.values()) if family.current is not None]
+
+    def _renew(self, family: Family, before: Trace) -> None:
+        why = _changes(before.guards)
+        known = next((trace for trace in reversed(family.traces) if trace.holds()), None)
+        error: Exception | None = None
+        if known is None:
+            self._changing.update(*(changed_numbers(guard) for guard in before.guards))
+            try:
+                known = self._keep(family, *self._trace(family)[1])
+            except Exception as failed:  # is raised when the cell is called; a graph that has it is refused
+                error = failed
+        told = f"{why}, and cell {before.node_type.name!r} {_outcome(error)}"
+        self._put(family, known, told)
+
+    def _put(self, family: Family, trace: Trace | None, why: str = "") -> None:
+        """Put a trace in force, or none."""
+        entry = family.entry
+        before, old = self._numbers(entry), family.number
+        family.current = trace
+        if trace is not None:
+            family.traces = [*(t for t in family.traces if t is not trace), trace][-MOST_TRACES:]
+            self.types.put(trace.node_type)
+        if old not in (-1, family.number):
+            self.types.retire(old, why)
+        if why and before != self._numbers(entry):
+            self._renew_entry(entry, before, self._numbers(entry))
+        self._watchlist = None
+
+    def _numbers(self, entry: Entry) -> tuple[int, ...]:
+        return tuple(family.number for family in self._of_entry.get(entry, ()))
+
+    # Tracing.
+
+    def _trace(self, family: Family) -> tuple[Tracer, Any]:
+        """Trace a body; what it changes itself (it may count its calls) counts as it leaves it."""
+        held = [guard for trace in self._in_force() for guard in trace.guards if guard.holds()]
+        tracer, (program, structure, guards) = self._trace_body(family)
+        for guard in (*held, *guards):
+            if not guard.holds():
+                guard.retake()
+        self._watchlist = None
+        return tracer, (program, structure, guards)
+
+    def _trace_body(self, family: Family) -> tuple[Tracer, Any]:
+        """Trace a body: with live numbers if that can be, else with constants in their place."""
+        entry = family.entry
+        while True:
+            tracer = Tracer(entry.name, self.weight_names)
+            roots = _roots(entry, family.keys)
+            watch = Watch(tracer.builder, self._changing, self._lives, self._new_live, family.by_value)
+            self.n_traced += 1
+            try:
+                program, structure = tracer.trace(entry.run, family.keys, watch.watching(roots))
+            except NeedsLength:
+                raise
+            except Exception as error:
+                needed = tracer.builder.needed if isinstance(error, NeedsNumber) else set(watch.offered)
+                if not needed:
+                    raise
+                family.by_value |= {watch.offered[live] for live in needed}
+                continue
+            if not tracer.builder.needed:
+                return tracer, (program, structure, tuple(watch.guards.values()))
+            family.by_value |= {watch.offered[live] for live in tracer.builder.needed}
+
+    def _keep(self, family: Family, program: CellProgram, structure: Any, guards: tuple[Guard, ...]) -> Trace:
+        """The trace of a family with this program; the one that it has already, with new guards, if there is one."""
+        content, signature = (_content(program), structure), _signature(program, structure)
+        for known in family.traces:
+            if known.content == content:
+                family.traces.remove(known)
+                return known._replace(guards=guards)
+        number = next((t.node_type.number for t in family.traces if t.signature == signature), None)
+        node_type = self._make_type(family.entry, family.keys, program, structure)
+        if number is not None:
+            node_type = replace(node_type, number=number)
+        return Trace(replace(node_type, trace=next(self._serial)), guards, content, signature)
+
+    def _make_type(self, entry: Entry, keys: dict[str, Key], program: CellProgram, structure: Any) -> NodeType:
+        called, sum_type = entry.identity[0].value, -1
+        if called is add and (shape := _shape_of_both(keys["args"])) is not None:
+            values = {"values": Key("each", None, (Key("value", shape),))}
+            sum_type = self.type_of(self._sum_of(), values).number
+        elif called is SUM_N and keys["values"].kind == "each" and len(program.ports) == 1:
+            sum_type = len(self.types)
+        owner = entry.identity[-1].value
+        return NodeType(
+            len(self.types), entry.name, program, structure, tuple(keys.items()), sum_type,
+            owner if isinstance(owner, Module) else None,
+        )  # fmt: skip
+
+    def _new_live(self, key: Hashable, value: Any, holder: object) -> Live:
+        self._lives[key] = live = Live(value, self.dtype, holder)
+        return live
+
+
+def _changes(guards: Iterable[Guard]) -> str:
+    return "; ".join(dict.fromkeys(text for guard in guards if not guard.holds() for text in guard.changed().values()))
+
+
+def _outcome(error: Exception | None) -> str:
+    return "has another signature now" if error is None else f"cannot be traced any more: {error}"
+
+
+def _roots(entry: Entry, keys: Mapping[str, Key]) -> list[Any]:
+    """What a body is given that it may read from: the cell, its owner, static arguments."""
+    return [*(static.value for static in entry.identity), *(x for key in keys.values() for x in _statics(key))]
+
+
+def _statics(key: Key) -> list[Any]:
+    if key.kind == "static":
+        return [key.detail.value]
+    return [x for child in key.children for x in _statics(child)]
+
+
+def _signature(program: CellProgram, structure: Any) -> Hashable:
+    """What the graphs of a type depend on."""
+    given = []
+    for var in program.vars:
+        if isinstance(var.source, (Port, Attribute)):
+            given.append((var.source, var.shape, var.domain))
+    outputs = tuple(program.vars[output].shape for output in program.outputs)
+    return tuple(given), outputs, structure, program.ties, program.draws, tuple(index_ranges(program))
+
+
+def _content(program: CellProgram) -> Hashable:
+    """Equal for programs that compute the same in the same way."""
+    values = tuple((_source(v.source), v.shape, v.domain) for v in program.vars)
+    return values, program.outputs, program.ties, program.draws
+
+
+def _source(source: Any) -> Hashable:
+    match source:
+        case Instruction(op, args, static):
+            return op, args, repr(sorted(static.items()))
+        case Weight(parameter, name):
+            return "parameter", id(parameter), name
+        case Constant(data):
+            array = np.asarray(data)
+            return "constant", type(data), array.dtype.str, array.shape, array.tobytes()
+    return source  # type: ignore[no-any-return]
+
+
+def _resolve(key: Key, resolved: Mapping[int, Key], groups: Any) -> Key:
+    """`key` with the elements of empty lists that the body's `shape=` told."""
+    if key.kind == "each":
+        element = resolved.get(next(groups))
+        return key if element is None else Key("each", None, (element,))
+    return Key(key.kind, key.detail, tuple(_resolve(child, resolved, groups) for child in key.children))
+
+
+def _shape_of_both(key: Key) -> tuple[int, ...] | None:
+    """The shape of two values of one shape; None for any other arguments."""
+    kinds = {child.kind for child in key.children}
+    shapes = {child.detail for child in key.children}
+    return shapes.pop() if kinds == {"value"} and len(shapes) == 1 else None

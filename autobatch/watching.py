@@ -1,0 +1,406 @@
+"""Watching a body while it is traced: what it reads from Python becomes guards, what it draws is refused.
+
+Attributes are seen as they are read: for the time of the trace, and in its thread, `__getattribute__` of all modules,
+and of the classes of all objects that are met, notes what it gives. Functions are heard of when they are called, as by
+a profiler; the globals that they read are found in their code, and so are the variables around them and their default
+arguments. Lists and dicts are taken to be read as a whole.
+
+A number that changed before (see `autobatch.live`) is given as a value of the program, in the place of the number.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from functools import partial
+from types import CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from autobatch.cell import Cell
+from autobatch.errors import GraphError
+from autobatch.guards import MISSING, Contents, Guard, Read, are
+from autobatch.live import Live, LiveValue, can_be_live
+from autobatch.module import Module, Parameter
+from autobatch.ops.elementwise import stop_gradient
+from autobatch.ops.operators import Operators, Symbol
+from autobatch.program import Builder
+from autobatch.scanning import functions_in, is_library, names_in, special_methods
+
+LARGE = 2**20  # bytes of an array: what is larger is an input of the program at once, and not compared
+CONTAINERS = (list, tuple, dict, set, frozenset)
+CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
+          "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
+HEAP_TYPE = 1 << 9  # of `type.__flags__`: a class that Python code made, and may change
+
+
+class _Active(threading.local):
+    """The trace that is watched in this thread."""
+
+    watch: Watch | None = None
+
+
+ACTIVE = _Active()
+
+
+class Watch:
+    """What one trace reads.
+
+    Args:
+        builder: of the program.
+        changing: the places of numbers that changed before.
+        lives: by place the live numbers; make_live: makes one where there is none that fits.
+        by_value: the places whose numbers are constants all the same.
+
+    Attributes:
+        guards: what was read.
+        offered: the places of live numbers in this trace, by the `id` of these.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        changing: Collection[Hashable],
+        lives: Mapping[Hashable, Live],
+        make_live: Callable[[Hashable, Any, object], Live],
+        by_value: set[Hashable],
+    ) -> None:
+        self.builder, self.guards, self.offered = builder, dict[Hashable, Guard](), dict[int, Hashable]()
+        self._changing, self._lives, self._make_live, self._by_value = changing, lives, make_live, by_value
+        self._containers: dict[int, tuple[Contents, Any]] = {}
+        self._functions: dict[CodeType, set[FunctionType]] = {}
+        self._called = set[CodeType]()
+        self._attribute_names = set[str]()
+        self._namespaces: dict[int, Any] = {}
+        self._generators: list[tuple[Any, Any]] = []
+        self._drawn = ""
+        self._hooked: set[type] = set()
+        self._hooks = ExitStack()
+        self._busy = False
+
+    @contextmanager
+    def watching(self, roots: Iterable[Any]) -> Iterator[None]:
+        """Note what is read within, beginning with functions and objects that the body is given.
+
+        Raises:
+            GraphError: random numbers were drawn, or the time was asked for.
+        """
+        from numpy.random.mtrand import _rand as of_numpy
+
+        state, before = _state_of(of_numpy), ACTIVE.watch
+        with self._hooks, _hearing(self._hear):
+            self._hook(Module)
+            self._hook(Parameter)
+            ACTIVE.watch = self
+            try:
+                with self._unwatched():
+                    for root in roots:
+                        self.follow(root, "an argument")
+                yield
+            finally:
+                ACTIVE.watch = before
+        if state != _state_of(of_numpy):
+            self._drawn = "np.random"
+        for generator, known in self._generators:
+            if _state_of(generator) != known:
+                self._drawn = f"a {type(generator).__name__}"
+        if self._drawn:
+            what = "asks for the time" if self._drawn in CLOCKS else "draws random numbers"
+            raise GraphError(
+                f"the body {what} ({self._drawn}), which happens once, when it is traced, and not for every node; pass "
+                f"what it gives as an argument, or use ab.dropout for random masks."
+            )
+
+    # Attributes, as they are read.
+
+    def read(self, owner: Any, name: str, value: Any) -> Any:
+        """Note that an attribute was read; give its value, or what stands for it."""
+        with self._unwatched():
+            if isinstance(owner, Parameter):
+                return stop_gradient(owner) if name == "data" else value
+            if isinstance(value, Symbol):
+                return value
+            text = f"{name} of {type(owner).__name__}"
+            if name == "__dict__":
+                for key, x in value.items():
+                    self._constant((id(value), key), value, value.get, key, f"{key} of {type(owner).__name__}", x)
+                return value
+            own = _attributes_of(owner)
+            if name in own:
+                return self._item(own, name, text, value)
+            for base in type(owner).__mro__:
+                if name in vars(base):
+                    return self._class_attribute(owner, base, name, text, value)
+            return self.follow(value, text, replaces=True)
+
+    def lacks(self, owner: Any, name: str) -> None:
+        """Note that there is no such attribute."""
+        with self._unwatched():
+            self._read(
+                (id(owner), name), owner, partial(getattr, owner), name, f"{name} of {type(owner).__name__}", MISSING
+            )
+
+    def _class_attribute(self, owner: Any, base: type, name: str, text: str, value: Any) -> Any:
+        member = vars(base)[name]
+        if not hasattr(type(member), "__get__") or isinstance(member, MemberDescriptorType):
+            return self._read((id(owner), name), owner, partial(getattr, owner), name, text, value)
+        self._read((id(base), name), base, vars(base).get, name, f"{name} of class {base.__name__}", member)
+        if not isinstance(member, Cell):  # in whose place something stands while programs are recorded
+            own = _attributes_of(owner)
+            self._read((id(own), name), own, own.get, name, text, MISSING)
+        self._may_call(functions_in(member))
+        return self.follow(value, text, replaces=True)
+
+    # Things that were read.
+
+    def _item(self, namespace: Any, name: Any, text: str, value: Any) -> Any:
+        return self._read((id(namespace), name), namespace, namespace.get, name, text, value)
+
+    def _read(
+        self,
+        key: Hashable,
+        holder: object,
+        get: Callable[..., Any],
+        name: Any,
+        text: str,
+        value: Any,
+        replaces: bool = True,
+    ) -> Any:
+        live = self._live(key, value, holder)
+        if key not in self.guards:
+            self.guards[key] = Read(key, holder, get, name, text, value, live)
+        if live is not None:
+            return LiveValue.of(self.builder, live)
+        return self.follow(value, text, replaces)
+
+    def _live(self, key: Hashable, value: Any, holder: object) -> Live | None:
+        """What stands for a number that changed before, or for a large array."""
+        if key in self._by_value or not can_be_live(value):
+            return None
+        if key not in self._changing and not (isinstance(value, np.ndarray) and value.nbytes > LARGE):
+            return None
+        live = self._lives.get(key)
+        if live is None or not live.take(value):
+            live = self._make_live(key, value, holder)
+        self.builder.live.add(id(live))
+        self.offered[id(live)] = key
+        return live
+
+    def follow(self, value: Any, text: str, replaces: bool = False) -> Any:
+        """Note what may be read of a value that was read; give it, or what stands for it.
+
+        Args:
+            replaces: whether the body gets what is given, and not the value.
+        """
+        if isinstance(value, (Operators, np.ndarray, np.generic, str, int, float, Enum, type(None))):
+            return value
+        if type(value).__module__.startswith("numpy.random."):
+            self._generators.append((value, _state_of(value)))
+        elif isinstance(value, CONTAINERS):
+            return self._contents(value, text, replaces)
+        elif isinstance(value, ModuleType | type):
+            if not is_library(value.__name__ if isinstance(value, ModuleType) else value.__module__):
+                self._namespaces[id(value)] = value
+        elif functions := functions_in(value):
+            self._may_call(functions)
+        else:
+            self._instance(value, text)
+        return value
+
+    def _instance(self, value: Any, text: str) -> None:
+        kind = type(value)
+        if kind.__module__.partition(".")[0] in ("autobatch", "numpy") and is_library(kind.__module__):
+            return
+        self._may_call(special_methods(kind))
+        if not isinstance(value, Module) and not self._hook(kind) and hasattr(value, "__dict__"):
+            self._contents(vars(value), text, replaces=False)
+
+    def _contents(self, holder: Any, text: str, replaces: bool) -> Any:
+        """Note all elements of a container; give it, or a copy in which some stand for theirs."""
+        replaces = replaces and type(holder) in (list, dict)
+        known = self._containers.get(id(holder))
+        if known is not None:
+            guard, copy = known
+            if not replaces:  # the body gets the numbers, too
+                self.builder.needed.update(map(id, guard.lives.values()))
+            return copy
+        pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
+        lives = {}
+        for name, x in pairs if replaces else ():
+            if (live := self._live((id(holder), name), x, holder)) is not None:
+                lives[name] = live
+        guard = Contents(holder, text, lives)
+        if not isinstance(holder, (tuple, frozenset)):
+            self.guards[guard.key] = guard
+        self._containers[id(holder)] = guard, holder
+        given = [
+            LiveValue.of(self.builder, lives[name]) if name in lives else self.follow(x, f"{text}[{name!r}]", replaces)
+            for name, x in zip(guard.names, guard.seen, strict=True)
+        ]
+        if replaces and not are(given, guard.seen):
+            copy = dict(zip(guard.names, given, strict=True)) if type(holder) is dict else given
+            self._containers[id(holder)] = guard, copy
+        return self._containers[id(holder)][1]
+
+    def _may_call(self, functions: Iterable[FunctionType]) -> None:
+        for function in functions:
+            known = self._functions.setdefault(function.__code__, set())
+            if function not in known:
+                known.add(function)
+                if function.__code__ in self._called and not is_library(function.__module__):
+                    self._note_variables(function)
+
+    # Functions, when they are called.
+
+    def _note_function(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        """Note what a function that is called now reads beside its arguments."""
+        self._called.add(code)
+        if is_library(namespace.get("__name__")):
+            return
+        with self._unwatched():
+            for function in list(self._functions.get(code, ())):
+                self._note_variables(function)
+            names = names_in(code)
+            for module in names.modules:
+                self.follow(sys.modules.get(module), module)
+            for name in names.globals & namespace.keys():
+                value = namespace[name]
+                if isinstance(value, ModuleType):
+                    self.follow(value, name)
+                else:
+                    self._constant((id(namespace), name), namespace, namespace.get, name, f"the global {name}", value)
+            self._attribute_names |= names.attributes
+            for x in list(self._namespaces.values()):
+                self._note_namespace(x)
+
+    def _note_variables(self, function: FunctionType) -> None:
+        """Note a function's code, the variables around it and its default arguments."""
+        told, get = function.__qualname__, partial(getattr, function)
+        self._constant((id(function), "__code__"), function, get, "__code__", f"the code of {told}", function.__code__)
+        for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
+            look, value = partial(_in_cell, cell), _in_cell(cell, "", MISSING)
+            self._constant((id(cell), ""), cell, look, "", f"{name} around {told}", value)
+        for name in ("__defaults__", "__kwdefaults__"):
+            if (value := getattr(function, name)) is not None:
+                self._constant((id(function), name), function, get, name, f"a default argument of {told}", value)
+
+    def _note_namespace(self, x: Any) -> None:
+        """Note the attributes of a module, or class, that functions name."""
+        for space in map(vars, [x] if isinstance(x, ModuleType) else x.__mro__):
+            for name in self._attribute_names & space.keys():
+                key = id(x), name
+                if key not in self.guards:
+                    self._constant(key, x, space.get, name, f"{x.__name__}.{name}", space[name])
+
+    def _constant(self, key: Hashable, holder: object, get: Any, name: str, text: str, value: Any) -> None:
+        """Note something that no number can stand for."""
+        self._by_value.add(key)
+        self._read(key, holder, get, name, text, value, replaces=False)
+
+    # How attributes and calls are seen.
+
+    @contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        before, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = before
+
+    def _hook(self, kind: type) -> bool:
+        """See the attributes of a class's instances; False if that cannot be."""
+        if kind in self._hooked:
+            return True
+        if not kind.__flags__ & HEAP_TYPE:
+            return False
+        self._hooked.add(kind)
+        own = vars(kind).get("__getattribute__")
+        type.__setattr__(kind, "__getattribute__", _watched(type.__getattribute__(kind, "__getattribute__")))
+        self._hooks.callback(_restore, kind, own)
+        return True
+
+    def _hear(self, frame: FrameType, event: str, what: Any) -> None:
+        """Hear of calls, as a profiler does."""
+        if event == "c_call":
+            self._note_builtin(frame, what)
+        elif event == "call" and frame.f_code not in self._called:
+            self._note_function(frame.f_code, frame.f_globals)
+
+    def _note_builtin(self, frame: FrameType, function: Any) -> None:
+        """Note a call of a function that is not Python's if it draws, or asks for the time."""
+        name, owner = getattr(function, "__qualname__", ""), getattr(function, "__self__", None)
+        if (known := sys.modules.get("random")) is not None and isinstance(owner, known.Random):
+            self._drawn = f"random.{name}"
+        elif name == "urandom":
+            self._drawn = f"{name}()"
+        elif is_library(frame.f_globals.get("__name__")):  # a logger's clock does no harm
+            return
+        elif name in CLOCKS and (owner is time or isinstance(owner, type)):
+            self._drawn = name
+
+
+def _watched(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """`__getattribute__` that tells the watch of its thread what was read."""
+
+    def __getattribute__(self: Any, name: str) -> Any:
+        watch = ACTIVE.watch
+        if watch is None or watch._busy or (name.startswith("__") and name != "__dict__"):
+            return original(self, name)
+        try:
+            value = original(self, name)
+        except AttributeError:
+            if not hasattr(type(self), "__getattr__"):
+                watch.lacks(self, name)
+            raise
+        return watch.read(self, name, value)
+
+    return __getattribute__
+
+
+def _restore(kind: type, own: Any) -> None:
+    if own is None:
+        type.__delattr__(kind, "__getattribute__")
+    else:
+        type.__setattr__(kind, "__getattribute__", own)
+
+
+@contextmanager
+def _hearing(hear: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Within, in this thread, tell of all calls; a profiler waits meanwhile."""
+    before = sys.getprofile()
+    sys.setprofile(hear)
+    try:
+        yield
+    finally:
+        enable = getattr(before, "enable", None)  # that of cProfile cannot be set as it was got
+        if enable is None:
+            sys.setprofile(before)
+        else:
+            sys.setprofile(None)
+            enable()
+
+
+def _attributes_of(owner: Any) -> Any:
+    """The attributes that an object itself has."""
+    return object.__getattribute__(owner, "__dict__") if hasattr(owner, "__dict__") else {}
+
+
+def _in_cell(cell: Any, name: str, default: Any) -> Any:
+    """What a variable around a function holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return default
+
+
+def _state_of(generator: Any) -> bytes:
+    """The state of a generator of random numbers."""
+    if isinstance(generator, np.random.RandomState):
+        return pickle.dumps(generator.get_state(legacy=False))
+    return pickle.dumps(getattr(generator, "bit_generator", generator).state)
