@@ -31,6 +31,7 @@ class Model(ab.Module):
         rng = np.random.default_rng(0)
         self.matrix = ab.Parameter(rng.standard_normal((4, 3)))
         self.table = ab.Parameter(rng.standard_normal((5, 4)))
+        self.none = ab.Parameter(np.zeros(0))
         self.empty = ab.Parameter(np.zeros((0, 0, 5)))
         self.astype("float64")
 
@@ -119,3 +120,17 @@ def test_sums_of_nothing(backend: str) -> None:
 
     model = Nothing()
     check(model, model.loss, [np.ones(3), np.arange(3.0)], backend, "matrix")
+
+
+@backends
+def test_the_largest_of_values_without_elements(backend: str) -> None:
+    class Largest(Model):
+        @ab.cell
+        def largest(self, x: Any) -> Any:
+            return ab.max_n([x, x, x])
+
+        def loss(self, x: Any) -> Any:
+            return ab.sum(self.largest(self.none))
+
+    model = Largest()
+    check(model, model.loss, [1.0, 2.0], backend, "matrix")

@@ -117,13 +117,17 @@ Statement: TypeAlias = Loop | Product | Alone
 
 
 def collapse(shape: Shape, strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Join neighbouring axes along which all views go on alike; drop those of one element.
+    """Join neighbouring axes along which all views go on alike; drop those of one element. One of none is all there is.
 
     >>> collapse((2, 1, 3), [(3, 3, 1), (0, 0, 0)])
     ((6,), ((1,), (0,)))
     >>> collapse((2, 3), [(3, 1), (0, 1)])
     ((2, 3), ((3, 1), (0, 1)))
+    >>> collapse((3, 0), [(0, 1), (1, 0)])
+    ((0,), ((1,), (1,)))
     """
+    if 0 in shape:
+        return (0,), ((1,),) * len(strides)
     axes: list[int] = []
     kept: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):

@@ -10,7 +10,7 @@ import numpy as np
 import autobatch as ab
 from fuzzing.drawing import MAX_ELEMENTS, Drawing, is_tame, pick
 from fuzzing.program import Line
-from fuzzing.specs import Data, Shape, Spec, Tree, Use, Value, parts_of
+from fuzzing.specs import Data, Shape, Spec, Tree, Use, Value, parts_of, uses_in
 
 
 class Body:
@@ -64,6 +64,12 @@ class Body:
         if fitting and self.rng.random() < 0.85:
             return fitting[-min(len(fitting), int(self.rng.geometric(0.35)))]
         return self.source(pick(self.rng, shapes) if shapes else self.drawing.shape())
+
+    def result(self) -> Use:
+        """Draw a value to return: rather one that nothing reads yet."""
+        read = {use.text for line in self.lines for tree in line.args for use in uses_in(tree)}
+        unread = [use for use in self.values if use.text not in read and use.text.startswith(self.prefix)]
+        return pick(self.rng, unread) if unread and self.rng.random() < 0.75 else self.value()
 
     def source(self, shape: Shape) -> Use:
         """Draw a value out of nothing: a parameter, an array, or a constant."""

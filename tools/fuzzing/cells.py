@@ -34,7 +34,7 @@ def draw_cells(drawing: Drawing) -> None:
     rng = drawing.rng
     for number in range(rng.choice(4, p=(0.05, 0.5, 0.3, 0.15))):
         chance = rng.random()
-        n_lines = int(rng.integers(40, 70)) if chance < 0.015 else int(1 + rng.geometric(0.28))
+        n_lines = int(rng.integers(40, 70)) if chance < 0.015 else int(1 + rng.geometric(0.22))
         drawing.define(draw_cell(drawing, f"cell_{number}", n_lines, is_wide=bool(0.015 < chance < 0.035)))
 
 
@@ -107,14 +107,14 @@ def example(spec: Spec, rng: Rng, n: int = 2) -> Any:
 def draw_returns(body: CallingBody, takes: list[Spec], n: int | None) -> Tree:
     """Draw what a cell returns: late values mostly, some arguments as they are, some values twice."""
     rng = body.rng
-    n = n or int(rng.choice((1, 2, 3, 5), p=(0.45, 0.35, 0.15, 0.05)))
+    n = n or int(rng.choice((1, 2, 3, 5), p=(0.35, 0.35, 0.2, 0.1)))
     shapes = [spec.shape for spec in takes if isinstance(spec, Value)]
     leaves: list[Tree] = []
     for _ in range(n):
         if shapes and rng.random() < 0.4:
             leaves.append(body.shaped(pick(rng, shapes)))
         else:
-            leaves.append(body.value())
+            leaves.append(body.result())
     if n > 1 and rng.random() < 0.1:
         leaves[1] = leaves[0]
     if rng.random() < 0.02:
@@ -237,7 +237,7 @@ def draw_instances(drawing: Drawing, n: int | None = None) -> list[Function]:
     made = []
     for number in range(n or int(rng.choice((1, 2, 3, 5), p=(0.2, 0.4, 0.3, 0.1)))):
         body = CallingBody(drawing, "r")
-        n_lines = int(rng.integers(15, 40)) if rng.random() < 0.02 else int(rng.integers(1, 6))
+        n_lines = int(rng.integers(15, 40)) if rng.random() < 0.02 else int(rng.integers(2, 8))
         for _ in range(n_lines if rng.random() < 0.97 else 0):
             body.line()
         loss = draw_loss(body)
@@ -257,7 +257,7 @@ TERMS = (
 def draw_loss(body: CallingBody) -> Tree:
     """Draw a scalar made of some of the values, each of which may be there twice."""
     rng, values = body.rng, body.values
-    chosen = [pick(rng, values) for _ in range(rng.integers(1, 5))] if values else []
+    chosen = [body.result() for _ in range(rng.integers(1, 5))] if values else []
     scalars = [use for use in values if use.shape == ()]
     if scalars and rng.random() < 0.15:
         return scalars[-1]

@@ -22,7 +22,9 @@ LITERAL_IDS = (
 def unary(body: Body) -> None:
     """An element-wise op of one value."""
     forms = UNARY + IDENTITIES + (() if body.smooth else BENT + BENT)
-    body.add(pick(body.rng, forms), body.value())
+    x, form = body.value(), pick(body.rng, forms)
+    if body.prefix == "v" or "dropout" not in form or x.text.startswith(body.prefix):
+        body.add(form, x)  # outside cells, dropout takes what was computed
 
 
 def binary(body: Body) -> None:
@@ -236,7 +238,7 @@ def factors(size: int) -> list[Shape]:
 
 
 KINDS: dict[Callable[[Body], None], float] = {
-    unary: 4, binary: 5, product: 6, reduction: 4, normal: 2, shaping: 3, joined: 1.5, looked_up: 1.5, gates: 1.5,
+    unary: 4, binary: 5, product: 6, reduction: 4, normal: 3, shaping: 3, joined: 1.5, looked_up: 2, gates: 2,
     spread: 2, chosen: 1, again: 1,
 }  # fmt: skip
 
