@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,12 @@ def test_programs_are_right(start: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", sorted(set(range(N_COMPILED)) - WAITING))
+@pytest.mark.parametrize("seed", range(N_COMPILED))
 def test_compiled_programs_are_right(seed: int) -> None:
-    assert find_failure(draw_program(seed), draw_way(seed), jitted=True) is None
+    """Of one instance each: every op outside cells is a type of its own, which takes seconds to compile."""
+    program = draw_program(seed)
+    program = replace(program, instances=program.instances[-1:]).without_the_unread()
+    assert find_failure(program, draw_way(seed), jitted=True) is None
 
 
 def test_a_number_draws_one_program() -> None:
@@ -58,7 +61,7 @@ def wrong_kernel(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_pullback(patch: pytest.MonkeyPatch) -> None:
     """Negatives have the gradient of what they negate."""
-    patch.setitem(OPS, "neg", dataclasses.replace(OPS["neg"], pullback=lambda g, out, x: (g,)))
+    patch.setitem(OPS, "neg", replace(OPS["neg"], pullback=lambda g, out, x: (g,)))
 
 
 def crash(patch: pytest.MonkeyPatch) -> None:
