@@ -9,6 +9,7 @@ The stages before execution are in `autobatch.planning`, which also keeps plans 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,20 +69,16 @@ class Batched:
         threads: int | str,
         tune: Any,
     ) -> None:
-        from autobatch.tuning import make_tuning
-
         self.policy, self.planner, self.backend, self.rewrites = policy, planner, backend, tuple(rewrites)
         self.seed, self.step, self.max_bytes, self.precision = seed, 0, max_bytes, precision
         self._asked = {"threads": threads, "tune": tune}
+        self._tuned_for: tuple[Any, ...] = (None,) * 4
         self.last: LastCall | None = None
         self._recorder = Recorder(function, module)
-        self._planning = Planning(self._recorder, plan_cache)
+        self._planning = Planning(self._recorder, planner, plan_cache)
         self._profile: Profile | None = None
         self._running = Running(self._recorder)
-        self._tuning: Tuning = make_tuning(
-            self._recorder, self._planning, backend, planner, self.rewrites, threads, tune, precision
-        )
-        self.threads = self._tuning.base.threads
+        self.threads = self._tune().base.threads
 
     def __copy__(self) -> Batched:
         """Another one that has all in common with this one but what is assigned to either afterwards."""
@@ -104,13 +101,13 @@ class Batched:
     def decisions(self) -> dict[str, dict[str, Any]]:
         """How mini-batches run, by class, and under "*" all others: JSON can hold it, and `tune=` pins it."""
         with running():
-            return self._tuning.decisions
+            return self._tune().decisions
 
     @property
     def settled(self) -> bool:
         """Whether nothing is being measured for these decisions now; a new size of mini-batches may begin it again."""
         with running():
-            return self._tuning.settled
+            return self._tune().settled
 
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked.
@@ -174,9 +171,7 @@ class Batched:
                 grads = self._running.backward(step, self.backend, seeds, grads)
                 found.append(columns)
             assert grads is not None, "there are instances, and so parts"
-            if out is not None and grads is not out:
-                put_gradients(out, grads)
-                grads = out
+            grads = put_gradients(out, grads)
             self.step += 1
             self._finish(step)
         columns = join_columns(found)
@@ -346,6 +341,18 @@ class Batched:
         clock = Clock(profiled=self._profile is not None)
         return self._recorder.read(instances), clock
 
+    def _tune(self) -> Tuning:
+        """Give what decides how mini-batches run, and plans them; made anew where settings changed that it is for."""
+        from autobatch.tuning import make_tuning
+
+        if self._planning.planner is not self.planner:
+            self._planning = Planning(self._recorder, self.planner, self._planning.cache.size)
+        settings = self._planning, self.backend, self.rewrites, self.precision
+        if any(map(is_not, settings, self._tuned_for)):
+            self._tuning: Tuning = make_tuning(self._recorder, *settings, **self._asked)
+            self._tuned_for = settings
+        return self._tuning
+
     def _prepare(self, minibatch: MiniBatch, clock: Clock, training: bool, tried: bool = True) -> Step:
         """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan.
 
@@ -359,18 +366,19 @@ class Batched:
         self._recorder.refresh(self._running.dtype)
         check_precision(self.precision, self._running.dtype)
         choices = Choices(
-            self.policy, self.planner, self.rewrites, self.max_bytes, self._running.dtype, self._purpose(training),
-            self.backend, self.precision, self.threads,
+            self.policy, self.rewrites, self.max_bytes, self._running.dtype,
+            self._running.purpose(training), self.backend, self.precision, self.threads,
         )  # fmt: skip
-        if self._tuning.is_off:
+        tuning = self._tune()
+        if tuning.is_off:
             return self._planning.prepare(minibatch, choices, clock)
-        return self._tuning.prepare(minibatch, choices, clock, tried)
+        return tuning.prepare(minibatch, choices, clock, tried)
 
     def _planned_types(self, training: bool) -> PlannedTypes:
         """Layouts of all types met so far."""
-        with running():
-            self._running.refresh()
-            return self._planning.cells(self.planner, self._purpose(training))
+        self._tune()
+        self._running.refresh()
+        return self._planning.cells(self._running.purpose(training))
 
     def _execute(self, step: Step, training: bool, has_aux: bool) -> None:
         """Run all parts, and backward in training, for what is learned from that."""
@@ -395,7 +403,3 @@ class Batched:
 
     def _run(self, step: Step) -> Iterator[tuple[slice, list[Array]]]:
         return self._running.forward(step, self.backend, self.seed, self.step, self.precision)
-
-    def _purpose(self, training: bool) -> frozenset[str] | None:
-        """What cells are planned for: the gradients of these parameters, or none."""
-        return frozenset(self._running.trainable()) if training else None

@@ -46,6 +46,10 @@ class Cell:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _call(self, None, args, kwargs)
 
+    def __reduce__(self) -> str:
+        """Copies are the cell itself, and pickles name it, as those of the function would."""
+        return self.function.__qualname__
+
     def __repr__(self) -> str:
         return f"<cell {self.name}{self.signature}>"
 

@@ -112,14 +112,17 @@ def _lies_in_rows(gradient: Gradient) -> bool:
     return fits and row.flags.c_contiguous and gradient.flags.aligned
 
 
-def put_gradients(out: dict[str, Gradient], gradients: Mapping[str, Gradient]) -> None:
-    """Change `out` to `gradients`: arrays in place, `Rows` and what has become an array since by replacing them."""
+def put_gradients(out: dict[str, Gradient] | None, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
+    """Give `out`, changed to `gradients`: arrays in place, the rest by replacing it; or these themselves for None."""
+    if out is None or out is gradients:
+        return gradients
     for name, gradient in gradients.items():
         place = out[name]
         if isinstance(place, np.ndarray) and isinstance(gradient, np.ndarray):
             place[...] = gradient
         else:
             out[name] = gradient
+    return out
 
 
 def check_finite(losses: Array, first: int = 0) -> None:

@@ -25,7 +25,7 @@ MOST_LAYOUTS = 16  # for each type, of its traces and for its purposes
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """What a plan depends on beside its graphs.
+    """What a plan depends on beside its graphs and the planner.
 
     Attributes:
         purpose: in training the names of the trainable parameters; None in inference.
@@ -34,7 +34,6 @@ class Choices:
     """
 
     policy: Policy
-    planner: Planner
     rewrites: tuple[str, ...]
     max_bytes: int | None
     dtype: np.dtype[Any]
@@ -56,24 +55,24 @@ class Planning:
 
     Args:
         recorder: of the function.
+        planner: lays out all types, and places all mini-batches.
         cache_size: how many plans to keep.
     """
 
-    def __init__(self, recorder: Recorder, cache_size: int) -> None:
-        self.cache = PlanCache(cache_size)
+    def __init__(self, recorder: Recorder, planner: Planner, cache_size: int) -> None:
+        self.cache, self.planner = PlanCache(cache_size), planner
         self._recorder = recorder
-        self._planner: Planner | None = None
         self._cells: dict[frozenset[str] | None, tuple[Any, PlannedTypes]] = {}
         self._planned: dict[tuple[frozenset[str] | None, int], PlannedCell] = {}
 
     def prepare(self, minibatch: MiniBatch, choices: Choices, clock: Clock) -> Step:
         """Plan a mini-batch, in parts if the whole does not fit, or find its plan."""
         known = self._cells.get(choices.purpose)
-        cells = self.cells(choices.planner, choices.purpose)  # of all its types, whatever is recorded from now on
+        cells = self.cells(choices.purpose)  # of all its types, whatever is recorded from now on
         if known is None or cells is not known[1]:
             clock.lap("layout")
         key = self._key(minibatch, choices, cells)
-        found = self.cache.find(key, choices.policy, choices.planner) if key is not None else None
+        found = self.cache.find(key, choices.policy, self.planner) if key is not None else None
         if found is not None:
             graph = of_instances(minibatch.instances, found.graph.words, found.graph.floats, found.graph.types)
             self._recorder.types.check(graph.type_id)
@@ -91,22 +90,20 @@ class Planning:
             self.cache.keep(key, planned)
         return self._step(graph, planned, choices, cells, clock, plan_hit=None if key is None else False)
 
-    def cells(self, planner: Planner, purpose: frozenset[str] | None) -> PlannedTypes:
-        """Layouts of all types met so far, as they are traced now; kept for each purpose of the same planner."""
+    def cells(self, purpose: frozenset[str] | None) -> PlannedTypes:
+        """Layouts of all types met so far, as they are traced now; kept for each purpose."""
         types, shapes = self._recorder.types, self._recorder.slots.shapes
-        if planner is not self._planner:
-            self._planner, self._cells, self._planned = planner, {}, {}
         state = types.state, len(shapes)
         if purpose not in self._cells or self._cells[purpose][0] != state:
-            cells = [self._cell(planner, node_type, purpose) for node_type in types.types]
+            cells = [self._cell(node_type, purpose) for node_type in types.types]
             self._forget(len(types))
             self._cells[purpose] = state, PlannedTypes(cells, list(shapes), purpose is not None)
         return self._cells[purpose][1]
 
-    def _cell(self, planner: Planner, node_type: NodeType, purpose: frozenset[str] | None) -> PlannedCell:
+    def _cell(self, node_type: NodeType, purpose: frozenset[str] | None) -> PlannedCell:
         """The layout of one trace of a type."""
         key = purpose, node_type.trace
-        known = self._planned.pop(key, None) or planner.plan_cell(node_type, training=purpose is not None)
+        known = self._planned.pop(key, None) or self.planner.plan_cell(node_type, training=purpose is not None)
         self._planned[key] = known
         return known
 
@@ -138,7 +135,7 @@ class Planning:
             schedule = make_schedule(rewritten, choices.policy)
             scheduled.append((rewritten, schedule))
             clock.lap("schedule")
-            plan = choices.planner.place(rewritten, schedule, cells)
+            plan = self.planner.place(rewritten, schedule, cells)
             if checking():
                 check_plan(plan, cells)
             clock.lap("place")

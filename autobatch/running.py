@@ -58,6 +58,10 @@ class Running:
         """The parameters that have gradients, by name."""
         return self._trainable
 
+    def purpose(self, training: bool) -> frozenset[str] | None:
+        """What cells are planned for: the gradients of these parameters, or none."""
+        return frozenset(self._trainable) if training else None
+
     def forward(
         self, step: Step, backend: Backend, seed: int, number: int, precision: str
     ) -> Iterator[tuple[slice, list[Array]]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from autobatch.graph import Graph
 from autobatch.policies.directed import Directed, Direction
@@ -91,6 +91,10 @@ class Auto:
         self._signature = ""
         self._worth_from = math.inf
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles take along: the mini-batches to learn from stay behind, as their types do."""
+        return {**vars(self), "_lessons": [], "_above": 0, "_worth_from": math.inf}
+
     @property
     def name(self) -> str:
         """`auto`, and what it has chosen."""
@@ -163,6 +167,8 @@ class Auto:
 
     def _attend(self, graph: Graph, schedule: Schedule) -> None:
         """Keep a mini-batch to learn from; once there are enough, say from how many on learning pays."""
+        if self._lessons and graph.types != self._lessons[0].types:  # of another function, whose types differ
+            self._lessons, self._above, self._worth_from = [], 0, math.inf
         if len(self._lessons) == 2 * LESSONS:
             return
         self._lessons.append(graph)

@@ -134,6 +134,10 @@ class Fsm(Directed):
         self._n_lessons = 0
         self._placed: tuple[Types, IntArray] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles take along: of the types of a batched function, none."""
+        return {**vars(self), "_placed": None}
+
     def with_rival(self, other: Fsm) -> Fsm:
         """Give the policy that plans with the machines of both, which are of the same types, and keeps the shorter."""
         about = {**self.about, "rivals": [*self.about.get("rivals", []), other.about]}

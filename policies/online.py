@@ -7,6 +7,8 @@ mini-batches in the same order make the same machine.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from autobatch.dag import Dag
@@ -17,6 +19,20 @@ from autobatch.policies.qlearning import QLearning, run_episode, start_course
 from autobatch.policies.table import Table, with_room
 from autobatch.schedule import Policy
 from autobatch.words import IntArray
+
+
+@dataclass(frozen=True)
+class Online:
+    """Learns from a plan in which the rule decided."""
+
+    settings: QLearning
+
+    def __call__(self, machine: Machine, table: Table, dag: Dag, sequence: IntArray) -> Table:
+        """Give the table with what the plan of these batches taught."""
+        course = start_course(dag, CostModel.counting(dag.n_types).array())
+        roomy = with_room(table, sequence.size)
+        run_episode(course, roomy, machine.rules(), self.settings.rules(), 0.0, np.random.default_rng(0), sequence)
+        return roomy
 
 
 def keep_learning(policy: Policy, settings: QLearning = QLearning(reward="critical")) -> None:  # noqa: B008, frozen
@@ -35,11 +51,4 @@ def keep_learning(policy: Policy, settings: QLearning = QLearning(reward="critic
     """
     if not isinstance(policy, Fsm):
         raise PolicyError(f"cannot keep learning: {policy.name!r} is no state machine; learn one, or load one.")
-
-    def learn(machine: Machine, table: Table, dag: Dag, sequence: IntArray) -> Table:
-        course = start_course(dag, CostModel.counting(dag.n_types).array())
-        roomy = with_room(table, sequence.size)
-        run_episode(course, roomy, machine.rules(), settings.rules(), 0.0, np.random.default_rng(0), sequence)
-        return roomy
-
-    policy.learner = learn
+    policy.learner = Online(settings)

@@ -98,3 +98,105 @@ def test_graphs_are_not_pickled(trees: list[Any]) -> None:
         GraphError, match=r"cannot pickle a recorded graph: .*; pickle the instances, and record them agai"
     ):
         pickle.dumps(graphs)
+
+
+# Policies take their part of what was met along, or leave it behind.
+
+
+def make_with(policy: Any, trees: list[Any]) -> Any:
+    n_words = 1 + max(word for tree in trees for word in tree.words())
+    return ab.batched(TreeLSTM(n_words, 4, N_CLASSES, np.random.default_rng(1)).loss, policy=policy)
+
+
+@pytest.mark.parametrize("clone", CLONES)
+@pytest.mark.parametrize("policy", ["auto", *ab.policies.names()])
+def test_a_used_function_of_any_policy_is_copied(trees: list[Any], policy: str, clone: str) -> None:
+    loss = make_with(policy, trees)
+    for n in range(1, 4):
+        loss.value_and_grad(loss.record_all(trees[:n]))
+        loss(trees[n:])
+    twin = CLONES[clone](loss)
+    assert np.array_equal(twin(trees), loss(trees))
+    assert twin.last.batches == loss.last.batches
+
+
+@pytest.mark.parametrize("clone", CLONES)
+@pytest.mark.parametrize("online", [False, True])
+def test_a_function_with_a_learned_policy_is_copied(trees: list[Any], clone: str, online: bool) -> None:
+    """Which goes on learning, if it does."""
+    loss = make_with("agenda", trees)
+    loss.learn_policy([trees[:2]], online=online, episodes=3)
+    loss(trees)
+    twin = CLONES[clone](loss)
+    assert twin.policy is not loss.policy
+    assert np.array_equal(twin(trees), loss(trees))
+    assert twin.last.batches == loss.last.batches
+    assert (twin.policy.learner is not None) == online
+
+
+@pytest.mark.parametrize("clone", CLONES)
+def test_a_copy_in_the_midst_of_choosing_chooses_by_itself(trees: list[Any], clone: str) -> None:
+    """The mini-batches kept to learn from are of the other function's types."""
+    loss = make_with("auto", trees)
+    for n in range(1, 7):
+        loss(trees[:n])
+    twin = CLONES[clone](loss)
+    assert not twin.policy.settled
+    for n in range(1, 7):
+        for _ in range(2):
+            assert np.array_equal(twin(trees[:n]), loss(trees[:n]))
+    types = {id(graph.types) for graph in twin.policy._lessons}
+    assert types <= {id(twin._recorder.types)}
+
+
+def test_a_policy_of_two_functions_learns_from_mini_batches_of_one(trees: list[Any]) -> None:
+    policy = ab.policies.Auto("reference")
+    first, second = make_with(policy, trees), ab.batched(lambda n: ab.sum(np.ones(2) * n), policy=policy)
+    for n in range(1, 6):
+        first(trees[:n])
+        second([1, 2])
+    assert len({id(graph.types) for graph in policy._lessons}) == 1
+
+
+# Cells themselves.
+
+
+class Energy(ab.Module):
+    def __init__(self) -> None:
+        self.weight = ab.Parameter(np.eye(3))
+
+    @ab.cell
+    def energy(self, x: Any) -> Any:
+        return ab.sum(ab.tanh(self.weight @ x))
+
+
+@ab.cell
+def square(x: Any) -> Any:
+    return ab.sum(x * x)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("clone", [*CLONES, "copy"])
+@pytest.mark.parametrize("n", [1, 64])
+def test_a_batched_function_may_be_a_cell_itself(backend: str, clone: str, n: int) -> None:
+    model, inputs = Energy(), [np.full(3, float(k)) for k in range(n)]
+    for cell in (model.energy, square):
+        loss = ab.batched(cell, backend=backend)
+        expected = [cell(x) for x in inputs]
+        np.testing.assert_allclose(loss(inputs), expected, rtol=1e-6)
+        value, grads = loss.value_and_grad(inputs)
+        np.testing.assert_allclose(value, np.mean(expected), rtol=1e-5)
+        twin = {**CLONES, "copy": copy.copy}[clone](loss)
+        np.testing.assert_allclose(twin(inputs), expected, rtol=1e-6)
+        if cell is not square:
+            assert grads["weight"].shape == (3, 3)
+            assert (twin._recorder.module is model) == (clone == "copy")
+
+
+def test_copies_and_pickles_of_a_cell_are_the_cell() -> None:
+    for cell in (square, Energy.energy):
+        assert copy.deepcopy(cell) is pickle.loads(pickle.dumps(cell)) is cell
+    model = Energy()
+    twin = copy.deepcopy(model.energy)
+    assert twin.__self__ is not model
+    assert float(twin(np.ones(3))) == float(model.energy(np.ones(3)))

@@ -43,6 +43,7 @@ from autobatch.rows import Gradient
 
 Array = NDArray[Any]
 SCRATCH = COMMON.index("scratch")
+MOST_BOUND = 32  # sets of types whose steps are kept together; making them takes some microseconds
 
 
 class Bound:
@@ -101,7 +102,7 @@ class Cpu(Reference):
         self._addresses = np.zeros((1, len(COMMON)), np.int64)
         self.chooser = Chooser(provider)
         self._compiled: dict[tuple[int, np.dtype[Any], str], CompiledCell] = {}
-        self._shapes: WeakKeyDictionary[PlannedTypes, Shapes] = WeakKeyDictionary()
+        self._shapes: WeakKeyDictionary[PlannedTypes, dict[tuple[np.dtype[Any], str], Shapes]] = WeakKeyDictionary()
         self._plans: WeakKeyDictionary[Plan, Prepared] = WeakKeyDictionary()
         self._bound: dict[tuple[Any, ...], Bound] = {}
         self._weight_stages: dict[tuple[int, np.dtype[Any]], WeightStage] = {}
@@ -192,9 +193,7 @@ class Cpu(Reference):
         """Bind the steps of a stage, of all types that the plan has, to the arrays of this run."""
         prepared, plan = self._prepared(), self.plan
         cells = [self._compiled_cell(kind) for kind in prepared.tables]
-        key = name, *map(id, cells)
-        if key not in self._bound:
-            self._bound[key] = Bound(name, [cell.stage(name) for cell in cells])
+        bound = self._bound_of(name, cells)
         arrays = self._buffer, self.scratch[0], self.kept[0], plan.dest_ptr, plan.dest, plan.adds
         if len(self._addresses) != self.n_threads:
             self._addresses = np.zeros((self.n_threads, len(COMMON)), np.int64)
@@ -212,8 +211,19 @@ class Cpu(Reference):
             )
             for kind, table in prepared.tables.items()
         ]  # fmt: skip
-        self._bound[key].bind(runs, prepared.forward if name == "forward" else prepared.backward)
-        return self._bound[key]
+        bound.bind(runs, prepared.forward if name == "forward" else prepared.backward)
+        return bound
+
+    def _bound_of(self, name: str, cells: list[CompiledCell]) -> Bound:
+        """The steps of a stage of some types; those of the sets of types used last are kept."""
+        key = name, *map(id, cells)
+        bound = self._bound.pop(key, None)
+        if bound is None:
+            bound = Bound(name, [cell.stage(name) for cell in cells])
+            if len(self._bound) == MOST_BOUND:
+                del self._bound[next(iter(self._bound))]
+        self._bound[key] = bound
+        return bound
 
     def prepared(self, plan: Plan) -> Prepared:
         """How a plan ran that ran before."""
@@ -221,10 +231,9 @@ class Cpu(Reference):
 
     def _prepared(self) -> Prepared:
         """What running the plan needs beside it."""
-        plan = self.plan
+        plan, shapes = self.plan, self._shapes_of(self.cells)
         prepared = self._plans.get(plan)
-        if prepared is None or prepared.n_threads != self.n_threads:
-            shapes = self._shapes_of(self.cells)
+        if prepared is None or prepared.shapes is not shapes or prepared.n_threads != self.n_threads:
             ends = plan.type_ptr.tolist()
             kinds = [kind for kind in range(len(ends) - 1) if ends[kind] < ends[kind + 1]]
             for kind in kinds:
@@ -241,10 +250,19 @@ class Cpu(Reference):
         return aligned((n_rows, size), self.dtype)
 
     def _shapes_of(self, cells: PlannedTypes) -> Shapes:
-        found = self._shapes.get(cells)
-        if found is None or found.dtype != self.dtype:
-            found = self._shapes[cells] = Shapes(cells, self.dtype)
-        return found
+        found = self._shapes.setdefault(cells, {})
+        way = self.dtype, self.precision
+        if way not in found:
+            found[way] = Shapes(cells, self.dtype)
+            self._forget()
+        return found[way]
+
+    def _forget(self) -> None:
+        """Drop what was compiled for cells that nobody plans with any more."""
+        used = {id(cell) for cells in self._shapes for cell in cells.cells}
+        self._compiled = {key: cell for key, cell in self._compiled.items() if key[0] in used}
+        self._weight_stages = {key: stage for key, stage in self._weight_stages.items() if key[0] in used}
+        self._bound.clear()
 
     def _compiled_cell(self, kind: int) -> CompiledCell:
         cell = self.cells.cells[kind]

@@ -30,13 +30,14 @@ class Prepared(NamedTuple):
     """A plan, prepared.
 
     Attributes:
-        n_threads: that it is prepared for.
+        shapes, n_threads: that it is prepared for.
         tables: by type, in the order of their numbers; only types that the plan has.
         mean_rows: [blocks, 2] of a piece, of batches and of all rows; 0 where nothing runs for all rows at once.
         kept_size, scratch_size: elements of scratch memory: that steps of all rows leave, and that pieces use by turns.
         forward, backward: the calls of a stage; none backward in inference.
     """
 
+    shapes: Shapes
     n_threads: int
     tables: dict[int, LongArray]
     mean_rows: LongArray
@@ -47,7 +48,7 @@ class Prepared(NamedTuple):
 
 
 class Shapes:
-    """What the compiled cells of T types need, as arrays; zero for types that were not met in a plan.
+    """What the cells of T types need, compiled in one way, as arrays; zero for types that were not met in a plan.
 
     Attributes:
         cells: those met, by the number of their type.
@@ -107,7 +108,7 @@ class Shapes:
             )  # fmt: skip
         forward = Calls(calls[0], calls[1], calls[2], alone)
         backward = Calls(calls[3], calls[4], calls[5], nowhere)
-        return Prepared(n_threads, tables, mean_rows, kept_size, scratch_size, forward, backward)
+        return Prepared(self, n_threads, tables, mean_rows, kept_size, scratch_size, forward, backward)
 
 
 @compiled

@@ -76,7 +76,6 @@ class Tuning:
         recorder, planning: of the function.
         base: the variant that the options amount to.
         backend: that runs.
-        planner: that is in use.
         switches: whether rewrites and the planner's switches may change.
         threads: whether the number of threads may.
         pinned: decisions that hold; None to decide here.
@@ -93,7 +92,6 @@ class Tuning:
         planning: Planning,
         base: Variant,
         backend: Backend,
-        planner: Planner,
         switches: bool,
         threads: bool,
         pinned: Decisions | None,
@@ -101,11 +99,11 @@ class Tuning:
     ) -> None:
         self.base = base
         self.is_off = pinned == {OTHERS: base}
-        self._recorder, self._backend = recorder, backend
+        self._recorder, self._planner, self._backend = recorder, planning.planner, backend
         self._switches, self._threads, self._pinned = switches, threads, pinned
         self._options = (backend.name, repr(base), f"switches {switches}", f"threads {threads}", *options)
         self._seats: dict[str, Seat] = {}
-        self._plannings: dict[int, tuple[Planner, Planning]] = {id(planner): (planner, planning)}
+        self._plannings = {id(planning.planner): planning}
         self._planners: dict[Switches, Planner] = {}
         self._planned: dict[tuple[str, Variant], float] = {}
         self._open: tuple[Step, Seat, Variant, Choices] | None = None
@@ -290,11 +288,11 @@ class Tuning:
         """The variant in force, and what differs in one choice."""
         yield self.base
         max_threads = most_threads() if self._threads else 0
-        yield from self.base.neighbours(choices.planner if self._switches else None, self._switches, max_threads)
+        yield from self.base.neighbours(self._planner if self._switches else None, self._switches, max_threads)
 
     def _sketch(self, variant: Variant, graph: Graph, choices: Choices) -> tuple[Plan, PlannedTypes]:
         """A plan of the mini-batch under a variant; not by its policy, which may learn from what it is given."""
-        planner, training = self._planner_of(variant, choices.planner), choices.purpose is not None
+        planner, training = self._planner_of(variant), choices.purpose is not None
         types, shapes = self._recorder.types, self._recorder.slots.shapes
         cells = PlannedTypes([planner.plan_cell(t, training) for t in types.types], list(shapes), training)
         rewritten, _ = rewrite(graph, variant.rewrites(choices.rewrites))
@@ -311,19 +309,19 @@ class Tuning:
     # Plans.
 
     def _plan(self, variant: Variant, minibatch: MiniBatch, choices: Choices, clock: Clock) -> Step:
-        planner = self._planner_of(variant, choices.planner)
+        planner = self._planner_of(variant)
         if id(planner) not in self._plannings:
-            cache_size = next(iter(self._plannings.values()))[1].cache.size
-            self._plannings[id(planner)] = planner, Planning(self._recorder, cache_size)
+            cache_size = next(iter(self._plannings.values())).cache.size
+            self._plannings[id(planner)] = Planning(self._recorder, planner, cache_size)
         passes = variant.rewrites(choices.rewrites)
-        chosen = replace(choices, planner=planner, rewrites=passes, threads=variant.threads)
-        return self._plannings[id(planner)][1].prepare(minibatch, chosen, clock)
+        chosen = replace(choices, rewrites=passes, threads=variant.threads)
+        return self._plannings[id(planner)].prepare(minibatch, chosen, clock)
 
-    def _planner_of(self, variant: Variant, given: Planner) -> Planner:
+    def _planner_of(self, variant: Variant) -> Planner:
         """The planner of a variant: one object for all variants with its switches, as what it has planned is kept."""
         switches = _switches(variant)
         if switches not in self._planners:
-            self._planners[switches] = variant.planner(given)
+            self._planners[switches] = variant.planner(self._planner)
         return self._planners[switches]
 
     def _forget(self) -> None:
@@ -350,13 +348,12 @@ def make_tuning(
     recorder: Recorder,
     planning: Planning,
     backend: Backend,
-    planner: Planner,
     rewrites: tuple[str, ...],
+    precision: str,
     threads: int | str,
     tune: Any,
-    *options: str,
 ) -> Tuning:
-    """Read the options `threads` and `tune` of `ab.batched`; `options` are those that decisions depend on as well.
+    """Read the options `threads` and `tune` of `ab.batched`; decisions depend on the others as well.
 
     Raises:
         BackendError: `threads` is no number of threads, or pinned decisions name a library that is not there.
@@ -365,16 +362,16 @@ def make_tuning(
     check_threads(threads)
     chooser = getattr(backend, "chooser", None)
     given = 1 if threads == "auto" else int(threads)
-    base = Variant.of(rewrites, planner, given, "numpy" if chooser is None else chooser.name)
+    base = Variant.of(rewrites, planning.planner, given, "numpy" if chooser is None else chooser.name)
     if tune == "off" or tune == "auto":
         switches, by_measuring = tune == "auto", threads == "auto"
         pinned = None if switches or by_measuring else {OTHERS: base}
-        return Tuning(recorder, planning, base, backend, planner, switches, by_measuring, pinned, options)
-    pinned = read_decisions(tune, base, planner)
+        return Tuning(recorder, planning, base, backend, switches, by_measuring, pinned, [precision])
+    pinned = read_decisions(tune, base, planning.planner)
     library = pinned[OTHERS].matmul
     if library != base.matmul:
         _choose_library(backend, library)
-    return Tuning(recorder, planning, base, backend, planner, False, False, pinned, options)
+    return Tuning(recorder, planning, base, backend, False, False, pinned, [precision])
 
 
 def _choose_library(backend: Any, library: str) -> None:
