@@ -1,7 +1,7 @@
 """Functions of one element that generated kernels call: no instruction of a processor, but what LLVM makes vectors of.
 
 Those of a float32 have no call, no branch and no table; inlined, a loop over a row works on 8 or 16 elements at a time.
-Each is within 4 ulp of the exact result for every float32 (the normal distribution and gelu within 5), denormal results
+Each is within 4 ulp of the exact result for every float32 (the normal distribution and gelu within 6), denormal results
 included; NaN stays NaN and infinities give the limits. Only products and sums may be fused: other liberties of
 fast-math would drop NaN, or cancel the sums that round on purpose. Those of a float64 are the system's own, but for the
 error function and what is made of it.

@@ -1,7 +1,7 @@
 """The error function, the normal distribution and gelu, of a float32 and of a float64, in vector instructions.
 
 The tail of the distribution is exp(-m**2 / 2) times a ratio of polynomials with positive coefficients
-(`tools/fit_erf.py`), so that it is as exact as the rest: within 5 ulp, 8 in float64. The exponent is not rounded before
+(`tools/fit_erf.py`), so that it is as exact as the rest: within 6 ulp, 8 in float64. The exponent is not rounded before
 it is taken: a float32 is squared in float64, and a float64 is split in two parts. Near 0 the error function is x times
 a polynomial.
 """
