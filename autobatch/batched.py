@@ -159,7 +159,7 @@ class Batched:
         """
         read = self._read(instances)
         with running():
-            step = self._prepare(*read, training=True)
+            step = self._prepare(*read, training=True, has_aux=has_aux)
             weights = loss_weights(reduce, step.graph.n_instances)
             slot = loss_slot(step.graph, self._recorder.slots, has_aux)
             grads = None if out is None else take_gradients(out, self._running.trainable(), len(step.parts) > 1)
@@ -246,7 +246,7 @@ class Batched:
 
         minibatch, clock = self._read(instances)
         with running():
-            step = self._prepare(minibatch, clock, training, tried=False)
+            step = self._prepare(minibatch, clock, training, has_aux, tried=False)
             self._execute(step, training, has_aux)
             decided = self._tuning.describe(minibatch, training)
         judgements = [judge(part.plan.graph, part.plan.schedule, bound) for part in step.parts]
@@ -284,7 +284,7 @@ class Batched:
             with profile:
                 read = self._read(instances)
                 with running():
-                    step = self._prepare(*read, training)
+                    step = self._prepare(*read, training, has_aux)
                     self._execute(step, training, has_aux)
                     self._finish(step)
         return profile
@@ -353,7 +353,9 @@ class Batched:
             self._tuned_for = settings
         return self._tuning
 
-    def _prepare(self, minibatch: MiniBatch, clock: Clock, training: bool, tried: bool = True) -> Step:
+    def _prepare(
+        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool = False, tried: bool = True
+    ) -> Step:
         """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan.
 
         With `tried`, the mini-batch may run under a variant that is being measured; its time then counts.
@@ -367,7 +369,7 @@ class Batched:
         check_precision(self.precision, self._running.dtype)
         choices = Choices(
             self.policy, self.rewrites, self.max_bytes, self._running.dtype,
-            self._running.purpose(training), self.backend, self.precision, self.threads,
+            self._running.purpose(training), self.backend, self.precision, self.threads, has_aux,
         )  # fmt: skip
         tuning = self._tune()
         if tuning.is_off:

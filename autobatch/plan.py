@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.autodiff import Derivative
+from autobatch.flows import FlowArrays, make_flows
 from autobatch.graph import Graph
 from autobatch.layout import Layout
 from autobatch.program import NODE, CellProgram
@@ -258,6 +259,11 @@ class PlannedTypes:
             port_column=np.array([p.column for _, p in ports], np.int32),
             port_leads=np.array([leads for c in self.cells for leads in _leading(c.layout)], np.int32),
         )
+
+    @cached_property
+    def flows(self) -> FlowArrays:
+        """What gradients flow through."""
+        return make_flows([cell.type.program for cell in self.cells])
 
     @cached_property
     def row_parameters(self) -> frozenset[int]:

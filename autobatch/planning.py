@@ -11,6 +11,7 @@ import numpy as np
 from autobatch.budget import Part, fit_parts
 from autobatch.executor import Backend
 from autobatch.graph import Graph, checking, of_instances
+from autobatch.losses import loss_slot
 from autobatch.plan import PlannedCell, PlannedTypes, Planner
 from autobatch.plan_cache import PlanCache, Planned
 from autobatch.plan_check import check_plan
@@ -18,6 +19,7 @@ from autobatch.record import MiniBatch, Recorder
 from autobatch.report import Clock, Step
 from autobatch.rewrite import rewrite
 from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
+from autobatch.stopping import Stopping
 from autobatch.typetable import NodeType
 
 MOST_LAYOUTS = 16  # for each type, of its traces and for its purposes
@@ -31,6 +33,7 @@ class Choices:
         purpose: in training the names of the trainable parameters; None in inference.
         backend, precision: that it runs on and with, which say how much scratch memory it takes.
         threads: of matrix products, when it runs: as many are asked for.
+        has_aux: in training, whether the function returns more than the loss.
     """
 
     policy: Policy
@@ -41,6 +44,7 @@ class Choices:
     backend: Backend
     precision: str
     threads: int = 1
+    has_aux: bool = False
 
     @property
     def n_threads(self) -> int:
@@ -62,6 +66,7 @@ class Planning:
     def __init__(self, recorder: Recorder, planner: Planner, cache_size: int) -> None:
         self.cache, self.planner = PlanCache(cache_size), planner
         self._recorder = recorder
+        self._stopping = Stopping(recorder.types)
         self._cells: dict[frozenset[str] | None, tuple[Any, PlannedTypes]] = {}
         self._planned: dict[tuple[frozenset[str] | None, int], PlannedCell] = {}
 
@@ -85,9 +90,11 @@ class Planning:
         graph = self._recorder.to_graph(minibatch)
         if minibatch.graph is None:
             clock.lap("merge")
+        if choices.purpose is not None and graph.n_instances:
+            graph, cells = self._stop(graph, choices, cells, clock)
         planned = self._plan(graph, choices, cells, clock)
         if key is not None:
-            self.cache.keep(key, planned)
+            self.cache.keep(self._key(minibatch, choices, cells) or key, planned)
         return self._step(graph, planned, choices, cells, clock, plan_hit=None if key is None else False)
 
     def cells(self, purpose: frozenset[str] | None) -> PlannedTypes:
@@ -112,6 +119,16 @@ class Planning:
         for key in list(self._planned)[: -MOST_LAYOUTS * n_types]:
             del self._planned[key]
 
+    def _stop(self, graph: Graph, choices: Choices, cells: PlannedTypes, clock: Clock) -> tuple[Graph, PlannedTypes]:
+        """Let no gradient through outputs that the loss does not depend on, where it may not be finite."""
+        slots = self._recorder.slots
+        slot = loss_slot(graph, slots, choices.has_aux)
+        stopped = self._stopping.stop(graph, cells.flows, len(slots.shapes), slot)
+        if stopped is not graph:
+            cells = self.cells(choices.purpose)
+            clock.lap("layout")
+        return stopped, cells
+
     def _key(self, minibatch: MiniBatch, choices: Choices, cells: PlannedTypes) -> Hashable | None:
         """What the plan of a mini-batch depends on; None if it is not looked for."""
         graphs, types, policy = minibatch.instances, self._recorder.types, choices.policy
@@ -123,6 +140,7 @@ class Planning:
             tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.name,
             revision_of(policy), choices.purpose, choices.dtype, choices.rewrites, choices.max_bytes,
             choices.backend.name, choices.precision, choices.n_threads,
+            choices.has_aux,
         )  # fmt: skip
 
     def _plan(self, graph: Graph, choices: Choices, cells: PlannedTypes, clock: Clock) -> Planned:

@@ -111,7 +111,8 @@ class Traces:
             if identity not in self._families:
                 self._families[identity] = family
                 self._of_entry.setdefault(entry, []).append(family)
-            self._put(family, self._keep(family, *result))
+            with self.types.growing:
+                self._put(family, self._keep(family, *result))
         assert family.current is not None
         return family.current.node_type
 
@@ -163,14 +164,16 @@ class Traces:
         why = _changes(before.guards)
         known = next((trace for trace in reversed(family.traces) if trace.holds()), None)
         error: Exception | None = None
+        result: Any = None
         if known is None:
             self._changing.update(*(changed_numbers(guard) for guard in before.guards))
             try:
-                known = self._keep(family, *self._trace(family)[1])
+                result = self._trace(family)[1]
             except Exception as failed:  # is raised when the cell is called; a graph that has it is refused
                 error = failed
         told = f"{why}, and cell {before.node_type.name!r} {_outcome(error)}"
-        self._put(family, known, told)
+        with self.types.growing:
+            self._put(family, self._keep(family, *result) if result is not None else known, told)
 
     def _put(self, family: Family, trace: Trace | None, why: str = "") -> None:
         """Put a trace in force, or none."""

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from threading import RLock
 from typing import Any, NoReturn, Self
 
 import numpy as np
 
 from autobatch.arguments import Key
 from autobatch.errors import GraphError
+from autobatch.flows import singular_outputs, stop_outputs
 from autobatch.graph import TypeArrays
 from autobatch.module import Module
 from autobatch.ops.operators import OPS
 from autobatch.program import NODE, Attribute, CellProgram, Instruction, Port, origin
 from autobatch.words import IntArray
+
+MOST_MADE = 64  # types with stopped outputs that are kept, of those traced before as well
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +48,11 @@ class NodeType:
     owner: Module | None = None
     trace: int = 0
 
+    @cached_property
+    def singular(self) -> tuple[int, ...]:
+        """The outputs, where there are several, with a gradient that may not be finite."""
+        return singular_outputs(self.program) if len(self.program.outputs) > 1 else ()
+
     @property
     def signature(self) -> str:
         """`merge(left: tuple(value[64], value[64]), ...)`."""
@@ -59,12 +70,17 @@ class TypeTable:
     Attributes:
         outdated: the types whose cells, traced again, have another signature now; and why.
         state: the trace of each type.
+        growing: a lock, held while a type gets a number and is put there.
     """
 
     def __init__(self) -> None:
         self.types: list[NodeType] = []
         self.outdated: dict[int, str] = {}
         self.state: tuple[Any, ...] = ()
+        self.growing = RLock()
+        self._stopped: dict[int, dict[tuple[int, ...], int]] = {}
+        self._traces = count(-1, -1)  # below those of traced bodies
+        self._made: dict[tuple[int, tuple[int, ...]], NodeType] = {}
         self._arrays: TypeArrays | None = None
 
     def __len__(self) -> int:
@@ -85,9 +101,36 @@ class TypeTable:
 
     def put(self, node_type: NodeType) -> None:
         """Append a type, whose number is its place, or replace the one of that number by another trace of it."""
-        self.types[node_type.number : node_type.number + 1] = [node_type]
-        self.outdated.pop(node_type.number, None)
-        self._changed()
+        with self.growing:
+            self.types[node_type.number : node_type.number + 1] = [node_type]
+            self.outdated.pop(node_type.number, None)
+            for outputs, number in self._stopped.get(node_type.number, {}).items():
+                self.types[number] = self._stop(node_type, outputs, number)
+            self._changed()
+
+    def stopped(self, kind: int, outputs: tuple[int, ...]) -> int:
+        """The number of the type that is like this one, but for outputs that pass no gradient on.
+
+        It is made once, and anew whenever the type that it is like is traced again.
+        """
+        with self.growing:
+            numbers = self._stopped.setdefault(kind, {})
+            if outputs not in numbers:
+                numbers[outputs] = len(self.types)
+                self.types.append(self._stop(self.types[kind], outputs, len(self.types)))
+                self._changed()
+            return numbers[outputs]
+
+    def _stop(self, node_type: NodeType, outputs: tuple[int, ...], number: int) -> NodeType:
+        key = node_type.trace, outputs
+        made = self._made.pop(key, None)
+        if made is None:
+            program = stop_outputs(node_type.program, outputs)
+            made = replace(node_type, number=number, program=program, trace=next(self._traces))
+        self._made[key] = made
+        if len(self._made) > MOST_MADE:
+            del self._made[next(iter(self._made))]
+        return made
 
     def retire(self, number: int, why: str) -> None:
         """Let no graph with this type run until it is put back."""
@@ -98,7 +141,7 @@ class TypeTable:
         """Refuse the nodes of a recorded graph, of these types, if one of the types is outdated; GraphError."""
         if self.outdated:
             for number, why in self.outdated.items():
-                if (kinds == number).any():
+                if np.isin(kinds, [number, *self._stopped.get(number, {}).values()]).any():
                     raise GraphError(f"running recorded graphs: {why}; record the instances anew.")
 
     def _changed(self) -> None:

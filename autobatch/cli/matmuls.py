@@ -198,7 +198,7 @@ def list_matmuls(
     if not cells.training:
         return
     activity = Activity()
-    activity.mark(plan, range(len(cells.slot_shapes)))
+    activity.mark(plan, cells, range(len(cells.slot_shapes)))
     in_use = [batch for batch in plan.batches if activity.rows(batch.kind, batch.start, batch.end).any()]
     yield from lister.stage("backward", in_use[::-1])
     targets = Targets(gradients, cells.stacks).arrays

@@ -87,7 +87,7 @@ class Reference:
     def backward(self, seeds: Mapping[int, Array], gradients: Mapping[int, Gradient]) -> None:
         """Differentiate the last run, starting from the gradients of slots; add to those of the parameters."""
         plan = self.plan
-        self.activity.mark(plan, seeds)
+        self.activity.mark(plan, self.cells, seeds)
         if self._targets is None or not self._targets.restart(gradients, self.cells.stacks):
             self._targets = Targets(gradients, self.cells.stacks)
         targets = self._targets

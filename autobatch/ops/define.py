@@ -40,6 +40,7 @@ class Op:
         view: the result is a view of the first argument: no memory, no launch.
         copies: the kernel only moves bytes.
         row_sum: `row_sum(xp, *arrays, out=out, **static)` adds the result's sum over all rows to out `(1, *shape)`.
+        singular: the result, or what a gradient is multiplied by, may be infinite though all arguments are finite.
         random: the kernel draws; it receives `random=`, a `Randomness`.
         index_axis: the second argument is an int below the size of this axis of the first; it is range-checked once,
             when graphs are merged (at once in eager mode), so the kernel need not.
@@ -57,6 +58,7 @@ class Op:
     copies: bool = False
     row_sum: Callable[..., None] | None = None
     sums_rows: bool = False
+    singular: bool = False
     random: bool = False
     index_axis: int | None = None
     segments: Literal["reduce", "spread", "edge"] | None = None
@@ -104,10 +106,17 @@ def define_op(name: str, **parts: Any) -> Op:
     return op
 
 
-def define_elementwise(name: str, scalar: str, kernel: Callable[..., Any], pullback: Any = None) -> Op:
+def define_elementwise(
+    name: str, scalar: str, kernel: Callable[..., Any], pullback: Any = None, singular: bool = False
+) -> Op:
     """Define an op that broadcasts its arguments and works element by element."""
     return define_op(
-        name, shape=lambda *shapes: broadcast(name, *shapes), kernel=kernel, pullback=pullback, scalar=scalar
+        name,
+        shape=lambda *shapes: broadcast(name, *shapes),
+        kernel=kernel,
+        pullback=pullback,
+        scalar=scalar,
+        singular=singular,
     )
 
 

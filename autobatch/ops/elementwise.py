@@ -37,6 +37,7 @@ div = define_elementwise(
     "div", "x / y",
     kernel=lambda xp, x, y, out: xp.true_divide(x, y, out=out),
     pullback=lambda g, out, x, y: (g / y, -(g * out) / y),
+    singular=True,
 )  # fmt: skip
 pow = define_elementwise(
     "pow", "x ** y",
@@ -45,16 +46,29 @@ pow = define_elementwise(
         g * where(equal(y, 0.0), 0.0, y * x ** (y - 1.0)),  # x ** 0 and 0 ** y are flat
         g * out * where(equal(x, 0.0), 0.0, log(x)),
     ),
+    singular=True,
 )  # fmt: skip
 neg = define_elementwise("neg", "-x", kernel=negate, pullback=lambda g, out, x: (-g,))
 exp = define_elementwise(
-    "exp", "exp(x)", kernel=lambda xp, x, out: xp.exp(x, out=out), pullback=lambda g, out, x: (g * out,)
+    "exp",
+    "exp(x)",
+    kernel=lambda xp, x, out: xp.exp(x, out=out),
+    pullback=lambda g, out, x: (g * out,),
+    singular=True,
 )
 log: Op = define_elementwise(
-    "log", "log(x)", kernel=lambda xp, x, out: xp.log(x, out=out), pullback=lambda g, out, x: (g / x,)
+    "log",
+    "log(x)",
+    kernel=lambda xp, x, out: xp.log(x, out=out),
+    pullback=lambda g, out, x: (g / x,),
+    singular=True,
 )
 sqrt = define_elementwise(
-    "sqrt", "sqrt(x)", kernel=lambda xp, x, out: xp.sqrt(x, out=out), pullback=lambda g, out, x: (0.5 * g / out,)
+    "sqrt",
+    "sqrt(x)",
+    kernel=lambda xp, x, out: xp.sqrt(x, out=out),
+    pullback=lambda g, out, x: (0.5 * g / out,),
+    singular=True,
 )
 tanh = define_elementwise(
     "tanh",

@@ -1,0 +1,142 @@
+"""What gradients flow through: which ports an output of a type depends on, and which outputs of nodes a loss does.
+
+A value that no loss depends on has no gradient, where it could have one that is not finite as well: 0 times infinity
+is not 0. So what a loss depends on is asked output by output: a node whose log is not used still has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch._jit import compiled
+from autobatch.ops.elementwise import stop_gradient
+from autobatch.program import CellProgram, Instruction, Var, Weight
+from autobatch.words import IntArray
+
+Array = NDArray[Any]
+
+
+class FlowArrays(NamedTuple):
+    """What gradients flow through, of T types, for loops.
+
+    Attributes:
+        n_outputs: int32[T].
+        n_ports: int32[T].
+        flow_ptr: int32[T+1], where the matrix of a type begins in `flow`.
+        flow: whether an output depends on a port, a matrix of outputs and ports for each type.
+    """
+
+    n_outputs: IntArray
+    n_ports: IntArray
+    flow_ptr: IntArray
+    flow: Array
+
+
+def make_flows(programs: Sequence[CellProgram]) -> FlowArrays:
+    """The flows of types, by their programs. Cost: linear in the values times the ports."""
+    matrices = [_flows_of(program) for program in programs]
+    shapes = np.array([matrix.shape for matrix in matrices], np.int32).reshape(-1, 2)
+    sizes = np.concatenate(([0], np.cumsum(shapes.prod(1)))).astype(np.int32)
+    flow = np.concatenate([np.zeros(0, bool), *(matrix.ravel() for matrix in matrices)])
+    return FlowArrays(shapes[:, 0].copy(), shapes[:, 1].copy(), sizes, flow)
+
+
+def singular_outputs(program: CellProgram) -> tuple[int, ...]:
+    """The outputs with a gradient that may not be finite though all that the cell reads is; see `Op.singular`."""
+    may_be, has_gradient = set[int](), {i for i, var in enumerate(program.vars) if isinstance(var.source, Weight)}
+    has_gradient.update(program.ports)
+    for i in program.instructions:
+        source = program.vars[i].source
+        assert isinstance(source, Instruction)
+        if source.op.singular or may_be.intersection(source.args):
+            may_be.add(i)
+        if source.op.pullback is not None and has_gradient.intersection(source.args):
+            has_gradient.add(i)
+    return tuple(n for n, value in enumerate(program.outputs) if value in may_be & has_gradient)
+
+
+def stop_outputs(program: CellProgram, outputs: tuple[int, ...]) -> CellProgram:
+    """The same program, in which these outputs pass no gradient on."""
+    vars, numbers = [*program.vars], [*program.outputs]
+    for output in outputs:
+        value = numbers[output]
+        numbers[output] = len(vars)
+        vars.append(Var(Instruction(stop_gradient, (value,)), vars[value].shape, vars[value].domain))
+    return replace(program, vars=tuple(vars), outputs=tuple(numbers))
+
+
+def _flows_of(program: CellProgram) -> Array:
+    reached = np.zeros((len(program.vars), len(program.ports)), bool)
+    for number, port in enumerate(program.ports):
+        reached[port, number] = True
+    for i in program.instructions:
+        source = program.vars[i].source
+        if isinstance(source, Instruction) and source.op.pullback is not None:
+            reached[i] = reached[list(source.args)].any(0)
+    return reached[list(program.outputs)]
+
+
+class Marks:
+    """The nodes of a graph that a loss depends on, and their outputs; keeps its memory from one graph to the next.
+
+    Attributes:
+        nodes: bool[N], those of which it depends on an output.
+        outputs: bool[N, the most outputs of a type].
+        is_whole: whether it depends on all nodes.
+    """
+
+    def __init__(self) -> None:
+        self._memory, self._wanted = np.zeros((0, 0), bool), np.zeros(0, bool)
+        self.nodes, self.outputs, self.is_whole = np.zeros(0, bool), self._memory, True
+
+    def mark(self, graph: Any, flows: FlowArrays, n_slots: int, slots: Collection[int]) -> None:
+        """Mark all that something in these of the slots depends on.
+
+        Cost: O(nodes + edges * outputs of their node).
+        """
+        width = 1 + int(flows.n_outputs.max(initial=0))  # the first column is of the nodes
+        if self._memory.shape[1] != width or len(self._memory) < graph.n_nodes:
+            self._memory = np.empty((graph.n_nodes * 5 // 4, width), bool)
+        if self._wanted.size != n_slots:
+            self._wanted = np.zeros(n_slots, bool)
+        self._wanted.fill(False)
+        for slot in slots:
+            self._wanted[slot] = True
+        marks = self._memory[: graph.n_nodes]
+        self.nodes, self.outputs = marks[:, 0], marks[:, 1:]
+        self.is_whole = bool(
+            _mark(
+                self.nodes, self.outputs, self._wanted, graph.out_node, graph.out_port, graph.out_slot, graph.type_id,
+                graph.edge_ptr, graph.edge_src, graph.edge_out, graph.edge_in, flows,
+            )
+        )  # fmt: skip
+
+
+@compiled
+def _mark(
+    nodes: Array, outputs: Array, wanted: Array, out_node: IntArray, out_port: IntArray, out_slot: IntArray,
+    type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, edge_out: IntArray, edge_in: IntArray, flows: FlowArrays,
+) -> bool:  # fmt: skip
+    """Mark wanted outputs and all that these read where gradients flow, last node first; say whether that is all."""
+    outputs[:] = False
+    for k in range(out_node.size):
+        if wanted[out_slot[k]]:
+            outputs[out_node[k], out_port[k]] = True
+    is_whole = True
+    for node in range(nodes.size - 1, -1, -1):
+        kind = type_id[node]
+        nodes[node] = False
+        for output in range(flows.n_outputs[kind]):
+            if outputs[node, output]:
+                nodes[node] = True
+                first = flows.flow_ptr[kind] + output * flows.n_ports[kind]
+                for e in range(edge_ptr[node], edge_ptr[node + 1]):
+                    if flows.flow[first + edge_in[e]]:
+                        outputs[edge_src[e], edge_out[e]] = True
+        is_whole &= nodes[node]
+    return is_whole

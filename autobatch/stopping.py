@@ -1,0 +1,56 @@
+"""Types for nodes with outputs that no loss depends on and whose gradient may not be finite: it stops there.
+
+A cell may return, beside what a loss uses, the logarithm of a number that is 0. The loss has a finite gradient all the
+same, for the other output; but the backward stage of the type would multiply the gradient of the logarithm, 0, by
+infinity. So such a node becomes one of a type of its own, which differs in that these outputs pass no gradient on. All
+other types stay as they are, and with them the batches: most models have none that could get such gradients.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autobatch.flows import FlowArrays, Marks
+from autobatch.graph import Graph
+from autobatch.typetable import TypeTable
+from autobatch.words import Encoded
+
+
+class Stopping:
+    """Gives nodes whose singular outputs no loss depends on a type in which these pass no gradient on.
+
+    Args:
+        types: of all graphs; the new ones are added to it.
+    """
+
+    def __init__(self, types: TypeTable) -> None:
+        self._types, self._marks = types, Marks()
+
+    def stop(self, graph: Graph, flows: FlowArrays, n_slots: int, slot: int) -> Graph:
+        """The graph with these nodes' types changed, or itself where there are none.
+
+        Args:
+            graph: as recorded or merged.
+            flows: of its types.
+            n_slots: of results.
+            slot: that of the loss.
+
+        Cost: that of `Marks.mark`, if a type has such outputs at all.
+        """
+        kinds = [kind for kind in np.unique(graph.type_id).tolist() if self._types[kind].singular]
+        if not kinds:
+            return graph
+        self._marks.mark(graph, flows, n_slots, [slot])
+        words = graph.words.copy()
+        type_id = Encoded(words).type_id
+        for kind in kinds:
+            singular = self._types[kind].singular
+            nodes = np.flatnonzero((graph.type_id == kind) & self._marks.nodes)
+            unused = ~self._marks.outputs[nodes][:, singular]
+            for pattern in np.unique(unused, axis=0):
+                outputs = tuple(
+                    output for output, is_unused in zip(singular, pattern.tolist(), strict=True) if is_unused
+                )
+                if outputs:
+                    type_id[nodes[(unused == pattern).all(1)]] = self._types.stopped(kind, outputs)
+        return Graph(words, graph.floats, graph.types, graph.structures, graph.keys)
