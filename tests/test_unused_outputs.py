@@ -184,6 +184,40 @@ def test_the_loss_may_be_any_of_what_is_returned(backend: str) -> None:
     assert np.isneginf(aux[1])
 
 
+class Switched(ab.Module):
+    """A cell whose body reads a switch of its module."""
+
+    def __init__(self) -> None:
+        self.W = ab.Parameter(np.random.default_rng(0).standard_normal((DIM, DIM)))
+        self.squares = True
+
+    @ab.cell
+    def both(self, x: Any) -> Any:
+        h = self.W @ x
+        return ab.sum(h * h if self.squares else 3.0 * h), ab.sum(ab.log(ab.relu(h)))
+
+    def loss(self, x: Any) -> Any:
+        return self.both(x)[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cells_that_are_traced_again_stop_at_the_same_outputs(backend: str) -> None:
+    model = Switched().astype("float64")
+    loss = batched(model.loss, backend)
+    xs = draw(6)
+    graphs = loss.record_all(xs)
+    for squares in (True, False, True, False):
+        model.squares = squares
+        slopes = [np.outer(2.0 * (model.W.data @ x) if squares else np.full(DIM, 3.0), x) for x in xs]
+        for instances in (graphs, xs, graphs):
+            _, grads = loss.value_and_grad(instances, reduce="sum")
+            np.testing.assert_allclose(grads["W"], sum(slopes), rtol=1e-12)
+    n_types = len(loss._recorder.types)
+    assert loss.last.plan_hit
+    loss.value_and_grad(xs)
+    assert len(loss._recorder.types) == n_types == 3
+
+
 def test_inference_and_cells_without_singular_ops_have_no_other_types() -> None:
     model = Beside(ab.tanh)
     loss = ab.batched(model.used, backend="reference")
