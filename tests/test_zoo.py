@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import autobatch as ab
 from autobatch.executor import Backend
@@ -29,32 +31,32 @@ COMPILED = (
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-class Expected(NamedTuple):
-    """What the twin says of some instances of a model: the losses, and the gradients of each."""
-
-    model: Any
-    instances: list[Any]
-    losses: Any
-    gradients: list[dict[str, Any]]
-
-    def gradient(self, chosen: slice) -> dict[str, Any]:
-        """The gradients of the sum of some losses."""
-        return {name: sum(one[name] for one in self.gradients[chosen]) for name in self.gradients[0]}
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """The twins' products are so small that threads would mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @cache
-def ask_twin(case: Case) -> Expected:
+def draw(case: Case) -> tuple[Any, list[Any]]:
+    """The model in float64, and instances."""
     rng = np.random.default_rng(1)
     model = case.make(rng).astype("float64")
-    instances = [case.draw(rng) for _ in range(N_INSTANCES)]
-    losses, gradients = [], []
-    for instance in instances:
-        weights = to_torch(model)
-        loss = case.twin(weights, instance)
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.item())
-        gradients.append({n: np.zeros(w.shape) if w.grad is None else w.grad.numpy() for n, w in weights.items()})
-    return Expected(model, instances, np.array(losses), gradients)
+    return model, [case.draw(rng) for _ in range(N_INSTANCES)]
+
+
+@cache
+def ask_twin(case: Case, start: int, stop: int) -> tuple[Any, dict[str, Any]]:
+    """What the twin says of some instances: the losses, and the gradients of their sum."""
+    model, instances = draw(case)
+    weights = to_torch(model)
+    losses = torch.stack([case.twin(weights, instance) for instance in instances[start:stop]])
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    gradients = {name: np.zeros(w.shape) if w.grad is None else w.grad.numpy() for name, w in weights.items()}
+    return losses.detach().numpy(), gradients
 
 
 def assert_close(found: Any, expected: Any, what: str) -> None:
@@ -67,23 +69,23 @@ def assert_close(found: Any, expected: Any, what: str) -> None:
 
 def check(case: Case, backend: Backend, policy: str) -> None:
     """Compare losses and gradients of all instances at once, and of some alone."""
-    twin = ask_twin(case)
-    loss = ab.batched(twin.model.loss, backend=backend, policy=policy)
-    for chosen in (slice(0, N_INSTANCES), *(slice(i, i + 1) for i in range(N_ALONE))):
-        instances = twin.instances[chosen]
-        assert_close(loss(instances), twin.losses[chosen], "losses")
-        value, found = loss.value_and_grad(instances, reduce="sum")
-        assert_close(value, twin.losses[chosen].sum(), "sum of losses")
-        expected = twin.gradient(chosen)
-        assert sorted(found) == sorted(expected)
+    model, instances = draw(case)
+    loss = ab.batched(model.loss, backend=backend, policy=policy)
+    for start, stop in ((0, N_INSTANCES), *((i, i + 1) for i in range(N_ALONE))):
+        losses, gradients = ask_twin(case, start, stop)
+        assert_close(loss(instances[start:stop]), losses, "losses")
+        value, found = loss.value_and_grad(instances[start:stop], reduce="sum")
+        assert_close(value, losses.sum(), "sum of losses")
+        assert sorted(found) == sorted(gradients)
         for name, gradient in found.items():
-            assert_close(gradient, expected[name], f"gradient of {name}")
+            assert_close(gradient, gradients[name], f"gradient of {name}")
 
 
 @every_case
 def test_eager_losses_are_the_twins(case: Case) -> None:
-    twin = ask_twin(case)
-    assert_close([float(twin.model.loss(instance)) for instance in twin.instances], twin.losses, "losses")
+    model, instances = draw(case)
+    losses, _ = ask_twin(case, 0, N_INSTANCES)
+    assert_close([float(model.loss(instance)) for instance in instances], losses, "losses")
 
 
 @every_case
