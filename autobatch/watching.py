@@ -10,10 +10,7 @@ A number that changed before (see `autobatch.live`) is given as a value of the p
 
 from __future__ import annotations
 
-import pickle
 import sys
-import threading
-import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import Enum
@@ -24,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from autobatch.cell import Cell
-from autobatch.errors import GraphError
+from autobatch.drawing import Draws, is_generator
 from autobatch.guards import MISSING, Contents, Guard, Read, are
+from autobatch.hooks import can_be_hooked, hearing, hooked, listening
 from autobatch.live import Live, LiveValue, can_be_live
 from autobatch.module import Module, Parameter
 from autobatch.ops.elementwise import stop_gradient
@@ -35,18 +33,6 @@ from autobatch.scanning import functions_in, is_library, names_in, special_metho
 
 LARGE = 2**20  # bytes of an array: what is larger is an input of the program at once, and not compared
 CONTAINERS = (list, tuple, dict, set, frozenset)
-CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
-          "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
-HEAP_TYPE = 1 << 9  # of `type.__flags__`: a class that Python code made, and may change
-
-
-class _Active(threading.local):
-    """The trace that is watched in this thread."""
-
-    watch: Watch | None = None
-
-
-ACTIVE = _Active()
 
 
 class Watch:
@@ -78,11 +64,10 @@ class Watch:
         self._called = set[CodeType]()
         self._attribute_names = set[str]()
         self._namespaces: dict[int, Any] = {}
-        self._generators: list[tuple[Any, Any]] = []
-        self._drawn = ""
+        self._draws = Draws()
         self._hooked: set[type] = set()
         self._hooks = ExitStack()
-        self._busy = False
+        self.busy = False
 
     @contextmanager
     def watching(self, roots: Iterable[Any]) -> Iterator[None]:
@@ -91,31 +76,14 @@ class Watch:
         Raises:
             GraphError: random numbers were drawn, or the time was asked for.
         """
-        from numpy.random.mtrand import _rand as of_numpy
-
-        state, before = _state_of(of_numpy), ACTIVE.watch
-        with self._hooks, _hearing(self._hear):
-            self._hook(Module)
-            self._hook(Parameter)
-            ACTIVE.watch = self
-            try:
-                with self._unwatched():
-                    for root in roots:
-                        self.follow(root, "an argument")
-                yield
-            finally:
-                ACTIVE.watch = before
-        if state != _state_of(of_numpy):
-            self._drawn = "np.random"
-        for generator, known in self._generators:
-            if _state_of(generator) != known:
-                self._drawn = f"a {type(generator).__name__}"
-        if self._drawn:
-            what = "asks for the time" if self._drawn in CLOCKS else "draws random numbers"
-            raise GraphError(
-                f"the body {what} ({self._drawn}), which happens once, when it is traced, and not for every node; pass "
-                f"what it gives as an argument, or use ab.dropout for random masks."
-            )
+        with self._hooks, hearing(self._hear), listening(self):
+            with self._unwatched():
+                self._hook(Module)
+                self._hook(Parameter)
+                for root in roots:
+                    self.follow(root, "an argument")
+            yield
+        self._draws.check()
 
     # Attributes, as they are read.
 
@@ -200,8 +168,8 @@ class Watch:
         """
         if isinstance(value, (Operators, np.ndarray, np.generic, str, int, float, Enum, type(None))):
             return value
-        if type(value).__module__.startswith("numpy.random."):
-            self._generators.append((value, _state_of(value)))
+        if is_generator(value):
+            self._draws.add(value)
         elif isinstance(value, CONTAINERS):
             return self._contents(value, text, replaces)
         elif isinstance(value, ModuleType | type):
@@ -307,83 +275,25 @@ class Watch:
 
     @contextmanager
     def _unwatched(self) -> Iterator[None]:
-        before, self._busy = self._busy, True
+        before, self.busy = self.busy, True
         try:
             yield
         finally:
-            self._busy = before
+            self.busy = before
 
     def _hook(self, kind: type) -> bool:
         """See the attributes of a class's instances; False if that cannot be."""
-        if kind in self._hooked:
-            return True
-        if not kind.__flags__ & HEAP_TYPE:
-            return False
-        self._hooked.add(kind)
-        own = vars(kind).get("__getattribute__")
-        type.__setattr__(kind, "__getattribute__", _watched(type.__getattribute__(kind, "__getattribute__")))
-        self._hooks.callback(_restore, kind, own)
-        return True
+        if kind not in self._hooked and can_be_hooked(kind):
+            self._hooked.add(kind)
+            self._hooks.enter_context(hooked(kind))
+        return kind in self._hooked
 
     def _hear(self, frame: FrameType, event: str, what: Any) -> None:
         """Hear of calls, as a profiler does."""
         if event == "c_call":
-            self._note_builtin(frame, what)
+            self._draws.hear(frame, what)
         elif event == "call" and frame.f_code not in self._called:
             self._note_function(frame.f_code, frame.f_globals)
-
-    def _note_builtin(self, frame: FrameType, function: Any) -> None:
-        """Note a call of a function that is not Python's if it draws, or asks for the time."""
-        name, owner = getattr(function, "__qualname__", ""), getattr(function, "__self__", None)
-        if (known := sys.modules.get("random")) is not None and isinstance(owner, known.Random):
-            self._drawn = f"random.{name}"
-        elif name == "urandom":
-            self._drawn = f"{name}()"
-        elif is_library(frame.f_globals.get("__name__")):  # a logger's clock does no harm
-            return
-        elif name in CLOCKS and (owner is time or isinstance(owner, type)):
-            self._drawn = name
-
-
-def _watched(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """`__getattribute__` that tells the watch of its thread what was read."""
-
-    def __getattribute__(self: Any, name: str) -> Any:
-        watch = ACTIVE.watch
-        if watch is None or watch._busy or (name.startswith("__") and name != "__dict__"):
-            return original(self, name)
-        try:
-            value = original(self, name)
-        except AttributeError:
-            if not hasattr(type(self), "__getattr__"):
-                watch.lacks(self, name)
-            raise
-        return watch.read(self, name, value)
-
-    return __getattribute__
-
-
-def _restore(kind: type, own: Any) -> None:
-    if own is None:
-        type.__delattr__(kind, "__getattribute__")
-    else:
-        type.__setattr__(kind, "__getattribute__", own)
-
-
-@contextmanager
-def _hearing(hear: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
-    """Within, in this thread, tell of all calls; a profiler waits meanwhile."""
-    before = sys.getprofile()
-    sys.setprofile(hear)
-    try:
-        yield
-    finally:
-        enable = getattr(before, "enable", None)  # that of cProfile cannot be set as it was got
-        if enable is None:
-            sys.setprofile(before)
-        else:
-            sys.setprofile(None)
-            enable()
 
 
 def _attributes_of(owner: Any) -> Any:
@@ -397,10 +307,3 @@ def _in_cell(cell: Any, name: str, default: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # nothing yet
         return default
-
-
-def _state_of(generator: Any) -> bytes:
-    """The state of a generator of random numbers."""
-    if isinstance(generator, np.random.RandomState):
-        return pickle.dumps(generator.get_state(legacy=False))
-    return pickle.dumps(getattr(generator, "bit_generator", generator).state)

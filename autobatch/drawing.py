@@ -1,0 +1,68 @@
+"""Random numbers and the time: what a body that is traced once must not ask for, since no guard can follow it."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import GraphError
+from autobatch.scanning import is_library
+
+CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
+          "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
+
+
+class Draws:
+    """What a body has drawn since this was made.
+
+    NumPy's generators are compared by their states, so that a new one with a seed may draw; other sources are told by
+    calls of their functions.
+    """
+
+    def __init__(self) -> None:
+        from numpy.random.mtrand import _rand as of_numpy
+
+        self._drawn = ""
+        self._states = [(of_numpy, _state_of(of_numpy), "np.random")]
+
+    def add(self, generator: Any) -> None:
+        """Take in a generator that the body may draw from."""
+        self._states.append((generator, _state_of(generator), f"a {type(generator).__name__}"))
+
+    def hear(self, frame: FrameType, function: Any) -> None:
+        """Take note of a call, in this frame, of a function that is not Python's."""
+        name, owner = getattr(function, "__qualname__", ""), getattr(function, "__self__", None)
+        if (known := sys.modules.get("random")) is not None and isinstance(owner, known.Random):
+            self._drawn = f"random.{name}"
+        elif name == "urandom":
+            self._drawn = f"{name}()"
+        elif is_library(frame.f_globals.get("__name__")):  # a logger's clock does no harm
+            return
+        elif name in CLOCKS and (owner is time or isinstance(owner, type)):
+            self._drawn = name
+
+    def check(self) -> None:
+        """Refuse what was drawn; GraphError."""
+        drawn = next((told for generator, state, told in self._states if _state_of(generator) != state), self._drawn)
+        if drawn:
+            what = "asks for the time" if drawn in CLOCKS else "draws random numbers"
+            raise GraphError(
+                f"the body {what} ({drawn}), which happens once, when it is traced, and not for every node; pass what "
+                f"it gives as an argument, or use ab.dropout for random masks."
+            )
+
+
+def is_generator(x: Any) -> bool:
+    """Whether `x` is one of NumPy's generators of random numbers."""
+    return type(x).__module__.startswith("numpy.random.")
+
+
+def _state_of(generator: Any) -> bytes:
+    if isinstance(generator, np.random.RandomState):
+        return pickle.dumps(generator.get_state(legacy=False))
+    return pickle.dumps(getattr(generator, "bit_generator", generator).state)

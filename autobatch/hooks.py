@@ -1,0 +1,100 @@
+"""Hooks for the time of a trace: they tell of attributes that are read, and of functions that are called."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+HEAP_TYPE = 1 << 9  # of `type.__flags__`: a class that Python code made, and may change
+
+
+class Listener(Protocol):
+    """Is told of attributes that are read.
+
+    Attributes:
+        busy: whether it reads by itself now.
+    """
+
+    busy: bool
+
+    def read(self, owner: Any, name: str, value: Any) -> Any:
+        """An attribute was read; what is returned is what the reader gets."""
+
+    def lacks(self, owner: Any, name: str) -> None:
+        """There is no such attribute."""
+
+
+class _Listening(threading.local):
+    """Who listens in this thread."""
+
+    current: Listener | None = None
+
+
+LISTENING = _Listening()
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Within, in this thread, tell `listener` of attributes of the classes that are hooked."""
+    before, LISTENING.current = LISTENING.current, listener
+    try:
+        yield
+    finally:
+        LISTENING.current = before
+
+
+@contextmanager
+def hearing(hear: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Within, in this thread, tell of all calls; a profiler waits meanwhile."""
+    before = sys.getprofile()
+    sys.setprofile(hear)
+    try:
+        yield
+    finally:
+        enable = getattr(before, "enable", None)  # that of cProfile cannot be set as it was got
+        if enable is None:
+            sys.setprofile(before)
+        else:
+            sys.setprofile(None)
+            enable()
+
+
+def can_be_hooked(kind: type) -> bool:
+    """Whether a class can be changed."""
+    return bool(kind.__flags__ & HEAP_TYPE)
+
+
+@contextmanager
+def hooked(kind: type) -> Iterator[None]:
+    """Within, the attributes of a class's instances are told."""
+    own = vars(kind).get("__getattribute__")
+    type.__setattr__(kind, "__getattribute__", _telling(type.__getattribute__(kind, "__getattribute__")))
+    try:
+        yield
+    finally:
+        if own is None:
+            type.__delattr__(kind, "__getattribute__")
+        else:
+            type.__setattr__(kind, "__getattribute__", own)
+
+
+def _telling(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """`__getattribute__` that tells the listener of its thread."""
+
+    def __getattribute__(self: Any, name: str) -> Any:
+        listener = LISTENING.current
+        if listener is None or listener.busy or (name.startswith("__") and name != "__dict__"):
+            return original(self, name)
+        try:
+            value = original(self, name)
+        except AttributeError:
+            if not hasattr(type(self), "__getattr__"):
+                listener.lacks(self, name)
+            raise
+        return listener.read(self, name, value)
+
+    return __getattribute__
