@@ -5,7 +5,7 @@ calls of batched functions once their mini-batch is recorded, steps of optimizer
 parameters of a module. There is one lock of each kind for the process, for functions may share parameters, the memory
 that planning moves these to, backends and policies. A recording goes on beside a run, and eager calls wait for nobody.
 
-Whoever records asks for no run, as batched functions are refused there; so nobody waits in a circle.
+Whoever records does not run, as batched functions are refused there; so nobody waits in a circle.
 """
 
 from __future__ import annotations

@@ -88,9 +88,24 @@ def test_precision_changes_on_a_used_function(backend: str, n: int) -> None:
     check_precisions(BACKENDS[backend], 12, [3] * n)
 
 
+@pytest.mark.slow
 def test_precision_changes_on_a_used_compiled_function() -> None:
     """Rounded rows have room in scratch memory of their own."""
     check_precisions(lambda: Cpu(poison=True, jitted=True), 64, [2] * 64)
+
+
+def test_scratch_memory_has_a_size_for_each_precision() -> None:
+    """Whichever was asked for before; rows are rounded in memory of their own."""
+    run, used = ab.batched(Net(64).loss), Cpu(jitted=False)
+    step = run._prepare(*run._read([2]), training=True)
+
+    def size(backend: Cpu, precision: str) -> int:
+        return backend.scratch_size(step.parts[0].plan, step.cells, np.dtype(np.float32), precision, 1)
+
+    wanted = {precision: size(Cpu(jitted=False), precision) for precision in ("float32", "bf16")}
+    assert wanted["float32"] < wanted["bf16"]
+    for precision in ("float32", "bf16", "float32", "bf16"):
+        assert size(used, precision) == wanted[precision]
 
 
 def test_one_plan_runs_on_one_backend_in_both_precisions() -> None:

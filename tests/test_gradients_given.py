@@ -22,11 +22,12 @@ BACKENDS: dict[str, Callable[[], Any]] = {
 
 
 class Net(ab.Module):
-    """A matrix, two that planning lays side by side, a bias, a number, and a table."""
+    """Three matrices that planning lays side by side and one that it does not, a bias, a number, and a table."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
         self.first, self.left, self.right = (ab.Parameter(rng.standard_normal((4, 3))) for _ in range(3))
+        self.alone = ab.Parameter(rng.standard_normal((2, 4)))
         self.bias = ab.Parameter(rng.standard_normal(4))
         self.factor = ab.Parameter(0.5)
         self.table = ab.Parameter(rng.standard_normal((5, 3)))
@@ -36,7 +37,7 @@ class Net(ab.Module):
     def score(self, word: int) -> Any:
         x = ab.lookup(self.table, word)
         gates = ab.tanh(self.left @ x) * ab.sigmoid(self.right @ x)
-        return ab.sum((self.first @ x + self.bias) * gates) * self.factor
+        return ab.sum(self.alone @ ((self.first @ x + self.bias) * gates)) * self.factor
 
     def loss(self, words: list[int]) -> Any:
         return ab.sum_n([self.score(word) for word in words])
