@@ -46,7 +46,8 @@ class Net(ab.Module):
 def strided(array: Any) -> Any:
     """Every second element along each axis of a larger array."""
     larger = np.full([2 * n for n in array.shape], np.nan, array.dtype)
-    view = larger[(*[slice(None, None, 2)] * array.ndim, ...)]
+    index: tuple[Any, ...] = (slice(None, None, 2),) * array.ndim
+    view = larger[(*index, ...)]
     view[...] = array
     return view
 
