@@ -28,8 +28,6 @@ def pick(rng: Rng, choices: Sequence[T]) -> T:
 class Scope:
     """What `self` is while a program is drawn: parameters and cells by name, eager."""
 
-    gain: Any
-
 
 @dataclass
 class Drawing:

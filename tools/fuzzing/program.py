@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from fuzzing.specs import Pair, Shape, Spec, State, Structure, Tree, Use, uses_in
+from fuzzing.specs import Shape, Spec, Tree, uses_in
 
 HEADER = """import numpy as np
 import autobatch as ab
@@ -136,7 +136,7 @@ class Program:
         return 20 * (len(functions) + n_read + n_takes + len(self.parameters)) + n_text
 
     def without_the_unread(self) -> Program:
-        """Drop lines, cells and parameters that nothing reads, and arguments' numbers stay."""
+        """The program without lines, cells and parameters that nothing reads, but for one parameter: float64 is its."""
         cells, instances = list[Function](), [_needed(f) for f in self.instances]
         for cell in map(_needed, reversed(self.cells)):
             if any(line.calls(cell.name) for f in (*cells, *instances) for line in f.lines):
@@ -179,6 +179,3 @@ def _occurs(name: str, text: str) -> bool:
             return True
         start = text.find(name, start + 1)
     return False
-
-
-__all__ = ["Argument", "Function", "Line", "Numbers", "Pair", "Program", "State", "Structure", "Use", "numbers"]
