@@ -167,6 +167,7 @@ class _Runs:
         self.names = program.names * way.copies
         self.weights = np.random.default_rng(0).uniform(0.5, 2.0, len(self.names))
         self.gradients: dict[str, Any] = {}
+        self.functions: dict[tuple[str, str], ab.Batched] = {}
 
     def checks(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
         """What is checked, in order."""
@@ -193,11 +194,18 @@ class _Runs:
 
     def forward(self, backend: str) -> None:
         """Compare a mini-batch, or one after the other, with eager results."""
-        batched = self.way.batched(self.model.everything, self.backends[backend])
+        batched = self.batched(self.way, backend)
         for found, expected in zip(self.run_all(batched), self.expected, strict=True):
             difference = compare(found, expected, RELATIVE)
             if difference and not self.is_rounding(found, expected):
                 raise Wrong(f"batched differs from eager: {difference}")
+
+    def batched(self, way: Way, backend: str) -> ab.Batched:
+        """The function on a backend, to run in a way, the same one in inference and in training."""
+        known = str(way), backend
+        if known not in self.functions:
+            self.functions[known] = way.batched(self.model.everything, self.backends[backend])
+        return self.functions[known]
 
     def run_all(self, batched: ab.Batched) -> list[Any]:
         """The results for each instance."""
@@ -253,7 +261,8 @@ class _Runs:
 
     def grads(self, way: Way, backend: str) -> tuple[Any, dict[str, Any]]:
         """The loss and gradients of all instances, weighted."""
-        batched = way.batched(self.model.everything, self.backends[backend])
+        batched = self.batched(way, backend)
+        batched.step = 0
         if not way.alone:
             instances = self.instances(batched, self.names)
             (value, _), grads = batched.value_and_grad(instances, reduce=self.weights, has_aux=True)
