@@ -87,13 +87,13 @@ def test_planted_defects_are_found_and_shrunk(
 ) -> None:
     plant(monkeypatch)
     seed = next(s for s in range(200) if signature == wrong_with(s))
-    found = run_one(seed, jitted=False, shrink_seconds=20.0)
+    found = run_one(seed, jitted=False, shrink_seconds=300.0)
     assert found is not None
     assert found.signature == signature
     body = found.program.split("def instance_")[1].split("def loss")[0]
     assert len(found.program) < 900
     assert culprit in found.program.split("class Model")[1]
-    assert body.count("\n") <= 5
+    assert body.count("\n") <= 6
 
 
 def wrong_with(seed: int) -> str:
