@@ -123,7 +123,8 @@ class Traces:
         """All guards in force."""
         watchlist = self._watchlist
         if watchlist is None:
-            watchlist = self._watchlist = Watchlist(guard for trace in self._in_force() for guard in trace.guards)
+            with self.types.growing:  # or it would lack what another thread traces meanwhile
+                watchlist = self._watchlist = Watchlist(guard for trace in self._in_force() for guard in trace.guards)
         return watchlist
 
     def name_weights(self, module: Module | None) -> None:
