@@ -25,7 +25,7 @@ from autobatch.policies.qlearning import QLearning
 from autobatch.policies.rules import Score
 from autobatch.policies.search import STEPS, Search
 from autobatch.policies.store import find_entry, keep_entry, sign
-from autobatch.schedule import Policy, Schedule, min_batches, revision_of
+from autobatch.schedule import Policy, Schedule, min_batches, revision_of, trusted
 
 LESSONS = 4  # mini-batches to learn from, and as many to judge on
 EPISODE_NS = 200  # per node, of an episode of learning
@@ -55,6 +55,7 @@ MARKETS = {
 
 
 @final
+@trusted
 class Auto:
     """Chooses a policy for the backend; see the module.
 

@@ -46,9 +46,9 @@ class Batching(gymnasium.Env[Observation, Any]):
     """Schedule one graph after another.
 
     Observation: "types" float32[max_types, features], "overall" float32[features], "mask" int8[max_types], 1 for every
-    type that is ready. Action: a type; one that is not ready runs nothing, costs a reward of -1, and after more such
-    moves than the graph has nodes the episode is truncated. The episode ends when all nodes have run. The mask is also
-    what `action_masks` gives, and with the batches so far it stands in `info`.
+    type that is ready. Action: a type; one that is not ready, and a number that is no type, runs nothing, costs a
+    reward of -1, and after more such moves than the graph has nodes the episode is truncated. The episode ends when
+    all nodes have run. The mask is also what `action_masks` gives, and with the batches so far it stands in `info`.
 
     Args:
         dags: the graphs; each episode takes one, drawn with equal chance.
@@ -102,8 +102,12 @@ class Batching(gymnasium.Env[Observation, Any]):
         return observe_seat(self._game.seats, 0), inform_seat(self._game.seats, 0)
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Run every ready node of type `action`."""
-        self._game.move(np.array([action], np.int32))
+        """Run every ready node of type `action`.
+
+        Raises:
+            PolicyError: the action is no int.
+        """
+        self._game.move(action)
         seats = self._game.seats
         reward, done, stuck = float(seats.rewards[0]), bool(seats.done[0]), bool(self._game.stuck()[0])
         return observe_seat(seats, 0), reward, done, stuck, inform_seat(seats, 0)
@@ -164,9 +168,13 @@ class BatchingVector(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
     def step(
         self, actions: NDArray[Any]
     ) -> tuple[Observation, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Run a type at every seat."""
+        """Run a type at every seat.
+
+        Raises:
+            PolicyError: there is not one int for each seat.
+        """
         seats = self._game.seats
-        self._game.move(np.asarray(actions, np.int32))
+        self._game.move(actions)
         rewards, terminated = seats.rewards.copy(), seats.done.copy()
         truncated = self._game.stuck()
         over = terminated | truncated

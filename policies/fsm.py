@@ -25,7 +25,7 @@ from autobatch.policies.directed import Batches, Directed, Direction, mirror
 from autobatch.policies.encoding import ENCODINGS, Encoding, State, encode
 from autobatch.policies.rules import LEARNED, Weights, highest_score, is_ready
 from autobatch.policies.table import Table, find_state, make_table, widen_table
-from autobatch.schedule import Schedule
+from autobatch.schedule import Schedule, trusted
 from autobatch.simulator import Simulator, finish, start, step
 from autobatch.words import IntArray
 
@@ -92,6 +92,7 @@ Learner: TypeAlias = Callable[[Machine, Table, Dag, IntArray], Table]
 
 
 @final
+@trusted
 class Fsm(Directed):
     """A learned state machine.
 

@@ -11,12 +11,13 @@ from autobatch._jit import compiled
 from autobatch.dag import Dag, depths
 from autobatch.graph import Graph
 from autobatch.policies.directed import Batches, Directed
-from autobatch.schedule import Schedule
+from autobatch.schedule import Schedule, trusted
 from autobatch.simulator import Simulator, finish, start, step
 from autobatch.words import IntArray
 
 
 @final
+@trusted
 class Unbatched:
     """Every node is its own batch, in the order in which it was recorded."""
 
@@ -29,6 +30,7 @@ class Unbatched:
 
 
 @final
+@trusted
 class Depth(Directed):
     """One batch per depth and type, in order of depth, then type id.
 
@@ -45,6 +47,7 @@ class Depth(Directed):
 
 
 @final
+@trusted
 class Agenda(Directed):
     """Run the ready type whose remaining nodes have the least mean depth.
 

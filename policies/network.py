@@ -24,6 +24,7 @@ from autobatch.dag import Dag
 from autobatch.policies.directed import Batches, Directed, Direction
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, UNRUN, Rows, describe
 from autobatch.policies.fleet import advance, start_fleet
+from autobatch.schedule import trusted
 from autobatch.simulator import finish
 from autobatch.words import FloatArray
 
@@ -67,6 +68,7 @@ def to_network(weights: Mapping[str, Any]) -> Network:
 
 
 @final
+@trusted
 class Deep(Directed):
     """Run the ready type to which a network gives the highest score, of equal ones the lowest id.
 

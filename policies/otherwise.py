@@ -8,10 +8,11 @@ from typing import final
 
 from autobatch.errors import PolicyError
 from autobatch.graph import Graph
-from autobatch.schedule import Policy, Schedule, repeat_schedule, revision_of
+from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of, trusted
 
 
 @final
+@trusted
 class Otherwise:
     """Plans with the first policy; if it is refused, with the second from then on, which a warning says once.
 
@@ -46,10 +47,10 @@ class Otherwise:
         """Plan with the first policy, unless it was refused before or is now."""
         if self.first is not None:
             try:
-                return self.first.schedule(graph)
+                return make_schedule(graph, self.first)
             except PolicyError as error:
                 self._give_up(error)
-        return self.second.schedule(graph)
+        return make_schedule(graph, self.second)
 
     def repeat(self, graph: Graph, schedule: Schedule) -> None:
         """Tell the policy which plans now of a schedule that runs again."""

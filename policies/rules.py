@@ -9,10 +9,12 @@ from autobatch.chains import Chains, follow, is_critical, start_chains
 from autobatch.dag import Dag
 from autobatch.policies.directed import Batches, Directed, Direction
 from autobatch.restricted import Restricted, start_restricted, unblock
+from autobatch.schedule import trusted
 from autobatch.simulator import Simulator, finish, start, step
 
 
 @final
+@trusted
 class Sufficient(Directed):
     """Run the type of the largest ratio |F_a| / |frontier(G_a)|, of equal ones the lowest id.
 
@@ -29,6 +31,7 @@ class Sufficient(Directed):
 
 
 @final
+@trusted
 class Critical(Directed):
     """Run a critical type, which lowers the chain bound of what is left (`autobatch.chains`).
 
@@ -58,6 +61,7 @@ ROUNDING = 1e-9
 
 
 @final
+@trusted
 class Score(Directed):
     """Run the ready type of the highest score, of equal ones the lowest id.
 

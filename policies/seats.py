@@ -21,6 +21,7 @@ from autobatch.policies.rules import is_ready
 from autobatch.simulator import is_done
 from autobatch.words import IntArray
 
+NO_TYPE = -1
 WASTED = -1.0  # the reward for a type of which nothing is ready: nothing runs
 
 
@@ -59,9 +60,20 @@ class Game:
         """Give a seat one of its dags, drawn with equal chance, from the start."""
         sit_down(self.fleet, self.seats, seat, self.own[seat][int(rng.integers(len(self.own[seat])))])
 
-    def move(self, actions: IntArray) -> None:
-        """Let every seat run a type of its dag."""
-        play(self.fleet, self.seats, actions, self.reward, self.prices)
+    def move(self, actions: object) -> None:
+        """Let every seat run a type of its dag; numbers that are no types run nothing.
+
+        Raises:
+            PolicyError: there is not one int for each seat.
+        """
+        chosen, (n_seats, n_types) = np.asarray(actions), self.seats.mask.shape
+        if chosen.size != n_seats or chosen.dtype.kind not in "iu":
+            raise PolicyError(
+                f"a move in an environment of {n_seats} seats takes an int for each, from 0 to {n_types - 1}, and not "
+                f"{actions!r}; give the number of a type."
+            )
+        known = np.where((chosen >= 0) & (chosen < n_types), chosen, NO_TYPE).astype(np.int32)
+        play(self.fleet, self.seats, known.reshape(-1), self.reward, self.prices)
 
     def stuck(self) -> NDArray[np.bool_]:
         """Say which seats have wasted more moves than their unfinished dags have nodes: bool[S]."""
@@ -116,10 +128,10 @@ def sit_down(fleet: Fleet, seats: Seats, seat: int, g: int) -> None:
 
 @compiled
 def play(fleet: Fleet, seats: Seats, actions: IntArray, reward: int, prices: NDArray[np.float64]) -> None:
-    """Run a type at every seat: int[S], from 0 to T - 1."""
+    """Run a type at every seat: int32[S], from 0 to T - 1; or `NO_TYPE`, which wastes the move."""
     for seat in range(seats.dag.size):
         kind = seats.dag[seat] * seats.mask.shape[1] + actions[seat]
-        if is_ready(fleet.sim, kind):
+        if actions[seat] != NO_TYPE and is_ready(fleet.sim, kind):
             seats.rewards[seat] = _reward(fleet, kind, reward, prices)
             seats.n_batches[seat] += 1
             advance(fleet, kind)

@@ -26,11 +26,12 @@ from autobatch.policies.embedding import to_schedule_at
 from autobatch.policies.fsm import WAYS
 from autobatch.policies.leveling import Assign, assign_rows
 from autobatch.policies.local_search import local_search
-from autobatch.schedule import Policy, Schedule, repeat_schedule, revision_of
+from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of, trusted
 from autobatch.words import IntArray
 
 
 @final
+@trusted
 class Timed:
     """The schedule of least predicted time among those that a policy's lead to.
 
@@ -107,7 +108,7 @@ class Timed:
 
     def _candidates(self, graph: Graph, dag: Dag, costs: CostModel) -> Iterator[Schedule]:
         """Give the policy's schedules, and what moving rows makes of their sequences, compacted and not."""
-        schedules = [policy.schedule(graph) for policy in _ways(self.policy)]
+        schedules = [make_schedule(graph, policy) for policy in _ways(self.policy)]
         sequences: dict[bytes, IntArray] = {}
         yield from schedules
         for schedule in schedules:

@@ -20,7 +20,8 @@ from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_tw
 from autobatch.policies.bounds import pair_bound
 from autobatch.policies.judging import judge
 from autobatch.policies.search import Search
-from autobatch.schedule import check_schedule, make_schedule, min_batches
+from autobatch.schedule import make_schedule, min_batches
+from autobatch.schedule_check import check_schedule
 from graphs import chain, random_batch, random_dag, random_tree
 from supersequences import fewest_batches
 

@@ -13,7 +13,7 @@ from autobatch.graph import Graph, merge_graphs
 from autobatch.policies import Agenda
 from autobatch.policies.compaction import compact, compact_both
 from autobatch.policies.embedding import embed_early, embed_late, finishes, to_schedule_at
-from autobatch.schedule import check_schedule
+from autobatch.schedule_check import check_schedule
 from autobatch.words import IntArray
 from counting import count_lines, plain_loops
 from graphs import chain, random_batch, random_dag, random_tree

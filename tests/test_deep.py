@@ -22,7 +22,8 @@ from autobatch.policies.fsm import Machine, TypeNames
 from autobatch.policies.network import Deep, Network, score_types, to_network
 from autobatch.policies.qlearning import Progress
 from autobatch.policies.rules import Score, Weights
-from autobatch.schedule import check_schedule, min_batches
+from autobatch.schedule import min_batches
+from autobatch.schedule_check import check_schedule
 from autobatch.sketch import to_graph
 from graphs import LETTERS, random_batch, random_dag
 

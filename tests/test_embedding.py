@@ -15,7 +15,7 @@ from autobatch.policies.embedding import (
     next_stop,
     to_schedule_at,
 )
-from autobatch.schedule import check_schedule
+from autobatch.schedule_check import check_schedule
 from autobatch.words import IntArray
 from counting import count_lines, plain_loops
 from graphs import chain, random_batch, random_dag, random_tree

@@ -176,3 +176,40 @@ def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delitem(sys.modules, "autobatch.policies.env")
     with pytest.raises(PolicyError, match=r"the package gymnasium is not installed; install autobatch\[rl\]"):
         importlib.import_module("autobatch.policies.env")
+
+
+@pytest.mark.parametrize("action", [-1, 4, 99, 2**40, np.int64(-7), np.array(99)])
+def test_a_number_that_is_no_type_wastes_a_move(action: Any) -> None:
+    env = Batching(some_dags(), max_types=4)
+    before, info = env.reset(seed=0)
+    for _ in range(3):
+        after, reward, terminated, _, moved = env.step(action)
+        assert (reward, terminated, moved["n_batches"]) == (-1.0, False, 0)
+        np.testing.assert_array_equal(moved["action_mask"], info["action_mask"])
+        np.testing.assert_array_equal(after["types"], before["types"])
+
+
+def test_numbers_that_are_no_types_waste_the_moves_of_their_seats() -> None:
+    env, alone = BatchingVector(3, some_dags(), max_types=4), Batching(some_dags()[1::3], max_types=4)
+    env.reset(seed=5)
+    _, info = alone.reset(seed=6)
+    kind = int(np.flatnonzero(info["action_mask"])[0])
+    observations, rewards, *_ = env.step(np.array([99, kind, -1]))
+    own, reward, *_ = alone.step(kind)
+    assert rewards.tolist() == [-1.0, reward, -1.0]
+    np.testing.assert_array_equal(observations["types"][1], own["types"])
+
+
+@pytest.mark.parametrize("action", [0.5, "a", None, [0, 1], True])
+def test_what_is_no_int_is_refused(action: Any) -> None:
+    env = Batching(some_dags())
+    env.reset(seed=0)
+    with pytest.raises(PolicyError, match="takes an int for each, from 0 to 3, and not"):
+        env.step(action)
+
+
+def test_a_vector_takes_an_action_for_each_seat() -> None:
+    env = BatchingVector(3, some_dags())
+    env.reset(seed=0)
+    with pytest.raises(PolicyError, match=r"an environment of 3 seats takes an int for each"):
+        env.step(np.array([0, 1]))

@@ -31,7 +31,8 @@ from autobatch.policies.families import FAMILIES, draw_graphs, make_forest
 from autobatch.policies.learning import learn
 from autobatch.policies.qlearning import Progress
 from autobatch.policies.rules import LEARNED, Score, Weights
-from autobatch.schedule import check_schedule, min_batches
+from autobatch.schedule import min_batches
+from autobatch.schedule_check import check_schedule
 from autobatch.sketch import Sketch, to_graph
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

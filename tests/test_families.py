@@ -10,7 +10,8 @@ from autobatch.dag import Dag, depths
 from autobatch.errors import PolicyError
 from autobatch.graph import check_graph
 from autobatch.policies.families import FAMILIES, MAX_INSTANCES, MAX_NODES, draw, draw_chains, draw_grammars, draw_trees
-from autobatch.schedule import check_schedule, make_schedule, min_batches
+from autobatch.schedule import make_schedule, min_batches
+from autobatch.schedule_check import check_schedule
 from autobatch.sketch import to_graph
 
 N_DRAWS = 60

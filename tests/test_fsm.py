@@ -19,7 +19,8 @@ from autobatch.policies.online import keep_learning
 from autobatch.policies.portrait import follow_machine, list_choices, visit_states
 from autobatch.policies.qlearning import QLearning, learn_fsm
 from autobatch.policies.table import Table, add_state, find_state, make_table, widen_table
-from autobatch.schedule import check_schedule, make_schedule, min_batches
+from autobatch.schedule import make_schedule, min_batches
+from autobatch.schedule_check import check_schedule
 from graphs import LETTERS, TREE, chain, random_batch, random_dag, random_tree
 
 MACHINES = [Machine(encoding, critical) for encoding in ENCODINGS for critical in (False, True)]

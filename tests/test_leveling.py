@@ -16,7 +16,7 @@ from autobatch.policies.compaction import compact
 from autobatch.policies.cost import CostModel
 from autobatch.policies.embedding import embed_early, embed_late, to_schedule_at
 from autobatch.policies.leveling import Assign, assign_rows, predict_us
-from autobatch.schedule import check_schedule
+from autobatch.schedule_check import check_schedule
 from autobatch.words import IntArray
 from counting import plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree

@@ -30,7 +30,8 @@ from autobatch.policies.qlearning import (
     start_course,
 )
 from autobatch.policies.table import Table, copy_table, find_state, make_table, with_room
-from autobatch.schedule import check_schedule, min_batches
+from autobatch.schedule import min_batches
+from autobatch.schedule_check import check_schedule
 from graphs import LETTERS, TREE, chain, random_dag, random_tree
 from test_fsm import rows_of, states_by_hand
 

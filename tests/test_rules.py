@@ -14,7 +14,8 @@ from autobatch.errors import GraphError, PolicyError
 from autobatch.graph import Graph, NamedTypes, merge_graphs
 from autobatch.policies.directed import Directed
 from autobatch.policies.rules import LEARNED, Score, Weights
-from autobatch.schedule import check_schedule, make_schedule, min_batches
+from autobatch.schedule import make_schedule, min_batches
+from autobatch.schedule_check import check_schedule
 from graphs import chain, random_batch, random_dag, random_tree
 
 GRAPHS: list[Callable[[int], Graph]] = [

@@ -12,10 +12,11 @@ from autobatch.schedule import (
     FrontierPolicy,
     Schedule,
     chain_lengths,
-    check_schedule,
     make_schedule,
     min_batches,
+    trusted,
 )
+from autobatch.schedule_check import check_schedule
 from counting import count_lines, plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree
 
@@ -153,7 +154,8 @@ class TestCheckSchedule:
             by_hand((0, [0]), (1, []))
         )
 
-    def test_runs_check_when_asked_to(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_runs_check_what_trusted_policies_make_when_asked_to(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        @trusted
         class Lazy:
             name = "lazy"
 

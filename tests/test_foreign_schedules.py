@@ -1,0 +1,132 @@
+"""Schedules from outside: whatever a user's policy returns is run if it is right, and refused if it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch import policies
+from autobatch.executor.cpu import Cpu
+from autobatch.executor.reference import Reference
+from autobatch.graph import Graph, NamedTypes, make_graph
+from autobatch.policies.otherwise import Otherwise
+from autobatch.policies.timed import Timed
+from autobatch.schedule import Policy, Schedule, make_schedule
+from autobatch.schedule_check import check_schedule
+from counting import count_lines
+from refusals import Model, refused
+
+BACKENDS = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
+
+
+class Foreign:
+    """A user's policy: does anything at all to the schedule of a built-in one."""
+
+    name = "foreign"
+
+    def __init__(self, change: Callable[[Schedule], Any]) -> None:
+        self.change = change
+        self.agenda = policies.get("agenda")
+
+    def schedule(self, graph: Graph) -> Any:
+        return self.change(self.agenda.schedule(graph))
+
+
+def reverse(schedule: Schedule) -> Schedule:
+    sizes = np.diff(schedule.batch_ptr)[::-1]
+    return Schedule(schedule.batch_type[::-1], np.cumsum([0, *sizes]).astype(np.int32), schedule.order[::-1])
+
+
+def shorten(schedule: Schedule) -> Schedule:
+    ptr = schedule.batch_ptr[:-1]
+    return Schedule(schedule.batch_type[:-1], ptr, schedule.order[: ptr[-1]])
+
+
+def change_in_place(schedule: Schedule) -> Schedule:
+    schedule.order[...] = schedule.order[::-1].copy()
+    return schedule
+
+
+ANOTHER = make_graph(NamedTypes(("a",)), [0, 0, 0], [(0, 1), (1, 2)])
+WRONG: dict[str, tuple[Callable[[Schedule], Any], str]] = {
+    "of another graph": (lambda _: policies.get("agenda").schedule(ANOTHER), "takes"),
+    "reversed": (reverse, "are unfinished"),
+    "changed in place": (change_in_place, "batch 0 ('leaf' x 2) takes node 3 ('total')"),
+    "a batch missing": (shorten, "2 of 4 nodes are in no batch"),
+    "nodes beyond the graph": (lambda s: Schedule(s.batch_type, s.batch_ptr, s.order + 10**6), "has nodes 0..3"),
+    "nodes beyond 32 bits": (
+        lambda s: Schedule(s.batch_type, s.batch_ptr, s.order.astype(np.int64) + 2**32),
+        "has nodes 0..3",
+    ),
+    "types beyond the table": (lambda s: Schedule(s.batch_type + 99, s.batch_ptr, s.order), "'type 99'"),
+    "pointers beyond the nodes": (lambda s: Schedule(s.batch_type, s.batch_ptr * 1000, s.order), "must rise from 0"),
+    "no pointers": (lambda s: Schedule(s.batch_type, s.batch_ptr[:0], s.order), "must rise from 0"),
+    "floats": (lambda s: Schedule(s.batch_type, s.batch_ptr, s.order.astype(float)), "order is of dtype float64"),
+    "a table": (lambda s: Schedule(s.batch_type[:, None], s.batch_ptr, s.order), "batch_type is of dtype int32 and"),
+    "nothing": (lambda _: None, "schedule() gave None (NoneType); return an autobatch.schedule.Schedule"),
+    "a list": (list, "(list); return"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("wrap", [lambda p: p, Timed, lambda p: Otherwise(lambda: p, policies.get("depth"))])
+def test_a_schedule_that_does_not_run_the_graph_is_refused(
+    model: Model, name: str, backend: str, wrap: Callable[[Any], Policy]
+) -> None:
+    change, text = WRONG[name]
+    policy = wrap(Foreign(change))
+    if isinstance(policy, Timed):
+        policy = Timed(Foreign(change), policies.CostModel.counting(2))
+    loss = ab.batched(model.loss, policy=policy, backend=BACKENDS[backend]())
+    for run in (loss, loss.value_and_grad):
+        with refused(ab.ScheduleError, "scheduling with policy 'foreign'", text):
+            run([0, 1])
+
+
+RIGHT: dict[str, Callable[[Schedule], Schedule]] = {
+    "as it is": lambda s: s,
+    "64 bits": lambda s: Schedule(*(np.asarray(part, np.int64) for part in (s.batch_type, s.batch_ptr, s.order))),
+    "views": lambda s: Schedule(s.batch_type, np.repeat(s.batch_ptr, 2)[::2], s.order[::-1].copy()[::-1]),
+    "lists": lambda s: Schedule(s.batch_type.tolist(), s.batch_ptr.tolist(), s.order.tolist()),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_schedule_that_runs_the_graph_is_run(model: Model, name: str, backend: str) -> None:
+    loss = ab.batched(model.loss, policy=Foreign(RIGHT[name]), backend=BACKENDS[backend]())
+    expected, gradients = ab.batched(model.loss, policy="agenda", backend="reference").value_and_grad([0, 1, 3] * 21)
+    value, grads = loss.value_and_grad([0, 1, 3] * 21)
+    np.testing.assert_allclose(value, expected)
+    np.testing.assert_allclose(np.asarray(grads["table"]), np.asarray(gradients["table"]))
+
+
+def test_a_schedule_that_changes_later_does_not_change_what_runs() -> None:
+    kept: list[Schedule] = []
+    schedule = make_schedule(ANOTHER, Foreign(lambda s: kept.append(s) or s))
+    kept[0].order[...] = 99
+    assert schedule.order.tolist() == [0, 1, 2]
+
+
+def test_built_in_policies_are_believed_and_classes_made_of_them_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Graph] = []
+    monkeypatch.setattr("autobatch.schedule.check_schedule", lambda graph, _: checked.append(graph))
+    for name in (*policies.names(), "score+both+compact", "auto", "agenda or score"):
+        make_schedule(ANOTHER, policies.get(name))
+    assert not checked
+    derived: Any = type("Derived", (policies.Agenda,), {})
+    make_schedule(ANOTHER, derived())
+    assert checked == [ANOTHER]
+
+
+def test_a_right_schedule_is_checked_by_whole_arrays() -> None:
+    lines = []
+    for n_nodes in (100, 10_000):
+        graph = make_graph(NamedTypes(("a",)), [0] * n_nodes, [(node - 1, node) for node in range(1, n_nodes)])
+        lines.append(count_lines(check_schedule, graph, policies.get("agenda").schedule(graph)))
+    assert lines[0] == lines[1]
