@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import PlanError
+from autobatch.graph import Graph
 from autobatch.plan import Batch, Plan, PlannedTypes
 from autobatch.program import NODE
+from autobatch.schedule import Schedule
 
 Source: TypeAlias = tuple[int, int]  # a node and the number of an output of it
 
@@ -49,6 +51,23 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
     _check_data(plan)
     if cells.training:
         _check_saved(plan, cells)
+
+
+def check_made(made: object, graph: Graph, schedule: Schedule, cells: PlannedTypes, planner: object) -> None:
+    """Check what a user's planner made of a scheduled graph, whatever it is; `check_plan` in the end.
+
+    Raises:
+        PlanError: it is no plan, one of something else, or one that `check_plan` refuses.
+    """
+    doing = f"placing a mini-batch with planner {planner!r}"
+    if not isinstance(made, Plan):
+        raise PlanError(f"{doing}: place() gave {made!r} ({type(made).__name__}); return an autobatch.plan.Plan.")
+    if made.graph is not graph or made.schedule is not schedule or made.tables is not cells.tables:
+        raise PlanError(f"{doing}: the plan is of another graph, schedule or types; plan what place() is given.")
+    try:
+        check_plan(made, cells)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise PlanError(f"{doing}: parts of the plan do not fit each other ({error!r}).") from error
 
 
 class _Memory:

@@ -14,12 +14,13 @@ from autobatch.graph import Graph, checking, of_instances
 from autobatch.losses import loss_slot
 from autobatch.plan import PlannedCell, PlannedTypes, Planner
 from autobatch.plan_cache import PlanCache, Planned
-from autobatch.plan_check import check_plan
+from autobatch.plan_check import check_made, check_plan
 from autobatch.record import MiniBatch, Recorder
 from autobatch.report import Clock, Step
 from autobatch.rewrite import rewrite
 from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
 from autobatch.stopping import Stopping
+from autobatch.trust import is_trusted
 from autobatch.typetable import NodeType
 
 MOST_LAYOUTS = 16  # for each type, of its traces and for its purposes
@@ -154,7 +155,9 @@ class Planning:
             scheduled.append((rewritten, schedule))
             clock.lap("schedule")
             plan = self.planner.place(rewritten, schedule, cells)
-            if checking():
+            if not is_trusted(self.planner):
+                check_made(plan, rewritten, schedule, cells, self.planner)
+            elif checking():
                 check_plan(plan, cells)
             clock.lap("place")
             unseen_share = getattr(choices.policy, "unseen_share", None)

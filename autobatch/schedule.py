@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from autobatch.graph import Graph, check_graph, checking
 from autobatch.graph_check import check_order
 from autobatch.schedule_check import check_schedule
 from autobatch.simulator import Simulator, finish, start, step
+from autobatch.trust import is_trusted
 from autobatch.words import IntArray
 
 MAX_BATCHES_PRINTED = 40
@@ -107,18 +108,8 @@ def repeat_schedule(policy: Policy | None, graph: Graph, schedule: Schedule) -> 
         repeat(graph, schedule)
 
 
-Own = TypeVar("Own", bound=type[Policy])
-_TRUSTED = set[type]()
-
-
-def trusted(policy: Own) -> Own:
-    """Mark a class of policies whose schedules runs need not check, for tests do; classes derived from it are not."""
-    _TRUSTED.add(policy)
-    return policy
-
-
 def make_schedule(graph: Graph, policy: Policy) -> Schedule:
-    """Schedule `graph` by `policy`; what no `trusted` class made is checked, and with `AUTOBATCH_CHECK=1` all.
+    """Schedule `graph` by `policy`; checked, unless the policy is trusted and `AUTOBATCH_CHECK` off.
 
     Raises:
         ScheduleError: the policy gave no schedule, or none that runs this graph.
@@ -126,7 +117,7 @@ def make_schedule(graph: Graph, policy: Policy) -> Schedule:
     schedule = policy.schedule(graph)
     if checking():
         check_graph(graph)
-    if checking() or type(policy) not in _TRUSTED:
+    if checking() or not is_trusted(policy):
         return _read_schedule(graph, schedule, policy.name)
     return schedule
 

@@ -16,9 +16,11 @@ from autobatch.plan import KernelPasses, Plan, PlannedCell, PlannedTypes
 from autobatch.program import CellProgram
 from autobatch.schedule import Schedule
 from autobatch.simplify import simplify, simplify_derivative
+from autobatch.trust import trusted
 from autobatch.typetable import NodeType
 
 
+@trusted
 @dataclass(frozen=True)
 class MemoryPlanner:
     """Plans cells and mini-batches; every pass over a cell can be switched off, for measurement.

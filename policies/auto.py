@@ -25,7 +25,8 @@ from autobatch.policies.qlearning import QLearning
 from autobatch.policies.rules import Score
 from autobatch.policies.search import STEPS, Search
 from autobatch.policies.store import find_entry, keep_entry, sign
-from autobatch.schedule import Policy, Schedule, min_batches, revision_of, trusted
+from autobatch.schedule import Policy, Schedule, min_batches, revision_of
+from autobatch.trust import trusted
 
 LESSONS = 4  # mini-batches to learn from, and as many to judge on
 EPISODE_NS = 200  # per node, of an episode of learning

@@ -25,8 +25,9 @@ from autobatch.policies.directed import Batches, Directed, Direction, mirror
 from autobatch.policies.encoding import ENCODINGS, Encoding, State, encode
 from autobatch.policies.rules import LEARNED, Weights, highest_score, is_ready
 from autobatch.policies.table import Table, find_state, make_table, widen_table
-from autobatch.schedule import Schedule, trusted
+from autobatch.schedule import Schedule
 from autobatch.simulator import Simulator, finish, start, step
+from autobatch.trust import trusted
 from autobatch.words import IntArray
 
 Way: TypeAlias = Literal["forward", "backward"]

@@ -11,8 +11,9 @@ from autobatch._jit import compiled
 from autobatch.dag import Dag, depths
 from autobatch.graph import Graph
 from autobatch.policies.directed import Batches, Directed
-from autobatch.schedule import Schedule, trusted
+from autobatch.schedule import Schedule
 from autobatch.simulator import Simulator, finish, start, step
+from autobatch.trust import trusted
 from autobatch.words import IntArray
 
 

@@ -24,8 +24,8 @@ from autobatch.dag import Dag
 from autobatch.policies.directed import Batches, Directed, Direction
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, UNRUN, Rows, describe
 from autobatch.policies.fleet import advance, start_fleet
-from autobatch.schedule import trusted
 from autobatch.simulator import finish
+from autobatch.trust import trusted
 from autobatch.words import FloatArray
 
 

@@ -8,7 +8,8 @@ from typing import final
 
 from autobatch.errors import PolicyError
 from autobatch.graph import Graph
-from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of, trusted
+from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
+from autobatch.trust import trusted
 
 
 @final

@@ -9,8 +9,8 @@ from autobatch.chains import Chains, follow, is_critical, start_chains
 from autobatch.dag import Dag
 from autobatch.policies.directed import Batches, Directed, Direction
 from autobatch.restricted import Restricted, start_restricted, unblock
-from autobatch.schedule import trusted
 from autobatch.simulator import Simulator, finish, start, step
+from autobatch.trust import trusted
 
 
 @final

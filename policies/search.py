@@ -22,7 +22,8 @@ from autobatch.policies.heuristics import Agenda
 from autobatch.policies.kernel import make_kernel
 from autobatch.policies.local_search import local_search
 from autobatch.policies.rules import Score
-from autobatch.schedule import Schedule, trusted
+from autobatch.schedule import Schedule
+from autobatch.trust import trusted
 from autobatch.words import IntArray
 
 STEPS = 5000

@@ -26,7 +26,8 @@ from autobatch.policies.embedding import to_schedule_at
 from autobatch.policies.fsm import WAYS
 from autobatch.policies.leveling import Assign, assign_rows
 from autobatch.policies.local_search import local_search
-from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of, trusted
+from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
+from autobatch.trust import trusted
 from autobatch.words import IntArray
 
 

@@ -12,14 +12,17 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
+from autobatch.executor.cpu import Cpu
+from autobatch.graph import Graph
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.shaping import expand
-from autobatch.plan import Plan, PlannedTypes
+from autobatch.plan import Plan, PlannedCell, PlannedTypes
 from autobatch.plan_check import check_plan
 from autobatch.policies import get
 from autobatch.record import Recorder
 from autobatch.rewrite import DEFAULT, PASSES, rewrite
-from autobatch.schedule import make_schedule
+from autobatch.schedule import Schedule, make_schedule
+from autobatch.typetable import NodeType
 from random_programs import draw_instances, draw_model
 
 
@@ -165,6 +168,53 @@ def test_the_checker_refuses_any_wrong_number(seed: int) -> None:
     at, value = int(rng.integers(values.size)), int(rng.integers(values.max() + 2))
     with pytest.raises(ab.PlanError, match="checking a plan") if value != values[at] else nullcontext():
         check_plan(replace(plan, **{name: other(values, at, value)}), cells)
+
+
+class Foreign:
+    """A user's planner: does anything at all to the plan of the built-in one."""
+
+    def __init__(self, change: Callable[[Plan], Any]) -> None:
+        self.change = change
+        self.planner = MemoryPlanner()
+
+    def plan_cell(self, node_type: NodeType, training: bool) -> PlannedCell:
+        return self.planner.plan_cell(node_type, training)
+
+    def place(self, graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Any:
+        return self.change(self.planner.place(graph, schedule, cells))
+
+
+NO_PLANS: dict[str, Callable[[Plan], Any]] = {
+    "nothing": lambda plan: None,
+    "a schedule": lambda plan: plan.schedule,
+    "of another graph": lambda plan: make_plan()[0],
+    "destinations missing": lambda plan: replace(plan, dest=plan.dest[:-1]),
+    "rows missing": lambda plan: replace(plan, row=plan.row[:3]),
+    "nodes missing": lambda plan: replace(plan, node_at=plan.node_at[:-1]),
+    "bases missing": lambda plan: replace(plan, base=plan.base[:2]),
+    "no data": lambda plan: replace(plan, int_data=[]),
+    "a buffer too small": lambda plan: replace(plan, size=8, mirror=4),
+    "texts": lambda plan: replace(plan, dest=plan.dest.astype(str)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", [*NO_PLANS, *CORRUPTIONS])
+def test_runs_refuse_what_a_users_planner_gets_wrong(name: str, backend: str) -> None:
+    change = NO_PLANS.get(name) or (lambda plan: replace(plan, **CORRUPTIONS[name](plan)))
+    model = Sums()
+    run: Any = Cpu(jitted=False) if backend == "cpu" else backend
+    loss = ab.batched(model.run, planner=Foreign(change), backend=run)
+    with pytest.raises(ab.PlanError, match=r"(checking a plan|placing a mini-batch with planner)"):
+        loss.value_and_grad([words or [3] for words in INSTANCES])
+
+
+def test_runs_take_what_a_users_planner_gets_right() -> None:
+    model = Sums()
+    instances = [words or [3] for words in INSTANCES] * 13
+    loss = ab.batched(model.run, planner=Foreign(lambda plan: plan))
+    value, _ = loss.value_and_grad(instances)
+    np.testing.assert_allclose(value, np.mean([model.run(words) for words in instances]), rtol=1e-6)
 
 
 def test_a_buffer_of_more_than_two_thousand_million_elements_has_long_destinations() -> None:

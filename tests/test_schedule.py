@@ -14,9 +14,9 @@ from autobatch.schedule import (
     chain_lengths,
     make_schedule,
     min_batches,
-    trusted,
 )
 from autobatch.schedule_check import check_schedule
+from autobatch.trust import trusted
 from counting import count_lines, plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree
 

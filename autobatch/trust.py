@@ -1,0 +1,23 @@
+"""Whose results a run believes: classes of this package are marked; what any other returns is checked, always.
+
+Schedules and plans say where compiled code reads and writes. Those that the package's own policies and planners make
+are checked in its tests, and in every run where the environment has `AUTOBATCH_CHECK=1`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+Marked = TypeVar("Marked", bound=type)
+_TRUSTED = set[type]()
+
+
+def trusted(kind: Marked) -> Marked:
+    """Mark a class whose results need no check in runs; classes derived from it are not marked."""
+    _TRUSTED.add(kind)
+    return kind
+
+
+def is_trusted(maker: object) -> bool:
+    """Whether what this policy or planner returns is believed."""
+    return type(maker) in _TRUSTED
