@@ -17,7 +17,7 @@ import marshal
 import sys
 import warnings
 from collections.abc import Callable
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from hashlib import sha256
 from inspect import getsource
 from types import FunctionType
@@ -26,6 +26,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from numpy import generic
 
 from autobatch._compilers import make_compilers
+from autobatch._kept import compile_callback, keep
 from autobatch.compiling import compiling
 
 P = ParamSpec("P")
@@ -63,14 +64,16 @@ class Compiled(Generic[P, R]):
 
     def _for_python(self) -> Any:
         if self._dispatcher is None:
-            self._dispatcher = self._compile("", cache=True, pipeline_class=make_compilers().called)
+            self._dispatcher = keep(self._compile("", pipeline_class=make_compilers().called))
         return self._dispatcher
 
     def _for_loops(self) -> Any:
         """Inlined, and without what takes arguments from Python: compiling that took a quarter of the time."""
         if self._inlined is None:
-            how = {"cache": True} if self.is_kept else {"pipeline_class": make_compilers().inlined}
-            self._inlined = self._compile("inlined_", **how)
+            if self.is_kept:
+                self._inlined = keep(self._compile("inlined_"))
+            else:
+                self._inlined = self._compile("inlined_", pipeline_class=make_compilers().inlined)
         return self._inlined
 
     def _compile(self, prefix: str, **options: Any) -> Any:
@@ -142,17 +145,12 @@ class ByAddress(Compiled[P, R]):
     @cached_property
     def address(self) -> int:
         """Of the compiled function, in this process."""
-        import numba
-
-        word = numba.types.int64
-        n_arguments = self.python.__code__.co_argcount
-        compile_one = partial(numba.cfunc, numba.types.void(*n_arguments * [word]), error_model="numpy")
         with compiling(f"loop {self.__name__!r}", is_kernel=False):  # its machine code lives as long as it does
             try:
-                self._dispatcher = compile_one(cache=True)(self._named())
+                self._dispatcher = compile_callback(self._named(), is_kept=True, error_model="numpy")
             except OSError as error:
                 _warn(error)
-                self._dispatcher = compile_one()(self._named())
+                self._dispatcher = compile_callback(self._named(), is_kept=False, error_model="numpy")
         address: int = self._dispatcher.address
         return address
 

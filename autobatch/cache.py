@@ -26,6 +26,8 @@ Entry = TypeVar("Entry")
 VARIABLE = "AUTOBATCH_CACHE"
 IS_WINDOWS = os.name == "nt"
 OFF = ("", "0", "off")
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading JSON ends in that holds anything at all."""
 
 
 def cache_folder() -> Path | None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._jit import compiled
+from autobatch.cache import UNREADABLE
 from autobatch.checkpoint import write_whole
 from autobatch.errors import PolicyError
 from autobatch.policies.store import find_entry, keep_entry, sign
@@ -160,7 +161,7 @@ def load_costs(path: Path) -> MeasuredCosts:
         types = tuple(TypeCost(**kind) for kind in content.pop("types"))
         measured = MeasuredCosts(**content, types=types)
         measured.of([kind.outline for kind in types])
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, PolicyError) as error:
+    except (*UNREADABLE, PolicyError) as error:
         raise PolicyError(f"cannot load costs {str(path)!r}: {error}; measure them again.") from error
     return measured
 

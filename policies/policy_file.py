@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.cache import UNREADABLE
 from autobatch.checkpoint import write_whole
 from autobatch.errors import PolicyError
 from autobatch.policies.directed import Directed, Direction
@@ -119,7 +120,7 @@ def from_text(text: str, doing: str) -> Directed:
         )
     try:
         return _rebuild(content)
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, PolicyError) as error:
+    except (*UNREADABLE, PolicyError) as error:
         raise PolicyError(f"{doing}: its content makes no policy ({error!r}); learn the policy again.") from error
 
 

@@ -27,7 +27,7 @@ from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.blas.tiles import can_tile_bf16
-from autobatch.cache import cache_folder, find_entry, keep_entry
+from autobatch.cache import UNREADABLE, cache_folder, find_entry, keep_entry
 from autobatch.checkpoint import write_whole
 from autobatch.errors import BackendError
 from autobatch.processor import cpu_name, has_avx512, has_bf16
@@ -250,7 +250,7 @@ def _load(path: Path) -> Table:
             str(size): {str(name): float(speed) for name, speed in _items(speeds)}
             for size, speeds in _items(content["gflops"])
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise BackendError(f"reading speeds of matrix products from {str(path)!r}: {error}; delete it.") from error
     if any(not speeds for speeds in table.values()):
         raise BackendError(f"reading speeds of matrix products from {str(path)!r}: a size has none; delete it.")

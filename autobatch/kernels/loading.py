@@ -9,21 +9,22 @@ Where there is no cache, or none that can be written, functions are compiled for
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from inspect import getsource
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from autobatch import addresses
 from autobatch._jit import Compiled
+from autobatch._kept import compile_callback
 from autobatch.cache import cache_folder
 from autobatch.checkpoint import write_whole
 from autobatch.kernels import scoped, support
@@ -95,20 +96,14 @@ def load(source: str, dtype: str, place: str) -> Any:
     about = [text, *digests, *sources, sys.version, numba.__version__, str(sorted(LIBERTIES))]
     digest = sha256("\n".join(about).encode()).hexdigest()[:24]
     path = _keep(text, digest)
-    names: dict[str, Any] = {}
-    if path is None:
-        exec(compile(text, f"<kernel {digest}>", "exec"), names)
-    else:
-        names = _import(path, digest)
-    word = numba.types.int64
+    kernel = _make_module(text, digest, path).kernel
     options: dict[str, Any] = {"error_model": "numpy", "boundscheck": False, "fastmath": LIBERTIES}
-    compile_one = partial(numba.cfunc, numba.types.void(word, word, word), **options)
     if path is not None:
         try:
-            return compile_one(cache=True)(names["kernel"])
+            return compile_callback(kernel, is_kept=True, **options)
         except OSError as error:  # such as of a disk that is full: only now is machine code written
             _warn(path, error)
-    return compile_one()(names["kernel"])
+    return compile_callback(kernel, is_kept=False, **options)
 
 
 _HEAD = """from math import sqrt
@@ -124,13 +119,13 @@ INF, NAN, real, place = np.inf, np.nan, np.{dtype}, np.{place}
 
 
 def _keep(text: str, digest: str) -> Path | None:
-    """Write a module to the cache unless it is there; None if there is no cache that can be written."""
+    """Write a module to the cache unless it is there, whole; None if there is no cache that can be written."""
     folder = cache_folder()
     if folder is None:
         return None
     path = folder / "kernels" / f"k{digest}.py"
     try:
-        if not path.exists():
+        if not _holds(path, text.encode()):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text.encode())
     except OSError as error:
@@ -139,17 +134,21 @@ def _keep(text: str, digest: str) -> Path | None:
     return path
 
 
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except FileNotFoundError:
+        return False
+
+
 def _warn(path: Path, error: OSError) -> None:
     why = error.strerror or error
     warnings.warn(f"cannot keep compiled kernels in {str(path.parent)!r} ({why}); going on without.", stacklevel=3)
 
 
-def _import(path: Path, digest: str) -> dict[str, Any]:
-    name = f"autobatch_kernel_{digest}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None, "it is a .py file"
-    assert spec.loader is not None, "it is a .py file"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return vars(module)
+def _make_module(text: str, digest: str, path: Path | None) -> Any:
+    """The module of a text; known by its name to what is kept, and by its path to the cache."""
+    module = ModuleType(f"autobatch_kernel_{digest}")
+    exec(compile(text, f"<kernel {digest}>" if path is None else str(path), "exec"), vars(module))
+    sys.modules[module.__name__] = module
+    return module

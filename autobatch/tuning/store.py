@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from autobatch.blas.finding import find_versions
-from autobatch.cache import find_entry, keep_entry
+from autobatch.cache import UNREADABLE, find_entry, keep_entry
 from autobatch.checkpoint import write_whole
 from autobatch.errors import PlanError
 from autobatch.processor import cpu_name, usable_cores
@@ -113,7 +113,7 @@ def _load(path: Path, wanted: str, read: Callable[[Any], Entry]) -> Entry:
         if content["format"] != wanted:
             raise ValueError(f"its format is not {wanted!r}")
         return read(content)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise PlanError(f"reading decisions from {str(path)!r}: {error!r}; delete it.") from error
 
 

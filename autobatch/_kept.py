@@ -1,0 +1,120 @@
+"""Machine code kept on disk: a file is used if it is what was written, byte for byte; any other is written anew.
+
+Numba believes what it finds in its cache: a file that a crash or a full disk cut short ends in an `EOFError` at every
+later start, and one whose pages never reached the disk in machine code of zeros. So the files of our functions are our
+own. Each has the code of one signature, behind a digest of all that follows and what it was compiled for, and is
+written whole. What Numba makes of such a file, and in which folder it lies, is as ever.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autobatch.checkpoint import write_whole
+
+DIGEST_BYTES = sha256().digest_size
+
+
+class Keepers(NamedTuple):
+    """What keeps functions.
+
+    Attributes:
+        cache: in the place of Numba's `FunctionCache`.
+        callback: in the place of its `CFunc`.
+    """
+
+    cache: type
+    callback: type
+
+
+def keep(dispatcher: Any) -> Any:
+    """Let a function that Numba compiles for Python, or for other functions, be kept; give it back."""
+    if hasattr(dispatcher, "py_func"):  # it is the plain function where NUMBA_DISABLE_JIT is set
+        dispatcher._cache = _make_keepers().cache(dispatcher.py_func)
+    return dispatcher
+
+
+def compile_callback(function: Callable[..., Any], is_kept: bool, **options: Any) -> Any:
+    """Compile a function of 64-bit ints, to be called by its `address`.
+
+    Raises:
+        OSError: it is to be kept, and cannot be written.
+    """
+    from numba import types
+
+    signature = (types.int64,) * function.__code__.co_argcount, types.void
+    callback = _make_keepers().callback(function, signature, locals={}, options=options)
+    if is_kept:
+        callback.enable_caching()
+    callback.compile()
+    return callback
+
+
+@cache
+def _make_keepers() -> Keepers:
+    """Make the two classes. Loads Numba."""
+    from numba.core import caching, ccallback
+
+    FunctionCache: Any = caching.FunctionCache
+    CFunc: Any = ccallback.CFunc
+
+    class Cache(FunctionCache):  # type: ignore[misc]
+        """Keeps the machine code of a function, by signature."""
+
+        def __init__(self, function: Callable[..., Any]) -> None:
+            super().__init__(function)
+            stamp = self._impl.locator.get_source_stamp()
+            self._cache_file = _Files(Path(self._cache_path), self._impl.filename_base, stamp)
+
+    class Callback(CFunc):  # type: ignore[misc]
+        """A function that compiled code calls by its address."""
+
+        def enable_caching(self) -> None:
+            self._cache = Cache(self._pyfunc)
+
+    return Keepers(Cache, Callback)
+
+
+class _Files:
+    """The files of one function, one for each key; what Numba calls an `IndexDataCacheFile`.
+
+    Args:
+        folder: where they are.
+        name: what all their names begin with.
+        stamp: tells versions of the function's own file.
+    """
+
+    def __init__(self, folder: Path, name: str, stamp: Any) -> None:
+        self._folder, self._name, self._stamp = folder, name, stamp
+
+    def save(self, key: Any, data: Any) -> None:
+        """Write what was compiled for a key; OSError if it cannot be."""
+        from numba.core.serialize import dumps
+
+        content = dumps((self._made_for(key), data))
+        write_whole(self._path(key), sha256(content).digest() + content)
+
+    def load(self, key: Any) -> Any:
+        """Read what was compiled for a key; None if there is nothing, or something else."""
+        try:
+            content = self._path(key).read_bytes()
+        except OSError:
+            return None
+        digest, content = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        if digest != sha256(content).digest():
+            return None
+        made_for, data = pickle.loads(content)
+        return data if made_for == self._made_for(key) else None
+
+    def _made_for(self, key: Any) -> tuple[Any, ...]:
+        import numba
+
+        return numba.__version__, self._stamp, key
+
+    def _path(self, key: Any) -> Path:
+        return self._folder / f"{self._name}.{sha256(repr(key).encode()).hexdigest()[:16]}.kept"

@@ -1,0 +1,192 @@
+"""What the caches hold on disk: any file that is not as it was written is made again, and no start fails for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from autobatch import checkpoint
+from autobatch._kept import compile_callback, keep
+from autobatch.blas import choosing
+from autobatch.cache import find_entry, keep_entry
+from autobatch.errors import PolicyError
+from autobatch.kernels.loading import load
+from autobatch.policies.cost import MeasuredCosts, TypeCost, find_costs
+from autobatch.policies.policy_file import load as load_policy
+from autobatch.policies.rules import Score
+from autobatch.tuning import Variant, store
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "one byte": lambda content: content[:1],
+    "half": lambda content: content[: len(content) // 2],
+    "all but three bytes": lambda content: content[:-3],
+    "zeros at the end": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
+    "zeros alone": lambda content: bytes(len(content)),
+    "garbage": lambda content: np.random.default_rng(0).bytes(len(content)),
+    "another's": lambda content: b'{"format": "mine", "of": [1, 2, 3]}',
+    "deep": lambda content: b"[" * 100_000,
+}
+FOREIGN = pickle.dumps(((0, 0, 0), None))
+CODE_DAMAGES = DAMAGES | {
+    "a bit": lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
+    "something else, whole": lambda content: sha256(FOREIGN).digest() + FOREIGN,
+}
+
+
+@pytest.fixture(autouse=True)
+def _cached_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+
+
+def import_function(path: Path, source: str) -> Any:
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return vars(module)[path.stem]
+
+
+@pytest.fixture
+def triple(tmp_path: Path) -> Any:
+    return import_function(tmp_path / "triple.py", "def triple(x):\n    return 3 * x\n")
+
+
+def hits_of(loop: Any, *args: Any) -> int:
+    """Call a loop; say how many signatures it found in the cache."""
+    assert loop(*args) == 3 * args[0]
+    return sum(loop.stats.cache_hits.values())
+
+
+def only_file(folder: Path, pattern: str) -> Path:
+    (path,) = folder.rglob(pattern)
+    return path
+
+
+@pytest.mark.parametrize("damage", CODE_DAMAGES)
+def test_damaged_machine_code_is_compiled_again(triple: Any, tmp_path: Path, damage: str) -> None:
+    assert hits_of(keep(numba.njit(triple)), 2) == 0
+    assert hits_of(keep(numba.njit(triple)), 2) == 1
+    path = only_file(tmp_path, "*.kept")
+    written = path.read_bytes()
+    path.write_bytes(CODE_DAMAGES[damage](written))
+    assert hits_of(keep(numba.njit(triple)), 2) == 0
+    assert hits_of(keep(numba.njit(triple)), 2) == 1
+
+
+@pytest.mark.parametrize("damage", CODE_DAMAGES)
+def test_damaged_machine_code_of_a_callback_is_compiled_again(tmp_path: Path, damage: str) -> None:
+    nothing = import_function(tmp_path / "nothing.py", "def nothing(x):\n    pass\n")
+    assert [compile_callback(nothing, is_kept=True).cache_hits for _ in range(2)] == [0, 1]
+    path = only_file(tmp_path, "*.kept")
+    path.write_bytes(CODE_DAMAGES[damage](path.read_bytes()))
+    assert [compile_callback(nothing, is_kept=True).cache_hits for _ in range(2)] == [0, 1]
+
+
+def test_each_signature_has_a_file(triple: Any, tmp_path: Path) -> None:
+    loop = keep(numba.njit(triple))
+    assert [hits_of(loop, 2), hits_of(loop, 2.0)] == [0, 0]
+    assert len(list(tmp_path.rglob("*.kept"))) == 2
+    again = keep(numba.njit(triple))
+    assert [hits_of(again, 2), hits_of(again, 2.0)] == [1, 2]
+
+
+def test_machine_code_of_another_version_of_the_file_is_replaced(tmp_path: Path) -> None:
+    first = import_function(tmp_path / "triple.py", "def triple(x):\n    return 2 * x\n")
+    assert keep(numba.njit(first))(2) == 4
+    second = import_function(tmp_path / "triple.py", "def triple(x):\n    return 1 * x + 2 * x\n")
+    assert hits_of(keep(numba.njit(second)), 2) == 0
+    assert len(list(tmp_path.rglob("*.kept"))) <= 2
+
+
+def test_machine_code_is_written_whole(triple: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full leaves no part of a file behind."""
+    monkeypatch.setattr(checkpoint.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        keep(numba.njit(triple))(2)
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".kept", ".tmp")]
+
+
+KERNEL = "def kernel(a, b, c):\n    pass\n"
+
+
+@pytest.mark.parametrize("pattern", ["*.py", "*.kept"])
+@pytest.mark.parametrize("damage", CODE_DAMAGES)
+def test_damaged_kernels_are_made_again(tmp_path: Path, damage: str, pattern: str) -> None:
+    assert load.__wrapped__(KERNEL, "float32", "int32").cache_hits == 0
+    assert load.__wrapped__(KERNEL, "float32", "int32").cache_hits == 1
+    path = only_file(tmp_path / "cache" / "kernels", pattern)
+    written = path.read_bytes()
+    path.write_bytes(CODE_DAMAGES[damage](written))
+    load.__wrapped__(KERNEL, "float32", "int32")
+    assert load.__wrapped__(KERNEL, "float32", "int32").cache_hits == 1
+    if pattern == "*.py":
+        assert path.read_bytes() == written
+    assert not list(tmp_path.rglob("*.pyc"))
+
+
+# --- what is learned and measured ---
+
+
+def keep_policy() -> None:
+    keep_entry("policies", "signature", lambda path: Score("both").save(path))
+
+
+def find_policy() -> bool:
+    return find_entry("policies", "signature", load_policy) is not None
+
+
+COSTS = MeasuredCosts("reference", 8, "train", (TypeCost("a", "a(value)", 9.0, 0.5, 1.0, 32.0),))
+
+
+def find_the_costs() -> bool:
+    try:
+        return find_costs(["a(value)"]) == COSTS
+    except PolicyError:
+        return False
+
+
+def keep_table() -> None:
+    keep_entry("matmul", "signature", lambda path: choosing._save({"float32 4 4 4 NN": {"numpy": 1.0}}, path))
+
+
+ENTRIES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "policies": (keep_policy, find_policy),
+    "costs": (COSTS.keep, find_the_costs),
+    "matmul": (keep_table, lambda: find_entry("matmul", "signature", choosing._load)),
+    "decisions": (
+        lambda: store.keep_decision("signature", "a", store.Decision(Variant(), "measured")),
+        lambda: store.find_decisions("signature"),
+    ),
+    "measured": (
+        lambda: store.keep_measured("cpu", [((1.0, 2.0, 3.0), 4.0)]),
+        lambda: store.find_measured("cpu"),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ENTRIES)
+def test_damaged_entries_are_told_and_replaced(tmp_path: Path, name: str, damage: str) -> None:
+    keep_one, find_one = ENTRIES[name]
+    keep_one()
+    path = only_file(tmp_path / "cache", "*.json")
+    written = path.read_bytes()
+    path.write_bytes(DAMAGES[damage](written))
+    with pytest.warns(UserWarning, match="left aside and will be replaced"):
+        assert not find_one()
+    path.unlink()
+    keep_one()
+    assert path.read_bytes() == written
+    assert find_one()
