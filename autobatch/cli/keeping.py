@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from autobatch.cli.fitting import Epoch, Fitting
 from autobatch.cli.stored import BEST, LAST, Settings, StoredRun, read_run, store_run
@@ -37,6 +38,7 @@ class Keeper:
         self._n_steps = n_steps
         self._best = best
         self._signal = 0
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def after_step(self) -> None:
         """Write the last checkpoint if it is time to.
@@ -46,9 +48,11 @@ class Keeper:
             Stopped: there was a signal; the checkpoint is written.
         """
         _, _, fitting = self._run
-        if self._signal or fitting.position.steps % self._n_steps == 0:
+        asked = self._signal  # one that comes from here on ends training after the next step
+        if asked or fitting.position.steps % self._n_steps == 0:
             self._write(LAST)
-        self._stop_if_asked()
+        if asked:
+            raise Stopped(asked)
 
     def after_epoch(self, epoch: Epoch) -> None:
         """Write the best checkpoint, if this epoch is, and the last; raises what `after_step` does."""
@@ -61,12 +65,19 @@ class Keeper:
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM end training after a step; a second one acts as it does elsewhere."""
-        self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
+        """Let Ctrl-C and SIGTERM end training after a step; a second one acts as it does elsewhere.
+
+        Raises:
+            Stopped: there was a signal after the last step.
+        """
+        for number in SIGNALS:
+            self._handlers[number] = signal.getsignal(number)
+            signal.signal(number, self._note)
         try:
             yield
         finally:
             self._release_signals()
+        self._stop_if_asked()
 
     def _note(self, signal_number: int, frame: FrameType | None) -> None:
         self._signal = signal_number

@@ -1,0 +1,87 @@
+"""Signals and checkpoints: at whatever moment a signal comes, a run that ends has the checkpoint of its last step."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autobatch.cli import keeping
+from autobatch.cli.keeping import Keeper, Stopped
+
+N_STEPS = 6
+
+
+class Run:
+    """Training of six steps in two epochs; a checkpoint is every third step, and at the end of each epoch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.position = SimpleNamespace(steps=0)
+        self.written: list[int] = []
+        monkeypatch.setattr(keeping, "store_run", lambda *run: self.written.append(self.position.steps))
+        keeper_of: Any = Keeper
+        self.keeper: Keeper = keeper_of(Path(), None, None, self, 3, None)
+
+    def train(self) -> None:
+        with self.keeper.catch_signals():
+            for step in range(1, N_STEPS + 1):
+                self.position.steps = step
+                self.keeper.after_step()
+                if step % (N_STEPS // 2) == 0:
+                    epoch: Any = SimpleNamespace(metrics={"accuracy": float(step)})
+                    self.keeper.after_epoch(epoch)
+
+
+def at_line(number: int, act: Callable[[], None]) -> Callable[[FrameType, str, Any], Any]:
+    """A trace function that acts before the line of this number that runs in `keeping`."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_globals.get("__name__") != keeping.__name__:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == number:
+                act()
+        return trace
+
+    return trace
+
+
+def test_a_signal_at_any_line_ends_the_run_with_the_checkpoint_of_its_last_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = [signal.getsignal(number) for number in keeping.SIGNALS]
+    stopped_after = []
+    for line in range(1, 1000):
+        run, sent = Run(monkeypatch), list[int]()
+
+        def send(run: Run = run, sent: list[int] = sent) -> None:
+            if signal.getsignal(signal.SIGTERM) == run.keeper._note:
+                sent.append(run.position.steps)
+                signal.raise_signal(signal.SIGTERM)
+
+        traced = sys.gettrace()
+        sys.settrace(at_line(line, send))
+        try:
+            run.train()
+            stopped = 0
+        except Stopped as error:
+            stopped = error.status
+        finally:
+            sys.settrace(traced)
+        assert [signal.getsignal(number) for number in keeping.SIGNALS] == before
+        assert run.written[-1] == run.position.steps, f"line {line}"
+        assert (stopped == 128 + signal.SIGTERM) == bool(sent), f"line {line}"
+        if sent:
+            assert run.position.steps - sent[0] <= 1
+            stopped_after.append(run.position.steps)
+        elif run.position.steps == N_STEPS and stopped_after:
+            break
+    assert set(stopped_after) == set(range(1, N_STEPS + 1))
