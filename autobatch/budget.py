@@ -105,7 +105,10 @@ def cut(instances: Sequence[Graph], n_runs: int) -> list[list[Graph]]:
     return [[instance for _, instance in run] for _, run in groupby(placed, key=operator.itemgetter(0))]
 
 
-def check_max_bytes(max_bytes: int | None) -> None:
-    """Refuse what is no number of bytes, with a PlanError."""
-    if max_bytes is not None and (not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1):
+def check_max_bytes(max_bytes: int | None) -> int | None:
+    """The number of bytes, as Python's int; a PlanError refuses what is none."""
+    if max_bytes is None:
+        return None
+    if not isinstance(max_bytes, int | np.integer) or isinstance(max_bytes, bool) or max_bytes < 1:
         raise PlanError(f"max_bytes={max_bytes!r} is no number of bytes; give an int, such as 2 * 1024**3, or None.")
+    return int(max_bytes)

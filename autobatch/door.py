@@ -98,7 +98,7 @@ def batched(
             f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}, or the path "
             f"of a saved policy."
         )
-    check_max_bytes(max_bytes)
+    max_bytes = check_max_bytes(max_bytes)
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
     check_precision(precision, np.dtype(np.float32) if module is None else module.dtype)

@@ -59,6 +59,7 @@ def minibatches(
     """
     if size < 1:
         raise DataError(f"mini-batches of {size} instances; a mini-batch has at least one.")
+    size = int(size)  # of a short int of NumPy's, windows would wrap around
     order = np.arange(len(instances)) if rng is None else rng.permutation(len(instances))
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     if bucket_by is not None:

@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from autobatch.budget import Part
 from autobatch.errors import PlanError
 from autobatch.graph import Graph
@@ -51,9 +53,9 @@ class PlanCache:
     """
 
     def __init__(self, size: int) -> None:
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 0:
             raise PlanError(f"plan_cache={size!r} is no number of plans; give an int, such as 32, or 0 for none.")
-        self.size = size
+        self.size = int(size)
         self.lookups = self.hits = 0
         self._plans: OrderedDict[Hashable, Planned] = OrderedDict()
         self._makers: tuple[Any, ...] = ()

@@ -129,10 +129,10 @@ class Profile:
     """
 
     def __init__(self, types: Types, n_calls: int, watch: Callable[[Profile | None], Profile | None]) -> None:
-        if not isinstance(n_calls, int) or n_calls < 1:
+        if not isinstance(n_calls, int | np.integer) or n_calls < 1:
             raise DataError(f"n_calls={n_calls!r} is no number of calls; give an int, such as {N_CALLS}.")
-        self._n_calls = n_calls
-        self._taken: deque[Call | Taken] = deque(maxlen=n_calls)
+        self._n_calls = int(n_calls)
+        self._taken: deque[Call | Taken] = deque(maxlen=self._n_calls)
         self._types, self._watch = types, watch
         self._before: Profile | None = None
         self._laps: list[Lap] = []

@@ -10,6 +10,7 @@ unsigned 64-bit integers, which NumPy and CuPy wrap around.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+
+from autobatch.errors import DataError
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
 MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the multipliers of SplitMix64
@@ -40,6 +43,9 @@ class Randomness:
     training: bool = True
 
     def __post_init__(self) -> None:
+        self.seed, self.step = _to_int("seed", self.seed), _to_int("step", self.step)
+        if not isinstance(self.key, np.ndarray) or not self.key.ndim:
+            self.key = _to_int("key", self.key) & MASK
         self.draws = count()
 
     def uniform(self, xp: Any, draw: Any, site: int, shape: tuple[int, ...]) -> Any:
@@ -51,6 +57,14 @@ class Randomness:
         elements = xp.arange(int(np.prod(shape, dtype=np.int64)), dtype=xp.uint64) + xp.uint64((site + 1 << 40) & MASK)
         numbers = mix(xp, rows.reshape(-1, 1) + elements * xp.uint64(GOLDEN))
         return (numbers >> xp.uint64(64 - BITS)).reshape(-1, *shape)
+
+
+def _to_int(name: str, x: Any) -> int:
+    """`x`, an int of any make, as Python's, which does not wrap around."""
+    try:
+        return operator.index(x)
+    except TypeError:
+        raise DataError(f"random numbers depend on {name}={x!r}, which is no int; give one.") from None
 
 
 def mix(xp: Any, x: Any) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.executor.cpu import Cpu
 
 POLICIES = ("unbatched", "depth", "agenda")
 
@@ -161,3 +162,63 @@ def test_the_layer_follows_eval_inside_and_outside_cells() -> None:
     model.eval()
     for result in (*run([x]), *model.run(x)):
         assert set(np.unique(result)) == {1.0}
+
+
+MAKES = [np.int64, np.int32, np.uint8, np.uint64, np.array]
+
+
+class Masked(ab.Module):
+    def __init__(self) -> None:
+        self.weight = ab.Parameter(np.ones(9))
+
+    @ab.cell
+    def drop(self, x: Any) -> Any:
+        return ab.dropout(self.weight * x, 0.5)
+
+
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.filterwarnings("error")
+def test_ints_of_any_make_are_the_same_seed_step_and_key(make: Any) -> None:
+    model, x = Masked(), np.ones(9)
+
+    def eagerly(seed: Any, step: Any, key: Any) -> Any:
+        with ab.randomness(seed, step, key):
+            return model.drop(x)
+
+    expected = eagerly(3, 2, 1)
+    assert 0 < np.count_nonzero(expected) < 9
+    np.testing.assert_array_equal(eagerly(make(3), make(2), make(1)), expected)
+    for backend in ("reference", Cpu(jitted=False)):
+        for size in (2, 64):
+            drop = ab.batched(model.drop, backend=backend, seed=0)
+            drop.seed, drop.step = make(3), make(2)
+            np.testing.assert_array_equal(drop([x] * size)[1], expected)
+
+
+@pytest.mark.parametrize("wrong", [1.5, "a", None, np.array([1, 2])])
+def test_what_is_no_int_is_no_seed_step_or_key(wrong: Any) -> None:
+    for name in ("seed", "step") + (("key",) if not isinstance(wrong, np.ndarray) else ()):
+        expected = pytest.raises(ab.DataError, match=f"random numbers depend on {name}=.*which is no int; give one")
+        with expected, ab.randomness(**{name: wrong}):
+            pass
+
+
+@pytest.mark.parametrize("key", [-1, 2**63, 2**64 - 1, 2**64, 2**70 + 5])
+def test_large_ints_wrap_around(key: int) -> None:
+    masks = []
+    for own in (key, key % 2**64):
+        with ab.randomness(own, own, own):
+            masks.append(ab.dropout(np.ones(50), 0.5))
+    np.testing.assert_array_equal(*masks)
+
+
+def test_other_options_take_ints_of_any_make() -> None:
+    model, x = Masked(), np.ones(9)
+    options: dict[str, Any] = {"seed": np.int64(3), "plan_cache": np.int8(2), "max_bytes": np.int64(10**6)}
+    drop = ab.batched(model.drop, backend="reference", **options)
+    expected = ab.batched(model.drop, seed=3, backend="reference")([x, x])
+    np.testing.assert_array_equal(drop(drop.record_all([x, x])), expected)
+    few: Any = np.uint8(1)
+    assert len(drop.profile([x], n_calls=few).calls) == 1
+    by_size = ab.minibatches(range(200), 64 * few, bucket_by=float, window=100)
+    assert [len(batch) for batch in by_size] == [64, 64, 64, 8]
