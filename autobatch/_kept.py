@@ -94,8 +94,9 @@ class _Files:
 
     def save(self, key: Any, data: Any) -> None:
         """Write what was compiled for a key; OSError if it cannot be."""
-        from numba.core.serialize import dumps
+        from numba.core import serialize
 
+        dumps: Any = serialize.dumps
         content = dumps((self._made_for(key), data))
         write_whole(self._path(key), sha256(content).digest() + content)
 

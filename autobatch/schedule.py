@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -129,7 +129,7 @@ def _read_schedule(graph: Graph, made: object, name: str) -> Schedule:
         raise ScheduleError(
             f"{doing}: schedule() gave {made!r} ({type(made).__name__}); return an autobatch.schedule.Schedule."
         )
-    parts = [np.asarray(part) for part in (made.batch_type, made.batch_ptr, made.order)]
+    parts: list[Any] = [np.asarray(part) for part in (made.batch_type, made.batch_ptr, made.order)]
     for field, part in zip(fields(made), parts, strict=True):
         if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
             raise ScheduleError(

@@ -24,7 +24,8 @@ from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.record import Recorder
 from autobatch.rewrite import rewrite
-from autobatch.schedule import check_schedule, make_schedule, min_batches
+from autobatch.schedule import make_schedule, min_batches
+from autobatch.schedule_check import check_schedule
 from harness import Findings, Settings, load_sst_or_listops, name_of, run
 
 # Bound, depth and agenda for 32 trees of SST, counted by another program.

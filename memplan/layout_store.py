@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from autobatch.cache import find_entry, keep_entry
+from autobatch.cache import UNREADABLE, find_entry, keep_entry
 from autobatch.checkpoint import write_whole
 from autobatch.errors import PlanError
 from autobatch.memplan.cell_layout import CellLayout, Copy, InnerBatch
@@ -68,7 +68,7 @@ def _load(program: CellProgram, path: Path) -> CellLayout:
             raise ValueError(f"its format is not {FORMAT!r}")
         layout = _from_plain(program, content)
         check_cell_layout(layout)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, PlanError) as error:
+    except (*UNREADABLE, PlanError) as error:
         raise PlanError(f"reading a layout from {str(path)!r}: {error!r}; delete it.") from error
     return layout
 

@@ -16,7 +16,8 @@ from autobatch.policies.fsm import Fsm
 from autobatch.policies.qlearning import QLearning
 from autobatch.policies.rules import Score
 from autobatch.policies.store import sign
-from autobatch.schedule import Schedule, check_schedule, min_batches
+from autobatch.schedule import Schedule, min_batches
+from autobatch.schedule_check import check_schedule
 from graphs import LETTERS, random_dag, random_tree
 from refusals import Model
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import pickle
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,17 @@ import numba
 import numpy as np
 import pytest
 
-from autobatch import checkpoint
+import autobatch as ab
 from autobatch._kept import compile_callback, keep
+from autobatch.arguments import Key
 from autobatch.blas import choosing
 from autobatch.cache import find_entry, keep_entry
+from autobatch.cell import Tracer
+from autobatch.checkpoint import write_whole
 from autobatch.errors import PolicyError
 from autobatch.kernels.loading import load
+from autobatch.memplan import layout_store
+from autobatch.memplan.cell_layout import plan_cell
 from autobatch.policies.cost import MeasuredCosts, TypeCost, find_costs
 from autobatch.policies.policy_file import load as load_policy
 from autobatch.policies.rules import Score
@@ -112,7 +119,7 @@ def test_machine_code_of_another_version_of_the_file_is_replaced(tmp_path: Path)
 
 def test_machine_code_is_written_whole(triple: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full leaves no part of a file behind."""
-    monkeypatch.setattr(checkpoint.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "no space left")))
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "no space left")))
     with pytest.raises(OSError, match="no space left"):
         keep(numba.njit(triple))(2)
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".kept", ".tmp")]
@@ -161,9 +168,22 @@ def keep_table() -> None:
     keep_entry("matmul", "signature", lambda path: choosing._save({"float32 4 4 4 NN": {"numpy": 1.0}}, path))
 
 
+def twice(given: Any) -> Any:
+    return ab.tanh(given["x"]) + given["y"], ab.concat((given["y"], given["x"]))
+
+
+PROGRAM = Tracer("twice", {}).trace(twice, {"x": Key("value", (2,)), "y": Key("value", (2,))})[0]
+
+
+def keep_the_layout() -> None:
+    content = {"format": layout_store.FORMAT, **layout_store._to_plain(plan_cell(PROGRAM, 1))}
+    keep_entry("layouts", "signature", lambda path: write_whole(path, json.dumps(content).encode()))
+
+
 ENTRIES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "policies": (keep_policy, find_policy),
     "costs": (COSTS.keep, find_the_costs),
+    "layouts": (keep_the_layout, lambda: find_entry("layouts", "signature", partial(layout_store._load, PROGRAM))),
     "matmul": (keep_table, lambda: find_entry("matmul", "signature", choosing._load)),
     "decisions": (
         lambda: store.keep_decision("signature", "a", store.Decision(Variant(), "measured")),

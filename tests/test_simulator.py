@@ -10,7 +10,8 @@ import pytest
 from autobatch.chains import Chains, follow, is_critical, own_share, restart_chains, start_chains
 from autobatch.dag import Dag, chains_ahead, depths, reverse, reverse_edges, to_dag
 from autobatch.restricted import start_restricted, unblock
-from autobatch.schedule import Schedule, chain_lengths, check_schedule
+from autobatch.schedule import Schedule, chain_lengths
+from autobatch.schedule_check import check_schedule
 from autobatch.simulator import Simulator, finish, is_done, restart, stack, start, start_all, step
 from graphs import random_batch, random_dag
 
