@@ -19,6 +19,7 @@ import numpy as np
 from autobatch.arguments import Key, Static, is_structure, parts_of
 from autobatch.cell import BoundCell, Cell, NeedsLength
 from autobatch.decode import form_tables
+from autobatch.eager import plain_array
 from autobatch.entries import Entry, Namespace, Stand, invoke
 from autobatch.errors import GraphError
 from autobatch.forms import BUILTINS, Form, FormReader, make_form
@@ -235,11 +236,14 @@ class Calls:
             return x
         if type(x) in (int, float, str, bool, type(None)) or is_static("", x):
             return x
-        if isinstance(x, Parameter) or (isinstance(x, np.ndarray) and x.dtype.kind == "f"):
+        if isinstance(x, Parameter):
             return self._source(x)
-        if is_result and isinstance(x, np.floating):
-            return self._source(np.asarray(x))
-        if isinstance(x, (np.bool_, np.integer, np.floating)):
+        if isinstance(x, np.ndarray):
+            array = plain_array(x) if x.dtype.kind in "fiub" else x
+            return self._source(array) if array.dtype.kind == "f" else array
+        if isinstance(x, np.floating):
+            return self._source(plain_array(x)) if is_result else float(x)
+        if isinstance(x, (np.bool_, np.integer)):
             return x.item()
         if not is_structure(x):
             return x

@@ -8,18 +8,20 @@ appending an instruction to a `CellProgram`. A cell called inside another is par
 from __future__ import annotations
 
 import inspect
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any, overload
 
 import numpy as np
 
 from autobatch.arguments import Key, Static, is_structure, parts_of
+from autobatch.eager import EagerArray, freeze, plain_array
 from autobatch.errors import AutobatchError, GraphError, ShapeError
 from autobatch.graph_check import checking
-from autobatch.module import Module
+from autobatch.module import Module, shared_dtype
 from autobatch.ops.operators import STAGE, Operators, stage
 from autobatch.ops.variadic import VariadicPort
 from autobatch.program import NODE, Attribute, Builder, CellProgram, Port, first_leaf
@@ -106,24 +108,35 @@ def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, 
     if current is not None:
         return function(*args, **kwargs)
     module = owner if isinstance(owner, Module) else None
-    dtype = module.dtype if module is not None and module.parameters() else None
-    args = tuple(_read_only(a, dtype) for a in args)
-    kwargs = {name: _read_only(a, dtype) for name, a in kwargs.items()}
+    dtype = None if module is None else shared_dtype(module)
+    read_only = partial(_read_only, dtype=dtype)
+    args, kwargs = _on_arrays(args, read_only), _on_arrays(kwargs, read_only)
     with cell_call(None if module is None else module.training):
-        return function(*args, **kwargs)
+        return _on_arrays(function(*args, **kwargs), freeze)
 
 
 def _read_only(x: Any, dtype: Any) -> Any:
-    """The arrays in `x` as read-only views, floats cast to the model's dtype."""
+    """An array, or a number of NumPy's, as a read-only array; floats cast to the model's dtype."""
+    if type(x) is EagerArray and not x.flags.writeable and x.dtype == dtype:
+        return x
+    array = plain_array(x)
+    return freeze(array.astype(dtype, copy=False) if array.dtype.kind == "f" and dtype is not None else array)
+
+
+def _on_arrays(x: Any, function: Callable[[Any], Any]) -> Any:
+    """`x` with a function applied to the arrays in it, in containers of its own where they could be changed."""
+    kind = type(x)
     if isinstance(x, (np.ndarray, np.floating)):
-        view = np.asarray(x, dtype if x.dtype.kind == "f" else None).view()
-        view.flags.writeable = False
-        return view
-    if type(x) in (tuple, list):
-        return type(x)(_read_only(part, dtype) for part in x)
-    if type(x) is dict:
-        return {key: _read_only(part, dtype) for key, part in x.items()}
-    return x
+        return function(x)
+    if kind is tuple or kind is list:
+        return kind([_on_arrays(part, function) for part in x])
+    if kind is dict:
+        return {key: _on_arrays(part, function) for key, part in x.items()}
+    if not is_structure(x):
+        return x
+    own = parts_of(x)
+    parts = [_on_arrays(part, function) for part in own]
+    return x if all(map(operator.is_, parts, own)) else Key.of_structure(x, ()).build(parts)
 
 
 class NeedsLength(Exception):

@@ -194,15 +194,8 @@ class Module:
         Raises:
             GraphError: parameters differ in dtype; the message names two.
         """
-        parameters = self.parameters()
-        first = next(iter(parameters), "")
-        for name, parameter in parameters.items():
-            if parameter.dtype != parameters[first].dtype:
-                raise GraphError(
-                    f"the parameters of {type(self).__name__} differ in dtype: {first!r} is {parameters[first].dtype} "
-                    f"and {name!r} is {parameter.dtype}; call astype() on the whole model."
-                )
-        return parameters[first].dtype if parameters else FLOAT32
+        found = shared_dtype(self)
+        return FLOAT32 if found is None else found
 
     def astype(self, dtype: npt.DTypeLike) -> Self:
         """Change the dtype of all parameters in place, to float32 or float64, and return the module.
@@ -288,6 +281,19 @@ def check_entries(doing: str, given: Mapping[str, Shape], expected: Mapping[str,
     listed = [f"{trouble}: {_list_some(names)}" for trouble, names in troubles.items() if names]
     if listed:
         raise CheckpointError(f"{doing}: {'; '.join(listed)}; build everything as it was when this was stored.")
+
+
+def shared_dtype(module: Module) -> np.dtype[Any] | None:
+    """The dtype of all parameters, None if there are none; GraphError as for `Module.dtype`."""
+    parameters = module.parameters()
+    first = next(iter(parameters), "")
+    for name, parameter in parameters.items():
+        if parameter.dtype != parameters[first].dtype:
+            raise GraphError(
+                f"the parameters of {type(module).__name__} differ in dtype: {first!r} is {parameters[first].dtype} "
+                f"and {name!r} is {parameter.dtype}; call astype() on the whole model."
+            )
+    return parameters[first].dtype if parameters else None
 
 
 def _list_some(names: list[str]) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from autobatch.eager import plain_array, unwrap
 from autobatch.errors import GraphError
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op, Shape, check_index, first_symbol
@@ -305,12 +306,11 @@ class Builder:
             )
         if isinstance(x, Operators):
             return self._weight(x)
-        data = x if isinstance(x, (int, float)) else np.array(x)  # a copy: an array may be changed in place
-        if not isinstance(data, (int, float)) and data.dtype.kind not in "fiub":
+        data = unwrap(x)
+        if data.dtype.kind not in "fiub":
             raise GraphError(f"{self.name} computes with {x!r} ({type(x).__name__}), which is no number; leave it out.")
-        if np.asarray(data).dtype.kind not in "fiub":
-            raise GraphError(f"the body of {self.name} computes with {x!r}, which is no number or array of numbers.")
-        return self.add(Constant(data), np.shape(data), SHARED)
+        number = x if isinstance(x, (int, float)) else plain_array(data).copy()  # an array may be changed in place
+        return self.add(Constant(number), data.shape, SHARED)
 
     def _weight(self, parameter: Any) -> Traced:
         if id(parameter) not in self._weights:
@@ -341,8 +341,7 @@ class Builder:
         """Ids, refused unless they are int data of the node, or constants in their range."""
         source = origin(self.vars, ids.index).source
         if isinstance(source, Constant):
-            numbers = np.asarray(source.data)
-            check_index(op.name, numbers, table.shape[op.index_axis or 0])
+            numbers = check_index(op.name, np.asarray(source.data), table.shape[op.index_axis or 0])
             return self.add(Constant(numbers), ids.shape, SHARED)
         if not isinstance(source, Attribute) or source.is_float:
             if ids.is_known():

@@ -126,6 +126,9 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> str | None:
         return "its table is part of a parameter"
     if not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
         return "its ids are no data of the node, or many"
+    if not math.prod(low.shape(ids)):
+        low.loop(low.domain(index), "{0}", [Number(0.0)], low.whole(index))  # of no elements, but made
+        return None
     row_shape = low.shape(table)[1:]
     row = math.prod(row_shape)
     id_view = low.views[ids]

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from autobatch.eager import freeze, plain_array
 from autobatch.errors import DataError, ShapeError
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
 from autobatch.randomness import EAGER
@@ -85,16 +86,16 @@ class Op:
 
     def eager(self, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Compute at once, on plain arrays without a row axis."""
-        arrays = [np.asarray(getattr(a, "data", a) if isinstance(a, Operators) else a) for a in args]
+        arrays = [plain_array(getattr(a, "data", a) if isinstance(a, Operators) else a) for a in args]
         shape = self.shape(*(a.shape for a in arrays), **static)
         if self.index_axis is not None:
-            check_index(self.name, arrays[1], arrays[0].shape[self.index_axis])
+            arrays[1] = check_index(self.name, arrays[1], arrays[0].shape[self.index_axis])
         if self.view:
-            return self.kernel(np, arrays[0][None], **static)[0]
+            return freeze(self.kernel(np, arrays[0][None], **static)[0])
         out = np.empty((1, *shape), float_dtype(args, arrays))
         static = {**static, "random": EAGER.source} if self.random else static
         run_kernel(self, np, [a[None] for a in arrays], out, static)
-        return out[0]
+        return freeze(out[0])
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -120,13 +121,14 @@ def define_elementwise(
     )
 
 
-def check_index(what: str, ids: Array, size: int) -> None:
-    """Refuse ids or labels outside 0..size-1 with a DataError."""
-    if ids.dtype.kind not in "iu":
+def check_index(what: str, ids: Array, size: int) -> Array:
+    """The ids or labels as ints, bools as 0 and 1; a DataError refuses those outside 0..size-1."""
+    if ids.dtype.kind not in "iub":
         raise DataError(f"{what} takes integers, not {ids.dtype}.")
     if ids.size and not 0 <= ids.min() <= ids.max() < size:
         wrong = ids.min() if ids.min() < 0 else ids.max()
         raise DataError(f"{what} of {wrong}, which is not in 0..{size - 1}.")
+    return ids.astype(np.int8) if ids.dtype.kind == "b" else ids
 
 
 def broadcast(what: str, *shapes: Shape) -> Shape:
@@ -162,8 +164,10 @@ def align(array: Array, ndim: int) -> Array:
 
 def float_dtype(args: tuple[Any, ...], arrays: list[Array]) -> np.dtype[Any]:
     """The float type that eager results have: that of the arrays; Python's numbers and ints have no say."""
-    strong = [a.dtype for x, a in zip(args, arrays, strict=True) if not isinstance(x, (int, float))]
-    floats = [dtype for dtype in strong if dtype.kind == "f"]
+    pairs = zip(args, arrays, strict=True)
+    floats: set[np.dtype[Any]] = {a.dtype for x, a in pairs if a.dtype.kind == "f" and not isinstance(x, (int, float))}
+    if len(floats) == 1 and (dtype := floats.pop()).isnative:  # as it mostly is; asking NumPy takes longer
+        return dtype
     return np.result_type(*floats) if floats else np.dtype(np.float64)
 
 

@@ -1,0 +1,104 @@
+"""Arrays of eager mode: what users' arrays are read as, and what eager results are.
+
+A value of a recorded or traced program never changes: `t += 1.0` makes a new one, and whoever holds the old one keeps
+it. Eager mode must not differ, so its arrays are of a class of their own, in which it is so too. A read-only array of
+NumPy's own class would not do: it would refuse `t += 1.0` where a batched program takes it, and what Python's operators
+make of one, `h * 2.0`, could still be changed in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.errors import DataError, GraphError
+
+Plain: Any = np.ndarray
+NUMBERS = "?bBhHiIlLqQefd"  # what computing takes, by the letters of NumPy's dtypes
+
+
+class EagerArray(Plain):  # type: ignore[misc]
+    """An array whose operators `+=`, `*=`, ... make a new one, as those of recorded and traced values do.
+
+    What ops and cells return is read-only as well. `np.array(x)` and `x.copy()` are plain arrays, to be changed.
+
+    >>> import autobatch as ab
+    >>> h = ab.relu(np.ones(2))
+    >>> t = h
+    >>> t += 1.0
+    >>> h, t
+    (array([1., 1.]), array([2., 2.]))
+    """
+
+    __slots__ = ()
+    __iadd__, __isub__, __imul__, __itruediv__ = Plain.__add__, Plain.__sub__, Plain.__mul__, Plain.__truediv__
+    __ifloordiv__, __imod__, __ipow__, __imatmul__ = Plain.__floordiv__, Plain.__mod__, Plain.__pow__, Plain.__matmul__
+    __iand__, __ior__, __ixor__ = Plain.__and__, Plain.__or__, Plain.__xor__
+    __ilshift__, __irshift__ = Plain.__lshift__, Plain.__rshift__
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        """Make what NumPy's functions return of this class too, but for scalars."""
+        return array[()] if return_scalar else array.view(EagerArray)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not self.flags.writeable:
+            raise GraphError(
+                "an eager result, or an input of a cell, cannot be changed in place; make a new one, with "
+                "t = t + 1.0, ab.concat or ab.where for example, or change a copy, np.array(t)."
+            )
+        super().__setitem__(index, value)
+
+    def copy(self, order: Any = "C") -> Any:
+        """Copy into a plain array."""
+        return np.array(self, order=order)
+
+    def __copy__(self) -> Any:
+        return self.copy()
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        return np.asarray(self).__reduce__()
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
+
+
+def freeze(x: Any) -> Any:
+    """`x` as a read-only view of eager mode's class; NumPy's scalars, which never change, as they are."""
+    if isinstance(x, np.ndarray) and not (type(x) is EagerArray and not x.flags.writeable):
+        x = (x if type(x) is np.ndarray else unwrap(x)).view(EagerArray)
+        x.setflags(write=False)
+    return x
+
+
+def plain_array(x: Any) -> NDArray[Any]:
+    """The plain array of floats, ints or bools that `x` is read as: float64 for what is longer.
+
+    Raises:
+        DataError: it holds something else, or has a mask.
+    """
+    array = x if type(x) is np.ndarray else unwrap(x)
+    return array if array.dtype.char in NUMBERS else _to_numbers(array)
+
+
+def unwrap(x: Any) -> NDArray[Any]:
+    """`x` as an array of NumPy's own class, over the same numbers: of np.memmap, np.matrix, ..."""
+    if isinstance(x, np.ndarray) and not isinstance(x, EagerArray) and isinstance(x, np.ma.MaskedArray):
+        raise DataError(
+            f"an array of shape {x.shape} has a mask, which autobatch does not read; give x.filled(number), and the "
+            f"mask as an argument of its own."
+        )
+    return np.asarray(x)
+
+
+def _to_numbers(array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype.kind == "f":
+        return array.astype(np.float64)
+    raise DataError(
+        f"an array of shape {array.shape} and dtype {array.dtype} holds no numbers to compute with, which are floats, "
+        f"ints and bools; convert it first."
+    )
