@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,3 +81,14 @@ def test_a_gradient_that_is_not_finite_is_named(wrong: float, dtype: str) -> Non
 def test_a_norm_that_is_not_positive_is_refused(max_norm: float) -> None:
     with pytest.raises(DataError, match=r"cannot clip gradients to a norm of .*; give a number above 0"):
         clip_by_norm({"a": np.ones(2)}, max_norm)
+
+
+@pytest.mark.parametrize("wrong", [np.arange(3), [1.0, 2.0], "read-only"], ids=["ints", "list", "read-only"])
+def test_a_gradient_that_cannot_be_changed_changes_nothing(wrong: Any) -> None:
+    if isinstance(wrong, str):
+        wrong = np.ones(3)
+        wrong.setflags(write=False)
+    grads: Any = {"first": np.array([30.0, 40.0]), "second": wrong}
+    with pytest.raises(DataError, match="cannot clip gradients: that of 'second' is no array of floats that can be"):
+        clip_by_norm(grads, 1.0)
+    assert grads["first"].tolist() == [30.0, 40.0]

@@ -162,6 +162,41 @@ def test_parameters_that_are_views_are_changed_in_place() -> None:
     assert not model.matrix.data.any()
 
 
+def as_field(numbers: FloatArray, before: str) -> FloatArray:
+    """The same numbers as the field of a structured array, whose records begin with another field."""
+    fields: FloatArray = np.zeros(numbers.shape, [("before", before), ("number", numbers.dtype)])["number"]
+    fields[...] = numbers
+    return fields
+
+
+LAYOUTS: dict[str, Callable[[FloatArray], Any]] = {
+    "a field behind 4 bytes": lambda grad: as_field(grad, "i4"),
+    "a field behind 1 byte": lambda grad: as_field(grad, "i1"),
+    "a field behind 8 bytes": lambda grad: as_field(grad, "f8"),
+    "rows of a field": lambda grad: np.array(
+        [(0, row) for row in np.atleast_2d(grad)], [("before", "i4"), ("row", grad.dtype, np.atleast_2d(grad).shape[1])]
+    )["row"].reshape(grad.shape),
+    "backwards": lambda grad: grad[..., ::-1].copy()[..., ::-1] if grad.ndim else grad,
+    "columns first": lambda grad: np.array(grad, order="F"),
+    "other bytes first": lambda grad: grad.astype(grad.dtype.newbyteorder()),
+    "a list": lambda grad: grad.tolist(),
+    "a user's class": lambda grad: grad.view(type("Own", (np.ndarray,), {})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradients_may_lie_in_memory_as_they_like(kind: Callable[..., Optimizer], layout: str, dtype: str) -> None:
+    (model, optimizer), (expected, plain) = make_all(kind), make_all(kind)
+    for each in (model, expected):
+        each.astype(dtype)
+    for grads in draw_grads(3, dtype):
+        optimizer.step({name: LAYOUTS[layout](grad) for name, grad in grads.items()})
+        plain.step(grads)
+    assert values_of(model) == values_of(expected)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -174,6 +209,15 @@ def test_parameters_that_are_views_are_changed_in_place() -> None:
         ({"vector": None}, GraphError, r"parameter 'vector' of Model has no gradient; pass all that value_and_grad"),
         ({"vector": np.ones((5, 1))}, ShapeError, r"gradient of 'vector' has shape \(5, 1\) and the parameter \(5,\);"),
         ({"number": np.ones(1)}, ShapeError, r"gradient of 'number' has shape \(1,\) and the parameter \(\);"),
+        ({"vector": np.array(["1"] * 5)}, DataError, r"gradient of 'vector' is no array of numbers: .*dtype <U1"),
+        (
+            {"vector": np.ones(5, complex)},
+            DataError,
+            r"gradient of 'vector' is no array of numbers: .*dtype complex128",
+        ),
+        ({"vector": np.ones(5, object)}, DataError, r"gradient of 'vector' is no array of numbers: .*dtype object"),
+        ({"vector": [1.0, [2.0]]}, DataError, r"gradient of 'vector' is no array of numbers: .*inhomogeneous"),
+        ({"vector": np.ma.ones(5)}, DataError, r"gradient of 'vector' is no array of numbers: .* has a mask"),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.eager import plain_array
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.module import FloatArray, Module, Shape, check_entries
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
@@ -127,14 +128,13 @@ class Optimizer(ABC):
 
         Raises:
             GraphError: a name is unknown or missing.
-            ShapeError: a gradient's shape is not its parameter's. In both cases nothing has changed.
+            ShapeError: a gradient's shape is not its parameter's.
+            DataError: a gradient is no array of numbers. In all cases nothing has changed.
         """
         with running():
-            self._check_grads(grads)
-            for name, parameter in self._parameters.items():
-                if parameter.trainable:
-                    self._steps[name] += 1
-                    self._change(name, parameter.data, grads[name])
+            for name, grad in self._read_grads(grads).items():
+                self._steps[name] += 1
+                self._change(name, self._parameters[name].data, grad)
 
     def state_dict(self) -> OptimizerState:
         """Copy all that the next step depends on, apart from the parameters."""
@@ -168,12 +168,16 @@ class Optimizer(ABC):
         self._check_options(state["options"])
         for name, own in state["overrides"].items():
             check_overrides(f"load the group of {name!r}", own)
+        arrays = {
+            (name, slot): np.array(state["arrays"][f"{slot}.{name}"], parameter.dtype, order="C")
+            for name, parameter in self._parameters.items()
+            for slot in self._state[name]
+        }
         self._options = {option: float(value) for option, value in state["options"].items()}
         self._overrides = {name: dict(own) for name, own in state["overrides"].items()}
         self._steps = dict(state["steps"])
-        for name, parameter in self._parameters.items():
-            for slot in self._state[name]:
-                self._state[name][slot] = np.array(state["arrays"][f"{slot}.{name}"], parameter.dtype, order="C")
+        for (name, slot), array in arrays.items():
+            self._state[name][slot] = array
         self._touched.clear()
         self._jobs.clear()
         self._constants_for = ()
@@ -248,7 +252,8 @@ class Optimizer(ABC):
                     f"cannot set {option} of {type(self).__name__} to {value}; give at least 0 and below {limit}."
                 )
 
-    def _check_grads(self, grads: Mapping[str, Gradient]) -> None:
+    def _read_grads(self, grads: Mapping[str, Gradient]) -> dict[str, Gradient]:
+        """The gradients of all trainable parameters, each as plain array or `Rows`, once all have been checked."""
         doing = f"cannot take a step of {type(self).__name__}"
         for name in grads:
             if name not in self._parameters:
@@ -256,6 +261,7 @@ class Optimizer(ABC):
                     f"{doing}: there is a gradient for {name!r} and {self._model_name} had no such parameter when "
                     "the optimizer was made; make the optimizer after the whole model."
                 )
+        read: dict[str, Gradient] = {}
         for name, parameter in self._parameters.items():
             if not parameter.trainable:
                 continue
@@ -265,12 +271,16 @@ class Optimizer(ABC):
                     "value_and_grad returns, or set trainable = False."
                 )
             grad = grads[name]
-            shape = grad.shape if isinstance(grad, (np.ndarray, Rows)) else np.shape(grad)
-            if shape != parameter.shape:
+            try:
+                read[name] = grad if isinstance(grad, Rows) else plain_array(grad)
+            except (DataError, ValueError) as error:
+                raise DataError(f"{doing}: the gradient of {name!r} is no array of numbers: {error}") from error
+            if read[name].shape != parameter.shape:
                 raise ShapeError(
-                    f"{doing}: the gradient of {name!r} has shape {shape} and the parameter "
+                    f"{doing}: the gradient of {name!r} has shape {read[name].shape} and the parameter "
                     f"{parameter.shape}; pass the gradients as value_and_grad returns them."
                 )
+        return read
 
 
 COMMON_LIMITS: Mapping[str, float] = {"lr": math.inf, "weight_decay": math.inf, "lazy": math.inf}
@@ -281,7 +291,7 @@ def to_lines(array: FloatArray) -> Lines:
     """An array as lines, one for each index of its first axis; a copy of one that has none."""
     n_rows, size = len(array) if array.ndim else 1, array.itemsize
     width = array.size // max(n_rows, 1)
-    if not array.flags.writeable or (n_rows and array.ndim and not array[0].flags.c_contiguous):
+    if not _has_lines(array):
         array = array.copy()
     step = array.strides[0] // size if array.ndim and n_rows > 1 else width
     if step < width or array.flags.c_contiguous:
@@ -289,6 +299,18 @@ def to_lines(array: FloatArray) -> Lines:
         return Lines(array, array.reshape(-1), n_rows, width, width)
     length = (n_rows - 1) * step + width
     return Lines(array, np.lib.stride_tricks.as_strided(array, (length,), (size,)), n_rows, width, step)
+
+
+def _has_lines(array: FloatArray) -> bool:
+    """Whether each line is consecutive numbers, and begins whole numbers after the one before it.
+
+    A field of a structured array may begin anywhere: 12 bytes after the last one, where a number has 8.
+    """
+    if not array.flags.writeable or not array.flags.aligned:
+        return False
+    if not array.ndim or not len(array):
+        return True
+    return array.strides[0] % array.itemsize == 0 and array[0].flags.c_contiguous
 
 
 def _lend(kept: dict[np.dtype[Any], FloatArray], dtype: np.dtype[Any], size: int) -> FloatArray:

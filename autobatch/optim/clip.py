@@ -24,7 +24,7 @@ def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float:
 
     Raises:
         NumericError: a gradient holds NaN or infinity; the message names it and nothing has changed.
-        DataError: `max_norm` is not above 0.
+        DataError: `max_norm` is not above 0, or a gradient is no array of floats that can be changed.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -36,6 +36,13 @@ def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float:
     """
     if not max_norm > 0.0:
         raise DataError(f"cannot clip gradients to a norm of {max_norm}; give a number above 0.")
+    for name, grad in grads.items():
+        numbers = _numbers(grad)
+        if not isinstance(numbers, np.ndarray) or numbers.dtype.kind != "f" or not numbers.flags.writeable:
+            raise DataError(
+                f"cannot clip gradients: that of {name!r} is no array of floats that can be changed; give gradients "
+                "as value_and_grad returns them, or copies."
+            )
     norms = {name: _norm(grad) for name, grad in grads.items()}
     for name, norm in norms.items():
         if not math.isfinite(norm):
