@@ -35,7 +35,7 @@ MAY_DEFER = {  # the public doors
 
 HEAVY = ("cupy", "matplotlib", "networkx", "numba", "tensorboard", "torch")
 NOT_AT_IMPORT = (*HEAVY, "click", "rich", "safetensors")
-MAX_MODULES = 110
+MAX_MODULES = 115
 
 
 class Import(NamedTuple):
