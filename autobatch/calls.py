@@ -141,8 +141,11 @@ class Calls:
         return self._entries[key].function(*args)
 
     def next_draw(self) -> Any:
-        """Refuse to draw for a parameter outside cells: its nodes would share one mask."""
-        raise GraphError("dropout of a parameter outside a cell; apply it to a value, or inside a cell.")
+        """Refuse to draw for a parameter or an array outside cells: its nodes would share one mask."""
+        raise GraphError(
+            "dropout of a parameter or an array outside a cell, where all instances share it and would share one mask; "
+            "apply it to a value that a cell made, or inside a cell."
+        )
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a function made of ops as a cell of its own; arguments that hold no value are static."""

@@ -23,8 +23,8 @@ def unary(body: Body) -> None:
     """An element-wise op of one value."""
     forms = UNARY + IDENTITIES + (() if body.smooth else BENT + BENT)
     x, form = body.value(), pick(body.rng, forms)
-    if body.prefix == "v" or "dropout" not in form or x.text.startswith(body.prefix):
-        body.add(form, x)  # outside cells, dropout takes what was computed
+    if body.prefix == "v" or "dropout" not in form:
+        body.add(form, x)  # outside cells, dropout takes what cells made, and values may be made of arrays alone
 
 
 def binary(body: Body) -> None:
