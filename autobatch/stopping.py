@@ -37,7 +37,8 @@ class Stopping:
 
         Cost: that of `Marks.mark`, if a type has such outputs at all.
         """
-        kinds = [kind for kind in np.unique(graph.type_id).tolist() if self._types[kind].singular]
+        kinds = [kind for kind, node_type in enumerate(self._types.types) if node_type.singular]
+        kinds = [kind for kind in kinds if (graph.type_id == kind).any()]
         if not kinds:
             return graph
         self._marks.mark(graph, flows, n_slots, [slot])
