@@ -119,3 +119,27 @@ def test_loops_of_a_nest_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(stage, "check_storage", lambda *args: None)
     with pytest.raises(PlanError, match="wants"):
         run()
+
+
+def test_values_without_elements_write_over_nothing() -> None:
+    """The gradient of one lies, on paper, where saved values leave their columns to gradients."""
+
+    class Beside(ab.Module):
+        def __init__(self) -> None:
+            rng = np.random.default_rng(0)
+            self.W, self.U = (ab.Parameter(rng.standard_normal((4, 4))) for _ in range(2))
+            self.first, self.second = (ab.Parameter(np.zeros((3, 0, 3))) for _ in range(2))
+            self.astype("float64")
+
+        @ab.cell
+        def cell(self, x: Any) -> Any:
+            return ab.max_n([self.first, self.second]), ab.tanh(self.W @ x) * (self.U @ x)
+
+        def loss(self, x: Any) -> Any:
+            nothing, something = self.cell(ab.tanh(x))
+            return ab.sum(nothing) + ab.sum(something)
+
+    model, instances = Beside(), list(np.random.default_rng(1).standard_normal((3, 4)))
+    _, found = ab.batched(model.loss, backend=Cpu(poison=True, jitted=False)).value_and_grad(instances)
+    _, expected = ab.batched(model.loss, backend=Reference(poison=True)).value_and_grad(instances)
+    np.testing.assert_allclose(found["W"], expected["W"], rtol=1e-10)

@@ -82,9 +82,9 @@ def _range(lowered: Lowered, view: View, strides: tuple[int, ...] | None) -> Ran
         whole = lowered.aliases[view.value]
         view = view._replace(value=whole.value, offset=view.offset + whole.offset)
     home = lowered.homes.get(view.value)
-    if home is None or home.area != "saved":
+    if home is None or home.area != "saved" or not view.size:
         return None
-    reach = [stride * (size - 1) for size, stride in zip(view.shape, view.strides, strict=True) if size]
+    reach = [stride * (size - 1) for size, stride in zip(view.shape, view.strides, strict=True)]
     first = home.column + view.offset
     return Range(home.domain, first + sum(min(r, 0) for r in reach), first + sum(max(r, 0) for r in reach) + 1, strides)
 
