@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.cell import Cell
+from autobatch.compiling import without_collection
 from autobatch.drawing import Draws, is_generator
 from autobatch.guards import MISSING, Contents, Guard, Read, are
 from autobatch.hooks import can_be_hooked, hearing, hooked, listening
@@ -73,10 +74,12 @@ class Watch:
     def watching(self, roots: Iterable[Any]) -> Iterator[None]:
         """Note what is read within, beginning with functions and objects that the body is given.
 
+        No garbage is collected meanwhile: what others have called then, such as a clock, is not the body's doing.
+
         Raises:
             GraphError: random numbers were drawn, or the time was asked for.
         """
-        with self._hooks, hearing(self._hear), listening(self):
+        with without_collection(), self._hooks, hearing(self._hear), listening(self):
             with self._unwatched():
                 self._hook(Module)
                 self._hook(Parameter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import gc
 import logging
 import random
 import time
@@ -347,3 +348,26 @@ def test_guards_of_the_models_are_few(case: Any) -> None:
     assert 0 < len(watchlist.guards) <= 100
     assert sum(isinstance(guard, Contents) or guard.is_deep for guard in watchlist.guards) <= 4
     assert watchlist.holds()
+
+
+def test_a_clock_that_others_read_while_garbage_is_collected_is_not_the_bodys() -> None:
+    """Hypothesis times the collector, for one."""
+    asked: list[float] = []
+
+    def ask(phase: str, info: dict[str, int]) -> None:
+        asked.append(time.perf_counter())
+
+    def double(x: Any) -> Any:
+        return sum([[x], [x]], [])[0] * 2.0
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(ask)
+    gc.set_threshold(1)
+    try:
+        found = ab.batched(ab.cell(double))([np.ones(2)])
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(ask)
+    np.testing.assert_array_equal(found, [[2.0, 2.0]])
+    assert asked
+    assert gc.isenabled()
