@@ -36,6 +36,10 @@ BODIES: dict[str, Body] = {
     "every other row": lambda m, x, i: ab.sum(ab.tanh(m.tall[::2] @ x)),
     "columns backwards": lambda m, x, i: ab.sum(ab.tanh(x @ m.S[:, ::-1])),
     "a transpose backwards": lambda m, x, i: ab.sum(ab.tanh(ab.transpose(m.W)[::-1] @ (m.W @ x))),
+    # Products by one vector, side by side, of which one passes no gradient on.
+    "half a gradient": lambda m, x, i: ab.sum(
+        ab.where(m.W @ -x + m.W @ (x * 1.3) > -9.0, ab.tanh(m.U @ (x * 1.3) + m.E @ x), 0.0)
+    ),
     # A table that is multiplied too, beside another matrix.
     "a tied table": lambda m, x, i: ab.cross_entropy(m.E @ ab.tanh(x + ab.lookup(m.E, i)) + m.U @ x, i),
     "a tied vector": lambda m, x, i: ab.lookup(m.bias, i) * ab.sum(ab.tanh(m.W @ x + m.U @ x + m.bias)),

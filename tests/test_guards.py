@@ -358,7 +358,7 @@ def test_a_clock_that_others_read_while_garbage_is_collected_is_not_the_bodys() 
         asked.append(time.perf_counter())
 
     def double(x: Any) -> Any:
-        return sum([[x], [x]], [])[0] * 2.0
+        return [[x], [x], [x]][0][0] * 2.0
 
     threshold = gc.get_threshold()
     gc.callbacks.append(ask)

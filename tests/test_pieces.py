@@ -74,7 +74,7 @@ def test_batches_that_add_are_alone(seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)
     loss = ab.batched(model.everything, backend="reference")
-    plan = loss._prepare(*loss._read(draw_instances(rng, model, n=5)), training=True).parts[0].plan
+    plan = loss._prepare(*loss._read(draw_instances(rng, model, n=5)), training=True, has_aux=True).parts[0].plan
     found = find_alone(
         plan.schedule.batch_type, plan.schedule.batch_ptr, plan.dest_base, plan.dest_ptr, plan.adds, plan.tables.out_ptr
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autobatch.kernels.loop import Index, Number, Operand, Read
 from autobatch.kernels.lowering import Lowering
@@ -182,13 +182,26 @@ def lower_join(low: Lowering, index: int, source: Instruction) -> None:
         indices = [i if isinstance(i, tuple) else (i,) for i in source.static["indices"]]
     else:
         indices = _concat_indices(low, index, source)
-    covered = sum(math.prod(low.shape(arg)) for arg in source.args) == math.prod(shape)
-    if not covered:
-        low.loop(domain, "{0}", [Number(0.0)], low.whole(index))
-    for arg, where in zip(source.args, indices, strict=True):
-        part = low.part_of(index, where)
-        if not (covered and low.lies_in(arg, part)):
+    parts = [low.part_of(index, where) for where in indices]
+    made = [part for arg, part in zip(source.args, parts, strict=True) if low.lies_in(arg, part)]
+    if sum(part.size for part in parts) < math.prod(shape):
+        for gap in _between(low.whole(index), made):
+            low.loop(domain, "{0}", [Number(0.0)], gap)
+    for arg, part in zip(source.args, parts, strict=True):
+        if part not in made:
             low.loop(domain, "{0}", [low.operand(arg, part.shape)], part)
+
+
+def _between(whole: View, parts: list[View]) -> Iterator[View]:
+    """What contiguous parts of a value leave of it, in pieces."""
+    if not parts:
+        yield whole
+        return
+    end = 0
+    for start, next_end in [*sorted((part.offset, part.offset + part.size) for part in parts), (whole.size, 0)]:
+        if end < start:
+            yield View(whole.value, end, (start - end,), (1,))
+        end = next_end
 
 
 def lower_spread(low: Lowering, index: int, source: Instruction) -> None:
