@@ -209,7 +209,7 @@ def test_a_full_disk_costs_the_cache_and_no_more(monkeypatch: pytest.MonkeyPatch
     def fail(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", fail)
+    monkeypatch.setattr("autobatch._kept.write_whole", fail)
 
     def cube(x: int) -> int:
         return x * x * x

@@ -227,7 +227,7 @@ def test_a_full_disk_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", save)
+    monkeypatch.setattr("autobatch._kept.write_whole", save)
     source = "def kernel(memory, own, batch):\n    array_at(memory, np.int64)[0] = own + batch\n"
     with pytest.warns(UserWarning, match=r"cannot keep compiled kernels in .* \(No space left on device\); going on"):
         kernel = load(source, "float32", "int32")
