@@ -199,8 +199,11 @@ def gates(body: Body) -> None:
             args.append(body.drawing.weight(pick(rng, [(width,), (width,), (1,), ()])))
         gate = body.add(f"{pick(rng, ['ab.sigmoid', 'ab.tanh', '1.0 * '])}({' + '.join(terms)})", *args)
         made += [gate] if gate else []
+    forms = ["{0} * {1}", "{0} + {1}", "{0} * ab.tanh({1})", "ab.concat(({0}, {1}))"]
+    if not body.smooth and rng.random() < 0.5:
+        forms = ["ab.where({0} > 0.1, {1}, 0.5)", "ab.where({1} < 0.3, {1}, {0})", "ab.stop_gradient({0}) * {1}"]
     for x, y in pairwise(made):
-        body.add(pick(rng, ["{0} * {1}", "{0} + {1}", "{0} * ab.tanh({1})", "ab.concat(({0}, {1}))"]), x, y)
+        body.add(pick(rng, forms), x, y)
 
 
 def spread(body: Body) -> None:
