@@ -28,11 +28,10 @@ test-all: lint
 lint: $(VENV)/development
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/python tools/link_types.py
 	@$(BIN)/mypy
 
 clean:
-	@rm -rf $(VENV) .types .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist autobatch.egg-info
+	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist autobatch.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/runtime: pyproject.toml $(BIN)/python
