@@ -31,7 +31,7 @@ from autobatch.rewrite import rewrite
 from autobatch.rows import Gradient
 from autobatch.running import Running
 from autobatch.schedule import Policy
-from autobatch.turns import running
+from autobatch.system.turns import running
 
 if TYPE_CHECKING:
     from autobatch.tuning import Tuning

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.dag import Dag
+from autobatch.jit.loops import compiled
 from autobatch.simulator import Simulator
 from autobatch.words import IntArray, indices
 

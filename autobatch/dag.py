@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.graph import Graph
+from autobatch.jit.loops import compiled
 from autobatch.words import IntArray, indices
 
 

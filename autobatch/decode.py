@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
+from autobatch.jit.loops import compiled
 from autobatch.words import IntArray, words_size, write_header
 
 LongArray: TypeAlias = NDArray[np.int64]

@@ -63,7 +63,7 @@ def batched(
             with that, pins it. Variants differ in time and rounding only.
 
     Several threads may call it, and train and infer side by side: calls of all functions, and steps of optimizers, run
-    one after the other in the order in which they come, beside whoever records; see `autobatch.turns`. With `threads` a
+    one after the other in the order in which they come, beside whoever records; see `autobatch.system.turns`. With `threads` a
     call uses more cores.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
+from autobatch.jit.loops import compiled
 from autobatch.ops.elementwise import stop_gradient
 from autobatch.program import CellProgram, Instruction, Var, Weight
 from autobatch.words import IntArray

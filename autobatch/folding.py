@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.graph import TypeArrays
+from autobatch.jit.loops import compiled
 from autobatch.words import (
     FloatArray,
     IntArray,

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.errors import DataError, GraphError
 from autobatch.graph_check import check_graph, checking, refuse_backward_edges
+from autobatch.jit.loops import compiled
 from autobatch.words import (
     Encoded,
     FloatArray,

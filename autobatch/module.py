@@ -24,7 +24,7 @@ import numpy.typing as npt
 from autobatch.checkpoint import read_safetensors, write_whole
 from autobatch.errors import AutobatchError, CheckpointError, DataError, GraphError, ShapeError
 from autobatch.ops.operators import Operators
-from autobatch.turns import running
+from autobatch.system.turns import running
 
 if TYPE_CHECKING:
     from autobatch.stacks import Home, Stack

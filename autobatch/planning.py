@@ -20,7 +20,7 @@ from autobatch.report import Clock, Step
 from autobatch.rewrite import rewrite
 from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
 from autobatch.stopping import Stopping
-from autobatch.trust import is_trusted
+from autobatch.system.trust import is_trusted
 from autobatch.typetable import NodeType
 
 MOST_LAYOUTS = 16  # for each type, of its traces and for its purposes

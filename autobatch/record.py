@@ -20,7 +20,7 @@ from autobatch.live import Live
 from autobatch.module import Module, Parameter
 from autobatch.ops.operators import STAGE, stage
 from autobatch.results import SlotTable, read_result
-from autobatch.turns import recording
+from autobatch.system.turns import recording
 from autobatch.typetable import TypeTable
 
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from autobatch.addresses import address_of
+from autobatch.jit.addresses import address_of
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Shape: TypeAlias = tuple[int, ...]

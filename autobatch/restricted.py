@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.dag import Dag
+from autobatch.jit.loops import compiled
 from autobatch.simulator import Simulator
 from autobatch.words import IntArray
 

@@ -22,10 +22,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.errors import GraphError
 from autobatch.folding import fold_sums
 from autobatch.graph import Graph, TypeArrays, check_graph, checking
+from autobatch.jit.loops import compiled
 from autobatch.sharing import share_equal
 from autobatch.words import (
     FloatArray,

@@ -14,8 +14,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from autobatch._jit import compiled
 from autobatch.errors import DataError, ShapeError
+from autobatch.jit.loops import compiled
 from autobatch.module import FLOAT32, FLOAT64, FloatArray, Shape
 
 IntArray = npt.NDArray[np.integer[Any]]

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.dag import to_dag
 from autobatch.errors import PolicyError, ScheduleError
 from autobatch.graph import Graph, check_graph, checking
 from autobatch.graph_check import check_order
+from autobatch.jit.loops import compiled
 from autobatch.schedule_check import check_schedule
 from autobatch.simulator import Simulator, finish, start, step
-from autobatch.trust import is_trusted
+from autobatch.system.trust import is_trusted
 from autobatch.words import IntArray
 
 MAX_BATCHES_PRINTED = 40

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.graph import TypeArrays
+from autobatch.jit.loops import compiled
 from autobatch.words import FloatArray, IntArray, Sections, copy_outputs, sections, words_size, write_header
 
 HEAD = 3  # words of a record before its edges: its node's new number, type, number of edges

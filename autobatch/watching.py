@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from autobatch.cell import Cell
-from autobatch.compiling import without_collection
 from autobatch.drawing import Draws, is_generator
 from autobatch.guards import MISSING, Contents, Guard, Read, are
 from autobatch.hooks import can_be_hooked, hearing, hooked, listening
+from autobatch.jit.compiling import without_collection
 from autobatch.live import Live, LiveValue, can_be_live
 from autobatch.module import Module, Parameter
 from autobatch.ops.elementwise import stop_gradient

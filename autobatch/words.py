@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
+from autobatch.jit.loops import compiled
 
 IntArray: TypeAlias = NDArray[np.int32]
 LongArray: TypeAlias = NDArray[np.int64]

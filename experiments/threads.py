@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.cache import VARIABLE
 from autobatch.cli.results import format_table
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.processor import usable_cores
+from autobatch.system.cache import VARIABLE
+from autobatch.system.processor import usable_cores
 from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run
 
 PHASES = ("quiet", "busy", "quiet again")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.cache import VARIABLE
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import load_workload, record
+from autobatch.system.cache import VARIABLE
 from autobatch.tuning import CostModel, store
 from harness import Findings, Settings, find_data, run
 

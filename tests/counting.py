@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autobatch._jit import Compiled
+from autobatch.jit.loops import Compiled
 
 
 @contextmanager

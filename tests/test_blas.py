@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from autobatch import processor
-from autobatch._jit import compiled
 from autobatch.blas import (
     Chooser,
     Provider,
@@ -44,7 +42,9 @@ from autobatch.blas.finding import FINDERS
 from autobatch.cli import products
 from autobatch.cli.main import commands
 from autobatch.errors import BackendError, ShapeError
-from autobatch.processor import usable_cores
+from autobatch.jit.loops import compiled
+from autobatch.system import processor
+from autobatch.system.processor import usable_cores
 
 SIZES = [(1, 1, 1), (1, 7, 5), (7, 1, 5), (5, 6, 1), (33, 20, 65), (4, 3, 0), (0, 3, 2), (9, 530, 300)]
 DTYPES = ("float32", "float64")

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch._jit import by_address, compiled
-from autobatch.addresses import address_of, array_at
 from autobatch.cli import compile_times, progress
 from autobatch.cli.compile_times import CELLS, LAYOUTS, LOOPS, REST
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.workload import load_workload
-from autobatch.compiling import Compilation, compiling, watch_compilation
 from autobatch.executor.steps import call_steps
+from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.compiling import Compilation, compiling, watch_compilation
+from autobatch.jit.loops import by_address, compiled
 
 PROCESS = """
 import json, os
@@ -209,7 +209,7 @@ def test_a_full_disk_costs_the_cache_and_no_more(monkeypatch: pytest.MonkeyPatch
     def fail(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("autobatch._kept.write_whole", fail)
+    monkeypatch.setattr("autobatch.jit.kept.write_whole", fail)
 
     def cube(x: int) -> int:
         return x * x * x

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.addresses import address_of
 from autobatch.executor.reference import Reference
+from autobatch.jit.addresses import address_of
 from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.loading import load
 from autobatch.kernels.loop import Alone, Product
@@ -180,7 +180,7 @@ SCRIPT = """
 import sys
 import numpy as np
 import autobatch as ab
-from autobatch.addresses import address_of
+from autobatch.jit.addresses import address_of
 from autobatch.executor.cpu import Cpu
 from autobatch.kernels.loading import load
 
@@ -227,7 +227,7 @@ def test_a_full_disk_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
-    monkeypatch.setattr("autobatch._kept.write_whole", save)
+    monkeypatch.setattr("autobatch.jit.kept.write_whole", save)
     source = "def kernel(memory, own, batch):\n    array_at(memory, np.int64)[0] = own + batch\n"
     with pytest.warns(UserWarning, match=r"cannot keep compiled kernels in .* \(No space left on device\); going on"):
         kernel = load(source, "float32", "int32")

@@ -16,7 +16,7 @@ from autobatch.schedule import (
     min_batches,
 )
 from autobatch.schedule_check import check_schedule
-from autobatch.trust import trusted
+from autobatch.system.trust import trusted
 from counting import count_lines, plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from autobatch import cache
 from autobatch.errors import PolicyError
 from autobatch.policies.policy_file import load, save_policy
 from autobatch.policies.rules import LEARNED, Score
 from autobatch.policies.store import cache_folder, find_entry, keep_entry, sign
+from autobatch.system import cache
 
 SIGNATURE = sign(["leaf()", "merge(value)"])
 

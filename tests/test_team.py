@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch._jit import by_address
-from autobatch.addresses import address_of, array_at
 from autobatch.executor.atomic import fetch_add
 from autobatch.executor.pieces import Calls
 from autobatch.executor.team import Helper, Sweeps
+from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.loops import by_address
 
 N_RUNS = 60
 

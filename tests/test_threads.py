@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch import turns
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
+from autobatch.system import turns
 
 DIM = 3
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}

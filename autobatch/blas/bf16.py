@@ -11,13 +11,13 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.blas.finding import get_provider
 from autobatch.blas.packed import half
 from autobatch.blas.product import Matrix, find_step
 from autobatch.blas.provider import Provider
 from autobatch.errors import BackendError, ShapeError
-from autobatch.processor import has_amx, has_bf16
+from autobatch.jit.loops import compiled
+from autobatch.system.processor import has_amx, has_bf16
 
 
 @compiled

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from autobatch._jit import built, compiled
+from autobatch.jit.loops import built, compiled
 
 Call = Callable[..., None]
 """(size, address, *Product, beta): size is that of the routine's own factors alpha and beta, 4 bytes or 8; beta 0

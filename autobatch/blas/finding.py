@@ -22,7 +22,7 @@ from autobatch.blas.provider import Absent, ByAddress, ByNumPy, ByTorch, Provide
 from autobatch.blas.threads import Pool, look_again
 from autobatch.blas.tiles import can_tile
 from autobatch.errors import BackendError
-from autobatch.processor import has_avx512
+from autobatch.system.processor import has_avx512
 
 ROUTINES = {"float32": "sgemm", "float64": "dgemm", "uint16": "gemm_bf16bf16f32"}
 OPENBLAS_NAMES = ("scipy_{}_64_", "scipy_{}_", "{}_64_", "{}_")  # in wheels of NumPy and SciPy, and elsewhere

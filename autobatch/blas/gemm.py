@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch._jit import by_address, compiled
-from autobatch.addresses import address_of, array_at
 from autobatch.blas.calling import TRANSPOSED, Copies, Numbers
 from autobatch.blas.packed import OUTER_AT_ONCE, multiply_float32, pack_float32, panel_words
 from autobatch.blas.product import Product
 from autobatch.blas.provider import ByAddress
 from autobatch.blas.tiles import LANES, LINE, ROWS, WIDTH, WORD, block_float32, can_tile
+from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.loops import by_address, compiled
 
 NAME = "packed"
 LYING_ROWS = 256  # of a result up to which the other factor, read for every six of them, is not worth packing

@@ -21,9 +21,9 @@ from time import perf_counter
 
 import numpy as np
 
-from autobatch._jit import compiled
-from autobatch.addresses import array_at
 from autobatch.blas.tiles import LANES, NO_ROWS, WIDTH, WORD, block_bf16, block_float32, turn
+from autobatch.jit.addresses import array_at
+from autobatch.jit.loops import compiled
 
 ROWS_AT_ONCE, INNER_AT_ONCE, OUTER_AT_ONCE = 48, 512, 128
 LAP_S, LAPS = 1e-3, 5

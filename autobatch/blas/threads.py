@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from autobatch.errors import BackendError
-from autobatch.processor import usable_cores
+from autobatch.system.processor import usable_cores
 
 
 class Pool(NamedTuple):

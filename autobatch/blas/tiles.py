@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from autobatch._jit import built, compiled
-from autobatch.processor import has_avx512, has_bf16_vectors
+from autobatch.jit.loops import built, compiled
+from autobatch.system.processor import has_avx512, has_bf16_vectors
 
 LANES, VECTORS, ROWS, TALL = 16, 4, 6, 16
 WIDTH = LANES * VECTORS  # columns of a panel

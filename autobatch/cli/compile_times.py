@@ -24,8 +24,8 @@ import autobatch as ab
 from autobatch.cli.results import format_table
 from autobatch.cli.threads import DEFAULT_THREADS, use_threads
 from autobatch.cli.workload import Workload, load_workload, record
-from autobatch.compiling import Compilation, watch_compilation
 from autobatch.errors import AutobatchError
+from autobatch.jit.compiling import Compilation, watch_compilation
 
 LAYOUTS = "layouts of cells"
 CELLS = "the cells of this model"

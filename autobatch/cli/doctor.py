@@ -22,7 +22,7 @@ from autobatch.cli.workload import load_workload
 from autobatch.models.data.listops import N_CLASSES, draw_trees
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.processor import cpu_name, usable_cores
+from autobatch.system.processor import cpu_name, usable_cores
 
 REQUIRED = ("numpy", "numba", "click", "rich", "safetensors", "threadpoolctl")
 OPTIONAL = {

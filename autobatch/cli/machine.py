@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.processor import cpu_name, usable_cores
+from autobatch.system.processor import cpu_name, usable_cores
 
 
 def describe_machine() -> dict[str, Any]:

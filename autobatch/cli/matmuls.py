@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
-from autobatch.addresses import address_of
 from autobatch.blas.calling import FACTOR_BYTES, call_product
 from autobatch.blas.gemm import NAME as PACKED
 from autobatch.blas.packed import multiply_float32 as multiply_rows
@@ -28,6 +26,8 @@ from autobatch.blas.provider import Provider
 from autobatch.executor.activity import Activity
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import RowRange
+from autobatch.jit.addresses import address_of
+from autobatch.jit.loops import compiled
 from autobatch.kernels.loop import Product, Term
 from autobatch.kernels.lowering import Home, homes_of
 from autobatch.kernels.stage import Stage, compile_backward, compile_forward

@@ -12,7 +12,7 @@ from autobatch.blas.tiles import can_tile_bf16
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.errors import BackendError
-from autobatch.processor import has_bf16
+from autobatch.system.processor import has_bf16
 
 N_OUT, N_IN = 1280, 512  # the five gates of a binary Tree-LSTM of 256 on two children
 ROWS = (4, 16, 64, 256)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autobatch.compiling import Compilation, watch_compilation
+from autobatch.jit.compiling import Compilation, watch_compilation
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from autobatch._jit import built
+from autobatch.jit.loops import built
 
 ORDER = "seq_cst"
 

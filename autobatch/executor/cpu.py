@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.addresses import address_of, aligned
 from autobatch.autodiff import ROW_SUM
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.product import readable
@@ -32,6 +31,7 @@ from autobatch.executor.steps import make_calls
 from autobatch.executor.table import Prepared, Shapes
 from autobatch.executor.team import Sweeps
 from autobatch.executor.weights import WeightStage
+from autobatch.jit.addresses import address_of, aligned
 from autobatch.kernels.loading import is_jitted
 from autobatch.kernels.source import COMMON
 from autobatch.kernels.support import add_rows
@@ -84,7 +84,7 @@ class Bound:
 
 
 class Cpu(Reference):
-    """Runs plans with compiled cells, one at a time: batched functions take turns, see `autobatch.turns`.
+    """Runs plans with compiled cells, one at a time: batched functions take turns, see `autobatch.system.turns`.
 
     Args:
         poison: fill the buffer with NaN before each run, so that a read of what was never written shows.

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.addresses import aligned
 from autobatch.autodiff import Scatter
 from autobatch.executor import Counts, Timer
 from autobatch.executor.activity import Activity
+from autobatch.jit.addresses import aligned
 from autobatch.layout import Join, Layout, Place
 from autobatch.ops.define import run_kernel
 from autobatch.ops.variadic import Segments, segment_sum
@@ -35,7 +35,7 @@ Env = dict[int, Any]
 
 
 class Reference:
-    """Runs plans with NumPy, one at a time: batched functions take turns, see `autobatch.turns`.
+    """Runs plans with NumPy, one at a time: batched functions take turns, see `autobatch.system.turns`.
 
     Args:
         poison: fill the buffer with NaN before each run, so that a read of what was never written shows.

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import by_address, compiled
-from autobatch.addresses import address_of, array_at
 from autobatch.blas.bf16 import find_bf16, round_to_bf16
 from autobatch.blas.calling import call_product
 from autobatch.blas.choosing import FLOAT32
@@ -51,6 +49,8 @@ from autobatch.executor.steps import (
     ProductStep,
     address_in,
 )
+from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.loops import by_address, compiled
 from autobatch.kernels.loop import Product
 from autobatch.kernels.source import SLOTS
 from autobatch.precision import rounded

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.addresses import LINE, address_of
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.product import readable
-from autobatch.compiling import compiling
 from autobatch.executor.reference import RowRange
 from autobatch.executor.rounding import RoundedStep
 from autobatch.executor.steps import AloneStep, KernelStep, ProductStep, Step
+from autobatch.jit.addresses import LINE, address_of
+from autobatch.jit.compiling import compiling
 from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.loop import Alone, Product
 from autobatch.kernels.lowering import Home

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
-from autobatch.addresses import address_of, array_at
 from autobatch.executor.pieces import Calls, count_pieces, find_alone, list_calls, most_rows, rows_of_piece
+from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.loops import compiled
 from autobatch.kernels.source import STAGES
 from autobatch.plan import Plan, PlannedTypes
 from autobatch.program import NODE

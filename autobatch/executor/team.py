@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
-from autobatch.addresses import address_of, call_at
 from autobatch.executor.atomic import exchange_if, fetch_add, load, store, yield_address
 from autobatch.executor.pieces import Calls
 from autobatch.executor.steps import call_steps
+from autobatch.jit.addresses import address_of, call_at
+from autobatch.jit.loops import compiled
 
 Array = NDArray[Any]
 

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import by_address, compiled
-from autobatch.addresses import address_of, array_at
 from autobatch.autodiff import ROW_SUM
 from autobatch.blas.calling import call_product
 from autobatch.blas.choosing import FLOAT32, Chooser
@@ -30,6 +28,8 @@ from autobatch.executor.pieces import Calls
 from autobatch.executor.reference import dense
 from autobatch.executor.rounding import Outers
 from autobatch.executor.team import Sweeps
+from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.loops import by_address, compiled
 from autobatch.kernels.lowering import homes_of
 from autobatch.kernels.view import views_of
 from autobatch.plan import Plan, PlannedCell

@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from autobatch import addresses
-from autobatch._jit import Compiled
-from autobatch._kept import compile_callback
-from autobatch.cache import cache_folder
 from autobatch.checkpoint import write_whole
+from autobatch.jit import addresses
+from autobatch.jit.kept import compile_callback
+from autobatch.jit.loops import Compiled
 from autobatch.kernels import scoped, support
 from autobatch.kernels.scoped import plain_get, plain_put
 from autobatch.ops import normal
+from autobatch.system.cache import cache_folder
 from autobatch.vectormath import FUNCTIONS
 
 TYPES = ("int64", "int32", "float64", "bool_")
@@ -109,7 +109,7 @@ def load(source: str, dtype: str, place: str) -> Any:
 _HEAD = """from math import sqrt
 import numpy as np
 from numpy import {types}
-from autobatch.addresses import array_at
+from autobatch.jit.addresses import array_at
 from autobatch.kernels.scoped import make_get, make_put
 from autobatch.kernels.support import {helpers}
 {functions}

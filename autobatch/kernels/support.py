@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autobatch._jit import in_kernels, reordered, replaced_by
+from autobatch.jit.loops import in_kernels, reordered, replaced_by
 from autobatch.kernels.intrinsics import make_larger, make_part
 
 Array = Any

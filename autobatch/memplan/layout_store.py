@@ -1,4 +1,4 @@
-"""Layouts kept in the user's cache for other processes: `autobatch.cache`.
+"""Layouts kept in the user's cache for other processes: `autobatch.system.cache`.
 
 An entry holds for a program and for the planner's own source, so a changed planner lays out anew. What is read is
 checked as what is made (`layout_check`), for a layout that does not hold computes wrong numbers.
@@ -13,13 +13,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from autobatch.cache import UNREADABLE, find_entry, keep_entry
 from autobatch.checkpoint import write_whole
 from autobatch.errors import PlanError
 from autobatch.memplan.cell_layout import CellLayout, Copy, InnerBatch
 from autobatch.memplan.layout_check import check_cell_layout
 from autobatch.memplan.memory import Item, Memory
 from autobatch.program import CellProgram, Instruction
+from autobatch.system.cache import UNREADABLE, find_entry, keep_entry
 
 FORMAT = "autobatch layout 1"
 LEAST_WORK = 2_000  # a layout that took less, about 5 ms, is not worth a file

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
+from autobatch.jit.loops import compiled
 from autobatch.words import IntArray, Sections
 
 LongArray = NDArray[np.int64]

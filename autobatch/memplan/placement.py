@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.graph import Graph
+from autobatch.jit.loops import compiled
 from autobatch.memplan.lifetimes import first_writers, give_out
 from autobatch.plan import ALIGNMENT, Plan, PlannedTypes, TypeTables
 from autobatch.schedule import Schedule

@@ -16,7 +16,7 @@ from autobatch.plan import KernelPasses, Plan, PlannedCell, PlannedTypes
 from autobatch.program import CellProgram
 from autobatch.schedule import Schedule
 from autobatch.simplify import simplify, simplify_derivative
-from autobatch.trust import trusted
+from autobatch.system.trust import trusted
 from autobatch.typetable import NodeType
 
 

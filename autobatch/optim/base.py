@@ -30,7 +30,7 @@ from autobatch.module import FloatArray, Module, Shape, check_entries
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
 from autobatch.optim.rules import ALL, N_NUMBERS, N_ZEROS, ONLY, update_dense, update_rows
 from autobatch.rows import Gradient, Rows
-from autobatch.turns import running
+from autobatch.system.turns import running
 
 
 class OptimizerState(TypedDict):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
+from autobatch.jit.loops import compiled
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]

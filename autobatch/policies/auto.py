@@ -26,7 +26,7 @@ from autobatch.policies.rules import Score
 from autobatch.policies.search import STEPS, Search
 from autobatch.policies.store import find_entry, keep_entry, sign
 from autobatch.schedule import Policy, Schedule, min_batches, revision_of
-from autobatch.trust import trusted
+from autobatch.system.trust import trusted
 
 LESSONS = 4  # mini-batches to learn from, and as many to judge on
 EPISODE_NS = 200  # per node, of an episode of learning

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.dag import Dag
+from autobatch.jit.loops import compiled
 from autobatch.policies.embedding import (
     Stops,
     bucket,

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
-from autobatch.cache import UNREADABLE
 from autobatch.checkpoint import write_whole
 from autobatch.errors import PolicyError
+from autobatch.jit.loops import compiled
 from autobatch.policies.store import find_entry, keep_entry, sign
 from autobatch.schedule import Schedule
+from autobatch.system.cache import UNREADABLE
 
 FORMAT = "autobatch costs"
 LAUNCH, ROW, EFFICIENT = range(3)  # the lines of an array of costs

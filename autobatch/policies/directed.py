@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.dag import Dag, reverse, to_dag
 from autobatch.errors import PolicyError
 from autobatch.graph import Graph
 from autobatch.graph_check import check_order
+from autobatch.jit.loops import compiled
 from autobatch.policies.compaction import compact as compact_sequence
 from autobatch.policies.embedding import embed_early, to_schedule_at
 from autobatch.schedule import Schedule

@@ -14,10 +14,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.chains import follow, start_chains
 from autobatch.dag import Dag, reverse
 from autobatch.errors import PolicyError
+from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Directed
 from autobatch.policies.encoding import encode
 from autobatch.policies.features import (

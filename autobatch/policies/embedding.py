@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.dag import Dag
 from autobatch.errors import ScheduleError
+from autobatch.jit.loops import compiled
 from autobatch.schedule import Schedule
 from autobatch.words import IntArray
 

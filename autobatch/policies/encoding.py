@@ -18,8 +18,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.chains import Chains, is_critical
+from autobatch.jit.loops import compiled
 from autobatch.simulator import Simulator
 
 State: TypeAlias = NDArray[np.int16]

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
+from autobatch.jit.loops import compiled
 from autobatch.policies.fleet import Fleet
 
 Rows: TypeAlias = NDArray[np.float32]

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.chains import Chains, follow, restart_chains, start_chains
 from autobatch.dag import Dag
+from autobatch.jit.loops import compiled
 from autobatch.policies.rules import Weights, highest_score, is_ready
 from autobatch.restricted import Restricted, restart_stacked, start_all_restricted, unblock
 from autobatch.simulator import Simulator, restart, stack, start_all, step

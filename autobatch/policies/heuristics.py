@@ -7,13 +7,13 @@ from typing import ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.dag import Dag, depths
 from autobatch.graph import Graph
+from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Batches, Directed
 from autobatch.schedule import Schedule
 from autobatch.simulator import Simulator, finish, start, step
-from autobatch.trust import trusted
+from autobatch.system.trust import trusted
 from autobatch.words import IntArray
 
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.dag import Dag, reverse, reverse_edges
 from autobatch.errors import PolicyError
+from autobatch.jit.loops import compiled
 from autobatch.policies.suffix import Suffixes, to_suffixes
 from autobatch.words import IntArray
 

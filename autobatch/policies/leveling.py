@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.dag import Dag, reverse_edges
 from autobatch.errors import PolicyError
+from autobatch.jit.loops import compiled
 from autobatch.policies.cost import CostModel, batch_cost
 from autobatch.policies.embedding import NOWHERE, embed_early, embed_late, refused_place
 from autobatch.words import FloatArray, IntArray

@@ -13,8 +13,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.dag import Dag
+from autobatch.jit.loops import compiled
 from autobatch.policies.compaction import compact, keep_from_left, keep_from_right
 from autobatch.policies.cost import ROW, CostModel, batch_cost
 from autobatch.policies.embedding import fill_early, fill_mirrored, index_stops

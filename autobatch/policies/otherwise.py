@@ -9,7 +9,7 @@ from typing import final
 from autobatch.errors import PolicyError
 from autobatch.graph import Graph
 from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
-from autobatch.trust import trusted
+from autobatch.system.trust import trusted
 
 
 @final

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.cache import UNREADABLE
 from autobatch.checkpoint import write_whole
 from autobatch.errors import PolicyError
 from autobatch.policies.directed import Directed, Direction
@@ -27,6 +26,7 @@ from autobatch.policies.fsm import WAYS, Fsm, Machine, Taught, TypeNames
 from autobatch.policies.network import Deep, to_network
 from autobatch.policies.rules import Score, Weights
 from autobatch.policies.table import Table, add_state, make_table
+from autobatch.system.cache import UNREADABLE
 
 FORMAT = "autobatch policy"
 VERSION = 1

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch._jit import compiled
 from autobatch.chains import follow, start_chains
 from autobatch.dag import Dag, reverse
 from autobatch.errors import PolicyError
 from autobatch.graph import Graph
+from autobatch.jit.loops import compiled
 from autobatch.policies.encoding import State, encode
 from autobatch.policies.fsm import WAYS, Fsm, Way, describe_state, run_machine
 from autobatch.simulator import start, step

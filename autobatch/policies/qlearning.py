@@ -21,10 +21,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.chains import Chains, follow, is_critical, restart_chains, start_chains
 from autobatch.dag import Dag, chains_ahead, reverse
 from autobatch.errors import PolicyError
+from autobatch.jit.loops import compiled
 from autobatch.policies.cost import EFFICIENT, LAUNCH, ROW, CostModel, batch_cost
 from autobatch.policies.directed import Direction
 from autobatch.policies.encoding import encode

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple, final
 
-from autobatch._jit import compiled
 from autobatch.chains import Chains, follow, is_critical, start_chains
 from autobatch.dag import Dag
+from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Batches, Directed, Direction
 from autobatch.restricted import Restricted, start_restricted, unblock
 from autobatch.simulator import Simulator, finish, start, step
-from autobatch.trust import trusted
+from autobatch.system.trust import trusted
 
 
 @final

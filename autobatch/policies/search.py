@@ -23,7 +23,7 @@ from autobatch.policies.kernel import make_kernel
 from autobatch.policies.local_search import local_search
 from autobatch.policies.rules import Score
 from autobatch.schedule import Schedule
-from autobatch.trust import trusted
+from autobatch.system.trust import trusted
 from autobatch.words import IntArray
 
 STEPS = 5000

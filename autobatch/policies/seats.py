@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.chains import is_critical
 from autobatch.dag import Dag
 from autobatch.errors import PolicyError
+from autobatch.jit.loops import compiled
 from autobatch.policies.cost import EFFICIENT, LAUNCH, ROW, CostModel, batch_cost
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, describe
 from autobatch.policies.fleet import Fleet, advance, make_fleet, restart_dag

@@ -1,4 +1,4 @@
-"""What names a policy or its costs in the user's cache (`autobatch.cache`): a digest of outlines, and a version."""
+"""What names a policy or its costs in the user's cache (`autobatch.system.cache`): a digest of outlines, and a version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from autobatch.cache import cache_folder, find_entry, keep_entry
+from autobatch.system.cache import cache_folder, find_entry, keep_entry
 
 __all__ = ["cache_folder", "find_entry", "keep_entry", "sign"]
 

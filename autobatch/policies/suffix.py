@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
 from autobatch.dag import Dag, reverse_edges
+from autobatch.jit.loops import compiled
 from autobatch.words import IntArray
 
 BoolArray = NDArray[np.bool_]

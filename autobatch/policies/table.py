@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import compiled
+from autobatch.jit.loops import compiled
 from autobatch.policies.encoding import State
 from autobatch.words import IntArray
 

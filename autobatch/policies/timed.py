@@ -27,7 +27,7 @@ from autobatch.policies.fsm import WAYS
 from autobatch.policies.leveling import Assign, assign_rows
 from autobatch.policies.local_search import local_search
 from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
-from autobatch.trust import trusted
+from autobatch.system.trust import trusted
 from autobatch.words import IntArray
 
 

@@ -1,4 +1,4 @@
-"""Decisions and measurements in the user's cache, per machine and model: `autobatch.cache`.
+"""Decisions and measurements in the user's cache, per machine and model: `autobatch.system.cache`.
 
 An entry of decisions holds for a processor, its usable cores, the versions of the libraries, a backend, and the
 programs of a model with all their widths; it has a line per class of mini-batches. Processes that write one entry at
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from autobatch.blas.finding import find_versions
-from autobatch.cache import UNREADABLE, find_entry, keep_entry
 from autobatch.checkpoint import write_whole
 from autobatch.errors import PlanError
-from autobatch.processor import cpu_name, usable_cores
+from autobatch.system.cache import UNREADABLE, find_entry, keep_entry
+from autobatch.system.processor import cpu_name, usable_cores
 from autobatch.tuning.variant import Variant, is_value
 from autobatch.typetable import NodeType
 

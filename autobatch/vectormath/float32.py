@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from autobatch._jit import contracted
+from autobatch.jit.loops import contracted
 from autobatch.ops.normal import GELU_CUBE, GELU_SCALE
 
 Float: TypeAlias = Any  # np.float32

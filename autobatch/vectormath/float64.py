@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from autobatch._jit import in_kernels
+from autobatch.jit.loops import in_kernels
 from autobatch.ops.normal import GELU_CUBE, GELU_SCALE
 
 Float: TypeAlias = Any  # np.float64

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from autobatch._jit import contracted
+from autobatch.jit.loops import contracted
 from autobatch.ops import normal as wide
 from autobatch.vectormath.float32 import ALL_BUT_SIGN, ONE, SIGN_BIT, ZERO, scale, split_exp
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from autobatch.compiling import without_collection
+from autobatch.jit.compiling import without_collection
 
 
 class Compilers(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch._jit import built
+from autobatch.jit.loops import built
 
 Array = NDArray[Any]
 FAR = 1 << 40  # elements; the end of an array is not known by its address

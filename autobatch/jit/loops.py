@@ -25,9 +25,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from numpy import generic
 
-from autobatch._compilers import make_compilers
-from autobatch._kept import compile_callback, keep
-from autobatch.compiling import compiling
+from autobatch.jit.compilers import make_compilers
+from autobatch.jit.compiling import compiling
+from autobatch.jit.kept import compile_callback, keep
 
 P = ParamSpec("P")
 R = TypeVar("R")
