@@ -22,7 +22,6 @@ from autobatch.errors import (
 from autobatch.graph import Graph
 from autobatch.layers import Dropout, Embedding, GRUCell, LayerNorm, Linear, LSTMCell
 from autobatch.minibatches import minibatches
-from autobatch.module import Module, Parameter
 from autobatch.ops import (
     add,
     affine,
@@ -70,8 +69,9 @@ from autobatch.ops import (
     transpose,
     where,
 )  # fmt: skip
-from autobatch.randomness import randomness
-from autobatch.rows import Rows
+from autobatch.ops.randomness import randomness
+from autobatch.params.module import Module, Parameter
+from autobatch.params.rows import Rows
 
 __version__ = "0.1.0"
 

@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 
 from autobatch.executor import Backend
 from autobatch.graph import Graph, split_graph
+from autobatch.ir.precision import check_precision
 from autobatch.losses import check_finite, loss_slot, loss_weights, put_gradients, take_gradients
-from autobatch.module import Module
+from autobatch.params.module import Module
+from autobatch.params.rows import Gradient
 from autobatch.plan import PlannedTypes, Planner
 from autobatch.planning import Choices, Planning
-from autobatch.precision import check_precision
 from autobatch.prefetching import prefetch
 from autobatch.profiling import N_CALLS, Profile
 from autobatch.record import MiniBatch, Recorder, list_instances, refuse_inside
 from autobatch.report import Clock, LastCall, Report, Step, make_report
 from autobatch.results import join_columns, stack_results
 from autobatch.rewrite import rewrite
-from autobatch.rows import Gradient
 from autobatch.running import Running
 from autobatch.schedule import Policy
 from autobatch.system.turns import running
@@ -50,7 +50,7 @@ class Batched:
         seed, step: what random numbers depend on; `step` counts the calls of value_and_grad.
         policy, planner, backend: what decides the batches, decides the places, and computes.
         max_bytes: what a mini-batch's values may take before it is run in parts; None for no limit.
-        precision: of matrix products, see `autobatch.precision`.
+        precision: of matrix products, see `autobatch.ir.precision`.
         threads: that a mini-batch has, where they are not measured or pinned.
     """
 

@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.arguments import Key, Static, is_structure, parts_of
 from autobatch.cell import BoundCell, Cell, NeedsLength
 from autobatch.decode import form_tables
-from autobatch.eager import plain_array
 from autobatch.entries import Entry, Namespace, Stand, invoke
 from autobatch.errors import GraphError
 from autobatch.forms import BUILTINS, Form, FormReader, make_form
 from autobatch.handles import OUTPUT_BITS, RECYCLE, Bundle, Handles, Value
-from autobatch.module import Module, Parameter
+from autobatch.ir.arguments import Key, Static, is_structure, parts_of
+from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.ops.define import Op, first_symbol
+from autobatch.ops.eager import plain_array
 from autobatch.ops.operators import STAGE
 from autobatch.ops.variadic import SUM_N
+from autobatch.params.module import Module, Parameter
 from autobatch.traces import Traces
-from autobatch.typetable import NodeType, TypeTable
 from autobatch.words import IntArray
 
 MAX_FORMS = 8  # that an entry tries one after another; rarer ones take the slow path

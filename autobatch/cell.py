@@ -17,16 +17,16 @@ from typing import Any, overload
 
 import numpy as np
 
-from autobatch.arguments import Key, Static, is_structure, parts_of
-from autobatch.eager import EagerArray, freeze, plain_array
 from autobatch.errors import AutobatchError, GraphError, ShapeError
 from autobatch.graph_check import checking
-from autobatch.module import Module, shared_dtype
+from autobatch.ir.arguments import Key, Static, is_structure, parts_of
+from autobatch.ir.program import NODE, Attribute, Builder, CellProgram, Port, first_leaf
+from autobatch.ir.program_check import check_cell
+from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.operators import STAGE, Operators, stage
+from autobatch.ops.randomness import cell_call
 from autobatch.ops.variadic import VariadicPort
-from autobatch.program import NODE, Attribute, Builder, CellProgram, Port, first_leaf
-from autobatch.program_check import check_cell
-from autobatch.randomness import cell_call
+from autobatch.params.module import Module, shared_dtype
 
 
 class Cell:

@@ -11,10 +11,10 @@ from autobatch.batched import Batched
 from autobatch.budget import check_max_bytes
 from autobatch.errors import DataError, GraphError, PolicyError
 from autobatch.executor import Backend, make_backend
-from autobatch.module import Module
+from autobatch.ir.precision import check_precision
+from autobatch.params.module import Module
 from autobatch.plan import Planner
 from autobatch.plan_cache import DEFAULT_SIZE
-from autobatch.precision import check_precision
 from autobatch.rewrite import DEFAULT, to_passes
 from autobatch.schedule import Policy
 
@@ -54,7 +54,7 @@ def batched(
         plan_cache: how many plans to keep. A mini-batch of recorded graphs that comes again, be it of other objects
             that hold the same, is not planned again; its results are the same, to the bit. 0 keeps none.
         precision: of matrix products: "float32", that is, the module's own float type; or "bf16", for float32 modules:
-            both operands are rounded to 16 bits, sums and all else stay as they are, see `autobatch.precision`.
+            both operands are rounded to 16 bits, sums and all else stay as they are, see `autobatch.ir.precision`.
         threads: that share the pieces of batches (backend "cpu") or compute matrix products (others), and no more than
             there are cores to use; "auto" measures one against more on the first mini-batches of each size, and goes
             back to one where others need the cores, see `autobatch.tuning`.

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from autobatch.arguments import exact
+from autobatch.ir.arguments import exact
 from autobatch.live import Live, can_be_live
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Protocol
 
-from autobatch.arguments import Key, Static
 from autobatch.errors import GraphError
+from autobatch.ir.arguments import Key, Static
+from autobatch.ir.typetable import NodeType
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.operators import STAGE, Symbol
-from autobatch.typetable import NodeType
 
 OUTPUT_BITS = 8
 MAX_OUTPUTS = 2**OUTPUT_BITS  # values that a node can return

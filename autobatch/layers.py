@@ -14,7 +14,7 @@ import numpy as np
 from autobatch import ops
 from autobatch.cell import cell
 from autobatch.errors import ShapeError
-from autobatch.module import FloatArray, Module, Parameter
+from autobatch.params.module import FloatArray, Module, Parameter
 
 
 class Linear(Module):

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from autobatch.module import Parameter
-from autobatch.program import Builder, Traced
+from autobatch.ir.program import Builder, Traced
+from autobatch.params.module import Parameter
 
 
 def is_number(x: object) -> bool:

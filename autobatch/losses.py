@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.arguments import Key
 from autobatch.errors import DataError, GraphError, NumericError, ShapeError
 from autobatch.graph import Graph
-from autobatch.module import Parameter
+from autobatch.ir.arguments import Key
+from autobatch.params.module import Parameter
+from autobatch.params.rows import Gradient, Rows
 from autobatch.results import Slot, SlotTable
-from autobatch.rows import Gradient, Rows
 
 Array = NDArray[Any]
 

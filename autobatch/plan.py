@@ -9,7 +9,7 @@ edge; and in inference
 
     [ what the user asked for | inputs of batches, each only from its first writer to its run ]
 
-Rows of a type are in schedule order, so a batch reads contiguous rows; ports are column ranges (`autobatch.layout`). A
+Rows of a type are in schedule order, so a batch reads contiguous rows; ports are column ranges (`autobatch.ir.layout`). A
 node output has *destinations*, absolute offsets into the buffer where its readers (and the user) find it; their
 gradients lie at the same offsets plus `mirror`. A port that reads a sum of several values is the destination of each:
 the first to run stores, the others add.
@@ -27,14 +27,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.autodiff import Derivative
-from autobatch.flows import FlowArrays, make_flows
 from autobatch.graph import Graph
-from autobatch.layout import Layout
-from autobatch.program import NODE, CellProgram
+from autobatch.ir.flows import FlowArrays, make_flows
+from autobatch.ir.layout import Layout
+from autobatch.ir.passes.autodiff import Derivative
+from autobatch.ir.program import NODE, CellProgram
+from autobatch.ir.typetable import NodeType
+from autobatch.params.stacks import Stack, parts_of, stacks_in
 from autobatch.schedule import Schedule
-from autobatch.stacks import Stack, parts_of, stacks_in
-from autobatch.typetable import NodeType
 from autobatch.words import FloatArray, IntArray
 
 ALIGNMENT = 16  # elements: blocks start on a cache line in float32

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from autobatch.errors import PlanError
 from autobatch.graph import Graph
+from autobatch.ir.program import NODE
 from autobatch.plan import Batch, Plan, PlannedTypes
-from autobatch.program import NODE
 from autobatch.schedule import Schedule
 
 Source: TypeAlias = tuple[int, int]  # a node and the number of an output of it

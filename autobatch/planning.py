@@ -11,6 +11,7 @@ import numpy as np
 from autobatch.budget import Part, fit_parts
 from autobatch.executor import Backend
 from autobatch.graph import Graph, checking, of_instances
+from autobatch.ir.typetable import NodeType
 from autobatch.losses import loss_slot
 from autobatch.plan import PlannedCell, PlannedTypes, Planner
 from autobatch.plan_cache import PlanCache, Planned
@@ -21,7 +22,6 @@ from autobatch.rewrite import rewrite
 from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
 from autobatch.stopping import Stopping
 from autobatch.system.trust import is_trusted
-from autobatch.typetable import NodeType
 
 MOST_LAYOUTS = 16  # for each type, of its traces and for its purposes
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.checkpoint import write_whole
 from autobatch.errors import DataError
 from autobatch.graph import Graph, Types
+from autobatch.params.checkpoint import write_whole
 from autobatch.plan import Batch, PlannedTypes
 from autobatch.report import Span, Step
 

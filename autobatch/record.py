@@ -16,12 +16,12 @@ from autobatch.decode import STALE, as_longs, decode_log
 from autobatch.errors import DataError, GraphError
 from autobatch.graph import Graph, check_ranges, merge_graphs, split_graph
 from autobatch.handles import Value
+from autobatch.ir.typetable import TypeTable
 from autobatch.live import Live
-from autobatch.module import Module, Parameter
 from autobatch.ops.operators import STAGE, stage
+from autobatch.params.module import Module, Parameter
 from autobatch.results import SlotTable, read_result
 from autobatch.system.turns import recording
-from autobatch.typetable import TypeTable
 
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
 

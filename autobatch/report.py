@@ -14,11 +14,11 @@ import numpy as np
 from autobatch.budget import Part
 from autobatch.executor import Counts
 from autobatch.graph import Graph, merge_graphs
+from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.plan import PlannedTypes
 from autobatch.plotting import Picture, plot_schedules
 from autobatch.rewrite import Rewrites
 from autobatch.schedule import Policy, Schedule, chain_lengths, min_batches
-from autobatch.typetable import NodeType, TypeTable
 
 
 class Span(NamedTuple):

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.executor import Backend
-from autobatch.gradients import GradientBuffers
-from autobatch.module import Parameter
-from autobatch.randomness import Randomness
+from autobatch.ops.randomness import Randomness
+from autobatch.params.gradients import GradientBuffers
+from autobatch.params.module import Parameter
+from autobatch.params.rows import Gradient, Rows
 from autobatch.record import Recorder
 from autobatch.report import Step
-from autobatch.rows import Gradient, Rows
 
 Array = NDArray[Any]
 

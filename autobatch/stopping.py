@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch.flows import FlowArrays, Marks
 from autobatch.graph import Graph
-from autobatch.typetable import TypeTable
+from autobatch.ir.flows import FlowArrays, Marks
+from autobatch.ir.typetable import TypeTable
 from autobatch.words import Encoded
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from autobatch.batched import Batched
 from autobatch.errors import NumericError
-from autobatch.module import Module, Parameter
+from autobatch.params.module import Module, Parameter
 
 
 def check_grads(

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.arguments import Key
 from autobatch.cell import NeedsLength, Tracer
 from autobatch.entries import Entry
 from autobatch.guards import Guard, Watchlist, changed_numbers
+from autobatch.ir.arguments import Key
+from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, NeedsNumber, Port, Weight
+from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
 from autobatch.live import Live
-from autobatch.module import FLOAT32, Module
 from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
-from autobatch.program import Attribute, CellProgram, Constant, Instruction, NeedsNumber, Port, Weight
-from autobatch.typetable import NodeType, TypeTable, index_ranges
+from autobatch.params.module import FLOAT32, Module
 from autobatch.watching import Watch
 
 MOST_TRACES = 8  # of a family that are kept, with what was compiled for them

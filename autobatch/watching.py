@@ -24,12 +24,12 @@ from autobatch.cell import Cell
 from autobatch.drawing import Draws, is_generator
 from autobatch.guards import MISSING, Contents, Guard, Read, are
 from autobatch.hooks import can_be_hooked, hearing, hooked, listening
+from autobatch.ir.program import Builder
 from autobatch.jit.compiling import without_collection
 from autobatch.live import Live, LiveValue, can_be_live
-from autobatch.module import Module, Parameter
 from autobatch.ops.elementwise import stop_gradient
 from autobatch.ops.operators import Operators, Symbol
-from autobatch.program import Builder
+from autobatch.params.module import Module, Parameter
 from autobatch.scanning import functions_in, is_library, names_in, special_methods
 
 LARGE = 2**20  # bytes of an array: what is larger is an input of the program at once, and not compared

@@ -23,15 +23,15 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli.results import format_table
+from autobatch.ir.program import NODE, CellProgram, Instruction
+from autobatch.ir.typetable import NodeType
 from autobatch.memplan import check_cell_layout, plan_cell
 from autobatch.memplan.inner import HARD_OPS
 from autobatch.memplan.movement import movements
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models import find_model
 from autobatch.plan import PlannedCell
-from autobatch.program import NODE, CellProgram, Instruction
 from autobatch.rewrite import DEFAULT, PASSES
-from autobatch.typetable import NodeType
 from harness import ROOT, Findings, Settings, find_data, run, take_turns
 
 sys.path.insert(0, str(ROOT / "tests"))

@@ -18,12 +18,12 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli.results import format_table
+from autobatch.ir.program import Instruction
 from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.stage import compile_backward, compile_forward
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models import find_model
 from autobatch.plan import PlannedCell
-from autobatch.program import Instruction
 from autobatch.report import Step
 from harness import Findings, Settings, find_data, run, take_turns
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.ir.program import NODE, SHARED, Builder, CellProgram, Constant, Instruction, Traced, Weight
 from autobatch.ops import elementwise
 from autobatch.ops.operators import OPS
 from autobatch.ops.shaping import concat, reshape, slice_, transpose
-from autobatch.program import NODE, SHARED, Builder, CellProgram, Constant, Instruction, Traced, Weight
 
 
 def make_careless(program: CellProgram, rng: np.random.Generator) -> CellProgram:

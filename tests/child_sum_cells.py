@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.program import CellProgram
+from autobatch.ir.program import CellProgram
 from autobatch.record import Recorder
 
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import autobatch as ab
-from autobatch.arguments import Key
 from autobatch.cell import Tracer
-from autobatch.program import CellProgram
+from autobatch.ir.arguments import Key
+from autobatch.ir.program import CellProgram
 
 WIDTH, INSTANCES = 128, 32
 

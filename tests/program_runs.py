@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.autodiff import Derivative, differentiate
-from autobatch.module import Parameter
+from autobatch.ir.passes.autodiff import Derivative, differentiate
+from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Constant, Instruction, Port, Var, Weight, origin
 from autobatch.ops.define import run_kernel
+from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments
-from autobatch.program import NODE, SHARED, Attribute, CellProgram, Constant, Instruction, Port, Var, Weight, origin
-from autobatch.randomness import Randomness
+from autobatch.params.module import Parameter
+from autobatch.params.stacks import pieces_of
 from autobatch.record import Recorder
-from autobatch.stacks import pieces_of
 
 EDGES = (0, 2, 1, 3)  # of each node, in every variadic group
 N_ROWS = {NODE: len(EDGES), SHARED: 1}

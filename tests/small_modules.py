@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.layers import Linear
-from autobatch.module import Module, Parameter
+from autobatch.params.module import Module, Parameter
 
 
 class Head(Module):

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import autobatch as ab
-from autobatch.autodiff import Derivative, differentiate
 from autobatch.errors import NumericError
 from autobatch.executor.reference import Reference
-from autobatch.program import Instruction
+from autobatch.ir.passes.autodiff import Derivative, differentiate
+from autobatch.ir.program import Instruction
 from autobatch.rewrite import PASSES
 
 TOLERANCE = 1e-10

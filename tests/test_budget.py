@@ -15,8 +15,8 @@ from autobatch.budget import cut
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
 from autobatch.graph import Graph, NamedTypes, make_graph
+from autobatch.ops.randomness import Randomness
 from autobatch.plan import Plan, PlannedTypes
-from autobatch.randomness import Randomness
 from autobatch.rewrite import PASSES
 from random_programs import draw_instances, draw_model
 from refusals import refused

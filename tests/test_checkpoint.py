@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from autobatch.checkpoint import FORMAT, VERSION, load_checkpoint, save_checkpoint
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.keeping import Keeper, Stopped
 from autobatch.cli.main import dispatch
 from autobatch.cli.stored import BEST, LAST
 from autobatch.errors import CheckpointError
-from autobatch.module import Module, Parameter
+from autobatch.params.checkpoint import FORMAT, VERSION, load_checkpoint, save_checkpoint
+from autobatch.params.module import Module, Parameter
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 MODEL = """

@@ -101,7 +101,7 @@ def read_or_none(folder: str) -> list[tuple[int, float]]:
 def test_scalars_change_no_number(command: Command) -> None:
     for options in ([], ["--tensorboard", "board"]):
         assert command(*TRAIN, "--epochs", 2, "--checkpoint", f"run{len(options)}", *options)[0] == 0
-    from autobatch.checkpoint import load_checkpoint
+    from autobatch.params.checkpoint import load_checkpoint
 
     plain, watched = (load_checkpoint(Path(run, "last.safetensors")).arrays for run in ("run0", "run2"))
     assert plain.keys() == watched.keys()

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch import stacks
-from autobatch.arguments import Key
-from autobatch.autodiff import differentiate
 from autobatch.cell import Tracer
 from autobatch.executor.reference import Reference
+from autobatch.ir.arguments import Key
+from autobatch.ir.passes.autodiff import differentiate
+from autobatch.ir.program import CellProgram, Instruction
+from autobatch.ir.program_check import check_cell
 from autobatch.memplan.homes import make_layout, place_columns
 from autobatch.memplan.joining import join_products
 from autobatch.memplan.movement import movements
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.memplan.stacking import make_stacked
 from autobatch.ops.linear import affine
-from autobatch.program import CellProgram, Instruction
-from autobatch.program_check import check_cell
-from autobatch.stacks import Stack, parts_of
+from autobatch.params import stacks
+from autobatch.params.stacks import Stack, parts_of
 from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared
 from program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types
 from random_gates import draw_gates, draw_sums

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.arguments import Key
 from autobatch.blas import choosing
 from autobatch.cell import Tracer
-from autobatch.checkpoint import write_whole
 from autobatch.errors import PolicyError
+from autobatch.ir.arguments import Key
 from autobatch.jit.kept import compile_callback, keep
 from autobatch.kernels.loading import load
 from autobatch.memplan import layout_store
 from autobatch.memplan.cell_layout import plan_cell
+from autobatch.params.checkpoint import write_whole
 from autobatch.policies.cost import MeasuredCosts, TypeCost, find_costs
 from autobatch.policies.policy_file import load as load_policy
 from autobatch.policies.rules import Score

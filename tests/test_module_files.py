@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from autobatch.errors import CheckpointError
-from autobatch.module import Module
+from autobatch.params.module import Module
 from small_modules import Head, Model, values_of
 
 

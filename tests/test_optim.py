@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
-from autobatch.module import FloatArray, Module, Parameter
 from autobatch.optim import SGD, Adam, AdamW, Group, Optimizer
+from autobatch.params.module import FloatArray, Module, Parameter
 
 SHAPES = {"matrix": (3, 4), "vector": (5,), "number": ()}
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from autobatch.errors import ShapeError
-from autobatch.module import Module, Parameter
 from autobatch.optim import SGD, Adam, AdamW, Group, rules
-from autobatch.rows import Rows
+from autobatch.params.module import Module, Parameter
+from autobatch.params.rows import Rows
 
 SHAPE = (8, 3)
 TOLERANCE = 1e-12

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autobatch.blas import gemm, packed, tiles
-from autobatch.precision import rounded
+from autobatch.ir.precision import rounded
 
 Array = Any
 SIZES = (

@@ -14,6 +14,7 @@ import autobatch as ab
 from autobatch import policies
 from autobatch.executor.cpu import Cpu
 from autobatch.graph import Graph
+from autobatch.ir.typetable import NodeType
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.shaping import expand
 from autobatch.plan import Plan, PlannedCell, PlannedTypes
@@ -22,7 +23,6 @@ from autobatch.policies import get
 from autobatch.record import Recorder
 from autobatch.rewrite import DEFAULT, PASSES, rewrite
 from autobatch.schedule import Schedule, make_schedule
-from autobatch.typetable import NodeType
 from random_programs import draw_instances, draw_model
 
 

@@ -30,7 +30,7 @@ from autobatch.executor import Backend
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
 from autobatch.executor.rounding import RoundedStep, multiply_in_float32
-from autobatch.precision import rounded
+from autobatch.ir.precision import rounded
 from twin_cases import CASES, Case
 
 Array = Any

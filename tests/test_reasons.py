@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.arguments import Key
 from autobatch.cell import Tracer
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PlanError
+from autobatch.ir.arguments import Key
+from autobatch.ir.typetable import NodeType
 from autobatch.kernels.checking import check_statements, check_steps, check_storage
 from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.loop import Alone, Loop, Product
@@ -24,7 +25,6 @@ from autobatch.kernels.stage import Stage, compile_backward, compile_forward
 from autobatch.kernels.view import View
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan import PlannedCell
-from autobatch.typetable import NodeType
 from random_programs import draw_instances, draw_model
 
 MODELS = ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"]

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.autodiff import Derivative, compute_again, differentiate
 from autobatch.errors import GraphError, PlanError
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
+from autobatch.ir.passes.autodiff import Derivative, compute_again, differentiate
+from autobatch.ir.program import SHARED, CellProgram, Constant, Instruction, Var, Weight
+from autobatch.ir.program_check import check_derivative, may_be_made_again
 from autobatch.memplan.cuts import SINK, SOURCE, Network
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.memplan.recomputing import PRICES, Prices, recompute
-from autobatch.program import SHARED, CellProgram, Constant, Instruction, Var, Weight
-from autobatch.program_check import check_derivative, may_be_made_again
 from autobatch.rewrite import PASSES
 from program_runs import Results, draw_parameters, draw_rows, run_derivative
 from random_programs import draw_instances, draw_model
@@ -265,8 +265,8 @@ def test_cuts_are_minimal(seed: int) -> None:
 
 def derive(body: Callable[..., Any], width: int = 4, n_ports: int = 2) -> Derivative:
     """The derivative of a cell of some vectors."""
-    from autobatch.arguments import Key
     from autobatch.cell import Tracer
+    from autobatch.ir.arguments import Key
 
     names = ["x", "y", "z"][:n_ports]
     program: CellProgram = Tracer("hand", {}).trace(

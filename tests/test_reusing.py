@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.arguments import Key
 from autobatch.cell import Tracer
 from autobatch.errors import PlanError
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
+from autobatch.ir.arguments import Key
+from autobatch.ir.layout import Place
+from autobatch.ir.program import Instruction, Var
+from autobatch.ir.typetable import NodeType
 from autobatch.kernels.checking import check_statements, check_steps
 from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.overwriting import overwritings, writes_over, written
 from autobatch.kernels.stage import compile_backward
-from autobatch.layout import Place
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan import PlannedCell
-from autobatch.program import Instruction, Var
 from autobatch.rewrite import PASSES
-from autobatch.typetable import NodeType
 from random_programs import draw_instances, draw_model
 from test_cpu import assert_equal
 from twin_cases import CASES, Case

@@ -18,7 +18,7 @@ from autobatch.cli.racing import MODES
 from autobatch.cli.roofline import race_matmuls
 from autobatch.cli.workload import load_workload, record
 from autobatch.executor.cpu import Cpu
-from autobatch.stacks import make_gradients
+from autobatch.params.stacks import make_gradients
 from commands import Command
 
 DIM, BATCH_SIZE = 6, 8

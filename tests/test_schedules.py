@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from autobatch.errors import CheckpointError, DataError
-from autobatch.module import Module, Parameter
 from autobatch.optim import Adam, ConstantRate, CosineRate, Group, LearningRate, Optimizer, PlateauRate, StepRate
+from autobatch.params.module import Module, Parameter
 
 N_STEPS = 100
 LR = 0.03

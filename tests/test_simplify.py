@@ -10,17 +10,26 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.arguments import Key
-from autobatch.autodiff import differentiate
 from autobatch.cell import Tracer
 from autobatch.errors import GraphError
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
+from autobatch.ir.arguments import Key
+from autobatch.ir.passes.autodiff import differentiate
+from autobatch.ir.passes.simplify import (
+    COMMON,
+    FOLDED,
+    KNOWN,
+    SIMPLER,
+    UNUSED,
+    simplify,
+    simplify_derivative,
+    simplify_why,
+)
+from autobatch.ir.program import Attribute, CellProgram, Instruction, Port
+from autobatch.ir.program_check import check_cell, check_derivative, check_rewritten
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.operators import OPS, STAGE
-from autobatch.program import Attribute, CellProgram, Instruction, Port
-from autobatch.program_check import check_cell, check_derivative, check_rewritten
-from autobatch.simplify import COMMON, FOLDED, KNOWN, SIMPLER, UNUSED, simplify, simplify_derivative, simplify_why
 from careless import make_careless
 from program_runs import Results, compute, draw_parameters, draw_rows, run_derivative, run_program
 from random_cells import State

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch import stacks
-from autobatch.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.errors import GraphError
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.module import Parameter
-from autobatch.stacks import Home, Stack, Targets, make_gradients, make_row, make_stack, settle
+from autobatch.params import stacks
+from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
+from autobatch.params.module import Parameter
+from autobatch.params.stacks import Home, Stack, Targets, make_gradients, make_row, make_stack, settle
 
 WIDTH = 3
 N_WORDS = 5

@@ -27,8 +27,8 @@ from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.blas.tiles import can_tile_bf16
-from autobatch.checkpoint import write_whole
 from autobatch.errors import BackendError
+from autobatch.params.checkpoint import write_whole
 from autobatch.system.cache import UNREADABLE, cache_folder, find_entry, keep_entry
 from autobatch.system.processor import cpu_name, has_avx512, has_bf16
 

@@ -26,16 +26,16 @@ from autobatch.blas.provider import Provider
 from autobatch.executor.activity import Activity
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import RowRange
+from autobatch.ir.program import NODE, Instruction, Weight
 from autobatch.jit.addresses import address_of
 from autobatch.jit.loops import compiled
 from autobatch.kernels.loop import Product, Term
 from autobatch.kernels.lowering import Home, homes_of
 from autobatch.kernels.stage import Stage, compile_backward, compile_forward
 from autobatch.kernels.view import View, views_of
+from autobatch.params.rows import Gradient
+from autobatch.params.stacks import Targets
 from autobatch.plan import Batch, Plan, PlannedCell, PlannedTypes
-from autobatch.program import NODE, Instruction, Weight
-from autobatch.rows import Gradient
-from autobatch.stacks import Targets
 
 Array = NDArray[Any]
 ONCE = -1  # the type of what a stage does once for all rows of the types, before or after its batches

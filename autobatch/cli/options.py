@@ -13,7 +13,7 @@ from autobatch import policies
 from autobatch.cli import completion
 from autobatch.cli.threads import DEFAULT_THREADS
 from autobatch.executor import NAMES
-from autobatch.precision import PRECISIONS
+from autobatch.ir.precision import PRECISIONS
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 UNITS = {

@@ -26,9 +26,9 @@ from autobatch.cli.results import Tally, format_table
 from autobatch.cli.workload import Workload, record
 from autobatch.errors import BackendError
 from autobatch.executor.cpu import Cpu
+from autobatch.params.stacks import make_gradients
 from autobatch.policies.auto import Auto
 from autobatch.profiling import RUNNING, Call
-from autobatch.stacks import make_gradients
 
 PLANNING, AROUND, OPTIMIZER = Part("planning", ONCE), Part("around", ONCE), Part("optimizer", ONCE)
 BESIDES: Mapping[str, str] = {

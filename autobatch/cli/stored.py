@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autobatch.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.cli.fitting import Fitting, Position
 from autobatch.cli.results import Tally
 from autobatch.cli.workload import Encoding, Workload, load_workload
 from autobatch.errors import CheckpointError
 from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.policies.auto import Auto
 from autobatch.policies.directed import Directed
 from autobatch.policies.fsm import Fsm

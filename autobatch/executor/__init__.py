@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from autobatch.errors import BackendError
+from autobatch.ops.randomness import Randomness
 from autobatch.plan import Batch, Plan, PlannedTypes
-from autobatch.randomness import Randomness
 
 NAMES = ("reference", "cpu")
 VARIABLE = "AUTOBATCH_BACKEND"
@@ -57,7 +57,7 @@ class Backend(Protocol):
         timer: who is told when each batch is done; None, at the cost of one test per batch, where nobody asks. A
             backend that runs several batches in one go runs them one by one while there is a timer. The results are
             the same, to the bit.
-        precision: how matrix products are computed, see `autobatch.precision`; set before each `forward`.
+        precision: how matrix products are computed, see `autobatch.ir.precision`; set before each `forward`.
     """
 
     name: str

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from autobatch.flows import Marks
+from autobatch.ir.flows import Marks
 from autobatch.plan import Plan, PlannedTypes
 
 Array = NDArray[Any]

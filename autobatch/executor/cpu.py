@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.autodiff import ROW_SUM
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.product import readable
 from autobatch.blas.threads import limit_threads, threads_now
@@ -31,15 +30,16 @@ from autobatch.executor.steps import make_calls
 from autobatch.executor.table import Prepared, Shapes
 from autobatch.executor.team import Sweeps
 from autobatch.executor.weights import WeightStage
+from autobatch.ir.passes.autodiff import ROW_SUM
+from autobatch.ir.precision import rounded_args
+from autobatch.ir.program import Instruction
 from autobatch.jit.addresses import address_of, aligned
 from autobatch.kernels.loading import is_jitted
 from autobatch.kernels.source import COMMON
 from autobatch.kernels.support import add_rows
+from autobatch.ops.randomness import Randomness
+from autobatch.params.rows import Gradient
 from autobatch.plan import Batch, Plan, PlannedTypes
-from autobatch.precision import rounded_args
-from autobatch.program import Instruction
-from autobatch.randomness import Randomness
-from autobatch.rows import Gradient
 
 Array = NDArray[Any]
 SCRATCH = COMMON.index("scratch")

@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.autodiff import Scatter
 from autobatch.executor import Counts, Timer
 from autobatch.executor.activity import Activity
+from autobatch.ir.layout import Join, Layout, Place
+from autobatch.ir.passes.autodiff import Scatter
+from autobatch.ir.precision import rounded, rounded_args
+from autobatch.ir.program import NODE, SHARED, Attribute, Constant, Instruction, Port, Var, Weight
 from autobatch.jit.addresses import aligned
-from autobatch.layout import Join, Layout, Place
 from autobatch.ops.define import run_kernel
+from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments, segment_sum
+from autobatch.params.rows import Gradient, Rows
+from autobatch.params.stacks import Targets, refresh
 from autobatch.plan import Batch, Plan, PlannedCell, PlannedTypes
-from autobatch.precision import rounded, rounded_args
-from autobatch.program import NODE, SHARED, Attribute, Constant, Instruction, Port, Var, Weight
-from autobatch.randomness import Randomness
-from autobatch.rows import Gradient, Rows
-from autobatch.stacks import Targets, refresh
 
 Array = NDArray[Any]
 Env = dict[int, Any]

@@ -1,4 +1,4 @@
-"""Products of which the operands are rounded to bf16, as steps; see `autobatch.precision`.
+"""Products of which the operands are rounded to bf16, as steps; see `autobatch.ir.precision`.
 
 Which way is fastest was measured (`Chooser.choose_bf16`). By vectors of bf16 numbers, a matrix is rounded and packed
 once per run, and the rows of a batch are rounded some dozens at a time, just before they are multiplied, into memory
@@ -49,11 +49,11 @@ from autobatch.executor.steps import (
     ProductStep,
     address_in,
 )
+from autobatch.ir.precision import rounded
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
 from autobatch.kernels.loop import Product
 from autobatch.kernels.source import SLOTS
-from autobatch.precision import rounded
 
 if TYPE_CHECKING:
     from autobatch.executor.stages import CompiledStage, Run

@@ -12,6 +12,7 @@ from autobatch.blas.product import readable
 from autobatch.executor.reference import RowRange
 from autobatch.executor.rounding import RoundedStep
 from autobatch.executor.steps import AloneStep, KernelStep, ProductStep, Step
+from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Weight
 from autobatch.jit.addresses import LINE, address_of
 from autobatch.jit.compiling import compiling
 from autobatch.kernels.fusing import Kernel
@@ -23,7 +24,6 @@ from autobatch.kernels.support import transpose
 from autobatch.kernels.view import View
 from autobatch.ops.define import run_kernel
 from autobatch.plan import Batch, Plan, PlannedCell
-from autobatch.program import NODE, SHARED, Constant, Instruction, Weight
 
 Array = NDArray[Any]
 

@@ -19,6 +19,8 @@ from autobatch.blas.packed import multiply_float32 as multiply_rows
 from autobatch.blas.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product, readable
 from autobatch.blas.threads import threads_now
+from autobatch.ir.precision import rounded, rounded_args
+from autobatch.ir.program import NODE, SHARED, Attribute, Instruction
 from autobatch.jit.addresses import address_of, aligned, array_at, call_at
 from autobatch.jit.compiling import compiling
 from autobatch.jit.loops import by_address, compiled
@@ -27,8 +29,6 @@ from autobatch.kernels.loop import Alone, Product
 from autobatch.kernels.source import SLOTS, Source, letter_of
 from autobatch.kernels.view import View
 from autobatch.ops.define import run_kernel
-from autobatch.precision import rounded, rounded_args
-from autobatch.program import NODE, SHARED, Attribute, Instruction
 
 if TYPE_CHECKING:
     from autobatch.executor.stages import CompiledStage, Run

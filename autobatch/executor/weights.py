@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.autodiff import ROW_SUM
 from autobatch.blas.calling import call_product
 from autobatch.blas.choosing import FLOAT32, Chooser
 from autobatch.blas.gemm import NAME as PACKED
@@ -28,13 +27,14 @@ from autobatch.executor.pieces import Calls
 from autobatch.executor.reference import dense
 from autobatch.executor.rounding import Outers
 from autobatch.executor.team import Sweeps
+from autobatch.ir.passes.autodiff import ROW_SUM
+from autobatch.ir.program import NODE, Instruction
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
 from autobatch.kernels.lowering import homes_of
 from autobatch.kernels.view import views_of
+from autobatch.params.rows import Gradient, Rows
 from autobatch.plan import Plan, PlannedCell
-from autobatch.program import NODE, Instruction
-from autobatch.rows import Gradient, Rows
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]

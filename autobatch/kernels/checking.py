@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from autobatch.errors import PlanError
+from autobatch.ir.program import SHARED, Incoming, Instruction
 from autobatch.kernels.fusing import Kernel, Step, is_made_at_once
 from autobatch.kernels.loop import Alone, Loop, Operand, Product, Statement
 from autobatch.kernels.lowering import STORED, Lowered
@@ -15,7 +16,6 @@ from autobatch.kernels.printing import name_of, show_statements
 from autobatch.kernels.reasons import Neighbours, target_of
 from autobatch.kernels.storing import Storage
 from autobatch.kernels.view import View
-from autobatch.program import SHARED, Incoming, Instruction
 
 
 def check_statements(lowered: Lowered, statements: Sequence[Statement]) -> None:

@@ -15,6 +15,7 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from autobatch.errors import PlanError
+from autobatch.ir.program import NODE, SHARED, Instruction
 from autobatch.kernels.fusing import Block, Kernel, Step
 from autobatch.kernels.loop import Alone, Loop, Operand, Product
 from autobatch.kernels.lowering import STORED, Home, Lowered
@@ -22,7 +23,6 @@ from autobatch.kernels.storing import Spot, Storage, is_number, is_row_number
 from autobatch.kernels.view import View
 from autobatch.ops.define import Shape
 from autobatch.plan import PlannedCell
-from autobatch.program import NODE, SHARED, Instruction
 
 BATCHES = ((0, 1), (2, 3))  # the nodes of each
 EDGES = (2, 0, 1, 2)  # of each node, in every group

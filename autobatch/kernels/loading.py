@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.checkpoint import write_whole
 from autobatch.jit import addresses
 from autobatch.jit.kept import compile_callback
 from autobatch.jit.loops import Compiled
 from autobatch.kernels import scoped, support
 from autobatch.kernels.scoped import plain_get, plain_put
 from autobatch.ops import normal
+from autobatch.params.checkpoint import write_whole
 from autobatch.system.cache import cache_folder
 from autobatch.vectormath import FUNCTIONS
 

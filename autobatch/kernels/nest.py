@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from autobatch.ir.program import SHARED
 from autobatch.kernels.fusing import Block
 from autobatch.kernels.loop import Loop, Number, Operand
 from autobatch.kernels.lowering import Home
 from autobatch.kernels.storing import Spot, is_number, is_row_number
-from autobatch.program import SHARED
 
 if TYPE_CHECKING:
     from autobatch.kernels.source import Writer

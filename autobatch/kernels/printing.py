@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autobatch.ir.program import Instruction, show_lines
 from autobatch.kernels.fusing import Kernel, Step
 from autobatch.kernels.loop import Alone, Loop, Number, Operand, Product, Read, Statement
 from autobatch.kernels.lowering import STORED, Lowered
 from autobatch.kernels.storing import Storage
 from autobatch.kernels.view import View
 from autobatch.ops.define import Shape
-from autobatch.program import Instruction, show_lines
 
 MADE = {"+": "sum", "max": "max"}
 AREAS = {

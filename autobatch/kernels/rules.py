@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight
 from autobatch.kernels.loop import Index, Number, Operand, Read
 from autobatch.kernels.lowering import Lowering
 from autobatch.kernels.scalar import POWERS, to_text
 from autobatch.kernels.view import View, steps
 from autobatch.ops.define import Shape
-from autobatch.program import NODE, SHARED, Attribute, Instruction, Weight
 
 FEW_IDS = 8  # an op that looks up more at once runs alone
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autobatch.ir.program import Instruction, Var
 from autobatch.ops.define import Shape
-from autobatch.program import Instruction, Var
 
 
 class View(NamedTuple):

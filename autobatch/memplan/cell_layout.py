@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+from autobatch.ir.program import CellProgram, Instruction
 from autobatch.memplan.aligned import Work
 from autobatch.memplan.constraints import (
     FLOAT_BYTES,
@@ -35,7 +36,6 @@ from autobatch.memplan.layout_search import (
     with_reasons,
 )
 from autobatch.memplan.memory import SHARED_VALUES, Item, Memory
-from autobatch.program import CellProgram, Instruction
 
 ROWS = 32  # nodes of a batch, where copies are weighed
 QUICK = 20  # the limits of a search are divided by this where it should be over soon: in about 50 ms
@@ -159,7 +159,7 @@ def plan_cell(program: CellProgram, rows: int = ROWS, one_input: bool = False, q
 
     >>> import numpy as np
     >>> import autobatch as ab
-    >>> from autobatch.arguments import Key
+    >>> from autobatch.ir.arguments import Key
     >>> from autobatch.cell import Tracer
     >>> a, b = ab.Parameter(np.zeros((2, 2))), ab.Parameter(np.zeros((2, 2)))
     >>> tracer, key = Tracer("both", {id(a): "a", id(b): "b"}), Key("value", (2,))

@@ -17,15 +17,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from autobatch.autodiff import Derivative
-from autobatch.layout import Index, Join, Layout, Place
+from autobatch.ir.layout import Index, Join, Layout, Place
+from autobatch.ir.passes.autodiff import Derivative
+from autobatch.ir.program import NODE, SHARED, CellProgram, Incoming, Instruction, Port, Var
 from autobatch.memplan.aligned import Line
 from autobatch.memplan.layout_search import Effort, fit_hard
 from autobatch.memplan.memory import FLOAT_DATA, INT_DATA, SHARED_VALUES, Item, Memory, Read, reads_of
 from autobatch.memplan.reusing import find_heirs
 from autobatch.ops.define import Op
 from autobatch.ops.shaping import assemble
-from autobatch.program import NODE, SHARED, CellProgram, Incoming, Instruction, Port, Var
 
 ROWS = 32  # nodes of a batch, where the bytes of copies are weighed
 

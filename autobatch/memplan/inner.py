@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from autobatch.dag import Dag, chains_ahead
+from autobatch.ir.program import SHARED, Constant, Instruction
 from autobatch.memplan.memory import Memory, Read, is_number
 from autobatch.ops.linear import affine, matmul, outer
-from autobatch.program import SHARED, Constant, Instruction
 
 HARD_OPS = (matmul, affine, outer)
 MAX_STATES = 50_000  # sets of finished instructions; beyond, only the likeliest signature is run

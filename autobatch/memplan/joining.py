@@ -20,6 +20,8 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from autobatch.graph_check import checking
+from autobatch.ir.program import SHARED, Builder, CellProgram, Instruction, Port, Traced, Weight, origin
+from autobatch.ir.program_check import check_cell
 from autobatch.memplan.homes import ROWS
 from autobatch.memplan.layout_search import Effort, fit_hard
 from autobatch.memplan.memory import Memory
@@ -28,9 +30,7 @@ from autobatch.ops.define import Op
 from autobatch.ops.elementwise import add
 from autobatch.ops.linear import affine, matmul
 from autobatch.ops.shaping import concat
-from autobatch.program import SHARED, Builder, CellProgram, Instruction, Port, Traced, Weight, origin
-from autobatch.program_check import check_cell
-from autobatch.stacks import make_row
+from autobatch.params.stacks import make_row
 
 Launch: TypeAlias = tuple[Op, tuple[int, ...]]  # an op, and the vectors by which it takes products of matrices
 
@@ -93,7 +93,7 @@ def join_products(program: CellProgram) -> CellProgram:
 
     >>> import numpy as np
     >>> import autobatch as ab
-    >>> from autobatch.arguments import Key
+    >>> from autobatch.ir.arguments import Key
     >>> from autobatch.cell import Tracer
     >>> w, u = ab.Parameter(np.zeros((2, 2))), ab.Parameter(np.zeros((2, 3)))
     >>> keys = {"x": Key("value", (2,)), "h": Key("value", (3,))}

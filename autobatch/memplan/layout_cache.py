@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Var
 from autobatch.memplan.cell_layout import ROWS, CellLayout, plan_cell
 from autobatch.memplan.layout_store import find_layout, keep_layout
 from autobatch.memplan.memory import Memory
-from autobatch.program import Attribute, CellProgram, Constant, Instruction, Port, Var
 
 _NO_PROGRAM = Memory(CellProgram("", (), ()))  # so that what is kept keeps no parameters
 _known: dict[Hashable, CellLayout] = {}

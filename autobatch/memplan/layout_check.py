@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from autobatch.errors import PlanError
+from autobatch.ir.program import Instruction
 from autobatch.memplan.cell_layout import CellLayout, InnerBatch
 from autobatch.memplan.constraints import Pattern, operands_of
 from autobatch.memplan.inner import computed, signature
 from autobatch.memplan.memory import Item
-from autobatch.program import Instruction
 
 
 def check_cell_layout(layout: CellLayout) -> None:

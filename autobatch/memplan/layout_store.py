@@ -13,12 +13,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from autobatch.checkpoint import write_whole
 from autobatch.errors import PlanError
+from autobatch.ir.program import CellProgram, Instruction
 from autobatch.memplan.cell_layout import CellLayout, Copy, InnerBatch
 from autobatch.memplan.layout_check import check_cell_layout
 from autobatch.memplan.memory import Item, Memory
-from autobatch.program import CellProgram, Instruction
+from autobatch.params.checkpoint import write_whole
 from autobatch.system.cache import UNREADABLE, find_entry, keep_entry
 
 FORMAT = "autobatch layout 1"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autobatch.ir.program import Instruction
 from autobatch.memplan.cell_layout import ROWS, UNTRIED, CellLayout, Copy, InnerBatch
 from autobatch.memplan.constraints import RESULT, operands_of
 from autobatch.memplan.memory import Item
-from autobatch.program import Instruction
 
 
 def show_layout(layout: CellLayout, rows: int = ROWS) -> str:

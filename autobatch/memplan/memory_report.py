@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import AutobatchError
+from autobatch.ir.program import NODE, Attribute, Instruction, Port, Var, Weight
 from autobatch.memplan.joining import join_products
 from autobatch.memplan.layout_cache import lay_out
 from autobatch.memplan.movement import FLOAT_BYTES, Movement, movements
 from autobatch.plan import Plan, PlannedCell, PlannedTypes
-from autobatch.program import NODE, Attribute, Instruction, Port, Var, Weight
 
 NARROW = 0.04  # of the widest row: items that have no room for a name in a picture
 KINDS = ("by kernel", "scatter", "gather", "copy")

@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from autobatch.ir.program import NODE, Instruction, Port, Var
 from autobatch.memplan.inner import HARD_OPS
 from autobatch.ops.linear import affine
 from autobatch.plan import Plan, PlannedCell, PlannedTypes
-from autobatch.program import NODE, Instruction, Port, Var
 
 FLOAT_BYTES = 4
 How = Literal["by kernel", "scatter", "gather", "copy"]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autobatch.autodiff import Derivative, differentiate
 from autobatch.errors import PlanError
 from autobatch.graph import Graph
+from autobatch.ir.passes.autodiff import Derivative, differentiate
+from autobatch.ir.passes.simplify import simplify, simplify_derivative
+from autobatch.ir.program import CellProgram
+from autobatch.ir.typetable import NodeType
 from autobatch.memplan import placement
 from autobatch.memplan.homes import make_layout, place_columns
 from autobatch.memplan.joining import join_products
 from autobatch.memplan.recomputing import PRICES, recompute
 from autobatch.memplan.stacking import make_stacked
 from autobatch.plan import KernelPasses, Plan, PlannedCell, PlannedTypes
-from autobatch.program import CellProgram
 from autobatch.schedule import Schedule
-from autobatch.simplify import simplify, simplify_derivative
 from autobatch.system.trust import trusted
-from autobatch.typetable import NodeType
 
 
 @trusted

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from autobatch.autodiff import Derivative
+from autobatch.ir.passes.autodiff import Derivative
+from autobatch.ir.program import Incoming, Instruction
 from autobatch.ops.elementwise import add
-from autobatch.program import Incoming, Instruction
 
 
 class Piece(NamedTuple):

@@ -17,17 +17,17 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from autobatch.graph_check import checking
+from autobatch.ir.program import Attribute, Builder, CellProgram, Constant, Instruction, Port, Traced, Weight
+from autobatch.ir.program_check import check_cell
 from autobatch.memplan.cell_layout import CellLayout, InnerBatch
 from autobatch.memplan.constraints import RESULT
 from autobatch.memplan.layout_cache import lay_out
 from autobatch.memplan.memory import SHARED_VALUES, Read, is_number, seen_through
-from autobatch.module import Parameter
 from autobatch.ops.define import Shape
 from autobatch.ops.linear import affine, matmul
 from autobatch.ops.shaping import slice_
-from autobatch.program import Attribute, Builder, CellProgram, Constant, Instruction, Port, Traced, Weight
-from autobatch.program_check import check_cell
-from autobatch.stacks import make_stack, settle, stacks_in
+from autobatch.params.module import Parameter
+from autobatch.params.stacks import make_stack, settle, stacks_in
 
 STACKED = (matmul, affine)  # weight and bias are stacked
 INPUT = 1  # the operand of these that is not
@@ -81,7 +81,7 @@ def stack_program(program: CellProgram, layout: CellLayout, soft: bool = True) -
 
     >>> import numpy as np
     >>> import autobatch as ab
-    >>> from autobatch.arguments import Key
+    >>> from autobatch.ir.arguments import Key
     >>> from autobatch.cell import Tracer
     >>> from autobatch.memplan.cell_layout import plan_cell
     >>> a, b = ab.Parameter(np.zeros((2, 2))), ab.Parameter(np.zeros((2, 2)))

@@ -18,10 +18,10 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from autobatch.eager import freeze, plain_array
 from autobatch.errors import DataError, ShapeError
+from autobatch.ops.eager import freeze, plain_array
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
-from autobatch.randomness import EAGER
+from autobatch.ops.randomness import EAGER
 
 Shape: TypeAlias = tuple[int, ...]
 Array: TypeAlias = Any  # a NumPy or CuPy array: the kernels do not care which

@@ -1,4 +1,4 @@
-"""Dropout: the op that draws. Its masks depend on where it stands, not on when it runs (see `autobatch.randomness`)."""
+"""Dropout: the op that draws. Its masks depend on where it stands, not on when it runs (see `autobatch.ops.randomness`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from autobatch.errors import DataError
 from autobatch.ops.define import Array, Op, Shape, composite, define_op
 from autobatch.ops.operators import STAGE
-from autobatch.randomness import BITS, EAGER, Randomness, next_site
+from autobatch.ops.randomness import BITS, EAGER, Randomness, next_site
 
 
 def _dropout_shape(x: Shape, draw: Shape, rate: float, site: int) -> Shape:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from autobatch.module import Module
 from autobatch.optim.base import COMMON_LIMITS, Optimizer
 from autobatch.optim.group import Group
+from autobatch.params.module import Module
 
 
 class _MomentOptimizer(Optimizer):

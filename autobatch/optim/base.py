@@ -24,12 +24,12 @@ from typing import Any, ClassVar, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.eager import plain_array
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
-from autobatch.module import FloatArray, Module, Shape, check_entries
+from autobatch.ops.eager import plain_array
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
 from autobatch.optim.rules import ALL, N_NUMBERS, N_ZEROS, ONLY, update_dense, update_rows
-from autobatch.rows import Gradient, Rows
+from autobatch.params.module import FloatArray, Module, Shape, check_entries
+from autobatch.params.rows import Gradient, Rows
 from autobatch.system.turns import running
 
 

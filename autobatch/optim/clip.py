@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from autobatch.errors import DataError, NumericError
-from autobatch.module import FloatArray
-from autobatch.rows import Gradient, Rows
+from autobatch.params.module import FloatArray
+from autobatch.params.rows import Gradient, Rows
 
 
 def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float:

@@ -16,8 +16,8 @@ from abc import ABC, abstractmethod
 from typing import TypedDict
 
 from autobatch.errors import CheckpointError, DataError
-from autobatch.module import check_entries
 from autobatch.optim.base import Optimizer
+from autobatch.params.module import check_entries
 
 SMALLEST_CHANGE = 1e-8  # of the rate by PlateauRate; torch's default `eps`
 

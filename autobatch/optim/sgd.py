@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from autobatch.errors import DataError
-from autobatch.module import Module
 from autobatch.optim.base import COMMON_LIMITS, Optimizer
 from autobatch.optim.group import Group
+from autobatch.params.module import Module
 
 
 class SGD(Optimizer):

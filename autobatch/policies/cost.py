@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.checkpoint import write_whole
 from autobatch.errors import PolicyError
 from autobatch.jit.loops import compiled
+from autobatch.params.checkpoint import write_whole
 from autobatch.policies.store import find_entry, keep_entry, sign
 from autobatch.schedule import Schedule
 from autobatch.system.cache import UNREADABLE

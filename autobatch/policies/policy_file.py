@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.checkpoint import write_whole
 from autobatch.errors import PolicyError
+from autobatch.params.checkpoint import write_whole
 from autobatch.policies.directed import Directed, Direction
 from autobatch.policies.encoding import Encoding, State
 from autobatch.policies.fsm import WAYS, Fsm, Machine, Taught, TypeNames

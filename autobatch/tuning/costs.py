@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.ir.program import NODE, SHARED, Instruction, Var
 from autobatch.plan import Plan, PlannedCell, PlannedTypes
-from autobatch.program import NODE, SHARED, Instruction, Var
 
 Speed: TypeAlias = Callable[[int, int, int], float]  # of products (m, k) by (k, n), in GFLOP/s on one thread
 Rows: TypeAlias = Mapping[int, Sequence[int]]  # of a type's batches, by domain

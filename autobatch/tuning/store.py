@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from autobatch.blas.finding import find_versions
-from autobatch.checkpoint import write_whole
 from autobatch.errors import PlanError
+from autobatch.ir.typetable import NodeType
+from autobatch.params.checkpoint import write_whole
 from autobatch.system.cache import UNREADABLE, find_entry, keep_entry
 from autobatch.system.processor import cpu_name, usable_cores
 from autobatch.tuning.variant import Variant, is_value
-from autobatch.typetable import NodeType
 
 FORMAT = "autobatch decisions 2"
 FORMAT_COSTS = "autobatch step costs 1"

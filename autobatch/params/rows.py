@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from autobatch.errors import DataError, ShapeError
 from autobatch.jit.loops import compiled
-from autobatch.module import FLOAT32, FLOAT64, FloatArray, Shape
+from autobatch.params.module import FLOAT32, FLOAT64, FloatArray, Shape
 
 IntArray = npt.NDArray[np.integer[Any]]
 LongArray = npt.NDArray[np.int64]

@@ -23,12 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from autobatch.graph_check import checking
-from autobatch.ops.define import Op, Shape
-from autobatch.ops.elementwise import add
-from autobatch.ops.indexing import scatter
-from autobatch.ops.reduction import sum
-from autobatch.ops.shaping import assemble, expand, reshape
-from autobatch.program import (
+from autobatch.ir.program import (
     NODE,
     SHARED,
     Builder,
@@ -41,10 +36,15 @@ from autobatch.program import (
     Weight,
     show_lines,
 )
-from autobatch.program_check import check_values
+from autobatch.ir.program_check import check_values
+from autobatch.ops.define import Op, Shape
+from autobatch.ops.elementwise import add
+from autobatch.ops.indexing import scatter
+from autobatch.ops.reduction import sum
+from autobatch.ops.shaping import assemble, expand, reshape
 
 if TYPE_CHECKING:
-    from autobatch.module import Parameter
+    from autobatch.params.module import Parameter
 
 
 class Scatter(NamedTuple):

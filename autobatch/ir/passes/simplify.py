@@ -1,7 +1,7 @@
 """Compute everything once, and nothing that is known: a cell without what its author wrote carelessly.
 
 - Ops on constants alone are computed now, in float64: a float32 model rounds their result once.
-- What identities give is not computed (`autobatch.identities`).
+- What identities give is not computed (`autobatch.ir.passes.identities`).
 - The same op on the same arguments is computed once; a random op never is, for every place draws its own numbers.
 - What no output needs is left out.
 
@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.autodiff import Derivative, with_values
 from autobatch.graph_check import checking
-from autobatch.identities import COMMUTATIVE, RULES, stretches
-from autobatch.ops.define import Op, run_kernel
-from autobatch.ops.shaping import slice_
-from autobatch.program import (
+from autobatch.ir.passes.autodiff import Derivative, with_values
+from autobatch.ir.passes.identities import COMMUTATIVE, RULES, stretches
+from autobatch.ir.program import (
     SHARED,
     Attribute,
     CellProgram,
@@ -36,7 +34,9 @@ from autobatch.program import (
     origin,
     renumber,
 )  # fmt: skip
-from autobatch.program_check import check_derivative, check_rewritten
+from autobatch.ir.program_check import check_derivative, check_rewritten
+from autobatch.ops.define import Op, run_kernel
+from autobatch.ops.shaping import slice_
 
 MAX_CONSTANT = 2**16  # elements of a constant that is computed or compared
 COMMON, FOLDED, KNOWN, SIMPLER, UNUSED = "computed twice", "constant", "known", "simpler", "no longer needed"
@@ -76,7 +76,7 @@ def simplify_why(program: CellProgram) -> Simplified:
     Cost: linear in the values; constants are computed.
 
     >>> import autobatch as ab
-    >>> from autobatch.arguments import Key
+    >>> from autobatch.ir.arguments import Key
     >>> from autobatch.cell import Tracer
     >>> body = lambda given: (ab.tanh(given["x"]) * (3.0 - 2.0), ab.exp(ab.tanh(given["x"])))
     >>> print(simplify(Tracer("twice", {}).trace(body, {"x": Key("value", (2,))})[0]))

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autobatch.module import FloatArray, Parameter
-from autobatch.rows import Gradient, Rows
-from autobatch.stacks import make_gradients
+from autobatch.params.module import FloatArray, Parameter
+from autobatch.params.rows import Gradient, Rows
+from autobatch.params.stacks import make_gradients
 
 
 class GradientBuffers:

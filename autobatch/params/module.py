@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from autobatch.checkpoint import read_safetensors, write_whole
 from autobatch.errors import AutobatchError, CheckpointError, DataError, GraphError, ShapeError
 from autobatch.ops.operators import Operators
+from autobatch.params.checkpoint import read_safetensors, write_whole
 from autobatch.system.turns import running
 
 if TYPE_CHECKING:
-    from autobatch.stacks import Home, Stack
+    from autobatch.params.stacks import Home, Stack
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Shape: TypeAlias = tuple[int, ...]
@@ -63,7 +63,7 @@ class Parameter(Operators):
         self._data = _to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
         self.trainable = trainable
 
-    home: Home | None = None  # where it lies beside others, see `autobatch.stacks`
+    home: Home | None = None  # where it lies beside others, see `autobatch.params.stacks`
 
     @cached_property
     def stacks(self) -> dict[tuple[tuple[int, ...], ...], Stack]:

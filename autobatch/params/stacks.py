@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from autobatch.errors import GraphError
 from autobatch.losses import zeros_like
-from autobatch.module import FloatArray, Parameter, Shape
-from autobatch.rectangles import Rectangle, bounds, find_whole, tile
-from autobatch.rows import Gradient, Rows
+from autobatch.params.module import FloatArray, Parameter, Shape
+from autobatch.params.rectangles import Rectangle, bounds, find_whole, tile
+from autobatch.params.rows import Gradient, Rows
 
 if TYPE_CHECKING:
-    from autobatch.program import Var
+    from autobatch.ir.program import Var
 
 Row: TypeAlias = tuple[Parameter, ...]  # side by side: their first axes agree
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from autobatch.eager import plain_array, unwrap
 from autobatch.errors import GraphError
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op, Shape, check_index, first_symbol
+from autobatch.ops.eager import plain_array, unwrap
 from autobatch.ops.operators import Operators, Symbol
 
 if TYPE_CHECKING:
-    from autobatch.module import Parameter
+    from autobatch.params.module import Parameter
 
 NODE, SHARED = -1, -2
 DRAW = -1  # the leaf of the attribute that numbers a node's draw: no argument

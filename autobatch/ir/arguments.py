@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.module import Module
 from autobatch.ops.operators import Operators
+from autobatch.params.module import Module
 
 PLAIN = (bool, str, int, float, bytes, type(None), enum.Enum, tuple, frozenset, type, np.dtype)
 BY_IDENTITY = (Module, Operators, np.ndarray)

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from autobatch.ir.program import Constant, Instruction, Var
 from autobatch.ops import elementwise as on_elements
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.operators import OPS
 from autobatch.ops.shaping import assemble, slice_
-from autobatch.program import Constant, Instruction, Var
 
 LARGEST_POWER = 100  # of two, whose inverse every float type has
 

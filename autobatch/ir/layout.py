@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from autobatch.program import NODE
+from autobatch.ir.program import NODE
 
 Index: TypeAlias = tuple[Any, ...]
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autobatch.errors import AutobatchError, GraphError
-from autobatch.ops.define import Op, Shape
-from autobatch.program import (
+from autobatch.ir.program import (
     NODE,
     SHARED,
     Attribute,
@@ -24,10 +23,11 @@ from autobatch.program import (
     show_lines,
     show_var,
 )  # fmt: skip
-from autobatch.stacks import parts_of
+from autobatch.ops.define import Op, Shape
+from autobatch.params.stacks import parts_of
 
 if TYPE_CHECKING:
-    from autobatch.autodiff import Derivative
+    from autobatch.ir.passes.autodiff import Derivative
 
 Ties = Iterable[tuple[int, int]]
 MADE_AGAIN = frozenset({"one_hot", "spread"})  # beside element-wise ops: what backward may compute again

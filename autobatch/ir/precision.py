@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import BackendError
+from autobatch.ir.program import SHARED, Instruction, Var
 from autobatch.ops.linear import affine, matmul
-from autobatch.program import SHARED, Instruction, Var
 
 PRECISIONS = ("float32", "bf16")
 GRADIENTS = ("row_sum_outer", "row_sum_matmul")  # of matrices that all rows share
