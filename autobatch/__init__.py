@@ -19,7 +19,7 @@ from autobatch.errors import (
     ScheduleError,
     ShapeError,
 )  # fmt: skip
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 from autobatch.layers import Dropout, Embedding, GRUCell, LayerNorm, Linear, LSTMCell
 from autobatch.minibatches import minibatches
 from autobatch.ops import (

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.executor import Backend
-from autobatch.graph import Graph, split_graph
+from autobatch.graph.graph import Graph, split_graph
+from autobatch.graph.rewrite.passes import rewrite
 from autobatch.ir.precision import check_precision
 from autobatch.losses import check_finite, loss_slot, loss_weights, put_gradients, take_gradients
 from autobatch.params.module import Module
@@ -28,9 +29,8 @@ from autobatch.profiling import N_CALLS, Profile
 from autobatch.record import MiniBatch, Recorder, list_instances, refuse_inside
 from autobatch.report import Clock, LastCall, Report, Step, make_report
 from autobatch.results import join_columns, stack_results
-from autobatch.rewrite import rewrite
 from autobatch.running import Running
-from autobatch.schedule import Policy
+from autobatch.schedule.schedule import Policy
 from autobatch.system.turns import running
 
 if TYPE_CHECKING:

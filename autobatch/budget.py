@@ -17,9 +17,9 @@ from itertools import groupby
 import numpy as np
 
 from autobatch.errors import PlanError
-from autobatch.graph import Graph, merge_graphs, split_graph
+from autobatch.graph.graph import Graph, merge_graphs, split_graph
+from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.plan import Plan
-from autobatch.rewrite import Rewrites
 
 HEADROOM = 1.05  # runs of equal nodes differ in bytes; of 1, 1.05, 1.1 and 1.2 it led to the fewest parts in total
 
@@ -32,7 +32,7 @@ class Part:
         graph: as recorded or merged, before the rewrites.
         rewrites: what was done to it before it was planned.
         n_bytes: what its values take, with the scratch memory of the backend that runs it.
-        unseen_share: see `autobatch.schedule.Policy`; None for policies that do not learn.
+        unseen_share: see `autobatch.schedule.schedule.Policy`; None for policies that do not learn.
     """
 
     graph: Graph

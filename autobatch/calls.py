@@ -21,6 +21,7 @@ from autobatch.decode import form_tables
 from autobatch.entries import Entry, Namespace, Stand, invoke
 from autobatch.errors import GraphError
 from autobatch.forms import BUILTINS, Form, FormReader, make_form
+from autobatch.graph.words import IntArray
 from autobatch.handles import OUTPUT_BITS, RECYCLE, Bundle, Handles, Value
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ir.typetable import NodeType, TypeTable
@@ -30,7 +31,6 @@ from autobatch.ops.operators import STAGE
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module, Parameter
 from autobatch.traces import Traces
-from autobatch.words import IntArray
 
 MAX_FORMS = 8  # that an entry tries one after another; rarer ones take the slow path
 

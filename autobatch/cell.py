@@ -18,7 +18,7 @@ from typing import Any, overload
 import numpy as np
 
 from autobatch.errors import AutobatchError, GraphError, ShapeError
-from autobatch.graph_check import checking
+from autobatch.graph.graph_check import checking
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ir.program import NODE, Attribute, Builder, CellProgram, Port, first_leaf
 from autobatch.ir.program_check import check_cell

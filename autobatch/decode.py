@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.graph.words import IntArray, words_size, write_header
 from autobatch.jit.loops import compiled
-from autobatch.words import IntArray, words_size, write_header
 
 LongArray: TypeAlias = NDArray[np.int64]
 

@@ -11,12 +11,12 @@ from autobatch.batched import Batched
 from autobatch.budget import check_max_bytes
 from autobatch.errors import DataError, GraphError, PolicyError
 from autobatch.executor import Backend, make_backend
+from autobatch.graph.rewrite.passes import DEFAULT, to_passes
 from autobatch.ir.precision import check_precision
 from autobatch.params.module import Module
 from autobatch.plan import Planner
 from autobatch.plan_cache import DEFAULT_SIZE
-from autobatch.rewrite import DEFAULT, to_passes
-from autobatch.schedule import Policy
+from autobatch.schedule.schedule import Policy
 
 
 def batched(
@@ -44,7 +44,7 @@ def batched(
         backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
             seconds when a model runs for the first time, and half a minute more where autobatch never ran before.
         planner: what decides where values live.
-        rewrites: the passes that simplify the graph, see `autobatch.rewrite`. "all" adds the one that is off by
+        rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`. "all" adds the one that is off by
             default: nodes of a mini-batch that compute the same are computed once.
         seed: of random numbers (dropout).
         max_bytes: what the values of a mini-batch may take, with their gradients in training: the memory that

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import DataError, GraphError, NumericError, ShapeError
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 from autobatch.ir.arguments import Key
 from autobatch.params.module import Parameter
 from autobatch.params.rows import Gradient, Rows

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import DataError
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 
 T = TypeVar("T")
 BucketBy = Literal["nodes"] | Callable[[T], float] | Sequence[float] | NDArray[Any]

@@ -27,15 +27,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.words import FloatArray, IntArray
 from autobatch.ir.flows import FlowArrays, make_flows
 from autobatch.ir.layout import Layout
 from autobatch.ir.passes.autodiff import Derivative
 from autobatch.ir.program import NODE, CellProgram
 from autobatch.ir.typetable import NodeType
 from autobatch.params.stacks import Stack, parts_of, stacks_in
-from autobatch.schedule import Schedule
-from autobatch.words import FloatArray, IntArray
+from autobatch.schedule.schedule import Schedule
 
 ALIGNMENT = 16  # elements: blocks start on a cache line in float32
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from autobatch.budget import Part
 from autobatch.errors import PlanError
-from autobatch.graph import Graph
-from autobatch.schedule import Schedule
+from autobatch.graph.graph import Graph
+from autobatch.schedule.schedule import Schedule
 
 DEFAULT_SIZE = 32  # plans
 

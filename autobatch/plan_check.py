@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import PlanError
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 from autobatch.ir.program import NODE
 from autobatch.plan import Batch, Plan, PlannedTypes
-from autobatch.schedule import Schedule
+from autobatch.schedule.schedule import Schedule
 
 Source: TypeAlias = tuple[int, int]  # a node and the number of an output of it
 

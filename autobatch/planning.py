@@ -10,7 +10,8 @@ import numpy as np
 
 from autobatch.budget import Part, fit_parts
 from autobatch.executor import Backend
-from autobatch.graph import Graph, checking, of_instances
+from autobatch.graph.graph import Graph, checking, of_instances
+from autobatch.graph.rewrite.passes import rewrite
 from autobatch.ir.typetable import NodeType
 from autobatch.losses import loss_slot
 from autobatch.plan import PlannedCell, PlannedTypes, Planner
@@ -18,8 +19,7 @@ from autobatch.plan_cache import PlanCache, Planned
 from autobatch.plan_check import check_made, check_plan
 from autobatch.record import MiniBatch, Recorder
 from autobatch.report import Clock, Step
-from autobatch.rewrite import rewrite
-from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
+from autobatch.schedule.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
 from autobatch.stopping import Stopping
 from autobatch.system.trust import is_trusted
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autobatch.errors import AutobatchError
-from autobatch.schedule import Schedule
+from autobatch.schedule.schedule import Schedule
 
 LANE = 0.9  # of the distance between lanes: the height of the largest batch of a type
 SMALLEST = 0.06  # height of the smallest batches, as a fraction of the largest

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import DataError
-from autobatch.graph import Graph, Types
+from autobatch.graph.graph import Graph, Types
 from autobatch.params.checkpoint import write_whole
 from autobatch.plan import Batch, PlannedTypes
 from autobatch.report import Span, Step

@@ -14,7 +14,7 @@ import numpy as np
 from autobatch.calls import Calls, never
 from autobatch.decode import STALE, as_longs, decode_log
 from autobatch.errors import DataError, GraphError
-from autobatch.graph import Graph, check_ranges, merge_graphs, split_graph
+from autobatch.graph.graph import Graph, check_ranges, merge_graphs, split_graph
 from autobatch.handles import Value
 from autobatch.ir.typetable import TypeTable
 from autobatch.live import Live

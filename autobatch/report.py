@@ -13,12 +13,12 @@ import numpy as np
 
 from autobatch.budget import Part
 from autobatch.executor import Counts
-from autobatch.graph import Graph, merge_graphs
+from autobatch.graph.graph import Graph, merge_graphs
+from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.plan import PlannedTypes
 from autobatch.plotting import Picture, plot_schedules
-from autobatch.rewrite import Rewrites
-from autobatch.schedule import Policy, Schedule, chain_lengths, min_batches
+from autobatch.schedule.schedule import Policy, Schedule, chain_lengths, min_batches
 
 
 class Span(NamedTuple):

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.words import Encoded
 from autobatch.ir.flows import FlowArrays, Marks
 from autobatch.ir.typetable import TypeTable
-from autobatch.words import Encoded
 
 
 class Stopping:

@@ -28,8 +28,8 @@ from PIL import Image
 
 from autobatch import policies
 from autobatch.cli.results import format_table
-from autobatch.dag import Dag, to_dag
-from autobatch.graph import Graph
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.graph import Graph
 from autobatch.policies.bounds import certify, pair_bound
 from autobatch.policies.compaction import compact
 from autobatch.policies.directed import Directed

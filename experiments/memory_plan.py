@@ -23,6 +23,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli.results import format_table
+from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.ir.program import NODE, CellProgram, Instruction
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan import check_cell_layout, plan_cell
@@ -31,7 +32,6 @@ from autobatch.memplan.movement import movements
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models import find_model
 from autobatch.plan import PlannedCell
-from autobatch.rewrite import DEFAULT, PASSES
 from harness import ROOT, Findings, Settings, find_data, run, take_turns
 
 sys.path.insert(0, str(ROOT / "tests"))

@@ -23,15 +23,15 @@ import numpy as np
 import autobatch as ab
 from autobatch import policies
 from autobatch.cli.results import format_table
-from autobatch.graph import Graph, merge_graphs, split_graph
+from autobatch.graph.graph import Graph, merge_graphs, split_graph
+from autobatch.graph.rewrite.passes import DEFAULT, rewrite
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.lattice_lstm import LatticeLSTM
 from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.plan import PlannedTypes
 from autobatch.record import Recorder
-from autobatch.rewrite import DEFAULT, rewrite
-from autobatch.schedule import make_schedule, min_batches
+from autobatch.schedule.schedule import make_schedule, min_batches
 from harness import Findings, Settings, find_data, load_sst_or_listops, medians, name_of, run, take_turns
 
 PLANNING = ("merge", "rewrite", "schedule", "place")

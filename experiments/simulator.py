@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from autobatch import simulator
-from autobatch.chains import start_chains
 from autobatch.cli.results import format_table
-from autobatch.dag import Dag, to_dag
+from autobatch.graph.dag import Dag, to_dag
 from autobatch.models.data.dataset import Dataset
 from autobatch.models.shapes import make_two_type_tree_graph
 from autobatch.policies.fleet import step_at_random, step_by_score
 from autobatch.policies.rules import LEARNED
+from autobatch.schedule import simulator
+from autobatch.schedule.chains import start_chains
 from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run, take_turns
 
 TARGET_NODES_PER_S, TARGET_RATIO = 20_000_000, 100

@@ -21,8 +21,8 @@ import numpy as np
 
 from autobatch import policies
 from autobatch.cli.results import format_table
-from autobatch.dag import Dag, to_dag
-from autobatch.graph import Graph
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.graph import Graph
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.shapes import LATTICE_FORMS, make_lattice_graph, make_two_type_tree_graph
 from autobatch.policies.bounds import chain_bound, pair_bound

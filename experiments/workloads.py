@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.sketch import Sketch, to_graph
 from autobatch.models.data.dag import draw_dags
 from autobatch.models.data.dataset import Dataset, load_lattices, load_sentences
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.shapes import LATTICE_FORMS, SHAPES
-from autobatch.sketch import Sketch, to_graph
 from harness import find_data, load_sst_or_listops, name_of
 
 N_DAGS = 6400  # 25 mini-batches of 256

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autobatch.graph import Graph, NamedTypes, TypeArrays, make_graph, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes, TypeArrays, make_graph, merge_graphs
 
 LETTERS = NamedTypes(("a", "b", "c", "d"))
 TREE = NamedTypes(("leaf", "inner_a", "inner_b", "output", "loss"))

@@ -9,15 +9,15 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
-from autobatch.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
 from autobatch.policies import auto as module
 from autobatch.policies.auto import LESSONS, MARKETS, Auto
 from autobatch.policies.fsm import Fsm
 from autobatch.policies.qlearning import QLearning
 from autobatch.policies.rules import Score
 from autobatch.policies.store import sign
-from autobatch.schedule import Schedule, min_batches
-from autobatch.schedule_check import check_schedule
+from autobatch.schedule.schedule import Schedule, min_batches
+from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, random_dag, random_tree
 from refusals import Model
 

@@ -13,9 +13,9 @@ import torch
 import autobatch as ab
 from autobatch.errors import NumericError
 from autobatch.executor.reference import Reference
+from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.passes.autodiff import Derivative, differentiate
 from autobatch.ir.program import Instruction
-from autobatch.rewrite import PASSES
 
 TOLERANCE = 1e-10
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.graph import NamedTypes, make_graph
+from autobatch.graph.graph import NamedTypes, make_graph
 from autobatch.policies import Agenda
 from refusals import DIM, N_CLASSES, N_WORDS, Model, refused
 

@@ -12,7 +12,7 @@ import pytest
 import autobatch as ab
 from autobatch import policies
 from autobatch.executor.reference import Reference
-from autobatch.schedule import Frontier, FrontierPolicy
+from autobatch.schedule.schedule import Frontier, FrontierPolicy
 
 pytestmark = pytest.mark.usefixtures("_checked")
 DIM = 3

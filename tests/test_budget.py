@@ -14,10 +14,10 @@ import autobatch as ab
 from autobatch.budget import cut
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
-from autobatch.graph import Graph, NamedTypes, make_graph
+from autobatch.graph.graph import Graph, NamedTypes, make_graph
+from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ops.randomness import Randomness
 from autobatch.plan import Plan, PlannedTypes
-from autobatch.rewrite import PASSES
 from random_programs import draw_instances, draw_model
 from refusals import refused
 from twin_cases import draw_lattices_case

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from autobatch.dag import Dag, reverse, to_dag
 from autobatch.errors import ScheduleError
-from autobatch.graph import Graph, merge_graphs
+from autobatch.graph.dag import Dag, reverse, to_dag
+from autobatch.graph.graph import Graph, merge_graphs
+from autobatch.graph.words import IntArray
 from autobatch.policies import Agenda
 from autobatch.policies.compaction import compact, compact_both
 from autobatch.policies.embedding import embed_early, embed_late, finishes, to_schedule_at
-from autobatch.schedule_check import check_schedule
-from autobatch.words import IntArray
+from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines, plain_loops
 from graphs import chain, random_batch, random_dag, random_tree
 from supersequences import fewest_batches, finishes_paths, is_subsequence, random_sequence

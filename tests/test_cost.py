@@ -13,7 +13,7 @@ from autobatch.cli.calibrating import REPEATS, SIZES, Chopped, calibrate, fit_co
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.policies.cost import CostModel, MeasuredCosts, TypeCost, batch_cost, load_costs
-from autobatch.schedule_check import check_schedule
+from autobatch.schedule.schedule_check import check_schedule
 from graphs import random_dag
 
 

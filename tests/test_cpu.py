@@ -14,7 +14,7 @@ import autobatch as ab
 from autobatch.blas.tiles import can_tile
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
-from autobatch.rewrite import DEFAULT, PASSES
+from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
 

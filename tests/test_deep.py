@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from autobatch import policies
-from autobatch.dag import Dag, to_dag
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.sketch import to_graph
 from autobatch.policies import deep
 from autobatch.policies.deep import DeepLearning, learn_deep, learn_families, plot_curve, require_packages
 from autobatch.policies.distill import distill_fsm, distill_rule, fit_choices
@@ -22,9 +23,8 @@ from autobatch.policies.fsm import Machine, TypeNames
 from autobatch.policies.network import Deep, Network, score_types, to_network
 from autobatch.policies.qlearning import Progress
 from autobatch.policies.rules import Score, Weights
-from autobatch.schedule import min_batches
-from autobatch.schedule_check import check_schedule
-from autobatch.sketch import to_graph
+from autobatch.schedule.schedule import min_batches
+from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, random_batch, random_dag
 
 ALGORITHMS = ("ppo", "dqn")

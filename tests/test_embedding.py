@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autobatch.dag import Dag, reverse, to_dag
 from autobatch.errors import ScheduleError
+from autobatch.graph.dag import Dag, reverse, to_dag
+from autobatch.graph.words import IntArray
 from autobatch.policies.embedding import (
     embed_early,
     embed_late,
@@ -15,8 +16,7 @@ from autobatch.policies.embedding import (
     next_stop,
     to_schedule_at,
 )
-from autobatch.schedule_check import check_schedule
-from autobatch.words import IntArray
+from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines, plain_loops
 from graphs import chain, random_batch, random_dag, random_tree
 from supersequences import finishes_paths, is_subsequence, paths_from, random_sequence, run

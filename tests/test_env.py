@@ -15,14 +15,14 @@ gymnasium = pytest.importorskip("gymnasium", reason="environments need autobatch
 from gymnasium.utils.env_checker import check_env  # noqa: E402, there is nothing to import without it
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
-from autobatch.dag import Dag, chains_ahead, to_dag  # noqa: E402
 from autobatch.errors import PolicyError  # noqa: E402
+from autobatch.graph.dag import Dag, chains_ahead, to_dag  # noqa: E402
 from autobatch.policies.cost import CostModel  # noqa: E402
 from autobatch.policies.embedding import finishes  # noqa: E402
 from autobatch.policies.env import ID, Batching, BatchingVector  # noqa: E402
 from autobatch.policies.qlearning import REWARDS  # noqa: E402
 from autobatch.policies.rules import Score  # noqa: E402
-from autobatch.simulator import start, step  # noqa: E402
+from autobatch.schedule.simulator import start, step  # noqa: E402
 from graphs import random_dag  # noqa: E402
 
 COSTS = CostModel([5.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0])  # type: ignore[arg-type]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from autobatch import policies
-from autobatch.dag import Dag, to_dag
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph, check_graph
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.graph import Graph, check_graph
+from autobatch.graph.sketch import Sketch, to_graph
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
@@ -31,9 +32,8 @@ from autobatch.policies.families import FAMILIES, draw_graphs, make_forest
 from autobatch.policies.learning import learn
 from autobatch.policies.qlearning import Progress
 from autobatch.policies.rules import LEARNED, Score, Weights
-from autobatch.schedule import min_batches
-from autobatch.schedule_check import check_schedule
-from autobatch.sketch import Sketch, to_graph
+from autobatch.schedule.schedule import min_batches
+from autobatch.schedule.schedule_check import check_schedule
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 START = Weights(0.5, 1.0, 0.5, 0.5)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from autobatch import policies
-from autobatch.dag import Dag, depths
 from autobatch.errors import PolicyError
-from autobatch.graph import check_graph
+from autobatch.graph.dag import Dag, depths
+from autobatch.graph.graph import check_graph
+from autobatch.graph.sketch import to_graph
 from autobatch.policies.families import FAMILIES, MAX_INSTANCES, MAX_NODES, draw, draw_chains, draw_grammars, draw_trees
-from autobatch.schedule import make_schedule, min_batches
-from autobatch.schedule_check import check_schedule
-from autobatch.sketch import to_graph
+from autobatch.schedule.schedule import make_schedule, min_batches
+from autobatch.schedule.schedule_check import check_schedule
 
 N_DRAWS = 60
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autobatch.chains import start_chains
-from autobatch.dag import Dag, chains_ahead, to_dag
+from autobatch.graph.dag import Dag, chains_ahead, to_dag
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, describe
 from autobatch.policies.fleet import (
     Fleet,
@@ -18,8 +17,9 @@ from autobatch.policies.fleet import (
     step_each,
 )
 from autobatch.policies.rules import LEARNED, Score
-from autobatch.restricted import start_restricted, unblock
-from autobatch.simulator import Simulator, stack, start, start_all, step
+from autobatch.schedule.chains import start_chains
+from autobatch.schedule.restricted import start_restricted, unblock
+from autobatch.schedule.simulator import Simulator, stack, start, start_all, step
 from graphs import random_dag
 
 SEEDS = range(10)

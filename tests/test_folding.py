@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch import folding
 from autobatch.executor.reference import Reference
-from autobatch.graph import Graph, check_graph, make_graph, merge_graphs, split_graph
+from autobatch.graph.graph import Graph, check_graph, make_graph, merge_graphs, split_graph
+from autobatch.graph.rewrite import fold as folding
+from autobatch.graph.rewrite.passes import DEFAULT, Rewrites, rewrite
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.lattice_lstm import LatticeLSTM
 from autobatch.record import Recorder
-from autobatch.rewrite import DEFAULT, Rewrites, rewrite
-from autobatch.schedule import min_batches
+from autobatch.schedule.schedule import min_batches
 from counting import count_lines, plain_loops
 from graphs import ToyType, ToyTypes, chain, same_graph
 from twin_cases import CASES, Case

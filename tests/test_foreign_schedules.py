@@ -12,11 +12,11 @@ import autobatch as ab
 from autobatch import policies
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
-from autobatch.graph import Graph, NamedTypes, make_graph
+from autobatch.graph.graph import Graph, NamedTypes, make_graph
 from autobatch.policies.otherwise import Otherwise
 from autobatch.policies.timed import Timed
-from autobatch.schedule import Policy, Schedule, make_schedule
-from autobatch.schedule_check import check_schedule
+from autobatch.schedule.schedule import Policy, Schedule, make_schedule
+from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines
 from refusals import Model, refused
 
@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[Callable[[Schedule], Any], str]] = {
     "no pointers": (lambda s: Schedule(s.batch_type, s.batch_ptr[:0], s.order), "must rise from 0"),
     "floats": (lambda s: Schedule(s.batch_type, s.batch_ptr, long(s.order) / 1), "order is of dtype float64"),
     "a table": (lambda s: Schedule(s.batch_type[:, None], s.batch_ptr, s.order), "batch_type is of dtype int32 and"),
-    "nothing": (lambda _: None, "schedule() gave None (NoneType); return an autobatch.schedule.Schedule"),
+    "nothing": (lambda _: None, "schedule() gave None (NoneType); return an autobatch.schedule.schedule.Schedule"),
     "a list": (list, "(list); return"),
 }
 
@@ -119,7 +119,7 @@ def test_a_schedule_that_changes_later_does_not_change_what_runs() -> None:
 
 def test_built_in_policies_are_believed_and_classes_made_of_them_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Graph] = []
-    monkeypatch.setattr("autobatch.schedule.check_schedule", lambda graph, _: checked.append(graph))
+    monkeypatch.setattr("autobatch.schedule.schedule.check_schedule", lambda graph, _: checked.append(graph))
     for name in (*policies.names(), "score+both+compact", "auto", "agenda or score"):
         make_schedule(ANOTHER, policies.get(name))
     assert not checked

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from autobatch import policies
-from autobatch.dag import Dag, to_dag
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
 from autobatch.policies.directed import Direction
 from autobatch.policies.encoding import ENCODINGS, Encoding
 from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames, describe_state, place_types
@@ -19,8 +19,8 @@ from autobatch.policies.online import keep_learning
 from autobatch.policies.portrait import follow_machine, list_choices, visit_states
 from autobatch.policies.qlearning import QLearning, learn_fsm
 from autobatch.policies.table import Table, add_state, find_state, make_table, widen_table
-from autobatch.schedule import make_schedule, min_batches
-from autobatch.schedule_check import check_schedule
+from autobatch.schedule.schedule import make_schedule, min_batches
+from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, TREE, chain, random_batch, random_dag, random_tree
 
 MACHINES = [Machine(encoding, critical) for encoding in ENCODINGS for critical in (False, True)]

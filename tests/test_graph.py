@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch import graph as graph_module
 from autobatch.errors import DataError, GraphError
-from autobatch.graph import (
+from autobatch.graph import graph as graph_module
+from autobatch.graph.graph import (
     Graph,
     NamedTypes,
     check_graph,

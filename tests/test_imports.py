@@ -110,10 +110,10 @@ def test_imports_run_one_way() -> None:
 @pytest.mark.parametrize(
     ("importer", "source", "wrong"),
     [
-        ("autobatch.graph", "import autobatch.policies.agenda", ["1: autobatch.policies.agenda"]),
-        ("autobatch.graph", "def f():\n    from autobatch import models", ["2: autobatch.models"]),
-        ("autobatch.graph", "import importlib\nimportlib.import_module('autobatch.cli')", ["2: autobatch.cli"]),
-        ("autobatch.graph", "import numpy\nfrom autobatch.errors import GraphError", []),
+        ("autobatch.graph.graph", "import autobatch.policies.agenda", ["1: autobatch.policies.agenda"]),
+        ("autobatch.graph.graph", "def f():\n    from autobatch import models", ["2: autobatch.models"]),
+        ("autobatch.graph.graph", "import importlib\nimportlib.import_module('autobatch.cli')", ["2: autobatch.cli"]),
+        ("autobatch.graph.graph", "import numpy\nfrom autobatch.errors import GraphError", []),
         ("autobatch.batched", "def f():\n    import autobatch.policies", []),
         ("autobatch.batched", "import autobatch.policies", ["1: autobatch.policies"]),
         ("autobatch.batched", "def f():\n    import autobatch.models", ["2: autobatch.models"]),

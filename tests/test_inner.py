@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from autobatch.dag import chains_ahead
+from autobatch.graph.dag import chains_ahead
 from autobatch.memplan.inner import Batches, Price, Steps, choose_batches, make_steps, run_late
 from autobatch.memplan.memory import Memory
 from small_cells import draw_ops

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.graph.rewrite.passes import DEFAULT
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.lattice_lstm import SPEC, LatticeLSTM, count_correct
-from autobatch.rewrite import DEFAULT
 
 UNFOLDED = tuple(name for name in DEFAULT if name != "fold")
 LATTICES = Path(__file__).parents[2] / "shared" / "data" / "lattice"

@@ -13,7 +13,7 @@ from autobatch import policies
 from autobatch.errors import PolicyError
 from autobatch.policies.fsm import WAYS, Fsm
 from autobatch.policies.learning import PUBLISHED
-from autobatch.schedule import make_schedule, min_batches
+from autobatch.schedule.schedule import make_schedule, min_batches
 from test_fsm import rows_of
 from twin_cases import CASES, Case
 

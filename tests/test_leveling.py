@@ -9,15 +9,15 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from autobatch.dag import Dag, to_dag
 from autobatch.errors import PolicyError, ScheduleError
-from autobatch.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.graph.words import IntArray
 from autobatch.policies.compaction import compact
 from autobatch.policies.cost import CostModel
 from autobatch.policies.embedding import embed_early, embed_late, to_schedule_at
 from autobatch.policies.leveling import Assign, assign_rows, predict_us
-from autobatch.schedule_check import check_schedule
-from autobatch.words import IntArray
+from autobatch.schedule.schedule_check import check_schedule
 from counting import plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree
 from supersequences import inputs_of, random_sequence

@@ -13,7 +13,7 @@ from autobatch.executor.reference import Reference
 from autobatch.memplan.lifetimes import give_out
 from autobatch.plan import Plan
 from autobatch.plan_check import check_plan
-from autobatch.schedule import make_schedule
+from autobatch.schedule.schedule import make_schedule
 from random_programs import draw_instances, draw_model
 
 START = 7

@@ -7,15 +7,15 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from autobatch.dag import Dag, to_dag
 from autobatch.errors import ScheduleError
-from autobatch.graph import NamedTypes, make_graph, merge_graphs
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.graph import NamedTypes, make_graph, merge_graphs
+from autobatch.graph.words import IntArray
 from autobatch.policies.compaction import compact
 from autobatch.policies.cost import CostModel
 from autobatch.policies.embedding import embed_early, finishes, to_schedule_at
 from autobatch.policies.kernel import make_kernel
 from autobatch.policies.local_search import local_search, sequence_cost, weigh_small_batches
-from autobatch.words import IntArray
 from counting import plain_loops
 from graphs import chain, random_batch, random_dag
 from supersequences import fewest_batches, random_sequence

@@ -13,7 +13,8 @@ import pytest
 import autobatch as ab
 from autobatch import policies
 from autobatch.executor.cpu import Cpu
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.rewrite.passes import DEFAULT, PASSES, rewrite
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.shaping import expand
@@ -21,8 +22,7 @@ from autobatch.plan import Plan, PlannedCell, PlannedTypes
 from autobatch.plan_check import check_plan
 from autobatch.policies import get
 from autobatch.record import Recorder
-from autobatch.rewrite import DEFAULT, PASSES, rewrite
-from autobatch.schedule import Schedule, make_schedule
+from autobatch.schedule.schedule import Schedule, make_schedule
 from random_programs import draw_instances, draw_model
 
 

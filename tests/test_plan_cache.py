@@ -12,13 +12,13 @@ import autobatch as ab
 from autobatch import planning, policies
 from autobatch.errors import GraphError, PlanError
 from autobatch.executor.reference import Reference
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan import Plan, PlannedTypes
 from autobatch.plan_cache import PlanCache, Planned
 from autobatch.policies import auto as auto_module
 from autobatch.policies.online import keep_learning
-from autobatch.schedule import Schedule, revision_of
+from autobatch.schedule.schedule import Schedule, revision_of
 from random_programs import draw_instances, draw_model
 
 V = 20

@@ -7,10 +7,10 @@ import pytest
 
 from autobatch import policies
 from autobatch.errors import GraphError
-from autobatch.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
 from autobatch.policies.heuristics import _is_less
-from autobatch.schedule import Policy, Schedule, make_schedule, min_batches
-from autobatch.schedule_check import check_schedule
+from autobatch.schedule.schedule import Policy, Schedule, make_schedule, min_batches
+from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines, plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.dag import Dag, chains_ahead, to_dag
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph, NamedTypes, merge_graphs
+from autobatch.graph.dag import Dag, chains_ahead, to_dag
+from autobatch.graph.graph import Graph, NamedTypes, merge_graphs
 from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_tree_graph
 from autobatch.policies.cost import CostModel
@@ -30,8 +30,8 @@ from autobatch.policies.qlearning import (
     start_course,
 )
 from autobatch.policies.table import Table, copy_table, find_state, make_table, with_room
-from autobatch.schedule import min_batches
-from autobatch.schedule_check import check_schedule
+from autobatch.schedule.schedule import min_batches
+from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, TREE, chain, random_dag, random_tree
 from test_fsm import rows_of, states_by_hand
 

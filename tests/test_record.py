@@ -15,7 +15,7 @@ import pytest
 import autobatch as ab
 from autobatch.calls import MAX_FORMS, Calls
 from autobatch.entries import Entry
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 from autobatch.record import Recorder
 
 pytestmark = pytest.mark.usefixtures("_checked")

@@ -13,6 +13,7 @@ from autobatch.cell import Tracer
 from autobatch.errors import PlanError
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
+from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.arguments import Key
 from autobatch.ir.layout import Place
 from autobatch.ir.program import Instruction, Var
@@ -23,7 +24,6 @@ from autobatch.kernels.overwriting import overwritings, writes_over, written
 from autobatch.kernels.stage import compile_backward
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan import PlannedCell
-from autobatch.rewrite import PASSES
 from random_programs import draw_instances, draw_model
 from test_cpu import assert_equal
 from twin_cases import CASES, Case

@@ -10,8 +10,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import GraphError
-from autobatch.graph import Graph, check_graph, make_graph, merge_graphs
-from autobatch.rewrite import PASSES, Rewrites, rewrite
+from autobatch.graph.graph import Graph, check_graph, make_graph, merge_graphs
+from autobatch.graph.rewrite.passes import PASSES, Rewrites, rewrite
 from counting import count_lines, plain_loops
 from graphs import (
     ADD,

@@ -9,13 +9,13 @@ from itertools import product
 import pytest
 
 from autobatch import policies
-from autobatch.dag import Dag, reverse, to_dag
 from autobatch.errors import GraphError, PolicyError
-from autobatch.graph import Graph, NamedTypes, merge_graphs
+from autobatch.graph.dag import Dag, reverse, to_dag
+from autobatch.graph.graph import Graph, NamedTypes, merge_graphs
 from autobatch.policies.directed import Directed
 from autobatch.policies.rules import LEARNED, Score, Weights
-from autobatch.schedule import make_schedule, min_batches
-from autobatch.schedule_check import check_schedule
+from autobatch.schedule.schedule import make_schedule, min_batches
+from autobatch.schedule.schedule_check import check_schedule
 from graphs import chain, random_batch, random_dag, random_tree
 
 GRAPHS: list[Callable[[int], Graph]] = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autobatch.errors import GraphError, PolicyError, ScheduleError
-from autobatch.graph import Graph, NamedTypes, make_graph, merge_graphs
-from autobatch.schedule import (
+from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.schedule.schedule import (
     Frontier,
     FrontierPolicy,
     Schedule,
@@ -15,7 +15,7 @@ from autobatch.schedule import (
     make_schedule,
     min_batches,
 )
-from autobatch.schedule_check import check_schedule
+from autobatch.schedule.schedule_check import check_schedule
 from autobatch.system.trust import trusted
 from counting import count_lines, plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree

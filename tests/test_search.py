@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autobatch.dag import Dag, reverse, to_dag
 from autobatch.errors import PolicyError
-from autobatch.graph import NamedTypes
+from autobatch.graph.dag import Dag, reverse, to_dag
+from autobatch.graph.graph import NamedTypes
+from autobatch.graph.words import FloatArray
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
@@ -19,7 +20,6 @@ from autobatch.policies.beam import beam_search
 from autobatch.policies.bounds import chain_bound
 from autobatch.policies.embedding import finishes
 from autobatch.policies.exact import find_shortest
-from autobatch.words import FloatArray
 from graphs import random_batch, random_dag, random_tree
 from supersequences import fewest_batches, finishes_paths, inputs_of
 

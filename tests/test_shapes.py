@@ -13,7 +13,9 @@ import pytest
 
 from autobatch import policies
 from autobatch.errors import GraphError
-from autobatch.graph import Graph, check_graph
+from autobatch.graph.graph import Graph, check_graph
+from autobatch.graph.rewrite.passes import rewrite
+from autobatch.graph.sketch import Sketch, to_graph
 from autobatch.models.data.dag import draw_dags, draw_lattices
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.listops import draw_trees
@@ -28,9 +30,7 @@ from autobatch.models.shapes import (
     make_two_type_tree_graph,
 )
 from autobatch.record import Recorder
-from autobatch.rewrite import rewrite
-from autobatch.schedule import min_batches
-from autobatch.sketch import Sketch, to_graph
+from autobatch.schedule.schedule import min_batches
 from twin_cases import draw_lattices_case
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch import sharing
 from autobatch.executor.reference import Reference
-from autobatch.graph import Graph, check_graph, make_graph, merge_graphs, split_graph
-from autobatch.rewrite import DEFAULT, PASSES, Rewrites, rewrite
+from autobatch.graph.graph import Graph, check_graph, make_graph, merge_graphs, split_graph
+from autobatch.graph.rewrite import share as sharing
+from autobatch.graph.rewrite.passes import DEFAULT, PASSES, Rewrites, rewrite
 from counting import count_lines, plain_loops
 from graphs import CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, ToyTypes, chain, random_toys
 from twin_cases import CASES, Case

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from autobatch.chains import Chains, follow, is_critical, own_share, restart_chains, start_chains
-from autobatch.dag import Dag, chains_ahead, depths, reverse, reverse_edges, to_dag
-from autobatch.restricted import start_restricted, unblock
-from autobatch.schedule import Schedule, chain_lengths
-from autobatch.schedule_check import check_schedule
-from autobatch.simulator import Simulator, finish, is_done, restart, stack, start, start_all, step
+from autobatch.graph.dag import Dag, chains_ahead, depths, reverse, reverse_edges, to_dag
+from autobatch.schedule.chains import Chains, follow, is_critical, own_share, restart_chains, start_chains
+from autobatch.schedule.restricted import start_restricted, unblock
+from autobatch.schedule.schedule import Schedule, chain_lengths
+from autobatch.schedule.schedule_check import check_schedule
+from autobatch.schedule.simulator import Simulator, finish, is_done, restart, stack, start, start_all, step
 from graphs import random_batch, random_dag
 
 SEEDS = range(20)

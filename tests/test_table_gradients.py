@@ -11,8 +11,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.executor.reference import Reference
+from autobatch.graph.rewrite.passes import PASSES
 from autobatch.optim import SGD, Adam, AdamW, clip_by_norm
-from autobatch.rewrite import PASSES
 
 pytestmark = pytest.mark.usefixtures("_checked")
 

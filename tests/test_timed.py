@@ -9,10 +9,10 @@ import pytest
 
 from autobatch import policies
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
 from autobatch.policies.cost import CostModel, MeasuredCosts, TypeCost
 from autobatch.policies.timed import Timed
-from autobatch.schedule_check import check_schedule
+from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, random_dag, random_tree
 
 RULES = ("agenda", "score", "score+backward", "score+both+compact", "depth", "unbatched", "search+50")

@@ -16,11 +16,11 @@ import numpy as np
 from autobatch import policies
 from autobatch.cli.workload import Workload, record
 from autobatch.executor.reference import Reference
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.words import FloatArray
 from autobatch.plan import Batch, PlannedCell
 from autobatch.policies.cost import MeasuredCosts, TypeCost
-from autobatch.schedule import Schedule
-from autobatch.words import FloatArray
+from autobatch.schedule.schedule import Schedule
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows
 MIN_INSTANCES, MAX_INSTANCES = 8, 256

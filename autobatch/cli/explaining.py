@@ -12,7 +12,7 @@ from textwrap import indent
 import numpy as np
 
 from autobatch.errors import DataError
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 from autobatch.ir.passes.autodiff import ROW_SUM, Derivative
 from autobatch.ir.passes.simplify import simplify_why
 from autobatch.ir.program import CellProgram, Instruction, show_lines

@@ -18,7 +18,7 @@ from autobatch.cli.scoring import Scorer
 from autobatch.cli.workload import Workload, record
 from autobatch.errors import DataError, NumericError
 from autobatch.policies.auto import LESSONS, Auto
-from autobatch.schedule import Policy
+from autobatch.schedule.schedule import Policy
 
 N_JUDGED = 2 * LESSONS  # mini-batches
 

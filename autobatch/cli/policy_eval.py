@@ -15,10 +15,10 @@ from autobatch.cli import options
 from autobatch.cli.results import describe_run, format_table, open_json
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 from autobatch.policies.directed import Directed
 from autobatch.policies.policy_file import load
-from autobatch.schedule import Policy, make_schedule, min_batches
+from autobatch.schedule.schedule import Policy, make_schedule, min_batches
 
 OTHERS = ("score+both+compact", "agenda")
 file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))

@@ -16,7 +16,7 @@ from autobatch.cli.policy_eval import measure, minibatches_option, tabulate, tak
 from autobatch.cli.progress import show_progress
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 from autobatch.policies.deep import DeepLearning, plot_curve
 from autobatch.policies.directed import Direction
 from autobatch.policies.encoding import ENCODINGS

@@ -9,7 +9,7 @@ import numpy as np
 
 from autobatch.cli.workload import Workload, record
 from autobatch.policies.auto import Auto
-from autobatch.schedule import Policy
+from autobatch.schedule.schedule import Policy
 
 
 class Scorer:

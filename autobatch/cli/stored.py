@@ -18,7 +18,7 @@ from autobatch.policies.fsm import Fsm
 from autobatch.policies.network import Deep
 from autobatch.policies.policy_file import from_text, to_text
 from autobatch.policies.rules import Score
-from autobatch.schedule import Policy
+from autobatch.schedule.schedule import Policy
 
 AUTO = Auto.rule
 LAST, BEST = "last.safetensors", "best.safetensors"

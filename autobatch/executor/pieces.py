@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.words import IntArray
 
 LongArray = NDArray[np.int64]
 

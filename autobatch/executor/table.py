@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.executor.pieces import Calls, count_pieces, find_alone, list_calls, most_rows, rows_of_piece
+from autobatch.graph.words import IntArray
 from autobatch.ir.program import NODE
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import compiled
 from autobatch.kernels.source import STAGES
 from autobatch.plan import Plan, PlannedTypes
-from autobatch.words import IntArray
 
 if TYPE_CHECKING:
     from autobatch.executor.stages import CompiledCell

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.graph.words import IntArray
 from autobatch.ir.program import CellProgram, Instruction, Var, Weight
 from autobatch.jit.loops import compiled
 from autobatch.ops.elementwise import stop_gradient
-from autobatch.words import IntArray
 
 Array = NDArray[Any]
 

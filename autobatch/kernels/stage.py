@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import TypeAlias
 
-from autobatch.graph_check import checking
+from autobatch.graph.graph_check import checking
 from autobatch.kernels.checking import check_statements, check_steps, check_storage
 from autobatch.kernels.columns_check import check_columns
 from autobatch.kernels.cutting import cut

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from autobatch.dag import Dag, chains_ahead
+from autobatch.graph.dag import Dag, chains_ahead
 from autobatch.ir.program import SHARED, Constant, Instruction
 from autobatch.memplan.memory import Memory, Read, is_number
 from autobatch.ops.linear import affine, matmul, outer

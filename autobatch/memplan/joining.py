@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from autobatch.graph_check import checking
+from autobatch.graph.graph_check import checking
 from autobatch.ir.program import SHARED, Builder, CellProgram, Instruction, Port, Traced, Weight, origin
 from autobatch.ir.program_check import check_cell
 from autobatch.memplan.homes import ROWS

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.graph.words import IntArray, Sections
 from autobatch.jit.loops import compiled
-from autobatch.words import IntArray, Sections
 
 LongArray = NDArray[np.int64]
 

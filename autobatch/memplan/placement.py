@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.words import IndexArray, IntArray, Sections, indices, long_indices, sections, value_starts
 from autobatch.jit.loops import compiled
 from autobatch.memplan.lifetimes import first_writers, give_out
 from autobatch.plan import ALIGNMENT, Plan, PlannedTypes, TypeTables
-from autobatch.schedule import Schedule
-from autobatch.words import IndexArray, IntArray, Sections, indices, long_indices, sections, value_starts
+from autobatch.schedule.schedule import Schedule
 
 LongArray = NDArray[np.int64]
 INT32_ELEMENTS = 2**31 - 1  # beyond this, destinations need 64 bits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autobatch.errors import PlanError
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 from autobatch.ir.passes.autodiff import Derivative, differentiate
 from autobatch.ir.passes.simplify import simplify, simplify_derivative
 from autobatch.ir.program import CellProgram
@@ -16,7 +16,7 @@ from autobatch.memplan.joining import join_products
 from autobatch.memplan.recomputing import PRICES, recompute
 from autobatch.memplan.stacking import make_stacked
 from autobatch.plan import KernelPasses, Plan, PlannedCell, PlannedTypes
-from autobatch.schedule import Schedule
+from autobatch.schedule.schedule import Schedule
 from autobatch.system.trust import trusted
 
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from autobatch.graph_check import checking
+from autobatch.graph.graph_check import checking
 from autobatch.ir.passes.autodiff import Derivative, compute_again
 from autobatch.ir.program import SHARED, Constant, Instruction, Weight
 from autobatch.ir.program_check import check_derivative, may_be_made_again

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from autobatch.graph_check import checking
+from autobatch.graph.graph_check import checking
 from autobatch.ir.program import Attribute, Builder, CellProgram, Constant, Instruction, Port, Traced, Weight
 from autobatch.ir.program_check import check_cell
 from autobatch.memplan.cell_layout import CellLayout, InnerBatch

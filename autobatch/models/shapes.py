@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import GraphError
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.sketch import Sketch, to_graph
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.tree import Tree
-from autobatch.sketch import Sketch, to_graph
 
 LATTICE_FORMS = ("arity", "variadic", "folded")
 

@@ -18,7 +18,7 @@ from autobatch.policies.policy_file import load
 from autobatch.policies.rules import Critical, Score, Sufficient, Weights
 from autobatch.policies.search import Search
 from autobatch.policies.timed import Timed
-from autobatch.schedule import Policy
+from autobatch.schedule.schedule import Policy
 
 __all__ = [
     "PUBLISHED", "Agenda", "Auto", "CostModel", "Critical", "Deep", "Depth", "Fsm", "Score", "Search", "Sufficient",

@@ -17,7 +17,7 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, final
 
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 from autobatch.policies.directed import Directed, Direction
 from autobatch.policies.learning import learn
 from autobatch.policies.policy_file import load, save_policy
@@ -25,7 +25,7 @@ from autobatch.policies.qlearning import QLearning
 from autobatch.policies.rules import Score
 from autobatch.policies.search import STEPS, Search
 from autobatch.policies.store import find_entry, keep_entry, sign
-from autobatch.schedule import Policy, Schedule, min_batches, revision_of
+from autobatch.schedule.schedule import Policy, Schedule, min_batches, revision_of
 from autobatch.system.trust import trusted
 
 LESSONS = 4  # mini-batches to learn from, and as many to judge on
@@ -71,7 +71,7 @@ class Auto:
         settled: whether that is final.
         why: how it was chosen.
 
-    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> from autobatch.graph.graph import NamedTypes, make_graph
     >>> auto = Auto("cuda")
     >>> auto.schedule(make_graph(NamedTypes(("a", "b")), [0, 1], [(0, 1)])).n_batches, auto.name
     (2, 'auto (score+both+compact)')

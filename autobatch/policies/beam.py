@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch.dag import Dag, reverse
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag, reverse
+from autobatch.graph.words import FloatArray, IntArray
 from autobatch.policies.compaction import compact
 from autobatch.policies.exact import ANY_COUNT, check_cost
 from autobatch.policies.kernel import find_suffixes, make_kernel
 from autobatch.policies.layered import search_layers
-from autobatch.words import FloatArray, IntArray
 
 WIDTH = 16
 

@@ -17,14 +17,14 @@ from itertools import combinations
 
 import numpy as np
 
-from autobatch.dag import Dag, chains_ahead, reverse
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag, chains_ahead, reverse
+from autobatch.graph.words import FloatArray, IntArray
 from autobatch.policies.beam import beam_search
 from autobatch.policies.embedding import finishes
 from autobatch.policies.exact import check_cost, search_both
 from autobatch.policies.kernel import find_suffixes, make_kernel, project
 from autobatch.policies.layered import TOLERANCE
-from autobatch.words import FloatArray, IntArray
 
 MAX_STATES = 400_000
 """For all projections together: a second or two."""

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch.dag import Dag
+from autobatch.graph.dag import Dag
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.embedding import (
     Stops,
@@ -28,7 +29,6 @@ from autobatch.policies.embedding import (
     next_stop,
     refused_place,
 )
-from autobatch.words import IntArray
 
 
 def compact(dag: Dag, sequence: IntArray) -> IntArray:
@@ -50,8 +50,8 @@ def compact(dag: Dag, sequence: IntArray) -> IntArray:
     Cost: four passes, O(N + E + K) in all, plus what `embed_early` says about many types.
     Source: DESIGN, section 5.
 
-    >>> from autobatch.dag import to_dag
-    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> from autobatch.graph.dag import to_dag
+    >>> from autobatch.graph.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("a", "b")), [0, 1, 0, 0, 1], [(0, 1), (1, 2), (3, 4)]))
     >>> compact(dag, np.array([0, 0, 1, 0, 1, 0], np.int32)).tolist()
     [0, 1, 0]

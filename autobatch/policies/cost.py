@@ -19,7 +19,7 @@ from autobatch.errors import PolicyError
 from autobatch.jit.loops import compiled
 from autobatch.params.checkpoint import write_whole
 from autobatch.policies.store import find_entry, keep_entry, sign
-from autobatch.schedule import Schedule
+from autobatch.schedule.schedule import Schedule
 from autobatch.system.cache import UNREADABLE
 
 FORMAT = "autobatch costs"

@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from autobatch.dag import Dag, chains_ahead, reverse
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.policies.cost import CostModel
 from autobatch.policies.directed import Direction
 from autobatch.policies.families import draw_graphs

@@ -14,15 +14,15 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from autobatch.dag import Dag, reverse, to_dag
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph
-from autobatch.graph_check import check_order
+from autobatch.graph.dag import Dag, reverse, to_dag
+from autobatch.graph.graph import Graph
+from autobatch.graph.graph_check import check_order
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.compaction import compact as compact_sequence
 from autobatch.policies.embedding import embed_early, to_schedule_at
-from autobatch.schedule import Schedule
-from autobatch.words import IntArray
+from autobatch.schedule.schedule import Schedule
 
 Direction: TypeAlias = Literal["forward", "backward", "both"]
 Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]  # batch_type[K], batch_ptr[K+1], order[N]

@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from autobatch.chains import follow, start_chains
-from autobatch.dag import Dag, reverse
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag, reverse
+from autobatch.graph.words import FloatArray, IntArray, LongArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Directed
 from autobatch.policies.encoding import encode
@@ -33,8 +33,8 @@ from autobatch.policies.fleet import advance, start_fleet
 from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames, Way
 from autobatch.policies.rules import Score, Weights, is_ready
 from autobatch.policies.table import Table, add_state, make_table, with_room
-from autobatch.simulator import start, step
-from autobatch.words import FloatArray, IntArray, LongArray
+from autobatch.schedule.chains import follow, start_chains
+from autobatch.schedule.simulator import start, step
 
 P = TypeVar("P", Fsm, Score)
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch.dag import Dag
 from autobatch.errors import ScheduleError
+from autobatch.graph.dag import Dag
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.schedule import Schedule
-from autobatch.words import IntArray
+from autobatch.schedule.schedule import Schedule
 
 NOWHERE = -1  # the position of a node that a sequence does not run
 INDEX_INTS_PER_ITEM = 2  # the index of a sequence holds about so many ints per node and position
@@ -48,8 +48,8 @@ def embed_early(dag: Dag, sequence: IntArray) -> IntArray:
 
     Cost: O(N + E + K), plus for N nodes up to min(T, K * T / N) steps to the next position of a type.
 
-    >>> from autobatch.dag import to_dag
-    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> from autobatch.graph.dag import to_dag
+    >>> from autobatch.graph.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     >>> embed_early(dag, np.array([0, 0, 1, 0, 0], np.int32)).tolist()
     [0, 2, 3]
@@ -77,8 +77,8 @@ def embed_late(dag: Dag, sequence: IntArray) -> IntArray:
 
     Cost: as `embed_early`.
 
-    >>> from autobatch.dag import to_dag
-    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> from autobatch.graph.dag import to_dag
+    >>> from autobatch.graph.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     >>> embed_late(dag, np.array([0, 0, 1, 0, 0], np.int32)).tolist()
     [1, 2, 4]
@@ -96,8 +96,8 @@ def finishes(dag: Dag, sequence: IntArray) -> bool:
 
     Cost: as `embed_early`.
 
-    >>> from autobatch.dag import to_dag
-    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> from autobatch.graph.dag import to_dag
+    >>> from autobatch.graph.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     >>> finishes(dag, np.array([0, 1, 0], np.int32)), finishes(dag, np.array([1, 0, 0], np.int32))
     (True, False)
@@ -123,8 +123,8 @@ def to_schedule_at(dag: Dag, sequence: IntArray, position: IntArray) -> Schedule
 
     Cost: O(N + K).
 
-    >>> from autobatch.dag import to_dag
-    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> from autobatch.graph.dag import to_dag
+    >>> from autobatch.graph.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     >>> sequence = np.array([0, 0, 1, 0, 0], np.int32)
     >>> print(to_schedule_at(dag, sequence, embed_early(dag, sequence)))

@@ -7,7 +7,7 @@ An encoding turns the frontier into a vector with an entry for each type; 0 says
     sort   the rank of the type by its ready nodes: 1 has the most
 
 Of types with equally many nodes the one with the lowest id comes first. With the critical set the vector has a second
-half: 1 for every ready type that is critical (`autobatch.chains`).
+half: 1 for every ready type that is critical (`autobatch.schedule.chains`).
 Source: base, max and sort are ED-Batch's (arXiv:2302.03851, section 2.3).
 """
 
@@ -18,9 +18,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.chains import Chains, is_critical
 from autobatch.jit.loops import compiled
-from autobatch.simulator import Simulator
+from autobatch.schedule.chains import Chains, is_critical
+from autobatch.schedule.simulator import Simulator
 
 State: TypeAlias = NDArray[np.int16]
 Encoding: TypeAlias = Literal["base", "max", "sort"]

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.dag import Dag
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag
 from autobatch.policies.cost import CostModel
 from autobatch.policies.families import draw
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES
@@ -65,7 +65,7 @@ class Batching(gymnasium.Env[Observation, Any]):
 
     Cost: of a step some 30 us, most of it on the way from Python; see `BatchingVector`.
 
-    >>> from autobatch.sketch import Sketch
+    >>> from autobatch.graph.sketch import Sketch
     >>> sketch = Sketch(2)
     >>> sketch.add(1, [sketch.add(0), sketch.add(0)])
     2

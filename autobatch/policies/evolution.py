@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from autobatch.dag import Dag, chains_ahead, reverse
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag, chains_ahead, reverse
+from autobatch.graph.words import FloatArray
 from autobatch.policies.compaction import compact as compact_sequence
 from autobatch.policies.directed import Direction
 from autobatch.policies.families import draw_graphs, make_forest
 from autobatch.policies.qlearning import Progress
 from autobatch.policies.rules import Score, Weights
-from autobatch.words import FloatArray
 
 FIXED = Weights._fields.index("ready")
 FOREST_SIZE, FOREST_STEPS = 256, range(2, 17)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autobatch.dag import Dag, reverse
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag, reverse
+from autobatch.graph.words import FloatArray, IntArray
 from autobatch.policies.kernel import find_suffixes, make_kernel
 from autobatch.policies.layered import TOLERANCE, Outcome, search_layers
 from autobatch.policies.suffix import Suffixes
-from autobatch.words import FloatArray, IntArray
 
 MAX_STATES = 200_000
 """Made in about a second, on graphs that fit."""

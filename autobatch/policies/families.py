@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.dag import Dag
 from autobatch.errors import PolicyError
-from autobatch.sketch import Sketch
+from autobatch.graph.dag import Dag
+from autobatch.graph.sketch import Sketch
 
 MAX_INSTANCES = 32
 MIN_NODES, MAX_NODES = 5, 40  # of an instance, without the nodes that read its states

@@ -2,7 +2,7 @@
 
 No number depends on how many types there are, on which is which, or on the size of the mini-batch, so that a network
 which scores all rows alike can be used on any graph. All lie between 0 and 1. A type without unrun nodes has a row of
-zeros. M, criticality and shares at M are those of `autobatch.chains`, frontiers of G_a those of `autobatch.restricted`.
+zeros. M, criticality and shares at M are those of `autobatch.schedule.chains`, frontiers of G_a those of `autobatch.schedule.restricted`.
 """
 
 from __future__ import annotations

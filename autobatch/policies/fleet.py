@@ -1,6 +1,6 @@
 """Many dags scheduled side by side, many steps per call; a dag that is finished starts again at its next step.
 
-`autobatch.simulator.stack` joins the dags, and one simulation holds them all: type t of dag g has number g * T + t.
+`autobatch.schedule.simulator.stack` joins the dags, and one simulation holds them all: type t of dag g has number g * T + t.
 Calls from Python cost microseconds, steps cost nanoseconds per node; so a call takes k steps of every dag, with the
 types to run given, drawn at random or chosen by the rule of `Score`. Each step is that of a dag simulated alone.
 
@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch.chains import Chains, follow, restart_chains, start_chains
-from autobatch.dag import Dag
+from autobatch.graph.dag import Dag
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.rules import Weights, highest_score, is_ready
-from autobatch.restricted import Restricted, restart_stacked, start_all_restricted, unblock
-from autobatch.simulator import Simulator, restart, stack, start_all, step
-from autobatch.words import IntArray
+from autobatch.schedule.chains import Chains, follow, restart_chains, start_chains
+from autobatch.schedule.restricted import Restricted, restart_stacked, start_all_restricted, unblock
+from autobatch.schedule.simulator import Simulator, restart, stack, start_all, step
 
 
 class Fleet(NamedTuple):

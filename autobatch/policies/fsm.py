@@ -16,19 +16,19 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
 
-from autobatch.chains import Chains, follow, is_critical, start_chains
-from autobatch.dag import Dag, reverse, to_dag
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph, Types
+from autobatch.graph.dag import Dag, reverse, to_dag
+from autobatch.graph.graph import Graph, Types
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Batches, Directed, Direction, mirror
 from autobatch.policies.encoding import ENCODINGS, Encoding, State, encode
 from autobatch.policies.rules import LEARNED, Weights, highest_score, is_ready
 from autobatch.policies.table import Table, find_state, make_table, widen_table
-from autobatch.schedule import Schedule
-from autobatch.simulator import Simulator, finish, start, step
+from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
+from autobatch.schedule.schedule import Schedule
+from autobatch.schedule.simulator import Simulator, finish, start, step
 from autobatch.system.trust import trusted
-from autobatch.words import IntArray
 
 Way: TypeAlias = Literal["forward", "backward"]
 WAYS: tuple[Way, ...] = ("forward", "backward")

@@ -7,14 +7,14 @@ from typing import ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.dag import Dag, depths
-from autobatch.graph import Graph
+from autobatch.graph.dag import Dag, depths
+from autobatch.graph.graph import Graph
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Batches, Directed
-from autobatch.schedule import Schedule
-from autobatch.simulator import Simulator, finish, start, step
+from autobatch.schedule.schedule import Schedule
+from autobatch.schedule.simulator import Simulator, finish, start, step
 from autobatch.system.trust import trusted
-from autobatch.words import IntArray
 
 
 @final

@@ -7,12 +7,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from autobatch.dag import chains_ahead, to_dag
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph
+from autobatch.graph.dag import chains_ahead, to_dag
+from autobatch.graph.graph import Graph
 from autobatch.policies.bounds import pair_bound
 from autobatch.policies.compaction import compact
-from autobatch.schedule import Schedule
+from autobatch.schedule.schedule import Schedule
 
 BoundKind: TypeAlias = Literal["chain", "pairs"]
 

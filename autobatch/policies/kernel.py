@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch.dag import Dag, reverse, reverse_edges
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag, reverse, reverse_edges
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.suffix import Suffixes, to_suffixes
-from autobatch.words import IntArray
 
 MAX_COMPARED = 16_384
 """Larger graphs are merged, not compared: comparing all nodes takes time and bits that grow with the square."""

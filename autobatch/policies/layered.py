@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.graph.words import FloatArray, IntArray, LongArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.suffix import BitArray, Suffixes, chains_after, grow, run_type
-from autobatch.words import FloatArray, IntArray, LongArray
 
 TOLERANCE = 1e-9
 """Costs that are as near as this, relative to the largest, are the same: a sum of floats depends on its order."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
-from autobatch.dag import Dag, to_dag
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.graph import Graph
 from autobatch.policies.cost import CostModel
 from autobatch.policies.directed import Directed, Direction
 from autobatch.policies.encoding import Encoding

@@ -13,12 +13,12 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from autobatch.dag import Dag, reverse_edges
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag, reverse_edges
+from autobatch.graph.words import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.cost import CostModel, batch_cost
 from autobatch.policies.embedding import NOWHERE, embed_early, embed_late, refused_place
-from autobatch.words import FloatArray, IntArray
 
 Assign: TypeAlias = Literal["early", "late", "level"]
 
@@ -48,8 +48,8 @@ def assign_rows(dag: Dag, sequence: IntArray, assign: Assign = "early", costs: C
 
     Example: of three nodes that can all run first, one may wait for a fourth that can not.
 
-    >>> from autobatch.dag import to_dag
-    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> from autobatch.graph.dag import to_dag
+    >>> from autobatch.graph.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("a", "b")), [0, 0, 0, 1, 0], [(0, 3), (3, 4)]))
     >>> sequence = np.array([0, 1, 0], np.int32)
     >>> costs = CostModel([5.0, 5.0], [1.0, 1.0], [2.0, 0.0])

@@ -13,12 +13,12 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.dag import Dag
+from autobatch.graph.dag import Dag
+from autobatch.graph.words import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.compaction import compact, keep_from_left, keep_from_right
 from autobatch.policies.cost import ROW, CostModel, batch_cost
 from autobatch.policies.embedding import fill_early, fill_mirrored, index_stops
-from autobatch.words import FloatArray, IntArray
 
 DRAW_MODULUS, DRAW_FACTOR = 2**31 - 1, 48271  # Park, Miller, Stockmeyer 1993, Remarks on random number generators
 SHARE_INSERTED = 0.9  # of all steps; one half each of the rest moves and swaps
@@ -61,8 +61,8 @@ def local_search(
     Cost: O(N + E + K) per step, as one pass of compaction.
     Source: DESIGN, section 5.
 
-    >>> from autobatch.dag import to_dag
-    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> from autobatch.graph.dag import to_dag
+    >>> from autobatch.graph.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("a", "b")), [0, 1, 0, 0, 1], [(0, 1), (1, 2), (3, 4)]))
     >>> local_search(dag, np.array([1, 0, 1, 0, 1, 0], np.int32), np.random.default_rng(0)).tolist()
     [0, 1, 0]

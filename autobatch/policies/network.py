@@ -19,14 +19,14 @@ from typing import Any, ClassVar, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.dag import Dag
+from autobatch.graph.dag import Dag
+from autobatch.graph.words import FloatArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Batches, Directed, Direction
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, UNRUN, Rows, describe
 from autobatch.policies.fleet import advance, start_fleet
-from autobatch.simulator import finish
+from autobatch.schedule.simulator import finish
 from autobatch.system.trust import trusted
-from autobatch.words import FloatArray
 
 
 class Network(NamedTuple):

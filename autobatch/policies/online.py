@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autobatch.dag import Dag
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag
+from autobatch.graph.words import IntArray
 from autobatch.policies.cost import CostModel
 from autobatch.policies.fsm import Fsm, Machine
 from autobatch.policies.qlearning import QLearning, run_episode, start_course
 from autobatch.policies.table import Table, with_room
-from autobatch.schedule import Policy
-from autobatch.words import IntArray
+from autobatch.schedule.schedule import Policy
 
 
 @dataclass(frozen=True)

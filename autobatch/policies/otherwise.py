@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable
 from typing import final
 
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph
-from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
+from autobatch.graph.graph import Graph
+from autobatch.schedule.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
 from autobatch.system.trust import trusted
 
 

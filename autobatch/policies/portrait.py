@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.chains import follow, start_chains
-from autobatch.dag import Dag, reverse
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph
+from autobatch.graph.dag import Dag, reverse
+from autobatch.graph.graph import Graph
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.encoding import State, encode
 from autobatch.policies.fsm import WAYS, Fsm, Way, describe_state, run_machine
-from autobatch.simulator import start, step
-from autobatch.words import IntArray
+from autobatch.schedule.chains import follow, start_chains
+from autobatch.schedule.simulator import start, step
 
 MAX_LABELS = 24  # states that are labelled in a drawing, those visited most
 OFFSETS = (0.0, 0.15, -0.15, 0.3, -0.3)  # of states in their lane, so that labels are told apart

@@ -6,8 +6,8 @@ of the N rewards that followed. From time to time a rollout without exploration 
 is kept.
 
 Rewards, per batch of type a:
-    published   -1 + |F_a| / |frontier(G_a)|, zero for a choice that cannot be regretted (`autobatch.restricted`)
-    critical    0 if a is critical, else -1: the sum is the chain bound less the batches (`autobatch.chains`)
+    published   -1 + |F_a| / |frontier(G_a)|, zero for a choice that cannot be regretted (`autobatch.schedule.restricted`)
+    critical    0 if a is critical, else -1: the sum is the chain bound less the batches (`autobatch.schedule.chains`)
     time        minus the predicted time of the batch, in units of the mean, over types, of a batch of one row
 Source: ED-Batch (arXiv:2302.03851), whose settings are the defaults; N-step returns from Sutton and Barto, chapter 7.
 """
@@ -21,9 +21,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.chains import Chains, follow, is_critical, restart_chains, start_chains
-from autobatch.dag import Dag, chains_ahead, reverse
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag, chains_ahead, reverse
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.cost import EFFICIENT, LAUNCH, ROW, CostModel, batch_cost
 from autobatch.policies.directed import Direction
@@ -31,9 +31,9 @@ from autobatch.policies.encoding import encode
 from autobatch.policies.fsm import WAYS, Fsm, Machine, MachineRules, TypeNames, allow, run_machine
 from autobatch.policies.rules import LEARNED
 from autobatch.policies.table import Table, add_state, copy_table, make_table, with_room
-from autobatch.restricted import Restricted, restart_restricted, start_restricted, unblock
-from autobatch.simulator import Simulator, restart, start, step
-from autobatch.words import IntArray
+from autobatch.schedule.chains import Chains, follow, is_critical, restart_chains, start_chains
+from autobatch.schedule.restricted import Restricted, restart_restricted, start_restricted, unblock
+from autobatch.schedule.simulator import Simulator, restart, start, step
 
 Reward: TypeAlias = Literal["published", "critical", "time"]
 REWARDS: tuple[Reward, ...] = get_args(Reward)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple, final
 
-from autobatch.chains import Chains, follow, is_critical, start_chains
-from autobatch.dag import Dag
+from autobatch.graph.dag import Dag
 from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Batches, Directed, Direction
-from autobatch.restricted import Restricted, start_restricted, unblock
-from autobatch.simulator import Simulator, finish, start, step
+from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
+from autobatch.schedule.restricted import Restricted, start_restricted, unblock
+from autobatch.schedule.simulator import Simulator, finish, start, step
 from autobatch.system.trust import trusted
 
 
@@ -18,7 +18,7 @@ from autobatch.system.trust import trusted
 class Sufficient(Directed):
     """Run the type of the largest ratio |F_a| / |frontier(G_a)|, of equal ones the lowest id.
 
-    F_a are the ready nodes of type a; G_a is the dag restricted to type a (`autobatch.restricted`). At ratio 1 nothing
+    F_a are the ready nodes of type a; G_a is the dag restricted to type a (`autobatch.schedule.restricted`). At ratio 1 nothing
     is gained by waiting: such a choice cannot be regretted.
     Source: ED-Batch (arXiv:2302.03851), the sufficient condition for an optimal choice.
     """
@@ -33,7 +33,7 @@ class Sufficient(Directed):
 @final
 @trusted
 class Critical(Directed):
-    """Run a critical type, which lowers the chain bound of what is left (`autobatch.chains`).
+    """Run a critical type, which lowers the chain bound of what is left (`autobatch.schedule.chains`).
 
     Among several, and when there is none, the ratio of `Sufficient` decides.
     """

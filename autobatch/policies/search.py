@@ -11,10 +11,11 @@ from typing import final
 
 import numpy as np
 
-from autobatch.dag import Dag, to_dag
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph
-from autobatch.graph_check import check_order
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.graph import Graph
+from autobatch.graph.graph_check import check_order
+from autobatch.graph.words import IntArray
 from autobatch.policies.beam import WIDTH, beam_search
 from autobatch.policies.bounds import chain_bound
 from autobatch.policies.embedding import embed_early, to_schedule_at
@@ -22,9 +23,8 @@ from autobatch.policies.heuristics import Agenda
 from autobatch.policies.kernel import make_kernel
 from autobatch.policies.local_search import local_search
 from autobatch.policies.rules import Score
-from autobatch.schedule import Schedule
+from autobatch.schedule.schedule import Schedule
 from autobatch.system.trust import trusted
-from autobatch.words import IntArray
 
 STEPS = 5000
 

@@ -9,17 +9,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.chains import is_critical
-from autobatch.dag import Dag
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.cost import EFFICIENT, LAUNCH, ROW, CostModel, batch_cost
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, describe
 from autobatch.policies.fleet import Fleet, advance, make_fleet, restart_dag
 from autobatch.policies.qlearning import CRITICAL, PUBLISHED, REWARDS, Reward
 from autobatch.policies.rules import is_ready
-from autobatch.simulator import is_done
-from autobatch.words import IntArray
+from autobatch.schedule.chains import is_critical
+from autobatch.schedule.simulator import is_done
 
 NO_TYPE = -1
 WASTED = -1.0  # the reward for a type of which nothing is ready: nothing runs

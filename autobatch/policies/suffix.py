@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.dag import Dag, reverse_edges
+from autobatch.graph.dag import Dag, reverse_edges
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.words import IntArray
 
 BoolArray = NDArray[np.bool_]
 BitArray = NDArray[np.uint64]

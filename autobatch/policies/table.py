@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.encoding import State
-from autobatch.words import IntArray
 
 FNV_OFFSET, FNV_PRIME = 2166136261, 16777619  # of the 32-bit FNV-1a hash
 

@@ -15,10 +15,11 @@ from typing import final, get_args
 
 import numpy as np
 
-from autobatch.dag import Dag, to_dag
 from autobatch.errors import PolicyError
-from autobatch.graph import Graph, Types
-from autobatch.graph_check import check_order
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.graph import Graph, Types
+from autobatch.graph.graph_check import check_order
+from autobatch.graph.words import IntArray
 from autobatch.policies.compaction import compact
 from autobatch.policies.cost import CostModel, MeasuredCosts, find_costs
 from autobatch.policies.directed import Directed
@@ -26,9 +27,8 @@ from autobatch.policies.embedding import to_schedule_at
 from autobatch.policies.fsm import WAYS
 from autobatch.policies.leveling import Assign, assign_rows
 from autobatch.policies.local_search import local_search
-from autobatch.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
+from autobatch.schedule.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
 from autobatch.system.trust import trusted
-from autobatch.words import IntArray
 
 
 @final
@@ -52,7 +52,7 @@ class Timed:
     Example: one row costs as much as two, and of three nodes that can run first one may wait for a fourth that cannot.
 
     >>> from autobatch import policies
-    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> from autobatch.graph.graph import NamedTypes, make_graph
     >>> graph = make_graph(NamedTypes(("a", "b")), [0, 0, 0, 1, 0], [(0, 3), (3, 4)])
     >>> costs = CostModel([5.0, 5.0], [1.0, 1.0], [2.0, 0.0])
     >>> rule = policies.get("score")

@@ -19,13 +19,13 @@ from autobatch.blas.choosing import BY_SIZE, MAX_SIZE, Chooser
 from autobatch.blas.threads import most_threads
 from autobatch.errors import PlanError
 from autobatch.executor import Backend
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.rewrite.passes import rewrite
 from autobatch.plan import Plan, PlannedTypes, Planner
 from autobatch.planning import Choices, Planning
 from autobatch.record import MiniBatch, Recorder
 from autobatch.report import Clock, Step
-from autobatch.rewrite import rewrite
-from autobatch.schedule import Frontier, FrontierPolicy, make_schedule
+from autobatch.schedule.schedule import Frontier, FrontierPolicy, make_schedule
 from autobatch.tuning.costs import CostModel, Work, measure_work
 from autobatch.tuning.store import Decision, find_decisions, find_measured, keep_decision, keep_measured, sign_model
 from autobatch.tuning.trial import MUCH_WORSE, Trial, Watch

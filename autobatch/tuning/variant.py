@@ -18,8 +18,8 @@ import numpy as np
 
 from autobatch.blas.choosing import BY_SIZE
 from autobatch.errors import BackendError, PlanError
+from autobatch.graph.rewrite.passes import PASSES
 from autobatch.plan import Planner
-from autobatch.rewrite import PASSES
 
 OTHERS = "*"
 REWRITES = ("fold", "share")
@@ -34,7 +34,7 @@ class Variant:
     """One way to run a mini-batch.
 
     Attributes:
-        fold, share: passes of `autobatch.rewrite`: readers take sums themselves; equal nodes are computed once.
+        fold, share: passes of `autobatch.graph.rewrite.passes`: readers take sums themselves; equal nodes are computed once.
         joins, stacks, sums: switches of `autobatch.memplan.planner.MemoryPlanner`; `sums` needs the other two.
         recomputes: another, how much backward computes again instead of keeping it: "nothing", "cheap", "more", "all".
         threads: that a mini-batch has.

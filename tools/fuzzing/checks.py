@@ -14,8 +14,8 @@ import numpy as np
 import autobatch as ab
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
+from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.rewrite import DEFAULT, PASSES
 from fuzzing.program import Program
 from fuzzing.specs import State
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from autobatch.graph_check import checking
+from autobatch.graph.graph_check import checking
 from autobatch.ir.program import (
     NODE,
     SHARED,

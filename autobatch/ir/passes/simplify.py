@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.graph_check import checking
+from autobatch.graph.graph_check import checking
 from autobatch.ir.passes.autodiff import Derivative, with_values
 from autobatch.ir.passes.identities import COMMUTATIVE, RULES, stretches
 from autobatch.ir.program import (

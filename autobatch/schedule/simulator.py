@@ -6,7 +6,7 @@ lists its nodes in the order in which they ran. A policy is a loop that calls `s
 head is before its tail, calls `step`, and ends with `finish`; in compiled code that costs nanoseconds per node.
 
 Many dags run side by side as one: `stack` gives each its own T types and its own range of nodes. Beside a simulation
-`autobatch.chains` and `autobatch.restricted` keep what cleverer policies look at.
+`autobatch.schedule.chains` and `autobatch.schedule.restricted` keep what cleverer policies look at.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch.dag import Dag, reverse_edges
+from autobatch.graph.dag import Dag, reverse_edges
+from autobatch.graph.words import IntArray, indices
 from autobatch.jit.loops import compiled
-from autobatch.words import IntArray, indices
 
 
 class Simulator(NamedTuple):

@@ -1,7 +1,7 @@
 """Which nodes run together, and in what order: schedules, their lower bound, and who makes them.
 
 A schedule is a sequence of batches; a batch holds ready nodes of one type. A policy turns a graph into a schedule.
-Most decide by naming a type, which then runs all its ready nodes (`autobatch.simulator`): built-in ones in compiled
+Most decide by naming a type, which then runs all its ready nodes (`autobatch.schedule.simulator`): built-in ones in compiled
 loops (`autobatch.policies`), a user's own by subclassing `FrontierPolicy`, which asks Python for every batch.
 """
 
@@ -16,15 +16,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from autobatch.dag import to_dag
 from autobatch.errors import PolicyError, ScheduleError
-from autobatch.graph import Graph, check_graph, checking
-from autobatch.graph_check import check_order
+from autobatch.graph.dag import to_dag
+from autobatch.graph.graph import Graph, check_graph, checking
+from autobatch.graph.graph_check import check_order
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.schedule_check import check_schedule
-from autobatch.simulator import Simulator, finish, start, step
+from autobatch.schedule.schedule_check import check_schedule
+from autobatch.schedule.simulator import Simulator, finish, start, step
 from autobatch.system.trust import is_trusted
-from autobatch.words import IntArray
 
 MAX_BATCHES_PRINTED = 40
 MAX_NODES_PRINTED = 12
@@ -127,7 +127,7 @@ def _read_schedule(graph: Graph, made: object, name: str) -> Schedule:
     doing = f"scheduling with policy {name!r}"
     if not isinstance(made, Schedule):
         raise ScheduleError(
-            f"{doing}: schedule() gave {made!r} ({type(made).__name__}); return an autobatch.schedule.Schedule."
+            f"{doing}: schedule() gave {made!r} ({type(made).__name__}); return an autobatch.schedule.schedule.Schedule."
         )
     parts: list[Any] = [np.asarray(part) for part in (made.batch_type, made.batch_ptr, made.order)]
     for field, part in zip(fields(made), parts, strict=True):
@@ -160,7 +160,7 @@ def min_batches(graph: Graph) -> int:
     Cost: O(T * (N + E)) time, O(N) ints.
     Source: ED-Batch (arXiv:2302.03851), the lower bound on batches.
 
-    >>> from autobatch.graph import NamedTypes, make_graph
+    >>> from autobatch.graph.graph import NamedTypes, make_graph
     >>> min_batches(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     3
     """

@@ -12,9 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph import TypeArrays
-from autobatch.jit.loops import compiled
-from autobatch.words import (
+from autobatch.graph.graph import TypeArrays
+from autobatch.graph.words import (
     FloatArray,
     IntArray,
     Sections,
@@ -24,6 +23,7 @@ from autobatch.words import (
     words_size,
     write_header,
 )
+from autobatch.jit.loops import compiled
 
 GROWTH = 4
 """A sum stays where folding it would make more than this many times the edges that it takes.

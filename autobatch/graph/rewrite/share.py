@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch.graph import TypeArrays
+from autobatch.graph.graph import TypeArrays
+from autobatch.graph.words import FloatArray, IntArray, Sections, copy_outputs, sections, words_size, write_header
 from autobatch.jit.loops import compiled
-from autobatch.words import FloatArray, IntArray, Sections, copy_outputs, sections, words_size, write_header
 
 HEAD = 3  # words of a record before its edges: its node's new number, type, number of edges
 LOW_32 = 0xFFFFFFFF

@@ -2,9 +2,9 @@
 
 A graph holds nodes (calls of cells) in topological order, the edges between them, the int and float data that
 the calls were given, and what the user asked for. It knows types by number only; a `Types` table names them.
-All of it lives in one int32 array (`autobatch.words` has the layout), so that merging a mini-batch costs one
+All of it lives in one int32 array (`autobatch.graph.words` has the layout), so that merging a mini-batch costs one
 concatenation and one compiled pass. Here graphs are made by hand, merged, split, range-checked and printed;
-`check_graph` comes from `autobatch.graph_check`.
+`check_graph` comes from `autobatch.graph.graph_check`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import DataError, GraphError
-from autobatch.graph_check import check_graph, checking, refuse_backward_edges
-from autobatch.jit.loops import compiled
-from autobatch.words import (
+from autobatch.graph.graph_check import check_graph, checking, refuse_backward_edges
+from autobatch.graph.words import (
     Encoded,
     FloatArray,
     IntArray,
@@ -34,6 +33,7 @@ from autobatch.words import (
     words_size,
     write_header,
 )
+from autobatch.jit.loops import compiled
 
 __all__ = [
     "Graph",

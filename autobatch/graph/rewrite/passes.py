@@ -23,11 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import GraphError
-from autobatch.folding import fold_sums
-from autobatch.graph import Graph, TypeArrays, check_graph, checking
-from autobatch.jit.loops import compiled
-from autobatch.sharing import share_equal
-from autobatch.words import (
+from autobatch.graph.graph import Graph, TypeArrays, check_graph, checking
+from autobatch.graph.rewrite.fold import fold_sums
+from autobatch.graph.rewrite.share import share_equal
+from autobatch.graph.words import (
     FloatArray,
     IntArray,
     Sections,
@@ -38,6 +37,7 @@ from autobatch.words import (
     words_size,
     write_header,
 )
+from autobatch.jit.loops import compiled
 
 PASSES = ("forward", "dead", "sums", "fold", "share")
 DEFAULT = ("forward", "dead", "sums", "fold")

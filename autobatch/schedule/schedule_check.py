@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autobatch.errors import ScheduleError
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
 
 if TYPE_CHECKING:
-    from autobatch.schedule import Schedule
+    from autobatch.schedule.schedule import Schedule
 
 
 def check_schedule(graph: Graph, schedule: Schedule) -> None:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch.graph import Graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.words import IntArray, indices
 from autobatch.jit.loops import compiled
-from autobatch.words import IntArray, indices
 
 
 class Dag(NamedTuple):

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import GraphError
-from autobatch.words import HEADER, IntArray, words_size
+from autobatch.graph.words import HEADER, IntArray, words_size
 
 if TYPE_CHECKING:
-    from autobatch.graph import Graph
+    from autobatch.graph.graph import Graph
 
 
 def checking() -> bool:

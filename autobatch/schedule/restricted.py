@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autobatch.dag import Dag
+from autobatch.graph.dag import Dag
+from autobatch.graph.words import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.simulator import Simulator
-from autobatch.words import IntArray
+from autobatch.schedule.simulator import Simulator
 
 
 class Restricted(NamedTuple):
@@ -39,7 +39,7 @@ def start_all_restricted(dag: Dag, node_ptr: IntArray) -> Restricted:
     """Count for stacked dags, of which nothing has run. Cost: O(T * (N + E)).
 
     Args:
-        dag, node_ptr: what `autobatch.simulator.stack` gives.
+        dag, node_ptr: what `autobatch.schedule.simulator.stack` gives.
     """
     restricted = Restricted(
         np.empty((dag.type_id.size, dag.n_types // (node_ptr.size - 1)), np.int32),

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.dag import Dag
+from autobatch.graph.dag import Dag
+from autobatch.graph.words import IntArray, indices
 from autobatch.jit.loops import compiled
-from autobatch.simulator import Simulator
-from autobatch.words import IntArray, indices
+from autobatch.schedule.simulator import Simulator
 
 LANES = 4  # columns that one instruction compares, on any processor of today
 

@@ -11,10 +11,10 @@ from itertools import chain
 
 import numpy as np
 
-from autobatch.dag import Dag
 from autobatch.errors import GraphError
-from autobatch.graph import Graph, NamedTypes
-from autobatch.words import words_size, write_header
+from autobatch.graph.dag import Dag
+from autobatch.graph.graph import Graph, NamedTypes
+from autobatch.graph.words import words_size, write_header
 
 
 class Sketch:
