@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from autobatch import ops, optim, testing
 from autobatch.batched import Batched
-from autobatch.cell import cell
 from autobatch.door import batched
 from autobatch.errors import (
     AutobatchError,
@@ -72,6 +71,7 @@ from autobatch.ops import (
 from autobatch.ops.randomness import randomness
 from autobatch.params.module import Module, Parameter
 from autobatch.params.rows import Rows
+from autobatch.trace.cell import cell
 
 __version__ = "0.1.0"
 

@@ -26,12 +26,12 @@ from autobatch.plan import PlannedTypes, Planner
 from autobatch.planning import Choices, Planning
 from autobatch.prefetching import prefetch
 from autobatch.profiling import N_CALLS, Profile
-from autobatch.record import MiniBatch, Recorder, list_instances, refuse_inside
 from autobatch.report import Clock, LastCall, Report, Step, make_report
-from autobatch.results import join_columns, stack_results
 from autobatch.running import Running
 from autobatch.schedule.schedule import Policy
 from autobatch.system.turns import running
+from autobatch.trace.record import MiniBatch, Recorder, list_instances, refuse_inside
+from autobatch.trace.results import join_columns, stack_results
 
 if TYPE_CHECKING:
     from autobatch.tuning import Tuning

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from autobatch import ops
-from autobatch.cell import cell
 from autobatch.errors import ShapeError
 from autobatch.params.module import FloatArray, Module, Parameter
+from autobatch.trace.cell import cell
 
 
 class Linear(Module):

@@ -13,7 +13,7 @@ from autobatch.graph.graph import Graph
 from autobatch.ir.arguments import Key
 from autobatch.params.module import Parameter
 from autobatch.params.rows import Gradient, Rows
-from autobatch.results import Slot, SlotTable
+from autobatch.trace.results import Slot, SlotTable
 
 Array = NDArray[Any]
 

@@ -17,11 +17,11 @@ from autobatch.losses import loss_slot
 from autobatch.plan import PlannedCell, PlannedTypes, Planner
 from autobatch.plan_cache import PlanCache, Planned
 from autobatch.plan_check import check_made, check_plan
-from autobatch.record import MiniBatch, Recorder
 from autobatch.report import Clock, Step
 from autobatch.schedule.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
 from autobatch.stopping import Stopping
 from autobatch.system.trust import is_trusted
+from autobatch.trace.record import MiniBatch, Recorder
 
 MOST_LAYOUTS = 16  # for each type, of its traces and for its purposes
 

@@ -14,8 +14,8 @@ from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers
 from autobatch.params.module import Parameter
 from autobatch.params.rows import Gradient, Rows
-from autobatch.record import Recorder
 from autobatch.report import Step
+from autobatch.trace.record import Recorder
 
 Array = NDArray[Any]
 

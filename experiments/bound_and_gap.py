@@ -23,9 +23,9 @@ from autobatch.graph.graph import Graph, NamedTypes, make_graph
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.record import Recorder
 from autobatch.schedule.schedule import make_schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule
+from autobatch.trace.record import Recorder
 from harness import Findings, Settings, load_sst_or_listops, name_of, run
 
 # Bound, depth and agenda for 32 trees of SST, counted by another program.

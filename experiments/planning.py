@@ -30,8 +30,8 @@ from autobatch.models.data.dataset import load_lattices
 from autobatch.models.lattice_lstm import LatticeLSTM
 from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.plan import PlannedTypes
-from autobatch.record import Recorder
 from autobatch.schedule.schedule import make_schedule, min_batches
+from autobatch.trace.record import Recorder
 from harness import Findings, Settings, find_data, load_sst_or_listops, medians, name_of, run, take_turns
 
 PLANNING = ("merge", "rewrite", "schedule", "place")

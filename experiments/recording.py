@@ -16,7 +16,7 @@ import autobatch as ab
 from autobatch.cli.results import format_table
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.record import Recorder
+from autobatch.trace.record import Recorder
 from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run, take_turns
 
 LIMIT_NS = 500

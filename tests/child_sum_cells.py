@@ -9,7 +9,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.ir.program import CellProgram
-from autobatch.record import Recorder
+from autobatch.trace.record import Recorder
 
 
 class ChildSum(ab.Module):

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import autobatch as ab
-from autobatch.cell import Tracer
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import CellProgram
+from autobatch.trace.cell import Tracer
 
 WIDTH, INSTANCES = 128, 32
 

@@ -15,7 +15,7 @@ from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments
 from autobatch.params.module import Parameter
 from autobatch.params.stacks import pieces_of
-from autobatch.record import Recorder
+from autobatch.trace.record import Recorder
 
 EDGES = (0, 2, 1, 3)  # of each node, in every variadic group
 N_ROWS = {NODE: len(EDGES), SHARED: 1}

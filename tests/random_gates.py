@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.cell import Tracer
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import CellProgram
 from autobatch.ops.linear import affine
+from autobatch.trace.cell import Tracer
 from literature_cells import Weights
 
 

@@ -17,8 +17,8 @@ from autobatch.graph.rewrite import fold as folding
 from autobatch.graph.rewrite.passes import DEFAULT, Rewrites, rewrite
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.lattice_lstm import LatticeLSTM
-from autobatch.record import Recorder
 from autobatch.schedule.schedule import min_batches
+from autobatch.trace.record import Recorder
 from counting import count_lines, plain_loops
 from graphs import ToyType, ToyTypes, chain, same_graph
 from twin_cases import CASES, Case

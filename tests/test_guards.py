@@ -19,7 +19,7 @@ import autobatch as ab
 import guard_cases
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
-from autobatch.guards import Contents
+from autobatch.trace.guards import Contents
 from guard_cases import NUMBERS, OTHERS, Base, Case, model_of
 from refusals import refused
 from twin_cases import CASES

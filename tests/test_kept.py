@@ -17,7 +17,6 @@ import pytest
 
 import autobatch as ab
 from autobatch.blas import choosing
-from autobatch.cell import Tracer
 from autobatch.errors import PolicyError
 from autobatch.ir.arguments import Key
 from autobatch.jit.kept import compile_callback, keep
@@ -29,6 +28,7 @@ from autobatch.policies.cost import MeasuredCosts, TypeCost, find_costs
 from autobatch.policies.policy_file import load as load_policy
 from autobatch.policies.rules import Score
 from autobatch.system.cache import find_entry, keep_entry
+from autobatch.trace.cell import Tracer
 from autobatch.tuning import Variant, store
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {

@@ -21,8 +21,8 @@ from autobatch.ops.shaping import expand
 from autobatch.plan import Plan, PlannedCell, PlannedTypes
 from autobatch.plan_check import check_plan
 from autobatch.policies import get
-from autobatch.record import Recorder
 from autobatch.schedule.schedule import Schedule, make_schedule
+from autobatch.trace.record import Recorder
 from random_programs import draw_instances, draw_model
 
 

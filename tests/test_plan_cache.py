@@ -123,7 +123,7 @@ def test_a_minibatch_that_comes_again_skips_merge_rewrite_schedule_and_place(mon
     graphs = loss.record_all(draw_words(8, seed=1))
     first = run(loss, graphs)
     assert (Counting.placed, hit(loss)) == (2, False)
-    monkeypatch.setattr("autobatch.record.merge_graphs", refuse)
+    monkeypatch.setattr("autobatch.trace.record.merge_graphs", refuse)
     monkeypatch.setattr(planning, "rewrite", refuse)
     monkeypatch.setattr(planning, "make_schedule", refuse)
     for again in (graphs, anew(graphs)):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.cell import Tracer
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PlanError
 from autobatch.ir.arguments import Key
@@ -25,6 +24,7 @@ from autobatch.kernels.stage import Stage, compile_backward, compile_forward
 from autobatch.kernels.view import View
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan import PlannedCell
+from autobatch.trace.cell import Tracer
 from random_programs import draw_instances, draw_model
 
 MODELS = ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"]

@@ -265,8 +265,8 @@ def test_cuts_are_minimal(seed: int) -> None:
 
 def derive(body: Callable[..., Any], width: int = 4, n_ports: int = 2) -> Derivative:
     """The derivative of a cell of some vectors."""
-    from autobatch.cell import Tracer
     from autobatch.ir.arguments import Key
+    from autobatch.trace.cell import Tracer
 
     names = ["x", "y", "z"][:n_ports]
     program: CellProgram = Tracer("hand", {}).trace(

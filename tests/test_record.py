@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.calls import MAX_FORMS, Calls
-from autobatch.entries import Entry
 from autobatch.graph.graph import Graph
-from autobatch.record import Recorder
+from autobatch.trace.calls import MAX_FORMS, Calls
+from autobatch.trace.entries import Entry
+from autobatch.trace.record import Recorder
 
 pytestmark = pytest.mark.usefixtures("_checked")
 

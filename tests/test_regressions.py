@@ -14,9 +14,9 @@ import pytest
 import autobatch as ab
 from autobatch.executor.reference import Reference
 from autobatch.graph.rewrite.passes import PASSES
-from autobatch.handles import RECYCLE
 from autobatch.ops.define import Op, run_kernel
 from autobatch.ops.operators import OPS
+from autobatch.trace.handles import RECYCLE
 
 POLICIES = ("unbatched", "depth", "agenda")
 DIM = 3

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.cell import Tracer
 from autobatch.errors import PlanError
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
@@ -24,6 +23,7 @@ from autobatch.kernels.overwriting import overwritings, writes_over, written
 from autobatch.kernels.stage import compile_backward
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan import PlannedCell
+from autobatch.trace.cell import Tracer
 from random_programs import draw_instances, draw_model
 from test_cpu import assert_equal
 from twin_cases import CASES, Case

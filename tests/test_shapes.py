@@ -29,8 +29,8 @@ from autobatch.models.shapes import (
     make_tree_graph,
     make_two_type_tree_graph,
 )
-from autobatch.record import Recorder
 from autobatch.schedule.schedule import min_batches
+from autobatch.trace.record import Recorder
 from twin_cases import draw_lattices_case
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

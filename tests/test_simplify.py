@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.cell import Tracer
 from autobatch.errors import GraphError
 from autobatch.executor.cpu import Cpu
 from autobatch.executor.reference import Reference
@@ -30,6 +29,7 @@ from autobatch.ir.program import Attribute, CellProgram, Instruction, Port
 from autobatch.ir.program_check import check_cell, check_derivative, check_rewritten
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.operators import OPS, STAGE
+from autobatch.trace.cell import Tracer
 from careless import make_careless
 from program_runs import Results, compute, draw_parameters, draw_rows, run_derivative, run_program
 from random_cells import State

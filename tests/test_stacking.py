@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.cell import Tracer
 from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import CellProgram, Instruction
@@ -19,6 +18,7 @@ from autobatch.memplan.layout_cache import lay_out
 from autobatch.memplan.stacking import stack_program
 from autobatch.ops.linear import affine, matmul
 from autobatch.params.stacks import Stack, parts_of
+from autobatch.trace.cell import Tracer
 from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf
 from program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types
 from random_gates import draw_gates

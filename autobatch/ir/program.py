@@ -268,7 +268,7 @@ class Builder:
     """Grows the list of values of a program; give it a finished program to continue.
 
     Attributes:
-        live: the `id`s of parameters that stand for numbers of the model, see `autobatch.live`.
+        live: the `id`s of parameters that stand for numbers of the model, see `autobatch.trace.live`.
         needed: those of which the body wants the number.
     """
 

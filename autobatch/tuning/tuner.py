@@ -23,9 +23,9 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.plan import Plan, PlannedTypes, Planner
 from autobatch.planning import Choices, Planning
-from autobatch.record import MiniBatch, Recorder
 from autobatch.report import Clock, Step
 from autobatch.schedule.schedule import Frontier, FrontierPolicy, make_schedule
+from autobatch.trace.record import MiniBatch, Recorder
 from autobatch.tuning.costs import CostModel, Work, measure_work
 from autobatch.tuning.store import Decision, find_decisions, find_measured, keep_decision, keep_measured, sign_model
 from autobatch.tuning.trial import MUCH_WORSE, Trial, Watch

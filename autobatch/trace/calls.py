@@ -16,13 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.cell import BoundCell, Cell, NeedsLength
-from autobatch.decode import form_tables
-from autobatch.entries import Entry, Namespace, Stand, invoke
 from autobatch.errors import GraphError
-from autobatch.forms import BUILTINS, Form, FormReader, make_form
 from autobatch.graph.words import IntArray
-from autobatch.handles import OUTPUT_BITS, RECYCLE, Bundle, Handles, Value
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.ops.define import Op, first_symbol
@@ -30,7 +25,12 @@ from autobatch.ops.eager import plain_array
 from autobatch.ops.operators import STAGE
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module, Parameter
-from autobatch.traces import Traces
+from autobatch.trace.cell import BoundCell, Cell, NeedsLength
+from autobatch.trace.decode import form_tables
+from autobatch.trace.entries import Entry, Namespace, Stand, invoke
+from autobatch.trace.forms import BUILTINS, Form, FormReader, make_form
+from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Bundle, Handles, Value
+from autobatch.trace.traces import Traces
 
 MAX_FORMS = 8  # that an entry tries one after another; rarer ones take the slow path
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import GraphError
-from autobatch.scanning import is_library
+from autobatch.trace.scanning import is_library
 
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
           "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from autobatch.ir.arguments import exact
-from autobatch.live import Live, can_be_live
+from autobatch.trace.live import Live, can_be_live
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
 Getter: TypeAlias = Callable[[Any, Any], Any]

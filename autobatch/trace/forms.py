@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.decode import EACH, HANDLE, WORDS, make_code
 from autobatch.errors import DataError, GraphError
-from autobatch.handles import Bundle, Handles, Value, path_of_ref
 from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Key, Static, exact, is_hashable, is_structure
 from autobatch.ir.program import DRAW, Attribute, CellProgram, Port, first_leaf
+from autobatch.trace.decode import EACH, HANDLE, WORDS, make_code
+from autobatch.trace.handles import Bundle, Handles, Value, path_of_ref
 
 IS_RECORDING = "__stage.current is __calls"  # costs 50 ns
 BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, all, map, exact, np.ndarray)}

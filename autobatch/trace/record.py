@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.calls import Calls, never
-from autobatch.decode import STALE, as_longs, decode_log
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.graph import Graph, check_ranges, merge_graphs, split_graph
-from autobatch.handles import Value
 from autobatch.ir.typetable import TypeTable
-from autobatch.live import Live
 from autobatch.ops.operators import STAGE, stage
 from autobatch.params.module import Module, Parameter
-from autobatch.results import SlotTable, read_result
 from autobatch.system.turns import recording
+from autobatch.trace.calls import Calls, never
+from autobatch.trace.decode import STALE, as_longs, decode_log
+from autobatch.trace.handles import Value
+from autobatch.trace.live import Live
+from autobatch.trace.results import SlotTable, read_result
 
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
 

@@ -8,7 +8,7 @@ from functools import cache, cached_property, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from autobatch.cell import BoundCell, Cell
+from autobatch.trace.cell import BoundCell, Cell
 
 LIBRARIES = {*sys.stdlib_module_names, "autobatch", "numpy"}
 READS = {

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import ShapeError
-from autobatch.handles import Bundle, Value
 from autobatch.ir.arguments import Key, Static, is_structure
 from autobatch.ops.define import Shape
+from autobatch.trace.handles import Bundle, Value
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ and of the classes of all objects that are met, notes what it gives. Functions a
 a profiler; the globals that they read are found in their code, and so are the variables around them and their default
 arguments. Lists and dicts are taken to be read as a whole.
 
-A number that changed before (see `autobatch.live`) is given as a value of the program, in the place of the number.
+A number that changed before (see `autobatch.trace.live`) is given as a value of the program, in the place of the number.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.cell import Cell
-from autobatch.drawing import Draws, is_generator
-from autobatch.guards import MISSING, Contents, Guard, Read, are
-from autobatch.hooks import can_be_hooked, hearing, hooked, listening
 from autobatch.ir.program import Builder
 from autobatch.jit.compiling import without_collection
-from autobatch.live import Live, LiveValue, can_be_live
 from autobatch.ops.elementwise import stop_gradient
 from autobatch.ops.operators import Operators, Symbol
 from autobatch.params.module import Module, Parameter
-from autobatch.scanning import functions_in, is_library, names_in, special_methods
+from autobatch.trace.cell import Cell
+from autobatch.trace.drawing import Draws, is_generator
+from autobatch.trace.guards import MISSING, Contents, Guard, Read, are
+from autobatch.trace.hooks import can_be_hooked, hearing, hooked, listening
+from autobatch.trace.live import Live, LiveValue, can_be_live
+from autobatch.trace.scanning import functions_in, is_library, names_in, special_methods
 
 LARGE = 2**20  # bytes of an array: what is larger is an input of the program at once, and not compared
 CONTAINERS = (list, tuple, dict, set, frozenset)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from autobatch.cell import Cell
-from autobatch.forms import Form, write_function
 from autobatch.ir.arguments import Key, Static
 from autobatch.params.module import Module
+from autobatch.trace.cell import Cell
+from autobatch.trace.forms import Form, write_function
 
 
 @dataclass(eq=False)

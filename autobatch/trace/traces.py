@@ -1,6 +1,6 @@
 """The types of a recorded function, and how their cells are traced: once, and again when what a body read has changed.
 
-A *family* is one cell called with arguments of one key. Each of its traces has guards (`autobatch.guards`); that of the
+A *family* is one cell called with arguments of one key. Each of its traces has guards (`autobatch.trace.guards`); that of the
 last call is in force. Once per call all guards in force are checked. Where one does not hold, an earlier trace whose
 guards hold is put in force, so that to switch to and fro costs nothing; or else the body is traced again. A new trace
 of the same signature (ports, attributes, outputs) takes the place of the old one under its type id, so that recorded
@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.cell import NeedsLength, Tracer
-from autobatch.entries import Entry
-from autobatch.guards import Guard, Watchlist, changed_numbers
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, NeedsNumber, Port, Weight
 from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
-from autobatch.live import Live
 from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import FLOAT32, Module
-from autobatch.watching import Watch
+from autobatch.trace.cell import NeedsLength, Tracer
+from autobatch.trace.entries import Entry
+from autobatch.trace.guards import Guard, Watchlist, changed_numbers
+from autobatch.trace.live import Live
+from autobatch.trace.watching import Watch
 
 MOST_TRACES = 8  # of a family that are kept, with what was compiled for them
 

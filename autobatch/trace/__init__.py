@@ -1,0 +1,1 @@
+"""From Python to graphs: cells are called on handles and record nodes; bodies are traced once for each type."""
