@@ -69,7 +69,8 @@ from autobatch.ops import (
     where,
 )  # fmt: skip
 from autobatch.ops.randomness import randomness
-from autobatch.params.module import Module, Parameter
+from autobatch.params.module import Module
+from autobatch.params.parameter import Parameter
 from autobatch.params.rows import Rows
 from autobatch.trace.cell import cell
 

@@ -2,8 +2,8 @@
 
     record -> merge -> rewrite -> schedule -> place -> execute
 
-The stages before execution are in `autobatch.planning`, which also keeps plans of mini-batches seen before. Where
-`max_bytes` would be exceeded, `autobatch.budget` cuts the mini-batch into parts, which run one after the other.
+The stages before execution are in `autobatch.runtime.planning`, which also keeps plans of mini-batches seen before. Where
+`max_bytes` would be exceeded, `autobatch.plan.budget` cuts the mini-batch into parts, which run one after the other.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.executor import Backend
-from autobatch.graph.graph import Graph, split_graph
+from autobatch.graph.build import split_graph
+from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.ir.precision import check_precision
-from autobatch.losses import check_finite, loss_slot, loss_weights, put_gradients, take_gradients
 from autobatch.params.module import Module
 from autobatch.params.rows import Gradient
-from autobatch.plan import PlannedTypes, Planner
-from autobatch.planning import Choices, Planning
+from autobatch.plan.plan import PlannedTypes, Planner
 from autobatch.prefetching import prefetch
 from autobatch.profiling import N_CALLS, Profile
-from autobatch.report import Clock, LastCall, Report, Step, make_report
-from autobatch.running import Running
+from autobatch.report import Report, make_report
+from autobatch.runtime.backend import Backend
+from autobatch.runtime.execution import Running
+from autobatch.runtime.losses import check_finite, loss_slot, loss_weights, put_gradients, take_gradients
+from autobatch.runtime.planning import Choices, Planning
+from autobatch.runtime.step import Clock, LastCall, Step
 from autobatch.schedule.schedule import Policy
 from autobatch.system.turns import running
 from autobatch.trace.record import MiniBatch, Recorder, list_instances, refuse_inside

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from autobatch.batched import Batched
-from autobatch.budget import check_max_bytes
 from autobatch.errors import DataError, GraphError, PolicyError
-from autobatch.executor import Backend, make_backend
 from autobatch.graph.rewrite.passes import DEFAULT, to_passes
 from autobatch.ir.precision import check_precision
 from autobatch.params.module import Module
-from autobatch.plan import Planner
-from autobatch.plan_cache import DEFAULT_SIZE
+from autobatch.plan.budget import check_max_bytes
+from autobatch.plan.plan import Planner
+from autobatch.plan.plan_cache import DEFAULT_SIZE
+from autobatch.runtime import make_backend
+from autobatch.runtime.backend import Backend
 from autobatch.schedule.schedule import Policy
 
 

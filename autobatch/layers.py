@@ -13,7 +13,8 @@ import numpy as np
 
 from autobatch import ops
 from autobatch.errors import ShapeError
-from autobatch.params.module import FloatArray, Module, Parameter
+from autobatch.params.module import Module
+from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.trace.cell import cell
 
 

@@ -1,7 +1,7 @@
 """Where the time of calls went: milliseconds and bytes per stage and per batch, as a table and as a trace.
 
 While a profile is taken, the clock of each call keeps the spans of its stages, and the backend tells when each batch is
-done (`autobatch.executor.Timer`): a reading of the clock and a list entry each. Off, either costs one test.
+done (`autobatch.runtime.backend.Timer`): a reading of the clock and a list entry each. Off, either costs one test.
 The trace is in Chrome's format, which Perfetto (ui.perfetto.dev) opens; calls hold stages, and these hold batches.
 """
 
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph, Types
-from autobatch.params.checkpoint import write_whole
-from autobatch.plan import Batch, PlannedTypes
-from autobatch.report import Span, Step
+from autobatch.plan.plan import Batch, PlannedTypes
+from autobatch.runtime.step import Span, Step
+from autobatch.system.files import write_whole
 
 Lap: TypeAlias = tuple[str, Batch | None, float]  # of `Timer.lap`, and when
 N_CALLS = 100
@@ -158,7 +158,7 @@ class Profile:
         self._laps = []
 
     def lap(self, stage: str, batch: Batch | None) -> None:
-        """Note that a batch is done; see `autobatch.executor.Timer`."""
+        """Note that a batch is done; see `autobatch.runtime.backend.Timer`."""
         self._laps.append((stage, batch, perf_counter()))
 
     def add(self, step: Step, itemsize: int, precision: str = "float32") -> None:

@@ -10,7 +10,8 @@ import numpy as np
 
 from autobatch.batched import Batched
 from autobatch.errors import NumericError
-from autobatch.params.module import Module, Parameter
+from autobatch.params.module import Module
+from autobatch.params.parameter import Parameter
 
 
 def check_grads(

@@ -19,7 +19,8 @@ import numpy as np
 
 from autobatch import policies
 from autobatch.cli.results import format_table
-from autobatch.graph.graph import Graph, NamedTypes, make_graph
+from autobatch.graph.build import make_graph
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM

@@ -31,7 +31,7 @@ from autobatch.memplan.inner import HARD_OPS
 from autobatch.memplan.movement import movements
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models import find_model
-from autobatch.plan import PlannedCell
+from autobatch.plan.plan import PlannedCell
 from harness import ROOT, Findings, Settings, find_data, run, take_turns
 
 sys.path.insert(0, str(ROOT / "tests"))

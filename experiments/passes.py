@@ -23,8 +23,8 @@ from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.stage import compile_backward, compile_forward
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models import find_model
-from autobatch.plan import PlannedCell
-from autobatch.report import Step
+from autobatch.plan.plan import PlannedCell
+from autobatch.runtime.step import Step
 from harness import Findings, Settings, find_data, run, take_turns
 
 COUNTED = ("", "instructions", "steps", "loop nests", "launches", "saved", "buffer kB", "time")

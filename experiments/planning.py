@@ -23,13 +23,14 @@ import numpy as np
 import autobatch as ab
 from autobatch import policies
 from autobatch.cli.results import format_table
-from autobatch.graph.graph import Graph, merge_graphs, split_graph
+from autobatch.graph.build import merge_graphs, split_graph
+from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import DEFAULT, rewrite
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.lattice_lstm import LatticeLSTM
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.plan import PlannedTypes
+from autobatch.plan.plan import PlannedTypes
 from autobatch.schedule.schedule import make_schedule, min_batches
 from autobatch.trace.record import Recorder
 from harness import Findings, Settings, find_data, load_sst_or_listops, medians, name_of, run, take_turns

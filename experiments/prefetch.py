@@ -21,7 +21,8 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli.results import format_table
-from autobatch.graph.graph import Graph, merge_graphs
+from autobatch.graph.build import merge_graphs
+from autobatch.graph.graph import Graph
 from autobatch.models.tree_lstm import TreeLSTM
 from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run, take_turns
 

@@ -12,7 +12,7 @@ import pytest
 import autobatch as ab
 from autobatch import report
 from autobatch.blas import Chooser, threads
-from autobatch.executor.reference import Reference
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.tuning import costs, tuner
 from autobatch.tuning.variant import OTHERS
 

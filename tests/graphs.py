@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autobatch.graph.graph import Graph, NamedTypes, TypeArrays, make_graph, merge_graphs
+from autobatch.graph.build import make_graph, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes
+from autobatch.ir.type_arrays import TypeArrays
 
 LETTERS = NamedTypes(("a", "b", "c", "d"))
 TREE = NamedTypes(("leaf", "inner_a", "inner_b", "output", "loss"))

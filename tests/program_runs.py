@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.ir.passes.autodiff import Derivative, differentiate
+from autobatch.ir.derivative import Derivative
+from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Constant, Instruction, Port, Var, Weight, origin
 from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments
-from autobatch.params.module import Parameter
+from autobatch.params.parameter import Parameter
 from autobatch.params.stacks import pieces_of
 from autobatch.trace.record import Recorder
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.layers import Linear
-from autobatch.params.module import Module, Parameter
+from autobatch.params.module import Module
+from autobatch.params.parameter import Parameter
 
 
 class Head(Module):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from autobatch.graph.dag import Dag
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 
 
 def inputs_of(dag: Dag, node: int) -> list[int]:

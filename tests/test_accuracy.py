@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
 from autobatch.ops.normal import ndtr
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from extended import GELU_SCALE, Array, Wide, distance, edges, erfc, sigmoid, softplus, spread
 
 BACKENDS: dict[str, Callable[[], Any]] = {

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.cpu import Cpu
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM
+from autobatch.runtime.cpu.backend import Cpu
 from counting_arrays import counting
 
 BYTES_PER_INSTANCE, BYTES_BESIDE = 48, 256  # losses and what they are weighted by, a few times; single numbers

@@ -9,7 +9,8 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
-from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.graph.build import make_graph, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies import auto as module
 from autobatch.policies.auto import LESSONS, MARKETS, Auto
 from autobatch.policies.fsm import Fsm

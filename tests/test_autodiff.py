@@ -12,10 +12,11 @@ import torch
 
 import autobatch as ab
 from autobatch.errors import NumericError
-from autobatch.executor.reference import Reference
 from autobatch.graph.rewrite.passes import PASSES
-from autobatch.ir.passes.autodiff import Derivative, differentiate
+from autobatch.ir.derivative import Derivative
+from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import Instruction
+from autobatch.runtime.interpreter.reference import Reference
 
 TOLERANCE = 1e-10
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.graph.graph import NamedTypes, make_graph
+from autobatch.graph.build import make_graph
+from autobatch.graph.graph import NamedTypes
 from autobatch.policies import Agenda
 from refusals import DIM, N_CLASSES, N_WORDS, Model, refused
 

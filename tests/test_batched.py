@@ -11,7 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
-from autobatch.executor.reference import Reference
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import Frontier, FrontierPolicy
 
 pytestmark = pytest.mark.usefixtures("_checked")

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.budget import cut
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
-from autobatch.graph.graph import Graph, NamedTypes, make_graph
+from autobatch.graph.build import make_graph
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ops.randomness import Randomness
-from autobatch.plan import Plan, PlannedTypes
+from autobatch.plan.budget import cut
+from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from random_programs import draw_instances, draw_model
 from refusals import refused
 from twin_cases import draw_lattices_case

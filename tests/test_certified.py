@@ -12,8 +12,9 @@ import pytest
 
 from autobatch import policies
 from autobatch.errors import GraphError, PolicyError
+from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import to_dag
-from autobatch.graph.graph import Graph, merge_graphs
+from autobatch.graph.graph import Graph
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.cpu import MOST_BOUND, Cpu
-from autobatch.executor.reference import Reference
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.plan import PlannedCell
+from autobatch.plan.plan import PlannedCell
+from autobatch.runtime.cpu.backend import MOST_BOUND, Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from twin_cases import draw_trees_case
 
 BACKENDS: dict[str, Callable[[], Any]] = {

@@ -21,7 +21,8 @@ from autobatch.cli.main import dispatch
 from autobatch.cli.stored import BEST, LAST
 from autobatch.errors import CheckpointError
 from autobatch.params.checkpoint import FORMAT, VERSION, load_checkpoint, save_checkpoint
-from autobatch.params.module import Module, Parameter
+from autobatch.params.module import Module
+from autobatch.params.parameter import Parameter
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 MODEL = """

@@ -12,9 +12,9 @@ from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from autobatch import policies
 from autobatch.cli.main import commands
-from autobatch.executor import NAMES
 from autobatch.models import MODELS
 from autobatch.models.data.dataset import GENERATORS
+from autobatch.runtime import NAMES
 
 EVERY_COMMAND = ["train", "eval", "predict", "bench", "explain", "models", "data", "doctor"]
 

@@ -10,14 +10,14 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import PlanError
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
 from autobatch.kernels import fusing, stage, storing
 from autobatch.kernels.fusing import Kernel, Step
 from autobatch.kernels.loop import Statement
 from autobatch.kernels.lowering import Lowered, Lowering
 from autobatch.kernels.storing import Storage
 from autobatch.kernels.view import View
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 
 pytestmark = pytest.mark.usefixtures("_checked")
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from autobatch.errors import ScheduleError
+from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import Dag, reverse, to_dag
-from autobatch.graph.graph import Graph, merge_graphs
-from autobatch.graph.words import IntArray
+from autobatch.graph.graph import Graph
+from autobatch.jit.arrays import IntArray
 from autobatch.policies import Agenda
 from autobatch.policies.compaction import compact, compact_both
 from autobatch.policies.embedding import embed_early, embed_late, finishes, to_schedule_at

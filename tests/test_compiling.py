@@ -20,10 +20,10 @@ from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.workload import load_workload
-from autobatch.executor.steps import call_steps
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.compiling import Compilation, compiling, watch_compilation
 from autobatch.jit.loops import by_address, compiled
+from autobatch.runtime.cpu.steps import call_steps
 
 PROCESS = """
 import json, os

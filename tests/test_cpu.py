@@ -12,9 +12,9 @@ import pytest
 
 import autobatch as ab
 from autobatch.blas.tiles import can_tile
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
 

@@ -7,7 +7,7 @@ import pytest
 
 from autobatch.errors import ScheduleError
 from autobatch.graph.dag import Dag, reverse, to_dag
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.policies.embedding import (
     embed_early,
     embed_late,

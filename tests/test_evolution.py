@@ -12,7 +12,8 @@ import pytest
 from autobatch import policies
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
-from autobatch.graph.graph import Graph, check_graph
+from autobatch.graph.graph import Graph
+from autobatch.graph.graph_check import check_graph
 from autobatch.graph.sketch import Sketch, to_graph
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees

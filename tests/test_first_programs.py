@@ -10,8 +10,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.blas.tiles import can_tile
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 
 Body = Callable[[Any, Any, int], Any]
 N = 3

@@ -10,11 +10,12 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
-from autobatch.graph.graph import Graph, NamedTypes, make_graph
+from autobatch.graph.build import make_graph
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.otherwise import Otherwise
 from autobatch.policies.timed import Timed
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import Policy, Schedule, make_schedule
 from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines

@@ -9,8 +9,9 @@ import pytest
 
 from autobatch import policies
 from autobatch.errors import PolicyError
+from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import Dag, to_dag
-from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.directed import Direction
 from autobatch.policies.encoding import ENCODINGS, Encoding
 from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames, describe_state, place_types

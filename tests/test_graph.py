@@ -9,15 +9,9 @@ import pytest
 
 from autobatch.errors import DataError, GraphError
 from autobatch.graph import graph as graph_module
-from autobatch.graph.graph import (
-    Graph,
-    NamedTypes,
-    check_graph,
-    check_ranges,
-    make_graph,
-    merge_graphs,
-    split_graph,
-)
+from autobatch.graph.build import check_ranges, make_graph, merge_graphs, split_graph
+from autobatch.graph.graph import Graph, NamedTypes
+from autobatch.graph.graph_check import check_graph
 from counting import count_lines, plain_loops
 from graphs import CELL, IDENTITY, LETTERS, SWAP, TOYS, WORD, chain, random_batch, random_dag, random_toys, same_graph
 

@@ -17,8 +17,8 @@ import pytest
 
 import autobatch as ab
 import guard_cases
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.guards import Contents
 from guard_cases import NUMBERS, OTHERS, Base, Case, model_of
 from refusals import refused

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.reference import Reference
 from autobatch.memplan.homes import make_layout, place_columns
 from autobatch.memplan.movement import movements
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.plan import Plan, PlannedTypes
+from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.runtime.interpreter.reference import Reference
 from literature_cells import SEVEN, Weights, trace_cell
 from random_programs import draw_instances, draw_model
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.stages import CompiledStage
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.cpu.stages import CompiledStage
 from twin_cases import draw_trees_case
 
 

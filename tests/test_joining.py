@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.reference import Reference
 from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import CellProgram, Instruction
@@ -22,6 +21,7 @@ from autobatch.memplan.stacking import make_stacked
 from autobatch.ops.linear import affine
 from autobatch.params import stacks
 from autobatch.params.stacks import Stack, parts_of
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.cell import Tracer
 from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared
 from program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types

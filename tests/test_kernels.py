@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.reference import Reference
 from autobatch.jit.addresses import address_of
 from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.loading import load
@@ -22,7 +21,8 @@ from autobatch.kernels.scalar import to_text
 from autobatch.kernels.stage import Stage, compile_backward, compile_forward
 from autobatch.kernels.view import views_of
 from autobatch.ops.operators import OPS
-from autobatch.plan import PlannedCell, PlannedTypes
+from autobatch.plan.plan import PlannedCell, PlannedTypes
+from autobatch.runtime.interpreter.reference import Reference
 from twin_cases import CASES
 from vector_code import compile_for, inner_loops
 
@@ -181,7 +181,7 @@ import sys
 import numpy as np
 import autobatch as ab
 from autobatch.jit.addresses import address_of
-from autobatch.executor.cpu import Cpu
+from autobatch.runtime.cpu.backend import Cpu
 from autobatch.kernels.loading import load
 
 @ab.cell

@@ -12,7 +12,8 @@ import pytest
 import autobatch as ab
 from autobatch.errors import DataError, ShapeError
 from autobatch.layers import Embedding, GRUCell, LayerNorm, Linear, LSTMCell
-from autobatch.params.module import FloatArray, Module
+from autobatch.params.module import Module
+from autobatch.params.parameter import FloatArray
 
 TO_TORCH = 1e-12
 N_IN, N_HIDDEN, N_ROWS = 5, 3, 7

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.cpu import Cpu
 from autobatch.ir.passes.simplify import simplify
 from autobatch.memplan import check_cell_layout, layout_cache, plan_cell
 from autobatch.memplan.aligned import AlignedOrders, Line, Work
@@ -18,6 +17,7 @@ from autobatch.memplan.cell_layout import QUICK, UNTRIED
 from autobatch.memplan.joining import join_products
 from autobatch.memplan.layout_search import MAX_WORK
 from autobatch.memplan.planner import MemoryPlanner
+from autobatch.runtime.cpu.backend import Cpu
 from autobatch.testing import check_grads
 from child_sum_cells import ChildSum, node_program
 from literature_cells import SEVEN, trace_cell

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from autobatch.errors import PolicyError, ScheduleError
+from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import Dag, to_dag
-from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
-from autobatch.graph.words import IntArray
+from autobatch.graph.graph import Graph, NamedTypes
+from autobatch.jit.arrays import IntArray
 from autobatch.policies.compaction import compact
 from autobatch.policies.cost import CostModel
 from autobatch.policies.embedding import embed_early, embed_late, to_schedule_at

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.reference import Reference
 from autobatch.memplan.lifetimes import give_out
-from autobatch.plan import Plan
-from autobatch.plan_check import check_plan
+from autobatch.plan.plan import Plan
+from autobatch.plan.plan_check import check_plan
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import make_schedule
 from random_programs import draw_instances, draw_model
 

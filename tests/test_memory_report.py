@@ -14,7 +14,7 @@ from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
 from autobatch.memplan.memory_report import MemoryReport, report_memory
 from autobatch.memplan.movement import movements
-from autobatch.plan import Plan, PlannedTypes
+from autobatch.plan.plan import Plan, PlannedTypes
 
 SIZE = 12  # instances
 

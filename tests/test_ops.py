@@ -15,9 +15,9 @@ import torch.nn.functional as F
 import autobatch as ab
 from autobatch import ops
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
-from autobatch.executor import reference
 from autobatch.ops.define import Op, run_kernel
 from autobatch.ops.variadic import Segments
+from autobatch.runtime.interpreter import reference
 from cupy_surface import CUPY
 from op_cases import CASES, OPERATORS, Case, CaseModel
 

@@ -12,7 +12,8 @@ import pytest
 
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.optim import SGD, Adam, AdamW, Group, Optimizer
-from autobatch.params.module import FloatArray, Module, Parameter
+from autobatch.params.module import Module
+from autobatch.params.parameter import FloatArray, Parameter
 
 SHAPES = {"matrix": (3, 4), "vector": (5,), "number": ()}
 

@@ -13,7 +13,8 @@ import pytest
 
 from autobatch.errors import ShapeError
 from autobatch.optim import SGD, Adam, AdamW, Group, rules
-from autobatch.params.module import Module, Parameter
+from autobatch.params.module import Module
+from autobatch.params.parameter import Parameter
 from autobatch.params.rows import Rows
 
 SHAPE = (8, 3)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor import pieces
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.pieces import count_pieces, find_alone, rows_of_piece
+from autobatch.runtime.cpu import pieces
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.cpu.pieces import count_pieces, find_alone, rows_of_piece
 from random_programs import draw_instances, draw_model
 from test_cpu import TOLERANCES, compare, compare_gradients
 from twin_cases import CASES, Case

@@ -12,15 +12,15 @@ import pytest
 
 import autobatch as ab
 from autobatch import policies
-from autobatch.executor.cpu import Cpu
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES, rewrite
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.shaping import expand
-from autobatch.plan import Plan, PlannedCell, PlannedTypes
-from autobatch.plan_check import check_plan
+from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
+from autobatch.plan.plan_check import check_plan
 from autobatch.policies import get
+from autobatch.runtime.cpu.backend import Cpu
 from autobatch.schedule.schedule import Schedule, make_schedule
 from autobatch.trace.record import Recorder
 from random_programs import draw_instances, draw_model

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch import planning, policies
+from autobatch import policies
 from autobatch.errors import GraphError, PlanError
-from autobatch.executor.reference import Reference
 from autobatch.graph.graph import Graph
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.plan import Plan, PlannedTypes
-from autobatch.plan_cache import PlanCache, Planned
+from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.policies import auto as auto_module
 from autobatch.policies.online import keep_learning
+from autobatch.runtime import planning
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import Schedule, revision_of
 from random_programs import draw_instances, draw_model
 

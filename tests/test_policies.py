@@ -7,7 +7,8 @@ import pytest
 
 from autobatch import policies
 from autobatch.errors import GraphError
-from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.graph.build import make_graph, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.heuristics import _is_less
 from autobatch.schedule.schedule import Policy, Schedule, make_schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule

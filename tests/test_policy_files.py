@@ -15,8 +15,9 @@ import pytest
 import autobatch as ab
 from autobatch import policies
 from autobatch.errors import PolicyError
+from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import to_dag
-from autobatch.graph.graph import Graph, NamedTypes, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.directed import Direction
 from autobatch.policies.encoding import ENCODINGS
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES

@@ -26,11 +26,11 @@ from autobatch.blas.tiles import can_tile
 from autobatch.cli import products
 from autobatch.cli.main import commands
 from autobatch.errors import BackendError
-from autobatch.executor import Backend
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
-from autobatch.executor.rounding import RoundedStep, multiply_in_float32
 from autobatch.ir.precision import rounded
+from autobatch.runtime.backend import Backend
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
+from autobatch.runtime.rounding import RoundedStep, multiply_in_float32
 from twin_cases import CASES, Case
 
 Array = Any

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from autobatch.errors import PolicyError
+from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import Dag, chains_ahead, to_dag
-from autobatch.graph.graph import Graph, NamedTypes, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_tree_graph
 from autobatch.policies.cost import CostModel

@@ -23,7 +23,7 @@ from autobatch.kernels.reasons import NO_REASON, OFF, Apart, Neighbours, show_ap
 from autobatch.kernels.stage import Stage, compile_backward, compile_forward
 from autobatch.kernels.view import View
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.plan import PlannedCell
+from autobatch.plan.plan import PlannedCell
 from autobatch.trace.cell import Tracer
 from random_programs import draw_instances, draw_model
 
@@ -272,7 +272,7 @@ def test_reasons_of_random_cells(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_passes_can_be_switched_off(seed: int, passes: dict[str, Any]) -> None:
     """Every result of every pass is right without the others, and so is what is computed."""
-    from autobatch.executor.cpu import Cpu
+    from autobatch.runtime.cpu.backend import Cpu
 
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)

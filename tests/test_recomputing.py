@@ -12,15 +12,16 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import GraphError, PlanError
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
 from autobatch.graph.rewrite.passes import PASSES
-from autobatch.ir.passes.autodiff import Derivative, compute_again, differentiate
+from autobatch.ir.derivative import Derivative
+from autobatch.ir.passes.autodiff import compute_again, differentiate
 from autobatch.ir.program import SHARED, CellProgram, Constant, Instruction, Var, Weight
 from autobatch.ir.program_check import check_derivative, may_be_made_again
 from autobatch.memplan.cuts import SINK, SOURCE, Network
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.memplan.recomputing import PRICES, Prices, recompute
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from program_runs import Results, draw_parameters, draw_rows, run_derivative
 from random_programs import draw_instances, draw_model
 from test_cpu import assert_equal

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.reference import Reference
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ops.define import Op, run_kernel
 from autobatch.ops.operators import OPS
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.handles import RECYCLE
 
 POLICIES = ("unbatched", "depth", "agenda")

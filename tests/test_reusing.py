@@ -10,8 +10,6 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import PlanError
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.arguments import Key
 from autobatch.ir.layout import Place
@@ -22,7 +20,9 @@ from autobatch.kernels.fusing import Kernel
 from autobatch.kernels.overwriting import overwritings, writes_over, written
 from autobatch.kernels.stage import compile_backward
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.plan import PlannedCell
+from autobatch.plan.plan import PlannedCell
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.cell import Tracer
 from random_programs import draw_instances, draw_model
 from test_cpu import assert_equal

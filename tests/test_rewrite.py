@@ -10,7 +10,9 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import GraphError
-from autobatch.graph.graph import Graph, check_graph, make_graph, merge_graphs
+from autobatch.graph.build import make_graph, merge_graphs
+from autobatch.graph.graph import Graph
+from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite.passes import PASSES, Rewrites, rewrite
 from counting import count_lines, plain_loops
 from graphs import (

@@ -17,8 +17,8 @@ from autobatch.cli.matmuls import ONCE, Matmul, Matmuls, Memory, Part, Stages, l
 from autobatch.cli.racing import MODES
 from autobatch.cli.roofline import race_matmuls
 from autobatch.cli.workload import load_workload, record
-from autobatch.executor.cpu import Cpu
 from autobatch.params.stacks import make_gradients
+from autobatch.runtime.cpu.backend import Cpu
 from commands import Command
 
 DIM, BATCH_SIZE = 6, 8

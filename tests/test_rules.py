@@ -10,8 +10,9 @@ import pytest
 
 from autobatch import policies
 from autobatch.errors import GraphError, PolicyError
+from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import Dag, reverse, to_dag
-from autobatch.graph.graph import Graph, NamedTypes, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.directed import Directed
 from autobatch.policies.rules import LEARNED, Score, Weights
 from autobatch.schedule.schedule import make_schedule, min_batches

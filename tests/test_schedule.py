@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from autobatch.errors import GraphError, PolicyError, ScheduleError
-from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.graph.build import make_graph, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.schedule.schedule import (
     Frontier,
     FrontierPolicy,

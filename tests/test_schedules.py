@@ -14,7 +14,8 @@ import pytest
 
 from autobatch.errors import CheckpointError, DataError
 from autobatch.optim import Adam, ConstantRate, CosineRate, Group, LearningRate, Optimizer, PlateauRate, StepRate
-from autobatch.params.module import Module, Parameter
+from autobatch.params.module import Module
+from autobatch.params.parameter import Parameter
 
 N_STEPS = 100
 LR = 0.03

@@ -11,8 +11,6 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import GraphError
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
 from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.passes.simplify import (
@@ -29,6 +27,8 @@ from autobatch.ir.program import Attribute, CellProgram, Instruction, Port
 from autobatch.ir.program_check import check_cell, check_derivative, check_rewritten
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.operators import OPS, STAGE
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.cell import Tracer
 from careless import make_careless
 from program_runs import Results, compute, draw_parameters, draw_rows, run_derivative, run_program

@@ -16,7 +16,7 @@ from autobatch.errors import GraphError
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.params import stacks
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
-from autobatch.params.module import Parameter
+from autobatch.params.parameter import Parameter
 from autobatch.params.stacks import Home, Stack, Targets, make_gradients, make_row, make_stack, settle
 
 WIDTH = 3

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.reference import Reference
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.optim import SGD, Adam, AdamW, clip_by_norm
+from autobatch.runtime.interpreter.reference import Reference
 
 pytestmark = pytest.mark.usefixtures("_checked")
 

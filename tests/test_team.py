@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.executor.atomic import fetch_add
-from autobatch.executor.pieces import Calls
-from autobatch.executor.team import Helper, Sweeps
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address
+from autobatch.runtime.cpu.atomic import fetch_add
+from autobatch.runtime.cpu.pieces import Calls
+from autobatch.runtime.cpu.team import Helper, Sweeps
 
 N_RUNS = 60
 

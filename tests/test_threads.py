@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.system import turns
 
 DIM = 3

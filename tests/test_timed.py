@@ -9,7 +9,8 @@ import pytest
 
 from autobatch import policies
 from autobatch.errors import PolicyError
-from autobatch.graph.graph import Graph, NamedTypes, make_graph, merge_graphs
+from autobatch.graph.build import make_graph, merge_graphs
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.cost import CostModel, MeasuredCosts, TypeCost
 from autobatch.policies.timed import Timed
 from autobatch.schedule.schedule_check import check_schedule

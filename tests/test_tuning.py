@@ -15,9 +15,9 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import BackendError, PlanError
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
 from autobatch.memplan.planner import MemoryPlanner
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.tuning import CostModel, Trial, Variant, Work, costs, store
 from autobatch.tuning.variant import LAYOUTS, OTHERS, REWRITES, WORDS, read_decisions, write_decisions
 from clockwork import Clockwork, Counted, Pairs, decided, make, set_clock, train

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.cpu import Cpu
+from autobatch.runtime.cpu.backend import Cpu
 
 BACKENDS = ["reference", "cpu"]
 DIM = 3

@@ -11,10 +11,10 @@ import torch
 
 import autobatch as ab
 from autobatch.errors import AutobatchError, GraphError, ShapeError
-from autobatch.executor import reference
-from autobatch.executor.reference import Reference
 from autobatch.ops.define import run_kernel
 from autobatch.ops.variadic import Segments
+from autobatch.runtime.interpreter import reference
+from autobatch.runtime.interpreter.reference import Reference
 from cupy_surface import CUPY
 
 TOLERANCE = 1e-10

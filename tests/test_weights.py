@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
-from autobatch.executor.weights import sum_rows
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.cpu.weights import sum_rows
+from autobatch.runtime.interpreter.reference import Reference
 
 V, DIM = 11, 5
 RNG = np.random.default_rng(0)

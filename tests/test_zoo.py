@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import autobatch as ab
-from autobatch.executor import Backend
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
+from autobatch.runtime.backend import Backend
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from zoo import dynamic, first, graphs, language, latent, machines, products, seq2seq, sets, taggers, transformer, trees
 from zoo.case import Case, to_torch
 

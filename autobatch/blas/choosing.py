@@ -28,8 +28,8 @@ from autobatch.blas.provider import Provider
 from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.blas.tiles import can_tile_bf16
 from autobatch.errors import BackendError
-from autobatch.params.checkpoint import write_whole
 from autobatch.system.cache import UNREADABLE, cache_folder, find_entry, keep_entry
+from autobatch.system.files import write_whole
 from autobatch.system.processor import cpu_name, has_avx512, has_bf16
 
 FORMAT = "autobatch matmul 3"

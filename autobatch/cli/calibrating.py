@@ -15,11 +15,11 @@ import numpy as np
 
 from autobatch import policies
 from autobatch.cli.workload import Workload, record
-from autobatch.executor.reference import Reference
 from autobatch.graph.graph import Graph
-from autobatch.graph.words import FloatArray
-from autobatch.plan import Batch, PlannedCell
+from autobatch.jit.arrays import FloatArray
+from autobatch.plan.plan import Batch, PlannedCell
 from autobatch.policies.cost import MeasuredCosts, TypeCost
+from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import Schedule
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows
@@ -61,7 +61,7 @@ class Stopwatch:
         self._began = perf_counter()
 
     def lap(self, stage: str, batch: Batch | None) -> None:
-        """Note that a batch is done; see `autobatch.executor.Timer`."""
+        """Note that a batch is done; see `autobatch.runtime.backend.Timer`."""
         us = 1e6 * (perf_counter() - self._began)
         if batch is not None:
             self.laps[stage, batch.kind, batch.end - batch.start].append(us)

@@ -43,7 +43,7 @@ def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: st
 
 def complete_backend(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the backends."""
-    from autobatch.executor import NAMES
+    from autobatch.runtime import NAMES
 
     return _matching(["auto", *NAMES], incomplete)
 

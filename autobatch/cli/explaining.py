@@ -13,13 +13,14 @@ import numpy as np
 
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
-from autobatch.ir.passes.autodiff import ROW_SUM, Derivative
+from autobatch.ir.derivative import Derivative
+from autobatch.ir.passes.autodiff import ROW_SUM
 from autobatch.ir.passes.simplify import simplify_why
 from autobatch.ir.program import CellProgram, Instruction, show_lines
 from autobatch.ir.program_check import check_cell, check_derivative, check_rewritten
 from autobatch.ir.typetable import TypeTable
 from autobatch.kernels.stage import Note, Stage, compile_backward, compile_forward
-from autobatch.plan import PlannedCell, Planner
+from autobatch.plan.plan import PlannedCell, Planner
 
 TITLES = {
     "traced": "program, as traced",

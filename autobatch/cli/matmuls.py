@@ -23,9 +23,6 @@ from autobatch.blas.packed import multiply_float32 as multiply_rows
 from autobatch.blas.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
-from autobatch.executor.activity import Activity
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import RowRange
 from autobatch.ir.program import NODE, Instruction, Weight
 from autobatch.jit.addresses import address_of
 from autobatch.jit.loops import compiled
@@ -35,7 +32,10 @@ from autobatch.kernels.stage import Stage, compile_backward, compile_forward
 from autobatch.kernels.view import View, views_of
 from autobatch.params.rows import Gradient
 from autobatch.params.stacks import Targets
-from autobatch.plan import Batch, Plan, PlannedCell, PlannedTypes
+from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
+from autobatch.runtime.activity import Activity
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import RowRange
 
 Array = NDArray[Any]
 ONCE = -1  # the type of what a stage does once for all rows of the types, before or after its batches

@@ -12,8 +12,8 @@ import click
 from autobatch import policies
 from autobatch.cli import completion
 from autobatch.cli.threads import DEFAULT_THREADS
-from autobatch.executor import NAMES
 from autobatch.ir.precision import PRECISIONS
+from autobatch.runtime import NAMES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 UNITS = {

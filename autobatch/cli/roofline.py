@@ -25,10 +25,10 @@ from autobatch.cli.racing import take_turns
 from autobatch.cli.results import Tally, format_table
 from autobatch.cli.workload import Workload, record
 from autobatch.errors import BackendError
-from autobatch.executor.cpu import Cpu
 from autobatch.params.stacks import make_gradients
 from autobatch.policies.auto import Auto
 from autobatch.profiling import RUNNING, Call
+from autobatch.runtime.cpu.backend import Cpu
 
 PLANNING, AROUND, OPTIMIZER = Part("planning", ONCE), Part("around", ONCE), Part("optimizer", ONCE)
 BESIDES: Mapping[str, str] = {

@@ -14,7 +14,7 @@ from autobatch.errors import DataError
 from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.plan_cache import DEFAULT_SIZE
+from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.schedule.schedule import Policy
 
 RECURSION_LIMIT = 10_000  # calls; Python's own 1,000 is too few for a sentence parsed into a chain

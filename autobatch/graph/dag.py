@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autobatch.graph.graph import Graph
-from autobatch.graph.words import IntArray, indices
+from autobatch.jit.arrays import IntArray, indices
 from autobatch.jit.loops import compiled
 
 

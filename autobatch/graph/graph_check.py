@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import graphlib
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,15 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import GraphError
-from autobatch.graph.words import HEADER, IntArray, words_size
+from autobatch.graph.words import HEADER, words_size
+from autobatch.jit.arrays import IntArray
 
 if TYPE_CHECKING:
     from autobatch.graph.graph import Graph
-
-
-def checking() -> bool:
-    """Say whether runs check every structure they build: the environment has `AUTOBATCH_CHECK=1`."""
-    return os.environ.get("AUTOBATCH_CHECK", "0") not in ("", "0")
 
 
 def check_graph(graph: Graph) -> None:

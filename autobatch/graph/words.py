@@ -12,18 +12,13 @@ so that merging graphs is one concatenation and one pass that adds offsets, and 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.jit.arrays import IntArray, indices
 from autobatch.jit.loops import compiled
-
-IntArray: TypeAlias = NDArray[np.int32]
-LongArray: TypeAlias = NDArray[np.int64]
-FloatArray: TypeAlias = NDArray[np.float64]
-IndexArray: TypeAlias = NDArray[np.uint32]
-LongIndexArray: TypeAlias = NDArray[np.uint64]
 
 HEADER = 6
 
@@ -42,23 +37,6 @@ class Sections(NamedTuple):
     out_node: IntArray
     out_port: IntArray
     out_slot: IntArray
-
-
-@compiled
-def indices(values: IntArray) -> IndexArray:
-    """View ints that are not negative as unsigned, for loops that index by them.
-
-    A signed index may be negative and count from the end, so compiled code tests each: without the tests, a loop that
-    does little but look up takes a half to a third of the time. Sums of unsigned ints are unsigned, those with signed
-    ones are not, and beyond 32 bits they are floats.
-    """
-    return values.view(np.uint32)
-
-
-@compiled
-def long_indices(values: LongArray) -> LongIndexArray:
-    """View ints of 64 bits that are not negative as unsigned, see `indices`."""
-    return values.view(np.uint64)
 
 
 @compiled

@@ -25,7 +25,7 @@ from autobatch.ops.eager import plain_array, unwrap
 from autobatch.ops.operators import Operators, Symbol
 
 if TYPE_CHECKING:
-    from autobatch.params.module import Parameter
+    from autobatch.params.parameter import Parameter
 
 NODE, SHARED = -1, -2
 DRAW = -1  # the leaf of the attribute that numbers a node's draw: no argument

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from autobatch.errors import AutobatchError, GraphError
+from autobatch.ir.derivative import Derivative
 from autobatch.ir.program import (
     NODE,
     SHARED,
@@ -25,9 +26,6 @@ from autobatch.ir.program import (
 )  # fmt: skip
 from autobatch.ops.define import Op, Shape
 from autobatch.params.stacks import parts_of
-
-if TYPE_CHECKING:
-    from autobatch.ir.passes.autodiff import Derivative
 
 Ties = Iterable[tuple[int, int]]
 MADE_AGAIN = frozenset({"one_hot", "spread"})  # beside element-wise ops: what backward may compute again

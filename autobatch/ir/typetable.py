@@ -13,11 +13,11 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from autobatch.errors import GraphError
-from autobatch.graph.graph import TypeArrays
-from autobatch.graph.words import IntArray
 from autobatch.ir.arguments import Key
 from autobatch.ir.flows import singular_outputs, stop_outputs
 from autobatch.ir.program import NODE, Attribute, CellProgram, Instruction, Port, origin
+from autobatch.ir.type_arrays import TypeArrays
+from autobatch.jit.arrays import IntArray
 from autobatch.ops.operators import OPS
 from autobatch.params.module import Module
 

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autobatch.params.checkpoint import write_whole
+from autobatch.system.files import write_whole
 
 DIGEST_BYTES = sha256().digest_size
 

@@ -22,7 +22,7 @@ from autobatch.kernels.lowering import STORED, Home, Lowered
 from autobatch.kernels.storing import Spot, Storage, is_number, is_row_number
 from autobatch.kernels.view import View
 from autobatch.ops.define import Shape
-from autobatch.plan import PlannedCell
+from autobatch.plan.plan import PlannedCell
 
 BATCHES = ((0, 1), (2, 3))  # the nodes of each
 EDGES = (2, 0, 1, 2)  # of each node, in every group

@@ -28,8 +28,8 @@ from autobatch.jit.loops import Compiled
 from autobatch.kernels import scoped, support
 from autobatch.kernels.scoped import plain_get, plain_put
 from autobatch.ops import normal
-from autobatch.params.checkpoint import write_whole
 from autobatch.system.cache import cache_folder
+from autobatch.system.files import write_whole
 from autobatch.vectormath import FUNCTIONS
 
 TYPES = ("int64", "int32", "float64", "bool_")

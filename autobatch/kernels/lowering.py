@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.ir.derivative import Derivative
 from autobatch.ir.layout import Layout
-from autobatch.ir.passes.autodiff import Derivative
 from autobatch.ir.program import NODE, SHARED, Attribute, Constant, Instruction, Port, Var
 from autobatch.kernels.loop import Alone, Loop, Number, Operand, Product, Read, Statement, Term
 from autobatch.kernels.view import View, steps, views_of
 from autobatch.ops.define import Shape
 from autobatch.ops.elementwise import add
 from autobatch.ops.linear import affine, matmul
-from autobatch.plan import PlannedCell
+from autobatch.plan.plan import PlannedCell
 
 STORED = -1  # the target of loops that write to destinations or to the gradient of a port
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import TypeAlias
 
-from autobatch.graph.graph_check import checking
 from autobatch.kernels.checking import check_statements, check_steps, check_storage
 from autobatch.kernels.columns_check import check_columns
 from autobatch.kernels.cutting import cut
@@ -19,7 +18,8 @@ from autobatch.kernels.printing import show_lowered, show_statements, show_steps
 from autobatch.kernels.reasons import Neighbours, show_apart
 from autobatch.kernels.source import SLOTS, Source, columns_of, write_kernel
 from autobatch.kernels.storing import Storage, store
-from autobatch.plan import PlannedCell
+from autobatch.plan.plan import PlannedCell
+from autobatch.system.trust import checking
 
 
 @dataclass(frozen=True, eq=False)

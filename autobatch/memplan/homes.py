@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from autobatch.ir.derivative import Derivative
 from autobatch.ir.layout import Index, Join, Layout, Place
-from autobatch.ir.passes.autodiff import Derivative
 from autobatch.ir.program import NODE, SHARED, CellProgram, Incoming, Instruction, Port, Var
 from autobatch.memplan.aligned import Line
 from autobatch.memplan.layout_search import Effort, fit_hard

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from autobatch.graph.graph_check import checking
 from autobatch.ir.program import SHARED, Builder, CellProgram, Instruction, Port, Traced, Weight, origin
 from autobatch.ir.program_check import check_cell
 from autobatch.memplan.homes import ROWS
@@ -31,6 +30,7 @@ from autobatch.ops.elementwise import add
 from autobatch.ops.linear import affine, matmul
 from autobatch.ops.shaping import concat
 from autobatch.params.stacks import make_row
+from autobatch.system.trust import checking
 
 Launch: TypeAlias = tuple[Op, tuple[int, ...]]  # an op, and the vectors by which it takes products of matrices
 

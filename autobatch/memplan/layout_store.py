@@ -18,8 +18,8 @@ from autobatch.ir.program import CellProgram, Instruction
 from autobatch.memplan.cell_layout import CellLayout, Copy, InnerBatch
 from autobatch.memplan.layout_check import check_cell_layout
 from autobatch.memplan.memory import Item, Memory
-from autobatch.params.checkpoint import write_whole
 from autobatch.system.cache import UNREADABLE, find_entry, keep_entry
+from autobatch.system.files import write_whole
 
 FORMAT = "autobatch layout 1"
 LEAST_WORK = 2_000  # a layout that took less, about 5 ms, is not worth a file

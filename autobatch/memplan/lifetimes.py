@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import IntArray, Sections
+from autobatch.graph.words import Sections
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 
 LongArray = NDArray[np.int64]

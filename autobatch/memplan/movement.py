@@ -18,7 +18,7 @@ import numpy as np
 from autobatch.ir.program import NODE, Instruction, Port, Var
 from autobatch.memplan.inner import HARD_OPS
 from autobatch.ops.linear import affine
-from autobatch.plan import Plan, PlannedCell, PlannedTypes
+from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 
 FLOAT_BYTES = 4
 How = Literal["by kernel", "scatter", "gather", "copy"]

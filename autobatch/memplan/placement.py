@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.graph import Graph
-from autobatch.graph.words import IndexArray, IntArray, Sections, indices, long_indices, sections, value_starts
+from autobatch.graph.words import Sections, sections, value_starts
+from autobatch.jit.arrays import IndexArray, IntArray, indices, long_indices
 from autobatch.jit.loops import compiled
 from autobatch.memplan.lifetimes import first_writers, give_out
-from autobatch.plan import ALIGNMENT, Plan, PlannedTypes, TypeTables
+from autobatch.plan.plan import ALIGNMENT, Plan, PlannedTypes, TypeTables
 from autobatch.schedule.schedule import Schedule
 
 LongArray = NDArray[np.int64]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from autobatch.errors import PlanError
 from autobatch.graph.graph import Graph
-from autobatch.ir.passes.autodiff import Derivative, differentiate
+from autobatch.ir.derivative import Derivative
+from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.passes.simplify import simplify, simplify_derivative
 from autobatch.ir.program import CellProgram
 from autobatch.ir.typetable import NodeType
@@ -15,7 +16,7 @@ from autobatch.memplan.homes import make_layout, place_columns
 from autobatch.memplan.joining import join_products
 from autobatch.memplan.recomputing import PRICES, recompute
 from autobatch.memplan.stacking import make_stacked
-from autobatch.plan import KernelPasses, Plan, PlannedCell, PlannedTypes
+from autobatch.plan.plan import KernelPasses, Plan, PlannedCell, PlannedTypes
 from autobatch.schedule.schedule import Schedule
 from autobatch.system.trust import trusted
 

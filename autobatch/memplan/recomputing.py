@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from autobatch.graph.graph_check import checking
-from autobatch.ir.passes.autodiff import Derivative, compute_again
+from autobatch.ir.derivative import Derivative
+from autobatch.ir.passes.autodiff import compute_again
 from autobatch.ir.program import SHARED, Constant, Instruction, Weight
 from autobatch.ir.program_check import check_derivative, may_be_made_again
 from autobatch.memplan.cuts import SINK, SOURCE, Network
 from autobatch.ops.define import Op
+from autobatch.system.trust import checking
 
 FUNCTIONS = frozenset(
     {"div", "pow", "exp", "log", "sqrt", "tanh", "sigmoid", "softplus", "erf", "ndtr", "gelu", "gelu_tanh"}

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from autobatch.ir.passes.autodiff import Derivative
+from autobatch.ir.derivative import Derivative
 from autobatch.ir.program import Incoming, Instruction
 from autobatch.ops.elementwise import add
 

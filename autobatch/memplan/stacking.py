@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from autobatch.graph.graph_check import checking
 from autobatch.ir.program import Attribute, Builder, CellProgram, Constant, Instruction, Port, Traced, Weight
 from autobatch.ir.program_check import check_cell
+from autobatch.ir.weights import stacks_in
 from autobatch.memplan.cell_layout import CellLayout, InnerBatch
 from autobatch.memplan.constraints import RESULT
 from autobatch.memplan.layout_cache import lay_out
@@ -26,8 +26,9 @@ from autobatch.memplan.memory import SHARED_VALUES, Read, is_number, seen_throug
 from autobatch.ops.define import Shape
 from autobatch.ops.linear import affine, matmul
 from autobatch.ops.shaping import slice_
-from autobatch.params.module import Parameter
-from autobatch.params.stacks import make_stack, settle, stacks_in
+from autobatch.params.parameter import Parameter
+from autobatch.params.stacks import make_stack, settle
+from autobatch.system.trust import checking
 
 STACKED = (matmul, affine)  # weight and bias are stacked
 INPUT = 1  # the operand of these that is not

@@ -11,10 +11,7 @@ import numpy as np
 
 from autobatch.errors import GraphError
 
-if TYPE_CHECKING:
-    from autobatch.ops.define import Op
-
-OPS: dict[str, Op] = {}
+OPS: dict[str, Any] = {}  # each an `autobatch.ops.define.Op`
 
 
 class Stage(threading.local):
@@ -207,7 +204,7 @@ class Symbol(Operators):
 
     __slots__ = ()
 
-    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+    def apply(self, op: Any, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Add `op` of `args` to the trace or recording that this symbol belongs to."""
         raise GraphError(f"{type(self).__name__} has no trace to add {op.name!r} to.")
 

@@ -28,7 +28,8 @@ from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.ops.eager import plain_array
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
 from autobatch.optim.rules import ALL, N_NUMBERS, N_ZEROS, ONLY, update_dense, update_rows
-from autobatch.params.module import FloatArray, Module, Shape, check_entries
+from autobatch.params.module import Module, check_entries
+from autobatch.params.parameter import FloatArray, Shape
 from autobatch.params.rows import Gradient, Rows
 from autobatch.system.turns import running
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from autobatch.errors import DataError, NumericError
-from autobatch.params.module import FloatArray
+from autobatch.params.parameter import FloatArray
 from autobatch.params.rows import Gradient, Rows
 
 

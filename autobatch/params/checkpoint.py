@@ -8,11 +8,9 @@ trusting it. The JSON stands in the header of the safetensors file, whose other 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autobatch.errors import CheckpointError
+from autobatch.system.files import write_whole
 
 FORMAT = "autobatch checkpoint"
 VERSION = 1
@@ -101,29 +100,6 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(arrays, state)
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file so that a reader, or a crash, finds the old content or the new, never a part.
-
-    Raises:
-        OSError: it cannot be written, or something that is no regular file is there.
-    """
-    target = os.path.realpath(path)
-    if os.path.exists(target) and not os.path.isfile(target):
-        raise OSError(errno.EINVAL, "it is there and is no regular file")
-    folder, name = os.path.split(target)
-    unfinished = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(unfinished, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, target)
-    finally:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
-    _sync_folder(folder)
-
-
 def read_safetensors(
     path: str | os.PathLike[str], writer: str
 ) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, str]]:
@@ -153,17 +129,6 @@ def read_safetensors(
     header_end = _HEADER_LENGTH_BYTES + int.from_bytes(content[:_HEADER_LENGTH_BYTES], "little")
     header = json.loads(content[_HEADER_LENGTH_BYTES:header_end])
     return arrays, header.get("__metadata__") or {}
-
-
-def _sync_folder(folder: str) -> None:
-    """Make a rename in a folder last; only POSIX systems open folders."""
-    if os.name != "posix":
-        return
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _remove_unfinished(path: str | os.PathLike[str]) -> None:

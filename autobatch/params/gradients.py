@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autobatch.params.module import FloatArray, Parameter
+from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.params.rows import Gradient, Rows
 from autobatch.params.stacks import make_gradients
 

@@ -14,119 +14,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from autobatch.errors import AutobatchError, CheckpointError, DataError, GraphError, ShapeError
-from autobatch.ops.operators import Operators
-from autobatch.params.checkpoint import read_safetensors, write_whole
+from autobatch.errors import CheckpointError, GraphError
+from autobatch.params.checkpoint import read_safetensors
+from autobatch.params.parameter import FLOAT32, FLOAT64, FloatArray, Parameter, Shape, float_dtype, to_floats
+from autobatch.system.files import write_whole
 from autobatch.system.turns import running
 
-if TYPE_CHECKING:
-    from autobatch.params.stacks import Home, Stack
-
-FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
-Shape: TypeAlias = tuple[int, ...]
-
-FLOAT32 = np.dtype(np.float32)
-FLOAT64 = np.dtype(np.float64)
 NAMES_IN_A_MESSAGE = 5
-
-
-class Parameter(Operators):
-    """An array that is learned, or held fixed, and that takes part in arithmetic like any value.
-
-    Hashing goes by identity while `==` is an op, so compare parameters with `is`. Optimizers change `data` in place.
-    Planning a cell, and `astype`, move the numbers to another array: read `data` anew after either.
-
-    Args:
-        data: numbers of any shape; copied, and stored as float32 until `Module.astype` says otherwise.
-        trainable: whether gradients are computed for it and optimizers change it.
-
-    Raises:
-        DataError: `data` holds something other than real numbers, or is ragged.
-
-    >>> import autobatch as ab
-    >>> bias = ab.Parameter([1, 2, 3])
-    >>> bias
-    Parameter(shape=(3,), dtype=float32)
-    >>> bias.data = [4, 5, 6]
-    >>> bias.data
-    array([4., 5., 6.], dtype=float32)
-    """
-
-    def __init__(self, data: npt.ArrayLike, trainable: bool = True) -> None:
-        self._data = _to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
-        self.trainable = trainable
-
-    home: Home | None = None  # where it lies beside others, see `autobatch.params.stacks`
-
-    @cached_property
-    def stacks(self) -> dict[tuple[tuple[int, ...], ...], Stack]:
-        """The stacks that begin with this parameter, by the `id`s of their parts, row by row."""
-        return {}
-
-    @property
-    def data(self) -> FloatArray:
-        """The array itself; assigning copies the numbers into it.
-
-        Raises:
-            ShapeError: what is assigned has another shape; nothing is broadcast.
-            DataError: what is assigned holds something other than real numbers.
-        """
-        return self._data
-
-    @data.setter
-    def data(self, values: npt.ArrayLike) -> None:
-        floats = _to_floats(values, self.dtype, "assign to Parameter.data", DataError)
-        if floats.shape != self.shape:
-            raise ShapeError(
-                f"cannot assign an array of shape {floats.shape} to a Parameter of shape {self.shape}; "
-                "assign one of the same shape, or make a new Parameter."
-            )
-        np.copyto(self._data, floats)
-
-    @property
-    def shape(self) -> Shape:
-        """Length of each axis; () for a single number."""
-        return self._data.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """float32 or float64."""
-        return self._data.dtype
-
-    def astype(self, dtype: npt.DTypeLike) -> Self:
-        """Change the dtype in place, to float32 or float64, and return the parameter.
-
-        Raises:
-            DataError: `dtype` is neither.
-        """
-        self._data = self._data.astype(_float_dtype(dtype), copy=False)
-        return self
-
-    def move_to(self, array: FloatArray) -> None:
-        """Copy the numbers into an array of the same shape, and keep them there from now on."""
-        np.copyto(array, self._data)
-        self._data = array
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles take along: the numbers, and not what lies beside them."""
-        return {name: value for name, value in vars(self).items() if name not in ("home", "stacks")}
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        raise GraphError(
-            f"cannot make a NumPy array of a Parameter of shape {self.shape}, for its gradient would be lost unseen; "
-            "use an op of autobatch, or the array parameter.data where no gradient is meant."
-        )
-
-    def __repr__(self) -> str:
-        frozen = "" if self.trainable else ", trainable=False"
-        return f"Parameter(shape={self.shape}, dtype={self.dtype}{frozen})"
 
 
 class Module:
@@ -203,7 +103,7 @@ class Module:
         Raises:
             DataError: `dtype` is neither; nothing has changed.
         """
-        target = _float_dtype(dtype)
+        target = float_dtype(dtype)
         with running():
             for parameter in self.parameters().values():
                 parameter.astype(target)
@@ -349,7 +249,7 @@ def _load(module: Module, state: Mapping[str, npt.ArrayLike], source: str) -> No
     for name, values in state.items():
         parameter = _find(module, name)
         dtype = FLOAT64 if parameter is None else parameter.dtype
-        array = _to_floats(values, dtype, f"load {name!r} from {source}", CheckpointError)
+        array = to_floats(values, dtype, f"load {name!r} from {source}", CheckpointError)
         first_name = first_names.get(id(parameter), name)
         if first_name in arrays and not np.array_equal(arrays[first_name], array, equal_nan=True):
             raise CheckpointError(
@@ -365,24 +265,3 @@ def _load(module: Module, state: Mapping[str, npt.ArrayLike], source: str) -> No
     with running():
         for name, parameter in parameters.items():
             parameter.data = arrays[name]
-
-
-def _to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: type[AutobatchError]) -> FloatArray:
-    """Return an array of `dtype`, without a copy where `values` is one already; raise `error` if it cannot be done."""
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as cause:
-        raise error(f"cannot {doing}: no array can be made of it ({cause}); give an array of real numbers.") from cause
-    if array.dtype.kind not in "fiub":
-        raise error(f"cannot {doing}: it holds {array.dtype}, not real numbers; give an array of real numbers.")
-    return array.astype(dtype, order="C", copy=False)
-
-
-def _float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    try:
-        parsed = np.dtype(dtype)
-    except TypeError:
-        parsed = np.dtype(object)
-    if dtype is None or parsed not in (FLOAT32, FLOAT64):  # np.dtype(None) is float64
-        raise DataError(f"cannot convert parameters to {dtype!r}; give 'float32' or 'float64'.")
-    return parsed

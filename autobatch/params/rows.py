@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from autobatch.errors import DataError, ShapeError
 from autobatch.jit.loops import compiled
-from autobatch.params.module import FLOAT32, FLOAT64, FloatArray, Shape
+from autobatch.params.parameter import FLOAT32, FLOAT64, FloatArray, Shape
 
 IntArray = npt.NDArray[np.integer[Any]]
 LongArray = npt.NDArray[np.int64]
@@ -185,6 +185,14 @@ class Rows:
 
 Gradient: TypeAlias = FloatArray | Rows
 """The gradient of a parameter: an array of its shape, or what stands for one."""
+
+
+def zeros_like(array: FloatArray, buffer: Gradient | None) -> FloatArray:
+    """`buffer`, filled with zeros, if it is an array of the shape and dtype of `array`; else a new array."""
+    if not isinstance(buffer, np.ndarray) or (buffer.shape, buffer.dtype) != (array.shape, array.dtype):
+        return np.zeros_like(array)
+    buffer.fill(0)
+    return buffer
 
 
 def _check(ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape) -> tuple[IntArray, FloatArray, Shape]:

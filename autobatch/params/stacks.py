@@ -13,19 +13,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from autobatch.errors import GraphError
-from autobatch.losses import zeros_like
-from autobatch.params.module import FloatArray, Parameter, Shape
+from autobatch.params.parameter import FloatArray, Parameter, Shape
 from autobatch.params.rectangles import Rectangle, bounds, find_whole, tile
-from autobatch.params.rows import Gradient, Rows
-
-if TYPE_CHECKING:
-    from autobatch.ir.program import Var
+from autobatch.params.rows import Gradient, Rows, zeros_like
 
 Row: TypeAlias = tuple[Parameter, ...]  # side by side: their first axes agree
 
@@ -222,14 +218,6 @@ def settle(stacks: Iterable[Stack], order: Sequence[Parameter] = ()) -> None:
             found = home.find(stack)
             assert found is not None, "the order keeps the rows of each stack together"
             stack.lies_in(home, found[1])
-
-
-def stacks_in(vars: Iterable[Var]) -> Iterator[Stack]:
-    """The stacks that a program reads."""
-    for var in vars:
-        parameter = getattr(var.source, "parameter", None)
-        if isinstance(parameter, Stack):
-            yield parameter
 
 
 def parts_of(parameter: Parameter) -> Row:

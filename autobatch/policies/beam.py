@@ -11,7 +11,7 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
-from autobatch.graph.words import FloatArray, IntArray
+from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.policies.compaction import compact
 from autobatch.policies.exact import ANY_COUNT, check_cost
 from autobatch.policies.kernel import find_suffixes, make_kernel

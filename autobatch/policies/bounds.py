@@ -19,7 +19,7 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
-from autobatch.graph.words import FloatArray, IntArray
+from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.policies.beam import beam_search
 from autobatch.policies.embedding import finishes
 from autobatch.policies.exact import check_cost, search_both

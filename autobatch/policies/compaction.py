@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from autobatch.graph.dag import Dag
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.embedding import (
     Stops,

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from autobatch.errors import PolicyError
 from autobatch.jit.loops import compiled
-from autobatch.params.checkpoint import write_whole
 from autobatch.policies.store import find_entry, keep_entry, sign
 from autobatch.schedule.schedule import Schedule
 from autobatch.system.cache import UNREADABLE
+from autobatch.system.files import write_whole
 
 FORMAT = "autobatch costs"
 LAUNCH, ROW, EFFICIENT = range(3)  # the lines of an array of costs

@@ -18,7 +18,7 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.compaction import compact as compact_sequence
 from autobatch.policies.embedding import embed_early, to_schedule_at

@@ -16,7 +16,7 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
-from autobatch.graph.words import FloatArray, IntArray, LongArray
+from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Directed
 from autobatch.policies.encoding import encode

@@ -15,7 +15,7 @@ import numpy as np
 
 from autobatch.errors import ScheduleError
 from autobatch.graph.dag import Dag
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.schedule.schedule import Schedule
 

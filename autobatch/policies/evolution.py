@@ -17,7 +17,7 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
-from autobatch.graph.words import FloatArray
+from autobatch.jit.arrays import FloatArray
 from autobatch.policies.compaction import compact as compact_sequence
 from autobatch.policies.directed import Direction
 from autobatch.policies.families import draw_graphs, make_forest

@@ -13,7 +13,7 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
-from autobatch.graph.words import FloatArray, IntArray
+from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.policies.kernel import find_suffixes, make_kernel
 from autobatch.policies.layered import TOLERANCE, Outcome, search_layers
 from autobatch.policies.suffix import Suffixes

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autobatch.graph.dag import Dag
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.rules import Weights, highest_score, is_ready
 from autobatch.schedule.chains import Chains, follow, restart_chains, start_chains

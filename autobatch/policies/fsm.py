@@ -19,7 +19,7 @@ import numpy as np
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph, Types
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Batches, Directed, Direction, mirror
 from autobatch.policies.encoding import ENCODINGS, Encoding, State, encode

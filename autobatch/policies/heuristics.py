@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag, depths
 from autobatch.graph.graph import Graph
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Batches, Directed
 from autobatch.schedule.schedule import Schedule

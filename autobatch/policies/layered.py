@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import FloatArray, IntArray, LongArray
+from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.suffix import BitArray, Suffixes, chains_after, grow, run_type
 

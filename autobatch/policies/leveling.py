@@ -15,7 +15,7 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse_edges
-from autobatch.graph.words import FloatArray, IntArray
+from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.cost import CostModel, batch_cost
 from autobatch.policies.embedding import NOWHERE, embed_early, embed_late, refused_place

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag
-from autobatch.graph.words import FloatArray, IntArray
+from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.compaction import compact, keep_from_left, keep_from_right
 from autobatch.policies.cost import ROW, CostModel, batch_cost

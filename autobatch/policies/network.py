@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag
-from autobatch.graph.words import FloatArray
+from autobatch.jit.arrays import FloatArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.directed import Batches, Directed, Direction
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, UNRUN, Rows, describe

@@ -13,7 +13,7 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.policies.cost import CostModel
 from autobatch.policies.fsm import Fsm, Machine
 from autobatch.policies.qlearning import QLearning, run_episode, start_course

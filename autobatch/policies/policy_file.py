@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.errors import PolicyError
-from autobatch.params.checkpoint import write_whole
 from autobatch.policies.directed import Directed, Direction
 from autobatch.policies.encoding import Encoding, State
 from autobatch.policies.fsm import WAYS, Fsm, Machine, Taught, TypeNames
@@ -27,6 +26,7 @@ from autobatch.policies.network import Deep, to_network
 from autobatch.policies.rules import Score, Weights
 from autobatch.policies.table import Table, add_state, make_table
 from autobatch.system.cache import UNREADABLE
+from autobatch.system.files import write_whole
 
 FORMAT = "autobatch policy"
 VERSION = 1

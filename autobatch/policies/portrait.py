@@ -17,7 +17,7 @@ import numpy as np
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
 from autobatch.graph.graph import Graph
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.encoding import State, encode
 from autobatch.policies.fsm import WAYS, Fsm, Way, describe_state, run_machine

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.cost import EFFICIENT, LAUNCH, ROW, CostModel, batch_cost
 from autobatch.policies.directed import Direction

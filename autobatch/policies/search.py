@@ -15,7 +15,7 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.policies.beam import WIDTH, beam_search
 from autobatch.policies.bounds import chain_bound
 from autobatch.policies.embedding import embed_early, to_schedule_at

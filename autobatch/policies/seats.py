@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.cost import EFFICIENT, LAUNCH, ROW, CostModel, batch_cost
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, describe

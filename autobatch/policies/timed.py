@@ -19,7 +19,7 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph, Types
 from autobatch.graph.graph_check import check_order
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.policies.compaction import compact
 from autobatch.policies.cost import CostModel, MeasuredCosts, find_costs
 from autobatch.policies.directed import Directed

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag
-from autobatch.graph.words import IntArray, indices
+from autobatch.jit.arrays import IntArray, indices
 from autobatch.jit.loops import compiled
 from autobatch.schedule.simulator import Simulator
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autobatch.graph.dag import Dag
-from autobatch.graph.words import IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.schedule.simulator import Simulator
 

@@ -18,13 +18,13 @@ import numpy as np
 
 from autobatch.errors import PolicyError, ScheduleError
 from autobatch.graph.dag import to_dag
-from autobatch.graph.graph import Graph, check_graph, checking
-from autobatch.graph.graph_check import check_order
-from autobatch.graph.words import IntArray
+from autobatch.graph.graph import Graph
+from autobatch.graph.graph_check import check_graph, check_order
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.schedule.schedule_check import check_schedule
 from autobatch.schedule.simulator import Simulator, finish, start, step
-from autobatch.system.trust import is_trusted
+from autobatch.system.trust import checking, is_trusted
 
 MAX_BATCHES_PRINTED = 40
 MAX_NODES_PRINTED = 12

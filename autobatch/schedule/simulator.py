@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autobatch.graph.dag import Dag, reverse_edges
-from autobatch.graph.words import IntArray, indices
+from autobatch.jit.arrays import IntArray, indices
 from autobatch.jit.loops import compiled
 
 

@@ -6,6 +6,7 @@ are checked in its tests, and in every run where the environment has `AUTOBATCH_
 
 from __future__ import annotations
 
+import os
 from typing import TypeVar
 
 Marked = TypeVar("Marked", bound=type)
@@ -21,3 +22,8 @@ def trusted(kind: Marked) -> Marked:
 def is_trusted(maker: object) -> bool:
     """Whether what this policy or planner returns is believed."""
     return type(maker) in _TRUSTED
+
+
+def checking() -> bool:
+    """Say whether runs check every structure they build: the environment has `AUTOBATCH_CHECK=1`."""
+    return os.environ.get("AUTOBATCH_CHECK", "0") not in ("", "0")

@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import GraphError
-from autobatch.graph.words import IntArray
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ir.typetable import NodeType, TypeTable
+from autobatch.jit.arrays import IntArray
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.eager import plain_array
 from autobatch.ops.operators import STAGE
 from autobatch.ops.variadic import SUM_N
-from autobatch.params.module import Module, Parameter
+from autobatch.params.module import Module
+from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell, NeedsLength
 from autobatch.trace.decode import form_tables
 from autobatch.trace.entries import Entry, Namespace, Stand, invoke

@@ -18,7 +18,6 @@ from typing import Any, overload
 import numpy as np
 
 from autobatch.errors import AutobatchError, GraphError, ShapeError
-from autobatch.graph.graph_check import checking
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ir.program import NODE, Attribute, Builder, CellProgram, Port, first_leaf
 from autobatch.ir.program_check import check_cell
@@ -27,6 +26,7 @@ from autobatch.ops.operators import STAGE, Operators, stage
 from autobatch.ops.randomness import cell_call
 from autobatch.ops.variadic import VariadicPort
 from autobatch.params.module import Module, shared_dtype
+from autobatch.system.trust import checking
 
 
 class Cell:

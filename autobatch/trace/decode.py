@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import IntArray, words_size, write_header
+from autobatch.graph.words import words_size, write_header
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 
 LongArray: TypeAlias = NDArray[np.int64]

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from autobatch.ir.program import Builder, Traced
-from autobatch.params.module import Parameter
+from autobatch.params.parameter import Parameter
 
 
 def is_number(x: object) -> bool:

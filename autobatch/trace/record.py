@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.errors import DataError, GraphError
-from autobatch.graph.graph import Graph, check_ranges, merge_graphs, split_graph
+from autobatch.graph.build import check_ranges, merge_graphs, split_graph
+from autobatch.graph.graph import Graph
 from autobatch.ir.typetable import TypeTable
 from autobatch.ops.operators import STAGE, stage
-from autobatch.params.module import Module, Parameter
+from autobatch.params.module import Module
+from autobatch.params.parameter import Parameter
 from autobatch.system.turns import recording
 from autobatch.trace.calls import Calls, never
 from autobatch.trace.decode import STALE, as_longs, decode_log

@@ -21,7 +21,8 @@ from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, 
 from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
 from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
-from autobatch.params.module import FLOAT32, Module
+from autobatch.params.module import Module
+from autobatch.params.parameter import FLOAT32
 from autobatch.trace.cell import NeedsLength, Tracer
 from autobatch.trace.entries import Entry
 from autobatch.trace.guards import Guard, Watchlist, changed_numbers

@@ -24,7 +24,8 @@ from autobatch.ir.program import Builder
 from autobatch.jit.compiling import without_collection
 from autobatch.ops.elementwise import stop_gradient
 from autobatch.ops.operators import Operators, Symbol
-from autobatch.params.module import Module, Parameter
+from autobatch.params.module import Module
+from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
 from autobatch.trace.drawing import Draws, is_generator
 from autobatch.trace.guards import MISSING, Contents, Guard, Read, are

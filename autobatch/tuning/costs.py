@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.ir.program import NODE, SHARED, Instruction, Var
-from autobatch.plan import Plan, PlannedCell, PlannedTypes
+from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 
 Speed: TypeAlias = Callable[[int, int, int], float]  # of products (m, k) by (k, n), in GFLOP/s on one thread
 Rows: TypeAlias = Mapping[int, Sequence[int]]  # of a type's batches, by domain

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias, TypeVar
 from autobatch.blas.finding import find_versions
 from autobatch.errors import PlanError
 from autobatch.ir.typetable import NodeType
-from autobatch.params.checkpoint import write_whole
 from autobatch.system.cache import UNREADABLE, find_entry, keep_entry
+from autobatch.system.files import write_whole
 from autobatch.system.processor import cpu_name, usable_cores
 from autobatch.tuning.variant import Variant, is_value
 

@@ -18,12 +18,12 @@ import numpy as np
 from autobatch.blas.choosing import BY_SIZE, MAX_SIZE, Chooser
 from autobatch.blas.threads import most_threads
 from autobatch.errors import PlanError
-from autobatch.executor import Backend
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
-from autobatch.plan import Plan, PlannedTypes, Planner
-from autobatch.planning import Choices, Planning
-from autobatch.report import Clock, Step
+from autobatch.plan.plan import Plan, PlannedTypes, Planner
+from autobatch.runtime.backend import Backend
+from autobatch.runtime.planning import Choices, Planning
+from autobatch.runtime.step import Clock, Step
 from autobatch.schedule.schedule import Frontier, FrontierPolicy, make_schedule
 from autobatch.trace.record import MiniBatch, Recorder
 from autobatch.tuning.costs import CostModel, Work, measure_work

@@ -19,7 +19,7 @@ import numpy as np
 from autobatch.blas.choosing import BY_SIZE
 from autobatch.errors import BackendError, PlanError
 from autobatch.graph.rewrite.passes import PASSES
-from autobatch.plan import Planner
+from autobatch.plan.plan import Planner
 
 OTHERS = "*"
 REWRITES = ("fold", "share")

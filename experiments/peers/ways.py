@@ -18,7 +18,7 @@ import torch
 
 import autobatch as ab
 from autobatch.cli.workload import Workload, record
-from autobatch.executor.cpu import Cpu
+from autobatch.runtime.cpu.backend import Cpu
 from peers.bilstm_packed import PackedBiLSTMTagger
 from peers.lattice_agenda import AgendaLatticeLSTM
 from peers.lattice_expert import ExpertLatticeLSTM, OneDnnLatticeLSTM

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.executor.cpu import Cpu
-from autobatch.executor.reference import Reference
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.memplan.planner import MemoryPlanner
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from fuzzing.program import Program
 from fuzzing.specs import State
 

@@ -12,17 +12,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.graph import TypeArrays
-from autobatch.graph.words import (
-    FloatArray,
-    IntArray,
-    Sections,
-    copy_attributes,
-    copy_outputs,
-    sections,
-    words_size,
-    write_header,
-)
+from autobatch.graph.words import Sections, copy_attributes, copy_outputs, sections, words_size, write_header
+from autobatch.ir.type_arrays import TypeArrays
+from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 
 GROWTH = 4

@@ -23,21 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import GraphError
-from autobatch.graph.graph import Graph, TypeArrays, check_graph, checking
+from autobatch.graph.graph import Graph
+from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite.fold import fold_sums
 from autobatch.graph.rewrite.share import share_equal
-from autobatch.graph.words import (
-    FloatArray,
-    IntArray,
-    Sections,
-    copy_attributes,
-    copy_outputs,
-    indices,
-    sections,
-    words_size,
-    write_header,
-)
+from autobatch.graph.words import Sections, copy_attributes, copy_outputs, sections, words_size, write_header
+from autobatch.ir.type_arrays import TypeArrays
+from autobatch.jit.arrays import FloatArray, IntArray, indices
 from autobatch.jit.loops import compiled
+from autobatch.system.trust import checking
 
 PASSES = ("forward", "dead", "sums", "fold", "share")
 DEFAULT = ("forward", "dead", "sums", "fold")

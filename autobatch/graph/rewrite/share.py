@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch.graph.graph import TypeArrays
-from autobatch.graph.words import FloatArray, IntArray, Sections, copy_outputs, sections, words_size, write_header
+from autobatch.graph.words import Sections, copy_outputs, sections, words_size, write_header
+from autobatch.ir.type_arrays import TypeArrays
+from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 
 HEAD = 3  # words of a record before its edges: its node's new number, type, number of edges

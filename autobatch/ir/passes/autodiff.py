@@ -14,27 +14,25 @@ may also compute values of the forward program again instead of having them save
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, reduce
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autobatch.graph.graph_check import checking
+from autobatch.ir.derivative import Derivative, Scatter
 from autobatch.ir.program import (
     NODE,
     SHARED,
     Builder,
     CellProgram,
-    Constant,
     Incoming,
     Instruction,
     Traced,
     Var,
     Weight,
-    show_lines,
 )
 from autobatch.ir.program_check import check_values
 from autobatch.ops.define import Op, Shape
@@ -42,94 +40,10 @@ from autobatch.ops.elementwise import add
 from autobatch.ops.indexing import scatter
 from autobatch.ops.reduction import sum
 from autobatch.ops.shaping import assemble, expand, reshape
+from autobatch.system.trust import checking
 
 if TYPE_CHECKING:
-    from autobatch.params.module import Parameter
-
-
-class Scatter(NamedTuple):
-    """Rows for a table: each row of the value `values` is added to the row that the value `ids` names."""
-
-    values: int
-    ids: int
-
-
-@dataclass(frozen=True, eq=False)
-class Derivative:
-    """The three stages of a differentiable cell, over one list of values.
-
-    Attributes:
-        vars: the values of the program, then those of the backward stages.
-        saved: values kept between stages, one place per row.
-        backward: instructions to run per batch, in order.
-        weights: instructions to run once per type, in order.
-        incoming: the gradients of the outputs, by output number.
-        ports: for each port number its gradient, None where no output depends on it.
-        parameters: pairs of a `Weight` value and its gradient, one row.
-        tables: pairs of a `Weight` value whose gradient is nothing but scattered rows, and these; no stage has them.
-        kept: values that lie in the inputs, which all stages know.
-        again: values of the program that backward computes again; beside them it makes views, and what rows share.
-    """
-
-    program: CellProgram
-    vars: tuple[Var, ...]
-    saved: tuple[int, ...]
-    backward: tuple[int, ...]
-    weights: tuple[int, ...]
-    incoming: tuple[int, ...]
-    ports: tuple[int | None, ...]
-    parameters: tuple[tuple[int, int], ...]
-    tables: tuple[tuple[int, tuple[Scatter, ...]], ...]
-    kept: frozenset[int] = frozenset()
-    again: frozenset[int] = frozenset()
-
-    @cached_property
-    def accumulated(self) -> frozenset[int]:
-        """The parameter gradients that are one sum over rows, read by nothing else: they may be added up in place."""
-        read = Counter(g for _, g in self.parameters)
-        read.update(s.values for _, scatters in self.tables for s in scatters)
-        for i in self.weights:
-            source = self.vars[i].source
-            read.update(source.args if isinstance(source, Instruction) else ())
-        sources = {g: self.vars[g].source for _, g in self.parameters}
-        return frozenset(
-            g for g, s in sources.items() if read[g] == 1 and isinstance(s, Instruction) and s.op.sums_rows
-        )
-
-    @property
-    def roots(self) -> Iterator[int]:
-        """The values that the stages are run for."""
-        yield from (gradient for gradient in self.ports if gradient is not None)
-        yield from (gradient for _, gradient in self.parameters)
-        yield from (value for _, scatters in self.tables for scatter in scatters for value in scatter)
-
-    def parameter(self, index: int) -> Parameter:
-        """The parameter that a `Weight` value stands for."""
-        source = self.vars[index].source
-        assert isinstance(source, Weight)
-        return source.parameter
-
-    def __str__(self) -> str:
-        backward = [*self.incoming, *self._new(self.backward)]
-        lines = [f"{self.program.name}, backward", *show_lines(self.vars, backward)]
-        lines += [
-            f"  gradient of %{p} is %{g}" for p, g in zip(self.program.ports, self.ports, strict=True) if g is not None
-        ]
-        lines += [f"{self.program.name}, weights", *show_lines(self.vars, self._new(self.weights))]
-        lines += [f"  gradient of %{p} is %{g}" for p, g in self.parameters]
-        lines += [
-            f"  gradient of %{p} has %{s.values} added at rows %{s.ids}" for p, parts in self.tables for s in parts
-        ]
-        told = [("saved", self.saved), *([("computed again", sorted(self.again))] if self.again else [])]
-        return "\n".join([*lines, *(f"  {what}: {', '.join(f'%{i}' for i in values)}" for what, values in told)])
-
-    def _new(self, stage: tuple[int, ...]) -> list[int]:
-        """The values of a stage, and the constants that it reads, that the program does not have, or not by then."""
-        shown = set(stage)
-        for source in (self.vars[i].source for i in stage):
-            if isinstance(source, Instruction):
-                shown.update(a for a in source.args if isinstance(self.vars[a].source, Constant))
-        return sorted(i for i in shown if i >= len(self.program.vars) or i in self.again)
+    pass
 
 
 def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> Derivative:

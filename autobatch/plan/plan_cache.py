@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.budget import Part
 from autobatch.errors import PlanError
 from autobatch.graph.graph import Graph
+from autobatch.plan.budget import Part
 from autobatch.schedule.schedule import Schedule
 
 DEFAULT_SIZE = 32  # plans

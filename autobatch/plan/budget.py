@@ -17,9 +17,10 @@ from itertools import groupby
 import numpy as np
 
 from autobatch.errors import PlanError
-from autobatch.graph.graph import Graph, merge_graphs, split_graph
+from autobatch.graph.build import merge_graphs, split_graph
+from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import Rewrites
-from autobatch.plan import Plan
+from autobatch.plan.plan import Plan
 
 HEADROOM = 1.05  # runs of equal nodes differ in bytes; of 1, 1.05, 1.1 and 1.2 it led to the fewest parts in total
 

@@ -31,7 +31,7 @@ from autobatch.kernels.view import View
 from autobatch.ops.define import run_kernel
 
 if TYPE_CHECKING:
-    from autobatch.executor.stages import CompiledStage, Run
+    from autobatch.runtime.cpu.stages import CompiledStage, Run
 
 Array = NDArray[Any]
 Call = Callable[[int], object]
@@ -41,7 +41,7 @@ ROUTINE, BETA, COLUMNS, ROWS, N, INNER, ITEMSIZE, A, OUT = 0, 1, 2, 3, 4, 5, 6, 
 B_FLIPPED, B, B_STEP, SCRATCH, SIZE = 15, 16, 17, 18, 19
 """The own numbers of a product. A and OUT begin with the slot of the array; then come the column of the table that says
 where rows begin, the bytes from there, and the elements from one row to the next. SCRATCH says where in scratch memory
-rounded rows go, see `autobatch.executor.rounding`."""
+rounded rows go, see `autobatch.runtime.rounding`."""
 
 
 @compiled

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.executor import Backend
 from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers
-from autobatch.params.module import Parameter
+from autobatch.params.parameter import Parameter
 from autobatch.params.rows import Gradient, Rows
-from autobatch.report import Step
+from autobatch.runtime.backend import Backend
+from autobatch.runtime.step import Step
 from autobatch.trace.record import Recorder
 
 Array = NDArray[Any]

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.executor.atomic import exchange_if, fetch_add, load, store, yield_address
-from autobatch.executor.pieces import Calls
-from autobatch.executor.steps import call_steps
 from autobatch.jit.addresses import address_of, call_at
 from autobatch.jit.loops import compiled
+from autobatch.runtime.cpu.atomic import exchange_if, fetch_add, load, store, yield_address
+from autobatch.runtime.cpu.pieces import Calls
+from autobatch.runtime.cpu.steps import call_steps
 
 Array = NDArray[Any]
 
@@ -46,7 +46,7 @@ class Sweeps:
 
         Args:
             addresses: [threads, steps, 3] of each step; all are compiled.
-            calls: see `autobatch.executor.pieces`.
+            calls: see `autobatch.runtime.cpu.pieces`.
             first, last: the first part, and the one behind the last.
         """
         needed = FIRST + WORDS * len(calls.ptr)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from autobatch.errors import DataError, GraphError, NumericError, ShapeError
 from autobatch.graph.graph import Graph
 from autobatch.ir.arguments import Key
-from autobatch.params.module import Parameter
+from autobatch.params.parameter import Parameter
 from autobatch.params.rows import Gradient, Rows
 from autobatch.trace.results import Slot, SlotTable
 
@@ -53,14 +53,6 @@ def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
             )
     first = graph.structures[0]
     return int((first.children[0] if has_aux else first).number)
-
-
-def zeros_like(array: Array, buffer: Gradient | None) -> Array:
-    """`buffer`, filled with zeros, if it is an array of the shape and dtype of `array`; else a new array."""
-    if not isinstance(buffer, np.ndarray) or (buffer.shape, buffer.dtype) != (array.shape, array.dtype):
-        return np.zeros_like(array)
-    buffer.fill(0)
-    return buffer
 
 
 def take_gradients(out: dict[str, Gradient], trainable: Mapping[str, Parameter], apart: bool) -> dict[str, Gradient]:

@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.executor import Counts, Timer
-from autobatch.executor.activity import Activity
+from autobatch.ir.derivative import Scatter
 from autobatch.ir.layout import Join, Layout, Place
-from autobatch.ir.passes.autodiff import Scatter
 from autobatch.ir.precision import rounded, rounded_args
 from autobatch.ir.program import NODE, SHARED, Attribute, Constant, Instruction, Port, Var, Weight
 from autobatch.jit.addresses import aligned
@@ -28,7 +26,9 @@ from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments, segment_sum
 from autobatch.params.rows import Gradient, Rows
 from autobatch.params.stacks import Targets, refresh
-from autobatch.plan import Batch, Plan, PlannedCell, PlannedTypes
+from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
+from autobatch.runtime.activity import Activity
+from autobatch.runtime.backend import Counts, Timer
 
 Array = NDArray[Any]
 Env = dict[int, Any]

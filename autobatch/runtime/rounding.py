@@ -31,7 +31,12 @@ from autobatch.blas.packed import (
 from autobatch.blas.product import readable
 from autobatch.blas.provider import Provider
 from autobatch.blas.tiles import WORD
-from autobatch.executor.steps import (
+from autobatch.ir.precision import rounded
+from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.loops import by_address, compiled
+from autobatch.kernels.loop import Product
+from autobatch.kernels.source import SLOTS
+from autobatch.runtime.cpu.steps import (
     B_FLIPPED,
     B_STEP,
     BETA,
@@ -49,19 +54,14 @@ from autobatch.executor.steps import (
     ProductStep,
     address_in,
 )
-from autobatch.ir.precision import rounded
-from autobatch.jit.addresses import address_of, array_at
-from autobatch.jit.loops import by_address, compiled
-from autobatch.kernels.loop import Product
-from autobatch.kernels.source import SLOTS
 
 if TYPE_CHECKING:
-    from autobatch.executor.stages import CompiledStage, Run
+    from autobatch.runtime.cpu.stages import CompiledStage, Run
 
 Array = NDArray[Any]
 MEMORY = list(SLOTS).index("scratch")
 OUTER_ROWS = 256  # of both factors of a gradient that are rounded at once
-OUTER_M, OUTER_N, OUTER_K, OUTER_X, OUTER_Y, OUTER_OUT = 1, 2, 3, 4, 6, 8  # as `autobatch.executor.weights` has them
+OUTER_M, OUTER_N, OUTER_K, OUTER_X, OUTER_Y, OUTER_OUT = 1, 2, 3, 4, 6, 8  # as `autobatch.runtime.cpu.weights` has them
 
 
 class RoundedStep(ProductStep):
@@ -167,7 +167,7 @@ class Outers:
 
         Args:
             numbers: for each a routine of float32, or 0 for our own product of bf16; m, n, rows, and for x, y and out
-                the address, and elements from row to row; as `autobatch.executor.weights` has them.
+                the address, and elements from row to row; as `autobatch.runtime.cpu.weights` has them.
         """
         needed = 0
         for routine, m, n in numbers[:, :OUTER_K].tolist():

@@ -7,8 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from autobatch.ir.flows import Marks
-from autobatch.plan import Plan, PlannedTypes
+from autobatch.graph.marks import Marks
+from autobatch.plan.plan import Plan, PlannedTypes
 
 Array = NDArray[Any]
 

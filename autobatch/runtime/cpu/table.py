@@ -1,6 +1,6 @@
 """What running a plan needs beside it, made once per plan: where the rows of every piece of a batch are.
 
-Batches are cut in pieces (`autobatch.executor.pieces`). The table of a type has a row of ints per piece, which compiled
+Batches are cut in pieces (`autobatch.runtime.cpu.pieces`). The table of a type has a row of ints per piece, which compiled
 steps read: of the pieces of its batches in order, and behind them of those that all rows of the type are cut in.
 """
 
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.executor.pieces import Calls, count_pieces, find_alone, list_calls, most_rows, rows_of_piece
-from autobatch.graph.words import IntArray
 from autobatch.ir.program import NODE
 from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.kernels.source import STAGES
-from autobatch.plan import Plan, PlannedTypes
+from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.runtime.cpu.pieces import Calls, count_pieces, find_alone, list_calls, most_rows, rows_of_piece
 
 if TYPE_CHECKING:
-    from autobatch.executor.stages import CompiledCell
+    from autobatch.runtime.cpu.stages import CompiledCell
 
 LongArray = NDArray[np.int64]
 

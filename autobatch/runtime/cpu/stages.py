@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.product import readable
-from autobatch.executor.reference import RowRange
-from autobatch.executor.rounding import RoundedStep
-from autobatch.executor.steps import AloneStep, KernelStep, ProductStep, Step
 from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Weight
 from autobatch.jit.addresses import LINE, address_of
 from autobatch.jit.compiling import compiling
@@ -23,7 +20,10 @@ from autobatch.kernels.stage import Stage, compile_backward, compile_forward
 from autobatch.kernels.support import transpose
 from autobatch.kernels.view import View
 from autobatch.ops.define import run_kernel
-from autobatch.plan import Batch, Plan, PlannedCell
+from autobatch.plan.plan import Batch, Plan, PlannedCell
+from autobatch.runtime.cpu.steps import AloneStep, KernelStep, ProductStep, Step
+from autobatch.runtime.interpreter.reference import RowRange
+from autobatch.runtime.rounding import RoundedStep
 
 Array = NDArray[Any]
 
@@ -41,8 +41,8 @@ class Run(NamedTuple):
     Attributes:
         common: buffer, scratch memory of pieces and of all rows, and destinations: the same for all types.
         place: the name of the type of destinations.
-        table: see `autobatch.executor.table`.
-        mean_rows: of pieces, per domain; see `autobatch.executor.table`.
+        table: see `autobatch.runtime.cpu.table`.
+        mean_rows: of pieces, per domain; see `autobatch.runtime.cpu.table`.
         randomness: where the nodes in some rows draw from.
     """
 

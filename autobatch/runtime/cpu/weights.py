@@ -23,10 +23,6 @@ from autobatch.blas.choosing import FLOAT32, Chooser
 from autobatch.blas.gemm import NAME as PACKED
 from autobatch.blas.product import find_step
 from autobatch.blas.threads import threads_now
-from autobatch.executor.pieces import Calls
-from autobatch.executor.reference import dense
-from autobatch.executor.rounding import Outers
-from autobatch.executor.team import Sweeps
 from autobatch.ir.passes.autodiff import ROW_SUM
 from autobatch.ir.program import NODE, Instruction
 from autobatch.jit.addresses import address_of, array_at
@@ -34,7 +30,11 @@ from autobatch.jit.loops import by_address, compiled
 from autobatch.kernels.lowering import homes_of
 from autobatch.kernels.view import views_of
 from autobatch.params.rows import Gradient, Rows
-from autobatch.plan import Plan, PlannedCell
+from autobatch.plan.plan import Plan, PlannedCell
+from autobatch.runtime.cpu.pieces import Calls
+from autobatch.runtime.cpu.team import Sweeps
+from autobatch.runtime.interpreter.reference import dense
+from autobatch.runtime.rounding import Outers
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]

@@ -14,7 +14,7 @@ node output has *destinations*, absolute offsets into the buffer where its reade
 gradients lie at the same offsets plus `mirror`. A port that reads a sum of several values is the destination of each:
 the first to run stores, the others add.
 
-The planner decides; this module says what a plan is, and `autobatch.plan_check` checks one from the definition.
+The planner decides; this module says what a plan is, and `autobatch.plan.plan_check` checks one from the definition.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.graph import Graph
-from autobatch.graph.words import FloatArray, IntArray
+from autobatch.ir.derivative import Derivative
 from autobatch.ir.flows import FlowArrays, make_flows
 from autobatch.ir.layout import Layout
-from autobatch.ir.passes.autodiff import Derivative
 from autobatch.ir.program import NODE, CellProgram
 from autobatch.ir.typetable import NodeType
-from autobatch.params.stacks import Stack, parts_of, stacks_in
+from autobatch.ir.weights import stacks_in
+from autobatch.jit.arrays import FloatArray, IntArray
+from autobatch.params.stacks import Stack, parts_of
 from autobatch.schedule.schedule import Schedule
 
 ALIGNMENT = 16  # elements: blocks start on a cache line in float32

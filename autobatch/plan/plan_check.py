@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from autobatch.errors import PlanError
 from autobatch.graph.graph import Graph
 from autobatch.ir.program import NODE
-from autobatch.plan import Batch, Plan, PlannedTypes
+from autobatch.plan.plan import Batch, Plan, PlannedTypes
 from autobatch.schedule.schedule import Schedule
 
 Source: TypeAlias = tuple[int, int]  # a node and the number of an output of it
@@ -61,7 +61,7 @@ def check_made(made: object, graph: Graph, schedule: Schedule, cells: PlannedTyp
     """
     doing = f"placing a mini-batch with planner {planner!r}"
     if not isinstance(made, Plan):
-        raise PlanError(f"{doing}: place() gave {made!r} ({type(made).__name__}); return an autobatch.plan.Plan.")
+        raise PlanError(f"{doing}: place() gave {made!r} ({type(made).__name__}); return an autobatch.plan.plan.Plan.")
     if made.graph is not graph or made.schedule is not schedule or made.tables is not cells.tables:
         raise PlanError(f"{doing}: the plan is of another graph, schedule or types; plan what place() is given.")
     try:

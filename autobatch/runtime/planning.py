@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.budget import Part, fit_parts
-from autobatch.executor import Backend
-from autobatch.graph.graph import Graph, checking, of_instances
+from autobatch.graph.build import of_instances
+from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.ir.typetable import NodeType
-from autobatch.losses import loss_slot
-from autobatch.plan import PlannedCell, PlannedTypes, Planner
-from autobatch.plan_cache import PlanCache, Planned
-from autobatch.plan_check import check_made, check_plan
-from autobatch.report import Clock, Step
+from autobatch.plan.budget import Part, fit_parts
+from autobatch.plan.plan import PlannedCell, PlannedTypes, Planner
+from autobatch.plan.plan_cache import PlanCache, Planned
+from autobatch.plan.plan_check import check_made, check_plan
+from autobatch.plan.stopping import Stopping
+from autobatch.runtime.backend import Backend
+from autobatch.runtime.losses import loss_slot
+from autobatch.runtime.step import Clock, Step
 from autobatch.schedule.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
-from autobatch.stopping import Stopping
-from autobatch.system.trust import is_trusted
+from autobatch.system.trust import checking, is_trusted
 from autobatch.trace.record import MiniBatch, Recorder
 
 MOST_LAYOUTS = 16  # for each type, of its traces and for its purposes

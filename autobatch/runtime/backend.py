@@ -1,24 +1,14 @@
-"""Backends: what runs a plan. `reference` interprets cells op by op and is the oracle for every other.
-
-`cpu` compiles cells into matrix products and generated kernels. "auto" is `cpu`, unless there is
-
-    AUTOBATCH_BACKEND=name     in the environment: the backend for programs that name none
-"""
+"""What every backend does: runs plans forward and backward, and counts what that took."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness
-from autobatch.plan import Batch, Plan, PlannedTypes
-
-NAMES = ("reference", "cpu")
-VARIABLE = "AUTOBATCH_BACKEND"
+from autobatch.plan.plan import Batch, Plan, PlannedTypes
 
 
 class Counts(NamedTuple):
@@ -97,25 +87,3 @@ class Backend(Protocol):
 
     def counts(self) -> Counts:
         """What was run since `forward` was last called."""
-
-
-def make_backend(backend: str | Backend) -> Backend:
-    """The backend of this name; a `Backend` as it is.
-
-    Raises:
-        BackendError: there is none of this name.
-    """
-    from autobatch.executor.cpu import Cpu
-    from autobatch.executor.reference import Reference
-
-    if not isinstance(backend, str):
-        if isinstance(backend, type) or not hasattr(backend, "forward"):
-            raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
-        return backend
-    name = os.environ.get(VARIABLE) or "auto" if backend == "auto" else backend
-    if name not in (*NAMES, "auto"):
-        where = f" (of {VARIABLE})" if backend == "auto" else ""
-        raise BackendError(
-            f"there is no backend {name!r}{where} in this version; there are {', '.join(NAMES)} and auto."
-        )
-    return Reference() if name == "reference" else Cpu()

@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from autobatch.graph.graph import Graph
+from autobatch.graph.marks import Marks
 from autobatch.graph.words import Encoded
-from autobatch.ir.flows import FlowArrays, Marks
+from autobatch.ir.flows import FlowArrays
 from autobatch.ir.typetable import TypeTable
 
 

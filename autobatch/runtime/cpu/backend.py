@@ -20,16 +20,6 @@ from numpy.typing import NDArray
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.product import readable
 from autobatch.blas.threads import limit_threads, threads_now
-from autobatch.executor import Counts
-from autobatch.executor.activity import Activity
-from autobatch.executor.pieces import Calls
-from autobatch.executor.reference import Frame, Reference, RowRange
-from autobatch.executor.rounding import Outers, add_outer
-from autobatch.executor.stages import Arrays, CompiledCell, CompiledStage, Run
-from autobatch.executor.steps import make_calls
-from autobatch.executor.table import Prepared, Shapes
-from autobatch.executor.team import Sweeps
-from autobatch.executor.weights import WeightStage
 from autobatch.ir.passes.autodiff import ROW_SUM
 from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import Instruction
@@ -39,7 +29,17 @@ from autobatch.kernels.source import COMMON
 from autobatch.kernels.support import add_rows
 from autobatch.ops.randomness import Randomness
 from autobatch.params.rows import Gradient
-from autobatch.plan import Batch, Plan, PlannedTypes
+from autobatch.plan.plan import Batch, Plan, PlannedTypes
+from autobatch.runtime.activity import Activity
+from autobatch.runtime.backend import Counts
+from autobatch.runtime.cpu.pieces import Calls
+from autobatch.runtime.cpu.stages import Arrays, CompiledCell, CompiledStage, Run
+from autobatch.runtime.cpu.steps import make_calls
+from autobatch.runtime.cpu.table import Prepared, Shapes
+from autobatch.runtime.cpu.team import Sweeps
+from autobatch.runtime.cpu.weights import WeightStage
+from autobatch.runtime.interpreter.reference import Frame, Reference, RowRange
+from autobatch.runtime.rounding import Outers, add_outer
 
 Array = NDArray[Any]
 SCRATCH = COMMON.index("scratch")

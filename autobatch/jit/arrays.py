@@ -1,0 +1,33 @@
+"""Types of the arrays that compiled loops read, and how a loop indexes by them."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.jit.loops import compiled
+
+IntArray: TypeAlias = NDArray[np.int32]
+LongArray: TypeAlias = NDArray[np.int64]
+FloatArray: TypeAlias = NDArray[np.float64]
+IndexArray: TypeAlias = NDArray[np.uint32]
+LongIndexArray: TypeAlias = NDArray[np.uint64]
+
+
+@compiled
+def indices(values: IntArray) -> IndexArray:
+    """View ints that are not negative as unsigned, for loops that index by them.
+
+    A signed index may be negative and count from the end, so compiled code tests each: without the tests, a loop that
+    does little but look up takes a half to a third of the time. Sums of unsigned ints are unsigned, those with signed
+    ones are not, and beyond 32 bits they are floats.
+    """
+    return values.view(np.uint32)
+
+
+@compiled
+def long_indices(values: LongArray) -> LongIndexArray:
+    """View ints of 64 bits that are not negative as unsigned, see `indices`."""
+    return values.view(np.uint64)

@@ -1,0 +1,137 @@
+"""Parameters: arrays that are learned, or held fixed, and take part in arithmetic like any value."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
+from autobatch.ops.operators import Operators
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+FLOAT32 = np.dtype(np.float32)
+
+
+FLOAT64 = np.dtype(np.float64)
+
+
+class Parameter(Operators):
+    """An array that is learned, or held fixed, and that takes part in arithmetic like any value.
+
+    Hashing goes by identity while `==` is an op, so compare parameters with `is`. Optimizers change `data` in place.
+    Planning a cell, and `astype`, move the numbers to another array: read `data` anew after either.
+
+    Args:
+        data: numbers of any shape; copied, and stored as float32 until `Module.astype` says otherwise.
+        trainable: whether gradients are computed for it and optimizers change it.
+
+    Raises:
+        DataError: `data` holds something other than real numbers, or is ragged.
+
+    >>> import autobatch as ab
+    >>> bias = ab.Parameter([1, 2, 3])
+    >>> bias
+    Parameter(shape=(3,), dtype=float32)
+    >>> bias.data = [4, 5, 6]
+    >>> bias.data
+    array([4., 5., 6.], dtype=float32)
+    """
+
+    def __init__(self, data: npt.ArrayLike, trainable: bool = True) -> None:
+        self._data = to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
+        self.trainable = trainable
+
+    home: Any = None  # where it lies beside others, see `autobatch.params.stacks`
+
+    @cached_property
+    def stacks(self) -> dict[tuple[tuple[int, ...], ...], Any]:
+        """The stacks that begin with this parameter, by the `id`s of their parts, row by row."""
+        return {}
+
+    @property
+    def data(self) -> FloatArray:
+        """The array itself; assigning copies the numbers into it.
+
+        Raises:
+            ShapeError: what is assigned has another shape; nothing is broadcast.
+            DataError: what is assigned holds something other than real numbers.
+        """
+        return self._data
+
+    @data.setter
+    def data(self, values: npt.ArrayLike) -> None:
+        floats = to_floats(values, self.dtype, "assign to Parameter.data", DataError)
+        if floats.shape != self.shape:
+            raise ShapeError(
+                f"cannot assign an array of shape {floats.shape} to a Parameter of shape {self.shape}; "
+                "assign one of the same shape, or make a new Parameter."
+            )
+        np.copyto(self._data, floats)
+
+    @property
+    def shape(self) -> Shape:
+        """Length of each axis; () for a single number."""
+        return self._data.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+        return self._data.dtype
+
+    def astype(self, dtype: npt.DTypeLike) -> Self:
+        """Change the dtype in place, to float32 or float64, and return the parameter.
+
+        Raises:
+            DataError: `dtype` is neither.
+        """
+        self._data = self._data.astype(float_dtype(dtype), copy=False)
+        return self
+
+    def move_to(self, array: FloatArray) -> None:
+        """Copy the numbers into an array of the same shape, and keep them there from now on."""
+        np.copyto(array, self._data)
+        self._data = array
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles take along: the numbers, and not what lies beside them."""
+        return {name: value for name, value in vars(self).items() if name not in ("home", "stacks")}
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise GraphError(
+            f"cannot make a NumPy array of a Parameter of shape {self.shape}, for its gradient would be lost unseen; "
+            "use an op of autobatch, or the array parameter.data where no gradient is meant."
+        )
+
+    def __repr__(self) -> str:
+        frozen = "" if self.trainable else ", trainable=False"
+        return f"Parameter(shape={self.shape}, dtype={self.dtype}{frozen})"
+
+
+def to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: type[AutobatchError]) -> FloatArray:
+    """Return an array of `dtype`, without a copy where `values` is one already; raise `error` if it cannot be done."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise error(f"cannot {doing}: no array can be made of it ({cause}); give an array of real numbers.") from cause
+    if array.dtype.kind not in "fiub":
+        raise error(f"cannot {doing}: it holds {array.dtype}, not real numbers; give an array of real numbers.")
+    return array.astype(dtype, order="C", copy=False)
+
+
+def float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """float32 or float64 by any of its names; DataError for another dtype."""
+    try:
+        parsed = np.dtype(dtype)
+    except TypeError:
+        parsed = np.dtype(object)
+    if dtype is None or parsed not in (FLOAT32, FLOAT64):  # np.dtype(None) is float64
+        raise DataError(f"cannot convert parameters to {dtype!r}; give 'float32' or 'float64'.")
+    return parsed
