@@ -18,9 +18,9 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli.results import format_table
+from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.ir.program import Instruction
-from autobatch.kernels.fusing import Kernel
-from autobatch.kernels.stage import compile_backward, compile_forward
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models import find_model
 from autobatch.plan.plan import PlannedCell

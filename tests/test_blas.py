@@ -23,7 +23,6 @@ from autobatch.blas import (
     describe_product,
     find_bf16,
     finding,
-    gemm,
     get_provider,
     limit_threads,
     list_absent,
@@ -34,11 +33,11 @@ from autobatch.blas import (
     round_to_bf16,
     threads,
     threads_in_force,
-    tiles,
-)  # fmt: skip
+)
 from autobatch.blas.bf16 import to_bf16
 from autobatch.blas.calling import FACTOR_BYTES, ONE_PAIR, repeat_product
 from autobatch.blas.finding import FINDERS
+from autobatch.blas.own import gemm, tiles
 from autobatch.cli import products
 from autobatch.cli.main import commands
 from autobatch.errors import BackendError, ShapeError

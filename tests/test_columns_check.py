@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.compiler import fusing, stage, storing
+from autobatch.compiler.fusing import Kernel, Step
+from autobatch.compiler.loop import Statement
+from autobatch.compiler.lowering import Lowered, Lowering
+from autobatch.compiler.storing import Storage
+from autobatch.compiler.view import View
 from autobatch.errors import PlanError
-from autobatch.kernels import fusing, stage, storing
-from autobatch.kernels.fusing import Kernel, Step
-from autobatch.kernels.loop import Statement
-from autobatch.kernels.lowering import Lowered, Lowering
-from autobatch.kernels.storing import Storage
-from autobatch.kernels.view import View
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.blas.tiles import can_tile
+from autobatch.blas.own.tiles import can_tile
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference

@@ -14,8 +14,8 @@ from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.explaining import TITLES, show_cells
 from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
-from autobatch.kernels.fusing import Kernel
-from autobatch.kernels.stage import compile_backward, compile_forward
+from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.stage import compile_backward, compile_forward
 
 PROGRAMS = ["traced", "simplified", "joined", "stacked", "stacked simplified"]
 MODELS = ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"]

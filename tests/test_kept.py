@@ -17,10 +17,10 @@ import pytest
 
 import autobatch as ab
 from autobatch.blas import choosing
+from autobatch.compiler.numba.loading import load
 from autobatch.errors import PolicyError
 from autobatch.ir.arguments import Key
 from autobatch.jit.kept import compile_callback, keep
-from autobatch.kernels.loading import load
 from autobatch.memplan import layout_store
 from autobatch.memplan.cell_layout import plan_cell
 from autobatch.policies.cost import MeasuredCosts, TypeCost, find_costs

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.loop import Alone, Product
+from autobatch.compiler.numba.loading import load
+from autobatch.compiler.numba.scalar import to_text
+from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.view import views_of
 from autobatch.jit.addresses import address_of
-from autobatch.kernels.fusing import Kernel
-from autobatch.kernels.loading import load
-from autobatch.kernels.loop import Alone, Product
-from autobatch.kernels.scalar import to_text
-from autobatch.kernels.stage import Stage, compile_backward, compile_forward
-from autobatch.kernels.view import views_of
 from autobatch.ops.operators import OPS
 from autobatch.plan.plan import PlannedCell, PlannedTypes
 from autobatch.runtime.interpreter.reference import Reference
@@ -182,7 +182,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.jit.addresses import address_of
 from autobatch.runtime.cpu.backend import Cpu
-from autobatch.kernels.loading import load
+from autobatch.compiler.numba.loading import load
 
 @ab.cell
 def double(x):

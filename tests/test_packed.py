@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.blas import gemm, packed, tiles
+from autobatch.blas.own import gemm, packed, tiles
 from autobatch.ir.precision import rounded
 
 Array = Any

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 import autobatch as ab
 from autobatch.blas import Chooser, choosing, find_bf16
-from autobatch.blas.tiles import can_tile
+from autobatch.blas.own.tiles import can_tile
 from autobatch.cli import products
 from autobatch.cli.main import commands
 from autobatch.errors import BackendError

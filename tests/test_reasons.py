@@ -13,15 +13,15 @@ import pytest
 
 import autobatch as ab
 from autobatch.cli.workload import load_workload
+from autobatch.compiler.checking import check_statements, check_steps, check_storage
+from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.loop import Alone, Loop, Product
+from autobatch.compiler.reasons import NO_REASON, OFF, Apart, Neighbours, show_apart
+from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.view import View
 from autobatch.errors import PlanError
 from autobatch.ir.arguments import Key
 from autobatch.ir.typetable import NodeType
-from autobatch.kernels.checking import check_statements, check_steps, check_storage
-from autobatch.kernels.fusing import Kernel
-from autobatch.kernels.loop import Alone, Loop, Product
-from autobatch.kernels.reasons import NO_REASON, OFF, Apart, Neighbours, show_apart
-from autobatch.kernels.stage import Stage, compile_backward, compile_forward
-from autobatch.kernels.view import View
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell
 from autobatch.trace.cell import Tracer

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.compiler.checking import check_statements, check_steps
+from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.overwriting import overwritings, writes_over, written
+from autobatch.compiler.stage import compile_backward
 from autobatch.errors import PlanError
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.arguments import Key
 from autobatch.ir.layout import Place
 from autobatch.ir.program import Instruction, Var
 from autobatch.ir.typetable import NodeType
-from autobatch.kernels.checking import check_statements, check_steps
-from autobatch.kernels.fusing import Kernel
-from autobatch.kernels.overwriting import overwritings, writes_over, written
-from autobatch.kernels.stage import compile_backward
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell
 from autobatch.runtime.cpu.backend import Cpu

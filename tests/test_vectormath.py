@@ -13,8 +13,8 @@ import torch
 from llvmlite import binding
 from numpy.typing import NDArray
 
+from autobatch.compiler.numba.vectormath import FUNCTIONS
 from autobatch.ops.operators import OPS
-from autobatch.vectormath import FUNCTIONS
 from vector_code import inner_loops
 
 NAMES = sorted(FUNCTIONS["float32"])

@@ -23,7 +23,7 @@ MARKS = ("llvm.loop.isvectorized", "llvm.loop.unroll.disable")
 
 COMPILE = """
 import json, sys
-from autobatch.kernels.loading import load
+from autobatch.compiler.numba.loading import load
 print(json.dumps([load(text, dtype, "int32")._library.get_llvm_str() for text, dtype in json.load(sys.stdin)]))
 """
 

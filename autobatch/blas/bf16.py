@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from autobatch.blas.finding import get_provider
-from autobatch.blas.packed import half
+from autobatch.blas.own.packed import half
 from autobatch.blas.product import Matrix, find_step
 from autobatch.blas.provider import Provider
 from autobatch.errors import BackendError, ShapeError

@@ -20,13 +20,13 @@ import numpy as np
 from autobatch.blas.bf16 import find_amx
 from autobatch.blas.calling import FACTOR_BYTES, repeat_product
 from autobatch.blas.finding import find_versions, get_provider, list_providers
-from autobatch.blas.gemm import NAME as PACKED
-from autobatch.blas.gemm import Repeated
-from autobatch.blas.packed import measure_outer, measure_packed
+from autobatch.blas.own.gemm import NAME as PACKED
+from autobatch.blas.own.gemm import Repeated
+from autobatch.blas.own.packed import measure_outer, measure_packed
+from autobatch.blas.own.tiles import can_tile_bf16
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.blas.threads import limit_threads, threads_now
-from autobatch.blas.tiles import can_tile_bf16
 from autobatch.errors import BackendError
 from autobatch.system.cache import UNREADABLE, cache_folder, find_entry, keep_entry
 from autobatch.system.files import write_whole

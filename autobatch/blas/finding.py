@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.blas import gemm
+from autobatch.blas.own import gemm
+from autobatch.blas.own.tiles import can_tile
 from autobatch.blas.provider import Absent, ByAddress, ByNumPy, ByTorch, Provider
 from autobatch.blas.threads import Pool, look_again
-from autobatch.blas.tiles import can_tile
 from autobatch.errors import BackendError
 from autobatch.system.processor import has_avx512
 

@@ -11,6 +11,7 @@ from textwrap import indent
 
 import numpy as np
 
+from autobatch.compiler.stage import Note, Stage, compile_backward, compile_forward
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
 from autobatch.ir.derivative import Derivative
@@ -19,7 +20,6 @@ from autobatch.ir.passes.simplify import simplify_why
 from autobatch.ir.program import CellProgram, Instruction, show_lines
 from autobatch.ir.program_check import check_cell, check_derivative, check_rewritten
 from autobatch.ir.typetable import TypeTable
-from autobatch.kernels.stage import Note, Stage, compile_backward, compile_forward
 from autobatch.plan.plan import PlannedCell, Planner
 
 TITLES = {

@@ -18,18 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.blas.calling import FACTOR_BYTES, call_product
-from autobatch.blas.gemm import NAME as PACKED
-from autobatch.blas.packed import multiply_float32 as multiply_rows
-from autobatch.blas.packed import pack_float32, panel_words
+from autobatch.blas.own.gemm import NAME as PACKED
+from autobatch.blas.own.packed import multiply_float32 as multiply_rows
+from autobatch.blas.own.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
+from autobatch.compiler.loop import Product, Term
+from autobatch.compiler.lowering import Home, homes_of
+from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.view import View, views_of
 from autobatch.ir.program import NODE, Instruction, Weight
 from autobatch.jit.addresses import address_of
 from autobatch.jit.loops import compiled
-from autobatch.kernels.loop import Product, Term
-from autobatch.kernels.lowering import Home, homes_of
-from autobatch.kernels.stage import Stage, compile_backward, compile_forward
-from autobatch.kernels.view import View, views_of
 from autobatch.params.rows import Gradient
 from autobatch.params.stacks import Targets
 from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes

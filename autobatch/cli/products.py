@@ -6,9 +6,9 @@ import click
 
 from autobatch.blas import Chooser, find_bf16, list_absent, list_providers, measure
 from autobatch.blas.choosing import fastest
-from autobatch.blas.gemm import NAME as PACKED
-from autobatch.blas.packed import measure_packed
-from autobatch.blas.tiles import can_tile_bf16
+from autobatch.blas.own.gemm import NAME as PACKED
+from autobatch.blas.own.packed import measure_packed
+from autobatch.blas.own.tiles import can_tile_bf16
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.errors import BackendError

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from autobatch.blas.bf16 import find_bf16, round_to_bf16
 from autobatch.blas.calling import call_product
 from autobatch.blas.choosing import FLOAT32
-from autobatch.blas.gemm import NAME as PACKED
-from autobatch.blas.packed import (
+from autobatch.blas.own.gemm import NAME as PACKED
+from autobatch.blas.own.packed import (
     ROWS_AT_ONCE,
     add_outer_bf16,
     multiply_bf16,
@@ -28,14 +28,14 @@ from autobatch.blas.packed import (
     panel_words,
     round_to_float32,
 )
+from autobatch.blas.own.tiles import WORD
 from autobatch.blas.product import readable
 from autobatch.blas.provider import Provider
-from autobatch.blas.tiles import WORD
+from autobatch.compiler.loop import Product
+from autobatch.compiler.numba.source import SLOTS
 from autobatch.ir.precision import rounded
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
-from autobatch.kernels.loop import Product
-from autobatch.kernels.source import SLOTS
 from autobatch.runtime.cpu.steps import (
     B_FLIPPED,
     B_STEP,

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.product import readable
 from autobatch.blas.threads import limit_threads, threads_now
+from autobatch.compiler.numba.loading import is_jitted
+from autobatch.compiler.numba.source import COMMON
+from autobatch.compiler.numba.support import add_rows
 from autobatch.ir.passes.autodiff import ROW_SUM
 from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import Instruction
 from autobatch.jit.addresses import address_of, aligned
-from autobatch.kernels.loading import is_jitted
-from autobatch.kernels.source import COMMON
-from autobatch.kernels.support import add_rows
 from autobatch.ops.randomness import Randomness
 from autobatch.params.rows import Gradient
 from autobatch.plan.plan import Batch, Plan, PlannedTypes

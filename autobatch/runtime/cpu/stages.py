@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.product import readable
+from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.loop import Alone, Product
+from autobatch.compiler.lowering import Home
+from autobatch.compiler.numba.source import ARRAYS, COMMON, is_step, letter_of
+from autobatch.compiler.numba.support import transpose
+from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.view import View
 from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Weight
 from autobatch.jit.addresses import LINE, address_of
 from autobatch.jit.compiling import compiling
-from autobatch.kernels.fusing import Kernel
-from autobatch.kernels.loop import Alone, Product
-from autobatch.kernels.lowering import Home
-from autobatch.kernels.source import ARRAYS, COMMON, is_step, letter_of
-from autobatch.kernels.stage import Stage, compile_backward, compile_forward
-from autobatch.kernels.support import transpose
-from autobatch.kernels.view import View
 from autobatch.ops.define import run_kernel
 from autobatch.plan.plan import Batch, Plan, PlannedCell
 from autobatch.runtime.cpu.steps import AloneStep, KernelStep, ProductStep, Step

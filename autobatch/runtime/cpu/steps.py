@@ -14,20 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.blas.calling import call_product
-from autobatch.blas.gemm import NAME as PACKED
-from autobatch.blas.packed import multiply_float32 as multiply_rows
-from autobatch.blas.packed import pack_float32, panel_words
+from autobatch.blas.own.gemm import NAME as PACKED
+from autobatch.blas.own.packed import multiply_float32 as multiply_rows
+from autobatch.blas.own.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product, readable
 from autobatch.blas.threads import threads_now
+from autobatch.compiler.loop import Alone, Product
+from autobatch.compiler.numba.loading import load, load_plain
+from autobatch.compiler.numba.source import SLOTS, Source, letter_of
+from autobatch.compiler.view import View
 from autobatch.ir.precision import rounded, rounded_args
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction
 from autobatch.jit.addresses import address_of, aligned, array_at, call_at
 from autobatch.jit.compiling import compiling
 from autobatch.jit.loops import by_address, compiled
-from autobatch.kernels.loading import load, load_plain
-from autobatch.kernels.loop import Alone, Product
-from autobatch.kernels.source import SLOTS, Source, letter_of
-from autobatch.kernels.view import View
 from autobatch.ops.define import run_kernel
 
 if TYPE_CHECKING:

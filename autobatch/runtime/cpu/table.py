@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.compiler.numba.source import STAGES
 from autobatch.ir.program import NODE
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.kernels.source import STAGES
 from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.runtime.cpu.pieces import Calls, count_pieces, find_alone, list_calls, most_rows, rows_of_piece
 
@@ -178,7 +178,7 @@ def fill_table(
     """Fill in the table of a type; return the elements of scratch memory that pieces use by turns.
 
     Args:
-        table: [pieces, columns], columns as in `autobatch.kernels.source.columns_of`.
+        table: [pieces, columns], columns as in `autobatch.compiler.numba.source.columns_of`.
         dest_base: where the destinations of each output are listed.
         groups: by domain the address of where the edges of each node begin; 0 for nodes.
         saved_base: the first element of the saved values of each domain; none in inference.

@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 from autobatch.blas.calling import call_product
 from autobatch.blas.choosing import FLOAT32, Chooser
-from autobatch.blas.gemm import NAME as PACKED
+from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.product import find_step
 from autobatch.blas.threads import threads_now
+from autobatch.compiler.lowering import homes_of
+from autobatch.compiler.view import views_of
 from autobatch.ir.passes.autodiff import ROW_SUM
 from autobatch.ir.program import NODE, Instruction
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
-from autobatch.kernels.lowering import homes_of
-from autobatch.kernels.view import views_of
 from autobatch.params.rows import Gradient, Rows
 from autobatch.plan.plan import Plan, PlannedCell
 from autobatch.runtime.cpu.pieces import Calls

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from autobatch.compiler.numba.intrinsics import make_larger, make_part
 from autobatch.jit.loops import in_kernels, reordered, replaced_by
-from autobatch.kernels.intrinsics import make_larger, make_part
 
 Array = Any
 Float = Any

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import TypeAlias
 
-from autobatch.kernels.checking import check_statements, check_steps, check_storage
-from autobatch.kernels.columns_check import check_columns
-from autobatch.kernels.cutting import cut
-from autobatch.kernels.fusing import Kernel, Step, fuse, keep_apart
-from autobatch.kernels.hoisting import Parts, hoist
-from autobatch.kernels.loop import Alone, Product
-from autobatch.kernels.lowering import Lowered, lower_backward, lower_forward
-from autobatch.kernels.printing import show_lowered, show_statements, show_steps, show_storage
-from autobatch.kernels.reasons import Neighbours, show_apart
-from autobatch.kernels.source import SLOTS, Source, columns_of, write_kernel
-from autobatch.kernels.storing import Storage, store
+from autobatch.compiler.checking import check_statements, check_steps, check_storage
+from autobatch.compiler.columns_check import check_columns
+from autobatch.compiler.cutting import cut
+from autobatch.compiler.fusing import Kernel, Step, fuse, keep_apart
+from autobatch.compiler.hoisting import Parts, hoist
+from autobatch.compiler.loop import Alone, Product
+from autobatch.compiler.lowering import Lowered, lower_backward, lower_forward
+from autobatch.compiler.numba.printing import show_lowered, show_statements, show_steps, show_storage
+from autobatch.compiler.numba.source import SLOTS, Source, columns_of, write_kernel
+from autobatch.compiler.reasons import Neighbours, show_apart
+from autobatch.compiler.storing import Storage, store
 from autobatch.plan.plan import PlannedCell
 from autobatch.system.trust import checking
 

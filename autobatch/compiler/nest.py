@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from autobatch.compiler.fusing import Block
+from autobatch.compiler.loop import Loop, Number, Operand
+from autobatch.compiler.lowering import Home
+from autobatch.compiler.storing import Spot, is_number, is_row_number
 from autobatch.ir.program import SHARED
-from autobatch.kernels.fusing import Block
-from autobatch.kernels.loop import Loop, Number, Operand
-from autobatch.kernels.lowering import Home
-from autobatch.kernels.storing import Spot, is_number, is_row_number
 
 if TYPE_CHECKING:
-    from autobatch.kernels.source import Writer
+    from autobatch.compiler.numba.source import Writer
 
 
 class Nest:
@@ -24,7 +24,7 @@ class Nest:
         self.known: dict[tuple[str, str, tuple[int, ...]], str] = {}
 
     def scoped(self, lines: list[str]) -> list[str]:
-        """The lines with elements of ranges as calls that say which range; see `autobatch.kernels.scoped`.
+        """The lines with elements of ranges as calls that say which range; see `autobatch.compiler.numba.scoped`.
 
         No range that is written overlaps another one: a block reads what it makes as numbers, and parts of one value
         are disjoint.

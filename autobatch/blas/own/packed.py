@@ -2,7 +2,7 @@
 
 Libraries bring a matrix into the order in which they read it again in every call, which for a few rows takes longer
 than to multiply them. Here that is done once per run; what is left of a product are tiles in registers
-(`autobatch.blas.tiles`), in compiled code that inlines no library. GFLOP/s of rows of 512 times (512, 1280), one
+(`autobatch.blas.own.tiles`), in compiled code that inlines no library. GFLOP/s of rows of 512 times (512, 1280), one
 thread of an AMD EPYC of 2024, against the fastest library (`autobatch doctor --matmul`):
 
     rows                        4    16    64   256
@@ -21,7 +21,7 @@ from time import perf_counter
 
 import numpy as np
 
-from autobatch.blas.tiles import LANES, NO_ROWS, WIDTH, WORD, block_bf16, block_float32, turn
+from autobatch.blas.own.tiles import LANES, NO_ROWS, WIDTH, WORD, block_bf16, block_float32, turn
 from autobatch.jit.addresses import array_at
 from autobatch.jit.loops import compiled
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from autobatch.kernels.fusing import Kernel, Step, is_made_at_once
-from autobatch.kernels.loop import Alone, Loop, Product, Statement
-from autobatch.kernels.lowering import STORED, Lowered
-from autobatch.kernels.printing import MADE, name_of
+from autobatch.compiler.fusing import Kernel, Step, is_made_at_once
+from autobatch.compiler.loop import Alone, Loop, Product, Statement
+from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.numba.printing import MADE, name_of
 
 NO_REASON = "nothing stands between; each is in the first loop nest that it may be in"
 OFF = "fusion is switched off"

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from autobatch.compiler.numba.vectormath.float32 import ALL_BUT_SIGN, ONE, SIGN_BIT, ZERO, scale, split_exp
 from autobatch.jit.loops import contracted
 from autobatch.ops import normal as wide
-from autobatch.vectormath.float32 import ALL_BUT_SIGN, ONE, SIGN_BIT, ZERO, scale, split_exp
 
 Float: TypeAlias = Any  # np.float32 or np.float64
 

@@ -12,9 +12,9 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
-from autobatch.kernels.loop import Loop, Operand, Read, Statement
-from autobatch.kernels.lowering import STORED, Lowered
-from autobatch.kernels.view import View
+from autobatch.compiler.loop import Loop, Operand, Read, Statement
+from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.view import View
 
 
 def cut(lowered: Lowered) -> None:

@@ -1,6 +1,6 @@
 """A stage of a cell as loops, products and ops that run alone.
 
-What a rule of `autobatch.kernels.rules` expresses becomes loops: a softmax is a largest element, exponentials, their
+What a rule of `autobatch.compiler.rules` expresses becomes loops: a softmax is a largest element, exponentials, their
 sum and quotients, which can then be fused with what is around them. An affine map of rows is a product and a sum with
 the bias; where products of rows are added up, one library call adds to what the other wrote. What the stage computes
 from parameters alone is left out: it runs once, and not for every batch.
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.compiler.loop import Alone, Loop, Number, Operand, Product, Read, Statement, Term
+from autobatch.compiler.view import View, steps, views_of
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED, Attribute, Constant, Instruction, Port, Var
-from autobatch.kernels.loop import Alone, Loop, Number, Operand, Product, Read, Statement, Term
-from autobatch.kernels.view import View, steps, views_of
 from autobatch.ops.define import Shape
 from autobatch.ops.elementwise import add
 from autobatch.ops.linear import affine, matmul
@@ -149,7 +149,7 @@ class Lowering:
 
     def run(self, indices: Sequence[int], needed: Iterable[int]) -> None:
         """Lower instructions, in order."""
-        from autobatch.kernels.rules import RULES, lower_elementwise
+        from autobatch.compiler.rules import RULES, lower_elementwise
 
         sums = self._sums_of_products(indices, {*needed, *self.lowered.homes})
         inside = {value for parts in sums.values() for value in parts.inner}
@@ -319,7 +319,7 @@ class Lowering:
 
     def _readers_that_need_memory(self, indices: Iterable[int]) -> set[int]:
         """The values that a product or an op that runs alone may read."""
-        from autobatch.kernels.rules import RULES
+        from autobatch.compiler.rules import RULES
 
         found: set[int] = set()
         for index in indices:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from autobatch.compiler.loop import Index, Number, Operand, Read
+from autobatch.compiler.lowering import Lowering
+from autobatch.compiler.numba.scalar import POWERS, to_text
+from autobatch.compiler.view import View, steps
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight
-from autobatch.kernels.loop import Index, Number, Operand, Read
-from autobatch.kernels.lowering import Lowering
-from autobatch.kernels.scalar import POWERS, to_text
-from autobatch.kernels.view import View, steps
 from autobatch.ops.define import Shape
 
 FEW_IDS = 8  # an op that looks up more at once runs alone

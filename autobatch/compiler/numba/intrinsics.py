@@ -1,11 +1,11 @@
-"""What generated kernels do in compiled code by other means than in plain Python: see `autobatch.kernels.support`."""
+"""What generated kernels do in compiled code by other means than in plain Python: see `autobatch.compiler.numba.support`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from autobatch.kernels.scoped import address_in
+from autobatch.compiler.numba.scoped import address_in
 
 FIRST_WITH_MAXIMUM = 17  # version of LLVM that has it for all processors
 

@@ -11,10 +11,10 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import NamedTuple
 
+from autobatch.compiler.loop import Loop, Product, Statement
+from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.overwriting import writes_over
 from autobatch.ir.program import NODE, SHARED
-from autobatch.kernels.loop import Loop, Product, Statement
-from autobatch.kernels.lowering import STORED, Lowered
-from autobatch.kernels.overwriting import writes_over
 
 DATA = ("ints", "floats")
 ROWS_THAT_STAY = ("saved", "inputs")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from autobatch.kernels.view import View
+from autobatch.compiler.view import View
 from autobatch.ops.define import Shape
 
 

@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.compiler.numba import scoped, support
+from autobatch.compiler.numba.scoped import plain_get, plain_put
+from autobatch.compiler.numba.vectormath import FUNCTIONS
 from autobatch.jit import addresses
 from autobatch.jit.kept import compile_callback
 from autobatch.jit.loops import Compiled
-from autobatch.kernels import scoped, support
-from autobatch.kernels.scoped import plain_get, plain_put
 from autobatch.ops import normal
 from autobatch.system.cache import cache_folder
 from autobatch.system.files import write_whole
-from autobatch.vectormath import FUNCTIONS
 
 TYPES = ("int64", "int32", "float64", "bool_")
 HELPERS = ("part", "larger", "plus", "power", "collect", "may_store", "send")
@@ -58,7 +58,7 @@ def load_plain(source: str, dtype: np.dtype[Any]) -> Callable[..., None]:
     """Make the function `kernel` of a source as plain Python, which takes arrays where compiled code takes addresses.
 
     Args:
-        source: see `autobatch.kernels.source`.
+        source: see `autobatch.compiler.numba.source`.
         dtype: the model's float type.
     """
     helpers = {name: getattr(support, name).python for name in HELPERS}
@@ -75,7 +75,7 @@ def load(source: str, dtype: str, place: str) -> Any:
     """Compile the function `kernel` of a source, to be called by its `address` with three ints.
 
     Args:
-        source: see `autobatch.kernels.source`.
+        source: see `autobatch.compiler.numba.source`.
         dtype: the model's float type.
         place: the type of destinations.
     """
@@ -110,8 +110,8 @@ _HEAD = """from math import sqrt
 import numpy as np
 from numpy import {types}
 from autobatch.jit.addresses import array_at
-from autobatch.kernels.scoped import make_get, make_put
-from autobatch.kernels.support import {helpers}
+from autobatch.compiler.numba.scoped import make_get, make_put
+from autobatch.compiler.numba.support import {helpers}
 {functions}
 get, put = make_get(), make_put()
 INF, NAN, real, place = np.inf, np.nan, np.{dtype}, np.{place}

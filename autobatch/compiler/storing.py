@@ -11,11 +11,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from autobatch.compiler.fusing import Block, Kernel, Step, is_made_at_once
+from autobatch.compiler.loop import Loop, Product
+from autobatch.compiler.lowering import STORED, Home, Lowered
+from autobatch.compiler.view import View
 from autobatch.ir.program import NODE, SHARED
-from autobatch.kernels.fusing import Block, Kernel, Step, is_made_at_once
-from autobatch.kernels.loop import Loop, Product
-from autobatch.kernels.lowering import STORED, Home, Lowered
-from autobatch.kernels.view import View
 
 
 class Spot(NamedTuple):

@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from autobatch.compiler.fusing import Block, Kernel
+from autobatch.compiler.loop import Loop
+from autobatch.compiler.lowering import Home, Lowered
+from autobatch.compiler.nest import Nest, add, multiply
+from autobatch.compiler.storing import Spot, Storage, is_number
+from autobatch.compiler.view import View
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED
-from autobatch.kernels.fusing import Block, Kernel
-from autobatch.kernels.loop import Loop
-from autobatch.kernels.lowering import Home, Lowered
-from autobatch.kernels.nest import Nest, add, multiply
-from autobatch.kernels.storing import Spot, Storage, is_number
-from autobatch.kernels.view import View
 
 ARRAYS = {
     "inputs": "buffer", "mirror": "buffer", "saved": "buffer",

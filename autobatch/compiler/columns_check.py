@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
+from autobatch.compiler.fusing import Block, Kernel, Step
+from autobatch.compiler.loop import Alone, Loop, Operand, Product
+from autobatch.compiler.lowering import STORED, Home, Lowered
+from autobatch.compiler.storing import Spot, Storage, is_number, is_row_number
+from autobatch.compiler.view import View
 from autobatch.errors import PlanError
 from autobatch.ir.program import NODE, SHARED, Instruction
-from autobatch.kernels.fusing import Block, Kernel, Step
-from autobatch.kernels.loop import Alone, Loop, Operand, Product
-from autobatch.kernels.lowering import STORED, Home, Lowered
-from autobatch.kernels.storing import Spot, Storage, is_number, is_row_number
-from autobatch.kernels.view import View
 from autobatch.ops.define import Shape
 from autobatch.plan.plan import PlannedCell
 

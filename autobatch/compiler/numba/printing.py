@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autobatch.compiler.fusing import Kernel, Step
+from autobatch.compiler.loop import Alone, Loop, Number, Operand, Product, Read, Statement
+from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.storing import Storage
+from autobatch.compiler.view import View
 from autobatch.ir.program import Instruction, show_lines
-from autobatch.kernels.fusing import Kernel, Step
-from autobatch.kernels.loop import Alone, Loop, Number, Operand, Product, Read, Statement
-from autobatch.kernels.lowering import STORED, Lowered
-from autobatch.kernels.storing import Storage
-from autobatch.kernels.view import View
 from autobatch.ops.define import Shape
 
 MADE = {"+": "sum", "max": "max"}

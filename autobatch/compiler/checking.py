@@ -6,16 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from autobatch.compiler.fusing import Kernel, Step, is_made_at_once
+from autobatch.compiler.loop import Alone, Loop, Operand, Product, Statement
+from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.numba.printing import name_of, show_statements
+from autobatch.compiler.overwriting import Range, overwritings, read_of_taken, written
+from autobatch.compiler.reasons import Neighbours, target_of
+from autobatch.compiler.storing import Storage
+from autobatch.compiler.view import View
 from autobatch.errors import PlanError
 from autobatch.ir.program import SHARED, Incoming, Instruction
-from autobatch.kernels.fusing import Kernel, Step, is_made_at_once
-from autobatch.kernels.loop import Alone, Loop, Operand, Product, Statement
-from autobatch.kernels.lowering import STORED, Lowered
-from autobatch.kernels.overwriting import Range, overwritings, read_of_taken, written
-from autobatch.kernels.printing import name_of, show_statements
-from autobatch.kernels.reasons import Neighbours, target_of
-from autobatch.kernels.storing import Storage
-from autobatch.kernels.view import View
 
 
 def check_statements(lowered: Lowered, statements: Sequence[Statement]) -> None:

@@ -11,9 +11,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from autobatch.kernels.loop import Alone, Loop, Product, Statement
-from autobatch.kernels.lowering import STORED, Lowered
-from autobatch.kernels.overwriting import overwritings
+from autobatch.compiler.loop import Alone, Loop, Product, Statement
+from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.overwriting import overwritings
 
 
 @dataclass(eq=False)

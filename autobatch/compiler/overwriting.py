@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autobatch.kernels.loop import Alone, Loop, Product, Statement
-from autobatch.kernels.lowering import STORED, Lowered
-from autobatch.kernels.view import View, steps
+from autobatch.compiler.loop import Alone, Loop, Product, Statement
+from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.view import View, steps
 
 
 class Range(NamedTuple):

@@ -10,10 +10,26 @@ error function and what is made of it.
 from collections.abc import Mapping
 from typing import Any
 
+from autobatch.compiler.numba.vectormath.float32 import (
+    exp32,
+    gelu_tanh32,
+    log1p32,
+    log32,
+    sigmoid32,
+    softplus32,
+    tanh32,
+)
+from autobatch.compiler.numba.vectormath.float64 import (
+    exp64,
+    gelu_tanh64,
+    log1p64,
+    log64,
+    sigmoid64,
+    softplus64,
+    tanh64,
+)
+from autobatch.compiler.numba.vectormath.normal import erf32, erf64, gelu32, gelu64, ndtr32, ndtr64
 from autobatch.jit.loops import Compiled
-from autobatch.vectormath.float32 import exp32, gelu_tanh32, log1p32, log32, sigmoid32, softplus32, tanh32
-from autobatch.vectormath.float64 import exp64, gelu_tanh64, log1p64, log64, sigmoid64, softplus64, tanh64
-from autobatch.vectormath.normal import erf32, erf64, gelu32, gelu64, ndtr32, ndtr64
 
 FUNCTIONS: Mapping[str, Mapping[str, Compiled[[Any], Any]]] = {
     "float32": {

@@ -1,4 +1,4 @@
-"""Our own product of float32 matrices, `autobatch.blas.packed`, behind the Fortran interface that all libraries have.
+"""Our own product of float32 matrices, `autobatch.blas.own.packed`, behind the Fortran interface that all libraries have.
 
 As a provider like any other it takes part in the choice. A matrix that all rows of a type share is packed once per run
 by who calls it. Others are packed here, in every call, or read as they lie where that is seldom enough. Of a gradient
@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from autobatch.blas.calling import TRANSPOSED, Copies, Numbers
-from autobatch.blas.packed import OUTER_AT_ONCE, multiply_float32, pack_float32, panel_words
+from autobatch.blas.own.packed import OUTER_AT_ONCE, multiply_float32, pack_float32, panel_words
+from autobatch.blas.own.tiles import LANES, LINE, ROWS, WIDTH, WORD, block_float32, can_tile
 from autobatch.blas.product import Product
 from autobatch.blas.provider import ByAddress
-from autobatch.blas.tiles import LANES, LINE, ROWS, WIDTH, WORD, block_float32, can_tile
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
 

@@ -1,0 +1,1 @@
+"""Matrix products of our own: packed operands and register tiles."""
