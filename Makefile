@@ -17,7 +17,7 @@ help:
 	@echo "make clean     remove the virtual environment and all caches"
 
 demo: $(VENV)/runtime
-	@$(BIN)/python -m autobatch.cli.demo
+	@$(BIN)/python -m autobatch.cli.training.demo
 
 test: lint
 	@$(BIN)/pytest -n $(WORKERS)

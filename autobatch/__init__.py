@@ -19,8 +19,8 @@ from autobatch.errors import (
     ShapeError,
 )  # fmt: skip
 from autobatch.graph.graph import Graph
-from autobatch.layers import Dropout, Embedding, GRUCell, LayerNorm, Linear, LSTMCell
-from autobatch.minibatches import minibatches
+from autobatch.nn.layers import Dropout, Embedding, GRUCell, LayerNorm, Linear, LSTMCell
+from autobatch.nn.minibatches import minibatches
 from autobatch.ops import (
     add,
     affine,

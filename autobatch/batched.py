@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
+from autobatch.inspect.profiling import N_CALLS, Profile
+from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
+from autobatch.nn.prefetching import prefetch
 from autobatch.params.module import Module
 from autobatch.params.rows import Gradient
 from autobatch.plan.plan import PlannedTypes, Planner
-from autobatch.prefetching import prefetch
-from autobatch.profiling import N_CALLS, Profile
-from autobatch.report import Report, make_report
 from autobatch.runtime.backend import Backend
 from autobatch.runtime.execution import Running
 from autobatch.runtime.losses import check_finite, loss_slot, loss_weights, put_gradients, take_gradients
@@ -200,7 +200,7 @@ class Batched:
         """Record mini-batches ahead, each in a thread while the last one is in use; for instances recorded afresh.
 
         That pays where drawing or recording instances waits, for files or inside NumPy. Where it is all Python it is
-        slower than without, for threads take turns at that: see `autobatch.prefetching` for figures. Results are
+        slower than without, for threads take turns at that: see `autobatch.nn.prefetching` for figures. Results are
         those of the unrecorded mini-batches; graphs pass as they are. Random numbers that `minibatches` or the
         function draw are drawn ahead: leave their generator to them, and expect it one mini-batch on after leaving
         the loop early.

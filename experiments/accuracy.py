@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 import autobatch as ab
-from autobatch.cli.fitting import Epoch, Fitting, in_words
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
+from autobatch.cli.training.fitting import Epoch, Fitting, in_words
 from autobatch.cli.workload import Workload, load_workload
 from harness import Findings, Settings, find_data, name_of, run
 from peers.torch_models import TorchBiLSTMTagger, TorchLatticeLSTM, TorchModel, TorchTreeLSTM

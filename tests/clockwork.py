@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch import report
 from autobatch.blas import Chooser, threads
+from autobatch.inspect import report
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.tuning import costs, tuner
 from autobatch.tuning.variant import OTHERS

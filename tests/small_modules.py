@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.layers import Linear
+from autobatch.nn.layers import Linear
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 

@@ -38,8 +38,8 @@ from autobatch.blas.bf16 import to_bf16
 from autobatch.blas.calling import FACTOR_BYTES, ONE_PAIR, repeat_product
 from autobatch.blas.finding import FINDERS
 from autobatch.blas.own import gemm, tiles
-from autobatch.cli import products
 from autobatch.cli.main import commands
+from autobatch.cli.measuring import products
 from autobatch.errors import BackendError, ShapeError
 from autobatch.jit.loops import compiled
 from autobatch.system import processor

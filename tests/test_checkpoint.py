@@ -16,9 +16,9 @@ import pytest
 import safetensors.numpy
 
 from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.keeping import Keeper, Stopped
 from autobatch.cli.main import dispatch
-from autobatch.cli.stored import BEST, LAST
+from autobatch.cli.training.keeping import Keeper, Stopped
+from autobatch.cli.training.stored import BEST, LAST
 from autobatch.errors import CheckpointError
 from autobatch.params.checkpoint import FORMAT, VERSION, load_checkpoint, save_checkpoint
 from autobatch.params.module import Module

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import autobatch as ab
-from autobatch.cli import demo, threads
+from autobatch.cli import threads
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
+from autobatch.cli.training import demo
 from commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
@@ -219,7 +220,9 @@ def test_the_doctor_finds_everything_in_place(command: Command) -> None:
 
 
 def test_the_doctor_names_what_is_at_fault(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autobatch.cli.doctor.package_version", lambda name: None if name == "rich" else "1.0")
+    monkeypatch.setattr(
+        "autobatch.cli.measuring.doctor.package_version", lambda name: None if name == "rich" else "1.0"
+    )
     status, out, _ = command("doctor")
     assert status == 1
     assert re.search(r"^FAULT +rich +not installed: pip install rich$", out, re.MULTILINE)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.cli.stored import BEST, LAST, read_run
+from autobatch.cli.training.stored import BEST, LAST, read_run
 from autobatch.models.data.sst import read_trees
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.policies.auto import Auto

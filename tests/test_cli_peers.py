@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autobatch.cli import experiment, peers
+from autobatch.cli import experiment
+from autobatch.cli.measuring import peers
 from commands import Command
 
 

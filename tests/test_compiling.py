@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.cli import compile_times, progress
-from autobatch.cli.compile_times import CELLS, LAYOUTS, LOOPS, REST
+from autobatch.cli import progress
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
+from autobatch.cli.measuring import compile_times
+from autobatch.cli.measuring.compile_times import CELLS, LAYOUTS, LOOPS, REST
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.workload import load_workload
 from autobatch.jit.addresses import address_of, array_at

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autobatch import policies
-from autobatch.cli.calibrating import REPEATS, SIZES, Chopped, calibrate, fit_cost
+from autobatch.cli.measuring.calibrating import REPEATS, SIZES, Chopped, calibrate, fit_cost
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.policies.cost import CostModel, MeasuredCosts, TypeCost, batch_cost, load_costs
@@ -70,8 +70,8 @@ def test_chopped_schedules_are_valid(n_rows: int) -> None:
 
 
 def test_every_type_of_a_model_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autobatch.cli.calibrating.MAX_INSTANCES", 8)
-    monkeypatch.setattr("autobatch.cli.calibrating.SIZES", (1, 4, 16))
+    monkeypatch.setattr("autobatch.cli.measuring.calibrating.MAX_INSTANCES", 8)
+    monkeypatch.setattr("autobatch.cli.measuring.calibrating.SIZES", (1, 4, 16))
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
     told: list[str] = []
     workload = load_workload("tree-lstm", None, 4, 0)

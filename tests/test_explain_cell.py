@@ -11,7 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.explaining import TITLES, show_cells
+from autobatch.cli.explaining.cells import TITLES, show_cells
 from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
 from autobatch.compiler.fusing import Kernel

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from autobatch.cli import keeping
-from autobatch.cli.keeping import Keeper, Stopped
+from autobatch.cli.training import keeping
+from autobatch.cli.training.keeping import Keeper, Stopped
 
 N_STEPS = 6
 

@@ -11,7 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import DataError, ShapeError
-from autobatch.layers import Embedding, GRUCell, LayerNorm, Linear, LSTMCell
+from autobatch.nn.layers import Embedding, GRUCell, LayerNorm, Linear, LSTMCell
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray
 

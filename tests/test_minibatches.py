@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autobatch as ab
-from autobatch.minibatches import BucketBy
+from autobatch.nn.minibatches import BucketBy
 from graphs import random_dag
 
 

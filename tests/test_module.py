@@ -12,7 +12,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
-from autobatch.layers import Linear
+from autobatch.nn.layers import Linear
 from autobatch.params.module import Module, check_entries
 from autobatch.params.parameter import Parameter
 from small_modules import NAMES, Head, Model, Tied, values_of

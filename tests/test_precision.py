@@ -23,8 +23,8 @@ from click.testing import CliRunner
 import autobatch as ab
 from autobatch.blas import Chooser, choosing, find_bf16
 from autobatch.blas.own.tiles import can_tile
-from autobatch.cli import products
 from autobatch.cli.main import commands
+from autobatch.cli.measuring import products
 from autobatch.errors import BackendError
 from autobatch.ir.precision import rounded
 from autobatch.runtime.backend import Backend

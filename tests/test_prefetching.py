@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.prefetching import prefetch
+from autobatch.nn.prefetching import prefetch
 
 
 class Chain(ab.Module):

@@ -13,9 +13,9 @@ import pytest
 from autobatch.blas.finding import get_provider
 from autobatch.blas.product import Matrix
 from autobatch.blas.provider import Provider
-from autobatch.cli.matmuls import ONCE, Matmul, Matmuls, Memory, Part, Stages, list_matmuls
-from autobatch.cli.racing import MODES
-from autobatch.cli.roofline import race_matmuls
+from autobatch.cli.measuring.matmuls import ONCE, Matmul, Matmuls, Memory, Part, Stages, list_matmuls
+from autobatch.cli.measuring.racing import MODES
+from autobatch.cli.measuring.roofline import race_matmuls
 from autobatch.cli.workload import load_workload, record
 from autobatch.params.stacks import make_gradients
 from autobatch.runtime.cpu.backend import Cpu

@@ -9,15 +9,15 @@ from typing import NoReturn
 import click
 
 import autobatch as ab
-from autobatch.cli.bench import bench
-from autobatch.cli.doctor import doctor
 from autobatch.cli.ending import run_process
-from autobatch.cli.evaluate import evaluate, predict
 from autobatch.cli.experiment import experiment
-from autobatch.cli.explain import explain
+from autobatch.cli.explaining.explain import explain
 from autobatch.cli.listing import data, models
-from autobatch.cli.policy import policy
-from autobatch.cli.train import train
+from autobatch.cli.measuring.bench import bench
+from autobatch.cli.measuring.doctor import doctor
+from autobatch.cli.policies.policy import policy
+from autobatch.cli.training.evaluate import evaluate, predict
+from autobatch.cli.training.train import train
 
 
 class _Commands(click.Group):

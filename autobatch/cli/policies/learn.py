@@ -12,7 +12,7 @@ import click
 
 from autobatch.cli import options
 from autobatch.cli.places import require_picture, require_place
-from autobatch.cli.policy_eval import measure, minibatches_option, tabulate, take_minibatches, with_others
+from autobatch.cli.policies.evaluate import measure, minibatches_option, tabulate, take_minibatches, with_others
 from autobatch.cli.progress import show_progress
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError

@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from autobatch.cli import completion, options
-from autobatch.cli.compile_times import time_compilation
-from autobatch.cli.peers import given, run_peers
+from autobatch.cli.measuring.compile_times import time_compilation
+from autobatch.cli.measuring.peers import given, run_peers
+from autobatch.cli.measuring.racing import MODES, Timing, race
+from autobatch.cli.measuring.roofline import N_RUNS, race_matmuls
 from autobatch.cli.progress import show_compilation, show_progress
-from autobatch.cli.racing import MODES, Timing, race
 from autobatch.cli.results import describe_run, format_table, open_json, say_precision
-from autobatch.cli.roofline import N_RUNS, race_matmuls
 from autobatch.cli.threads import DEFAULT_THREADS, threads_in_force, use_threads
 from autobatch.cli.workload import load_workload
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autobatch.cli.fitting import Fitting, Position
 from autobatch.cli.results import Tally
+from autobatch.cli.training.fitting import Fitting, Position
 from autobatch.cli.workload import Encoding, Workload, load_workload
 from autobatch.errors import CheckpointError
 from autobatch.models.data.vocabulary import Vocabulary

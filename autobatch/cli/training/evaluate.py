@@ -11,11 +11,11 @@ import click
 
 from autobatch.cli import options
 from autobatch.cli.completion import complete_data
-from autobatch.cli.fitting import in_words
 from autobatch.cli.results import JsonLines, describe_run, open_json
-from autobatch.cli.scoring import Scorer
-from autobatch.cli.stored import StoredRun, read_trained
 from autobatch.cli.threads import use_threads
+from autobatch.cli.training.fitting import in_words
+from autobatch.cli.training.scoring import Scorer
+from autobatch.cli.training.stored import StoredRun, read_trained
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
 

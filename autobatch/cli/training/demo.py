@@ -1,6 +1,6 @@
 """The demonstration behind `make demo`: a Tree-LSTM learns list operations, batched; then the policies are compared.
 
-python -m autobatch.cli.demo
+python -m autobatch.cli.training.demo
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import time
 import click
 import numpy as np
 
-from autobatch.cli.bench import format_timings
 from autobatch.cli.ending import run_process
-from autobatch.cli.fitting import Fitting
+from autobatch.cli.measuring.bench import format_timings
+from autobatch.cli.measuring.racing import race
 from autobatch.cli.progress import show_compilation, show_progress
-from autobatch.cli.racing import race
 from autobatch.cli.results import format_table
 from autobatch.cli.threads import DEFAULT_THREADS, use_threads
-from autobatch.cli.train import summarise
+from autobatch.cli.training.fitting import Fitting
+from autobatch.cli.training.train import summarise
 from autobatch.cli.workload import Workload, load_workload
 from autobatch.models.data.listops import to_brackets
 

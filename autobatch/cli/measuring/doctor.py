@@ -12,9 +12,9 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli import options
-from autobatch.cli.calibrating import REPEATS, SIZES, calibrate
 from autobatch.cli.machine import blas_name, package_version
-from autobatch.cli.products import describe_bf16, describe_providers, show_speeds
+from autobatch.cli.measuring.calibrating import REPEATS, SIZES, calibrate
+from autobatch.cli.measuring.products import describe_bf16, describe_providers, show_speeds
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.threads import DEFAULT_THREADS, threads_in_force, use_threads

@@ -9,14 +9,14 @@ import click
 
 from autobatch.cli import options
 from autobatch.cli.places import require_picture
-from autobatch.cli.policy_eval import (
+from autobatch.cli.policies.evaluate import (
     evaluate_command,
     file_argument,
     find_policy,
     minibatches_option,
     take_minibatches,
 )
-from autobatch.cli.policy_learn import learn_command
+from autobatch.cli.policies.learn import learn_command
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import load_workload
 from autobatch.errors import DataError, PolicyError

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from autobatch.graph.rewrite.passes import Rewrites
+from autobatch.inspect.plotting import Picture, plot_schedules
 from autobatch.ir.typetable import NodeType, TypeTable
-from autobatch.plotting import Picture, plot_schedules
 from autobatch.runtime.step import Step
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 

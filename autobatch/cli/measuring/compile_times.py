@@ -78,7 +78,7 @@ def _run_process(
     arguments: list[str], caches: Mapping[str, str], note: Callable[[str], None]
 ) -> dict[str, float]:  # fmt: skip
     """Run this module; pass on what it says is compiled; give the seconds that it measured."""
-    command = [sys.executable, "-m", "autobatch.cli.compile_times", *arguments]
+    command = [sys.executable, "-m", "autobatch.cli.measuring.compile_times", *arguments]
     measured: dict[str, float] = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **caches}) as process:
         assert process.stdout is not None, "it is a pipe"

@@ -12,13 +12,13 @@ import click
 from click.core import ParameterSource
 
 from autobatch.cli import options
-from autobatch.cli.fitting import Epoch, Fitting
-from autobatch.cli.keeping import Keeper, Stopped, open_folder
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.results import JsonLines, describe_run, open_json, say_precision
-from autobatch.cli.stored import Settings, StoredRun, name_policy
-from autobatch.cli.tensorboard import Scalars, open_scalars, require_tensorboard
 from autobatch.cli.threads import use_threads
+from autobatch.cli.training.fitting import Epoch, Fitting
+from autobatch.cli.training.keeping import Keeper, Stopped, open_folder
+from autobatch.cli.training.stored import Settings, StoredRun, name_policy
+from autobatch.cli.training.tensorboard import Scalars, open_scalars, require_tensorboard
 from autobatch.cli.workload import Workload, load_workload
 
 

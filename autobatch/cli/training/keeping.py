@@ -9,8 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from autobatch.cli.fitting import Epoch, Fitting
-from autobatch.cli.stored import BEST, LAST, Settings, StoredRun, read_run, store_run
+from autobatch.cli.training.fitting import Epoch, Fitting
+from autobatch.cli.training.stored import BEST, LAST, Settings, StoredRun, read_run, store_run
 from autobatch.cli.workload import Workload
 from autobatch.errors import CheckpointError
 

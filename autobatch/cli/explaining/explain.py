@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from autobatch.cli import options
-from autobatch.cli.explaining import TITLES, show_cells
+from autobatch.cli.explaining.cells import TITLES, show_cells
 from autobatch.cli.places import require_picture
 from autobatch.cli.threads import use_threads
 from autobatch.cli.workload import load_workload, record
-from autobatch.plotting import plot_schedules
+from autobatch.inspect.plotting import plot_schedules
 
 
 @click.command()

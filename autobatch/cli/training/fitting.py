@@ -14,7 +14,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.cli.progress import Progress
 from autobatch.cli.results import Tally
-from autobatch.cli.scoring import Scorer
+from autobatch.cli.training.scoring import Scorer
 from autobatch.cli.workload import Workload, record
 from autobatch.errors import DataError, NumericError
 from autobatch.policies.auto import LESSONS, Auto

@@ -20,14 +20,14 @@ import autobatch as ab
 from autobatch.blas.choosing import MAX_SIZE, measure
 from autobatch.blas.finding import list_providers
 from autobatch.blas.threads import limit_threads
-from autobatch.cli.matmuls import ONCE, Matmuls, Memory, Part, Stages, list_matmuls
-from autobatch.cli.racing import take_turns
+from autobatch.cli.measuring.matmuls import ONCE, Matmuls, Memory, Part, Stages, list_matmuls
+from autobatch.cli.measuring.racing import take_turns
 from autobatch.cli.results import Tally, format_table
 from autobatch.cli.workload import Workload, record
 from autobatch.errors import BackendError
+from autobatch.inspect.profiling import RUNNING, Call
 from autobatch.params.stacks import make_gradients
 from autobatch.policies.auto import Auto
-from autobatch.profiling import RUNNING, Call
 from autobatch.runtime.cpu.backend import Cpu
 
 PLANNING, AROUND, OPTIMIZER = Part("planning", ONCE), Part("around", ONCE), Part("optimizer", ONCE)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from autobatch.cli.fitting import Epoch, Fitting
+from autobatch.cli.training.fitting import Epoch, Fitting
 from autobatch.errors import DataError
 
 

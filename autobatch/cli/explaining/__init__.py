@@ -1,0 +1,1 @@
+"""Commands that show what becomes of a program."""

@@ -1,0 +1,1 @@
+"""What happened and why: reports, profiles and plots."""
