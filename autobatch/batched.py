@@ -244,7 +244,7 @@ class Batched:
             PlanError: an instance needs more than `max_bytes` alone.
         """
         from autobatch.memplan.memory_report import report_memory
-        from autobatch.policies.judging import judge
+        from autobatch.policies.search.judging import judge
 
         minibatch, clock = self._read(instances)
         with running():
@@ -327,8 +327,8 @@ class Batched:
         Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction, and as
             much again for the machine as it was published, which is learned beside ours unless `rival=False`.
         """
+        from autobatch.policies.fsm.online import keep_learning
         from autobatch.policies.learning import learn, show_learning
-        from autobatch.policies.online import keep_learning
 
         graphs, held = [self.merged(batch) for batch in minibatches], [self.merged(batch) for batch in held_out]
         with show_learning(progress) as on_progress:

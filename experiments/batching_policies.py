@@ -30,14 +30,14 @@ from autobatch import policies
 from autobatch.cli.results import format_table
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.policies.bounds import certify, pair_bound
-from autobatch.policies.compaction import compact
-from autobatch.policies.directed import Directed
-from autobatch.policies.exact import find_shortest
-from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames, Way
-from autobatch.policies.qlearning import QLearning, learn_fsm
-from autobatch.policies.rules import LEARNED
-from autobatch.policies.search import Search
+from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
+from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
+from autobatch.policies.rules.directed import Directed
+from autobatch.policies.rules.rules import LEARNED
+from autobatch.policies.search.bounds import certify, pair_bound
+from autobatch.policies.search.exact import find_shortest
+from autobatch.policies.search.search import Search
+from autobatch.policies.sequences.compaction import compact
 from harness import Findings, Settings, run
 from workloads import WORKLOADS
 

@@ -25,12 +25,12 @@ from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.shapes import LATTICE_FORMS, make_lattice_graph, make_two_type_tree_graph
-from autobatch.policies.bounds import chain_bound, pair_bound
-from autobatch.policies.directed import Directed
-from autobatch.policies.evolution import learn_families
-from autobatch.policies.fsm import Machine, TypeNames
-from autobatch.policies.qlearning import QLearning, learn_fsm
-from autobatch.policies.rules import LEARNED
+from autobatch.policies.fsm.machine import Machine, TypeNames
+from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
+from autobatch.policies.rl.evolution import learn_families
+from autobatch.policies.rules.directed import Directed
+from autobatch.policies.rules.rules import LEARNED
+from autobatch.policies.search.bounds import chain_bound, pair_bound
 from harness import Findings, Settings, find_data, load_sst_or_listops, run
 
 RULES = ("agenda", "sufficient", "critical", "score", "network")

@@ -13,9 +13,9 @@ from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies import auto as module
 from autobatch.policies.auto import LESSONS, MARKETS, Auto
-from autobatch.policies.fsm import Fsm
-from autobatch.policies.qlearning import QLearning
-from autobatch.policies.rules import Score
+from autobatch.policies.fsm.machine import Fsm
+from autobatch.policies.fsm.qlearning import QLearning
+from autobatch.policies.rules.rules import Score
 from autobatch.policies.store import sign
 from autobatch.schedule.schedule import Schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule

@@ -13,10 +13,10 @@ from autobatch.graph.dag import Dag, to_dag
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
-from autobatch.policies.beam import beam_search
-from autobatch.policies.bounds import Certificate, certify, chain_bound, pair_bound
-from autobatch.policies.exact import find_shortest
-from autobatch.policies.kernel import project
+from autobatch.policies.search.beam import beam_search
+from autobatch.policies.search.bounds import Certificate, certify, chain_bound, pair_bound
+from autobatch.policies.search.exact import find_shortest
+from autobatch.policies.search.kernel import project
 from autobatch.schedule.schedule import min_batches
 from graphs import chain, random_batch, random_dag
 

@@ -18,9 +18,9 @@ from autobatch.graph.graph import Graph
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
-from autobatch.policies.bounds import pair_bound
-from autobatch.policies.judging import judge
-from autobatch.policies.search import Search
+from autobatch.policies.search.bounds import pair_bound
+from autobatch.policies.search.judging import judge
+from autobatch.policies.search.search import Search
 from autobatch.schedule.schedule import make_schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import chain, random_batch, random_dag, random_tree

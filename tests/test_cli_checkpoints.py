@@ -18,7 +18,7 @@ from autobatch.cli.training.stored import BEST, LAST, read_run
 from autobatch.models.data.sst import read_trees
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.policies.auto import Auto
-from autobatch.policies.fsm import Fsm
+from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.learning import learn
 from commands import Command
 

@@ -13,8 +13,8 @@ import pytest
 from autobatch import policies
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
-from autobatch.policies.fsm import WAYS, Fsm
-from autobatch.policies.rules import Score, Weights
+from autobatch.policies.fsm.machine import WAYS, Fsm
+from autobatch.policies.rules.rules import Score, Weights
 from commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]

@@ -13,8 +13,8 @@ from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray
 from autobatch.policies import Agenda
-from autobatch.policies.compaction import compact, compact_both
-from autobatch.policies.embedding import embed_early, embed_late, finishes, to_schedule_at
+from autobatch.policies.sequences.compaction import compact, compact_both
+from autobatch.policies.sequences.embedding import embed_early, embed_late, finishes, to_schedule_at
 from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines, plain_loops
 from graphs import chain, random_batch, random_dag, random_tree

@@ -8,7 +8,7 @@ import pytest
 from autobatch.errors import ScheduleError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.jit.arrays import IntArray
-from autobatch.policies.embedding import (
+from autobatch.policies.sequences.embedding import (
     embed_early,
     embed_late,
     finishes,

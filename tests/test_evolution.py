@@ -18,8 +18,9 @@ from autobatch.graph.sketch import Sketch, to_graph
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
-from autobatch.policies.bounds import pair_bound
-from autobatch.policies.evolution import (
+from autobatch.policies.fsm.qlearning import Progress
+from autobatch.policies.learning import learn
+from autobatch.policies.rl.evolution import (
     FOREST_SIZE,
     FOREST_STEPS,
     Course,
@@ -29,10 +30,9 @@ from autobatch.policies.evolution import (
     learn_rule,
     measure_loss,
 )
-from autobatch.policies.families import FAMILIES, draw_graphs, make_forest
-from autobatch.policies.learning import learn
-from autobatch.policies.qlearning import Progress
-from autobatch.policies.rules import LEARNED, Score, Weights
+from autobatch.policies.rl.families import FAMILIES, draw_graphs, make_forest
+from autobatch.policies.rules.rules import LEARNED, Score, Weights
+from autobatch.policies.search.bounds import pair_bound
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 

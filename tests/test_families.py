@@ -10,7 +10,15 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, depths
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.sketch import to_graph
-from autobatch.policies.families import FAMILIES, MAX_INSTANCES, MAX_NODES, draw, draw_chains, draw_grammars, draw_trees
+from autobatch.policies.rl.families import (
+    FAMILIES,
+    MAX_INSTANCES,
+    MAX_NODES,
+    draw,
+    draw_chains,
+    draw_grammars,
+    draw_trees,
+)
 from autobatch.schedule.schedule import make_schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 

@@ -7,7 +7,7 @@ import pytest
 
 from autobatch.graph.dag import Dag, chains_ahead, to_dag
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, describe
-from autobatch.policies.fleet import (
+from autobatch.policies.rl.fleet import (
     Fleet,
     advance,
     make_fleet,
@@ -16,7 +16,7 @@ from autobatch.policies.fleet import (
     step_by_score,
     step_each,
 )
-from autobatch.policies.rules import LEARNED, Score
+from autobatch.policies.rules.rules import LEARNED, Score
 from autobatch.schedule.chains import start_chains
 from autobatch.schedule.restricted import start_restricted, unblock
 from autobatch.schedule.simulator import Simulator, stack, start, start_all, step

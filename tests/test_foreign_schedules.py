@@ -12,7 +12,7 @@ import autobatch as ab
 from autobatch import policies
 from autobatch.graph.build import make_graph
 from autobatch.graph.graph import Graph, NamedTypes
-from autobatch.policies.otherwise import Otherwise
+from autobatch.policies.fallback import Otherwise
 from autobatch.policies.timed import Timed
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference

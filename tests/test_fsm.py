@@ -12,14 +12,14 @@ from autobatch.errors import PolicyError
 from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph, NamedTypes
-from autobatch.policies.directed import Direction
-from autobatch.policies.encoding import ENCODINGS, Encoding
-from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames, describe_state, place_types
+from autobatch.policies.fsm.encoding import ENCODINGS, Encoding
+from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, describe_state, place_types
+from autobatch.policies.fsm.online import keep_learning
+from autobatch.policies.fsm.portrait import follow_machine, list_choices, visit_states
+from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
+from autobatch.policies.fsm.table import Table, add_state, find_state, make_table, widen_table
 from autobatch.policies.learning import learn
-from autobatch.policies.online import keep_learning
-from autobatch.policies.portrait import follow_machine, list_choices, visit_states
-from autobatch.policies.qlearning import QLearning, learn_fsm
-from autobatch.policies.table import Table, add_state, find_state, make_table, widen_table
+from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.schedule import make_schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, TREE, chain, random_batch, random_dag, random_tree

@@ -119,7 +119,7 @@ def test_imports_run_one_way() -> None:
         ("autobatch.batched", "def f():\n    import autobatch.models", ["2: autobatch.models"]),
         ("autobatch", "def __getattr__(name):\n    import autobatch.policies", []),
         ("autobatch", "import autobatch.policies", ["1: autobatch.policies"]),
-        ("autobatch.policies.fsm", "import autobatch.memplan", ["1: autobatch.memplan"]),
+        ("autobatch.policies.fsm.machine", "import autobatch.memplan", ["1: autobatch.memplan"]),
         ("autobatch.models.tree_lstm", "import autobatch.memplan, autobatch.policies", []),
         ("autobatch.models.tree_lstm", "from autobatch.cli import main", ["1: autobatch.cli.main"]),
         ("autobatch.cli.main", "import autobatch.models", []),

@@ -25,7 +25,7 @@ from autobatch.memplan import layout_store
 from autobatch.memplan.cell_layout import plan_cell
 from autobatch.policies.cost import MeasuredCosts, TypeCost, find_costs
 from autobatch.policies.policy_file import load as load_policy
-from autobatch.policies.rules import Score
+from autobatch.policies.rules.rules import Score
 from autobatch.system.cache import find_entry, keep_entry
 from autobatch.system.files import write_whole
 from autobatch.trace.cell import Tracer

@@ -16,11 +16,11 @@ from autobatch.graph.graph import NamedTypes
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
-from autobatch.policies import kernel
-from autobatch.policies.beam import beam_search
-from autobatch.policies.bounds import pair_bound
-from autobatch.policies.exact import find_shortest
-from autobatch.policies.kernel import make_kernel, project
+from autobatch.policies.search import kernel
+from autobatch.policies.search.beam import beam_search
+from autobatch.policies.search.bounds import pair_bound
+from autobatch.policies.search.exact import find_shortest
+from autobatch.policies.search.kernel import make_kernel, project
 from graphs import chain, random_batch, random_dag, random_tree
 from supersequences import fewest_batches, finishes_paths, inputs_of, is_subsequence, paths_from
 

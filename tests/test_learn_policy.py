@@ -11,7 +11,7 @@ import pytest
 import autobatch as ab
 from autobatch import policies
 from autobatch.errors import PolicyError
-from autobatch.policies.fsm import WAYS, Fsm
+from autobatch.policies.fsm.machine import WAYS, Fsm
 from autobatch.policies.learning import PUBLISHED
 from autobatch.schedule.schedule import make_schedule, min_batches
 from test_fsm import rows_of

@@ -14,10 +14,10 @@ from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.jit.arrays import IntArray
-from autobatch.policies.compaction import compact
 from autobatch.policies.cost import CostModel
-from autobatch.policies.embedding import embed_early, embed_late, to_schedule_at
-from autobatch.policies.leveling import Assign, assign_rows, predict_us
+from autobatch.policies.sequences.compaction import compact
+from autobatch.policies.sequences.embedding import embed_early, embed_late, to_schedule_at
+from autobatch.policies.sequences.levelling import Assign, assign_rows, predict_us
 from autobatch.schedule.schedule_check import check_schedule
 from counting import plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree

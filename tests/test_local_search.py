@@ -12,11 +12,11 @@ from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import NamedTypes
 from autobatch.jit.arrays import IntArray
-from autobatch.policies.compaction import compact
 from autobatch.policies.cost import CostModel
-from autobatch.policies.embedding import embed_early, finishes, to_schedule_at
-from autobatch.policies.kernel import make_kernel
-from autobatch.policies.local_search import local_search, sequence_cost, weigh_small_batches
+from autobatch.policies.search.kernel import make_kernel
+from autobatch.policies.search.local_search import local_search, sequence_cost, weigh_small_batches
+from autobatch.policies.sequences.compaction import compact
+from autobatch.policies.sequences.embedding import embed_early, finishes, to_schedule_at
 from counting import plain_loops
 from graphs import chain, random_batch, random_dag
 from supersequences import fewest_batches, random_sequence

@@ -16,7 +16,7 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.policies import auto as auto_module
-from autobatch.policies.online import keep_learning
+from autobatch.policies.fsm.online import keep_learning
 from autobatch.runtime import planning
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import Schedule, revision_of

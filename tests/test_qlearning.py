@@ -15,11 +15,9 @@ from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_tree_graph
 from autobatch.policies.cost import CostModel
-from autobatch.policies.directed import Direction
-from autobatch.policies.encoding import ENCODINGS
-from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames
-from autobatch.policies.learning import PUBLISHED, learn
-from autobatch.policies.qlearning import (
+from autobatch.policies.fsm.encoding import ENCODINGS
+from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
+from autobatch.policies.fsm.qlearning import (
     NO_PLAN,
     REWARDS,
     Course,
@@ -30,7 +28,9 @@ from autobatch.policies.qlearning import (
     run_episode,
     start_course,
 )
-from autobatch.policies.table import Table, copy_table, find_state, make_table, with_room
+from autobatch.policies.fsm.table import Table, copy_table, find_state, make_table, with_room
+from autobatch.policies.learning import PUBLISHED, learn
+from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, TREE, chain, random_dag, random_tree

@@ -16,10 +16,10 @@ from autobatch.jit.arrays import FloatArray
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
-from autobatch.policies.beam import beam_search
-from autobatch.policies.bounds import chain_bound
-from autobatch.policies.embedding import finishes
-from autobatch.policies.exact import find_shortest
+from autobatch.policies.search.beam import beam_search
+from autobatch.policies.search.bounds import chain_bound
+from autobatch.policies.search.exact import find_shortest
+from autobatch.policies.sequences.embedding import finishes
 from graphs import random_batch, random_dag, random_tree
 from supersequences import fewest_batches, finishes_paths, inputs_of
 

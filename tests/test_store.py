@@ -12,7 +12,7 @@ import pytest
 
 from autobatch.errors import PolicyError
 from autobatch.policies.policy_file import load, save_policy
-from autobatch.policies.rules import LEARNED, Score
+from autobatch.policies.rules.rules import LEARNED, Score
 from autobatch.policies.store import cache_folder, find_entry, keep_entry, sign
 from autobatch.system import cache
 
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypat
 WRITER = """
 import sys, warnings
 from autobatch.policies.policy_file import load, save_policy
-from autobatch.policies.rules import LEARNED, Score
+from autobatch.policies.rules.rules import LEARNED, Score
 from autobatch.policies.store import find_entry, keep_entry
 warnings.simplefilter("error")
 rule = Score(weights=LEARNED._replace(critical=float(sys.argv[1])))

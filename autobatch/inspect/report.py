@@ -35,7 +35,7 @@ class TypeReport:
 
 
 class Judgement(Protocol):
-    """How good a schedule is, see `autobatch.policies.judging`."""
+    """How good a schedule is, see `autobatch.policies.search.judging`."""
 
     @property
     def compacted(self) -> int:

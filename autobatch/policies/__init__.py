@@ -8,15 +8,15 @@ from typing import cast, get_args
 from autobatch.errors import PolicyError
 from autobatch.policies.auto import Auto
 from autobatch.policies.cost import CostModel
-from autobatch.policies.directed import Directed, Direction
-from autobatch.policies.fsm import Fsm
-from autobatch.policies.heuristics import Agenda, Depth, Unbatched
+from autobatch.policies.fallback import Otherwise
+from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.learning import PUBLISHED
 from autobatch.policies.network import Deep
-from autobatch.policies.otherwise import Otherwise
 from autobatch.policies.policy_file import load
-from autobatch.policies.rules import Critical, Score, Sufficient, Weights
-from autobatch.policies.search import Search
+from autobatch.policies.rules.directed import Directed, Direction
+from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched
+from autobatch.policies.rules.rules import Critical, Score, Sufficient, Weights
+from autobatch.policies.search.search import Search
 from autobatch.policies.timed import Timed
 from autobatch.schedule.schedule import Policy
 

@@ -18,12 +18,12 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, final
 
 from autobatch.graph.graph import Graph
-from autobatch.policies.directed import Directed, Direction
+from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.learning import learn
 from autobatch.policies.policy_file import load, save_policy
-from autobatch.policies.qlearning import QLearning
-from autobatch.policies.rules import Score
-from autobatch.policies.search import STEPS, Search
+from autobatch.policies.rules.directed import Directed, Direction
+from autobatch.policies.rules.rules import Score
+from autobatch.policies.search.search import STEPS, Search
 from autobatch.policies.store import find_entry, keep_entry, sign
 from autobatch.schedule.schedule import Policy, Schedule, min_batches, revision_of
 from autobatch.system.trust import trusted

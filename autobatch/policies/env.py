@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.policies.cost import CostModel
-from autobatch.policies.families import draw
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES
-from autobatch.policies.qlearning import Reward
-from autobatch.policies.seats import Seats, make_game
+from autobatch.policies.fsm.qlearning import Reward
+from autobatch.policies.rl.families import draw
+from autobatch.policies.rl.seats import Seats, make_game
 
 try:
     import gymnasium
@@ -52,11 +52,11 @@ class Batching(gymnasium.Env[Observation, Any]):
 
     Args:
         dags: the graphs; each episode takes one, drawn with equal chance.
-        family: in place of `dags`, a name that `autobatch.policies.families.draw` knows, or a function that draws a
+        family: in place of `dags`, a name that `autobatch.policies.rl.families.draw` knows, or a function that draws a
             graph; graphs are drawn once.
         n_dags: how many.
         family_seed: same seed, same graphs.
-        reward: "critical", "published" or "time", see `autobatch.policies.qlearning`.
+        reward: "critical", "published" or "time", see `autobatch.policies.fsm.qlearning`.
         max_types: the rows of an observation; by default the most types of any graph.
         costs: of so many types, for the reward "time".
 

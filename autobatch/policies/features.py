@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.jit.loops import compiled
-from autobatch.policies.fleet import Fleet
+from autobatch.policies.rl.fleet import Fleet
 
 Rows: TypeAlias = NDArray[np.float32]
 

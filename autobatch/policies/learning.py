@@ -19,10 +19,10 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.policies.cost import CostModel
-from autobatch.policies.directed import Directed, Direction
-from autobatch.policies.encoding import Encoding
-from autobatch.policies.fsm import Fsm, Machine, TypeNames
-from autobatch.policies.qlearning import Progress, QLearning, Reward, learn_fsm
+from autobatch.policies.fsm.encoding import Encoding
+from autobatch.policies.fsm.machine import Fsm, Machine, TypeNames
+from autobatch.policies.fsm.qlearning import Progress, QLearning, Reward, learn_fsm
+from autobatch.policies.rules.directed import Directed, Direction
 
 T = TypeVar("T")
 TERMS = ("direction", "compact", "seed", "on_progress")
@@ -119,7 +119,7 @@ def learn(
 
 
 def learn_families(algorithm: str = "es", **options: Any) -> Directed:
-    """Learn a policy for any model, on generated graphs (`autobatch.policies.families`).
+    """Learn a policy for any model, on generated graphs (`autobatch.policies.rl.families`).
 
     With its defaults "es" learned the weights of `Score`, and "ppo" the network of `Deep`.
 
@@ -182,14 +182,14 @@ def learn_machine(
 
 def learn_weights(lesson: Lesson, **settings: Any) -> Directed:
     """Learn the weights of the rule `score`; settings are those of `Evolution`."""
-    from autobatch.policies.evolution import Evolution, learn_rule
+    from autobatch.policies.rl.evolution import Evolution, learn_rule
 
     return learn_rule(lesson.dags, make_settings(Evolution, settings), **_terms(lesson))
 
 
 def learn_family_weights(**options: Any) -> Directed:
     """Learn the weights of the rule `score` on generated graphs; options are terms, and settings of `Evolution`."""
-    from autobatch.policies import evolution
+    from autobatch.policies.rl import evolution
 
     terms, settings = _part_terms(options)
     return evolution.learn_families(make_settings(evolution.Evolution, settings), **terms)
@@ -197,7 +197,7 @@ def learn_family_weights(**options: Any) -> Directed:
 
 def learn_network(lesson: Lesson, algorithm: str, log_folder: Path | None = None, **settings: Any) -> Directed:
     """Learn a network by "dqn" or "ppo"; settings are those of `DeepLearning`."""
-    from autobatch.policies.deep import DeepLearning, learn_deep
+    from autobatch.policies.rl.deep import DeepLearning, learn_deep
 
     costs = settings.pop("costs", None)
     made = make_settings(DeepLearning, {"algorithm": algorithm, **settings})
@@ -206,7 +206,7 @@ def learn_network(lesson: Lesson, algorithm: str, log_folder: Path | None = None
 
 def learn_family_network(algorithm: str, log_folder: Path | None = None, **options: Any) -> Directed:
     """Learn a network on generated graphs; options are terms, and settings of `DeepLearning`."""
-    from autobatch.policies import deep
+    from autobatch.policies.rl import deep
 
     terms, settings = _part_terms(options)
     made = make_settings(deep.DeepLearning, {"algorithm": algorithm, **settings})

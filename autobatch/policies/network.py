@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import FloatArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.directed import Batches, Directed, Direction
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, UNRUN, Rows, describe
-from autobatch.policies.fleet import advance, start_fleet
+from autobatch.policies.rl.fleet import advance, start_fleet
+from autobatch.policies.rules.directed import Batches, Directed, Direction
 from autobatch.schedule.simulator import finish
 from autobatch.system.trust import trusted
 
@@ -73,7 +73,7 @@ class Deep(Directed):
     """Run the ready type to which a network gives the highest score, of equal ones the lowest id.
 
     Args:
-        network: the weights; by default those that `learn_families` of `autobatch.policies.deep` learned on generated
+        network: the weights; by default those that `learn_families` of `autobatch.policies.rl.deep` learned on generated
             families.
         direction, compact: see `Directed`.
         about: how it was learned, to be kept with it.

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.errors import PolicyError
-from autobatch.policies.directed import Directed, Direction
-from autobatch.policies.encoding import Encoding, State
-from autobatch.policies.fsm import WAYS, Fsm, Machine, Taught, TypeNames
+from autobatch.policies.fsm.encoding import Encoding, State
+from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, Taught, TypeNames
+from autobatch.policies.fsm.table import Table, add_state, make_table
 from autobatch.policies.network import Deep, to_network
-from autobatch.policies.rules import Score, Weights
-from autobatch.policies.table import Table, add_state, make_table
+from autobatch.policies.rules.directed import Directed, Direction
+from autobatch.policies.rules.rules import Score, Weights
 from autobatch.system.cache import UNREADABLE
 from autobatch.system.files import write_whole
 

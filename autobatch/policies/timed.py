@@ -20,13 +20,13 @@ from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph, Types
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
-from autobatch.policies.compaction import compact
 from autobatch.policies.cost import CostModel, MeasuredCosts, find_costs
-from autobatch.policies.directed import Directed
-from autobatch.policies.embedding import to_schedule_at
-from autobatch.policies.fsm import WAYS
-from autobatch.policies.leveling import Assign, assign_rows
-from autobatch.policies.local_search import local_search
+from autobatch.policies.fsm.machine import WAYS
+from autobatch.policies.rules.directed import Directed
+from autobatch.policies.search.local_search import local_search
+from autobatch.policies.sequences.compaction import compact
+from autobatch.policies.sequences.embedding import to_schedule_at
+from autobatch.policies.sequences.levelling import Assign, assign_rows
 from autobatch.schedule.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
 from autobatch.system.trust import trusted
 

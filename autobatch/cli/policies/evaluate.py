@@ -16,8 +16,8 @@ from autobatch.cli.results import describe_run, format_table, open_json
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
-from autobatch.policies.directed import Directed
 from autobatch.policies.policy_file import load
+from autobatch.policies.rules.directed import Directed
 from autobatch.schedule.schedule import Policy, make_schedule, min_batches
 
 OTHERS = ("score+both+compact", "agenda")

@@ -17,13 +17,13 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
-from autobatch.policies.deep import DeepLearning, plot_curve
-from autobatch.policies.directed import Direction
-from autobatch.policies.encoding import ENCODINGS
-from autobatch.policies.evolution import Evolution
+from autobatch.policies.fsm.encoding import ENCODINGS
+from autobatch.policies.fsm.qlearning import REWARDS, QLearning
 from autobatch.policies.learning import ALGORITHMS, describe_progress, learn, learn_families
 from autobatch.policies.network import Deep
-from autobatch.policies.qlearning import REWARDS, QLearning
+from autobatch.policies.rl.deep import DeepLearning, plot_curve
+from autobatch.policies.rl.evolution import Evolution
+from autobatch.policies.rules.directed import Direction
 
 FAMILIES = "families"
 LESSON = ("data", "dim", "batch_size", "minibatches", "held_out")

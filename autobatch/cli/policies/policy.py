@@ -20,12 +20,12 @@ from autobatch.cli.policies.learn import learn_command
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import load_workload
 from autobatch.errors import DataError, PolicyError
-from autobatch.policies.directed import Directed
-from autobatch.policies.fsm import Fsm, Way
+from autobatch.policies.fsm.machine import Fsm, Way
+from autobatch.policies.fsm.portrait import Choice, draw_machine, list_choices, ways_of
+from autobatch.policies.fsm.qlearning import Progress
 from autobatch.policies.learning import describe_progress
-from autobatch.policies.portrait import Choice, draw_machine, list_choices, ways_of
-from autobatch.policies.qlearning import Progress
-from autobatch.policies.rules import Score
+from autobatch.policies.rules.directed import Directed
+from autobatch.policies.rules.rules import Score
 
 
 @click.group()

@@ -19,7 +19,7 @@ import numpy as np
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.embedding import (
+from autobatch.policies.sequences.embedding import (
     Stops,
     bucket,
     embed_late,

@@ -10,8 +10,8 @@ import numpy as np
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import chains_ahead, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.policies.bounds import pair_bound
-from autobatch.policies.compaction import compact
+from autobatch.policies.search.bounds import pair_bound
+from autobatch.policies.sequences.compaction import compact
 from autobatch.schedule.schedule import Schedule
 
 BoundKind: TypeAlias = Literal["chain", "pairs"]

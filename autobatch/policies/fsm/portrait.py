@@ -19,8 +19,8 @@ from autobatch.graph.dag import Dag, reverse
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.encoding import State, encode
-from autobatch.policies.fsm import WAYS, Fsm, Way, describe_state, run_machine
+from autobatch.policies.fsm.encoding import State, encode
+from autobatch.policies.fsm.machine import WAYS, Fsm, Way, describe_state, run_machine
 from autobatch.schedule.chains import follow, start_chains
 from autobatch.schedule.simulator import start, step
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.encoding import State
+from autobatch.policies.fsm.encoding import State
 
 FNV_OFFSET, FNV_PRIME = 2166136261, 16777619  # of the 32-bit FNV-1a hash
 

@@ -20,11 +20,11 @@ import numpy as np
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.jit.arrays import FloatArray, IntArray
-from autobatch.policies.beam import beam_search
-from autobatch.policies.embedding import finishes
-from autobatch.policies.exact import check_cost, search_both
-from autobatch.policies.kernel import find_suffixes, make_kernel, project
-from autobatch.policies.layered import TOLERANCE
+from autobatch.policies.search.beam import beam_search
+from autobatch.policies.search.exact import check_cost, search_both
+from autobatch.policies.search.kernel import find_suffixes, make_kernel, project
+from autobatch.policies.search.layered import TOLERANCE
+from autobatch.policies.sequences.embedding import finishes
 
 MAX_STATES = 400_000
 """For all projections together: a second or two."""

@@ -18,11 +18,11 @@ import numpy as np
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.jit.arrays import FloatArray
-from autobatch.policies.compaction import compact as compact_sequence
-from autobatch.policies.directed import Direction
-from autobatch.policies.families import draw_graphs, make_forest
-from autobatch.policies.qlearning import Progress
-from autobatch.policies.rules import Score, Weights
+from autobatch.policies.fsm.qlearning import Progress
+from autobatch.policies.rl.families import draw_graphs, make_forest
+from autobatch.policies.rules.directed import Direction
+from autobatch.policies.rules.rules import Score, Weights
+from autobatch.policies.sequences.compaction import compact as compact_sequence
 
 FIXED = Weights._fields.index("ready")
 FOREST_SIZE, FOREST_STEPS = 256, range(2, 17)

@@ -17,7 +17,7 @@ import numpy as np
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.rules import Weights, highest_score, is_ready
+from autobatch.policies.rules.rules import Weights, highest_score, is_ready
 from autobatch.schedule.chains import Chains, follow, restart_chains, start_chains
 from autobatch.schedule.restricted import Restricted, restart_stacked, start_all_restricted, unblock
 from autobatch.schedule.simulator import Simulator, restart, stack, start_all, step

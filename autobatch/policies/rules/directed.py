@@ -20,8 +20,8 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.compaction import compact as compact_sequence
-from autobatch.policies.embedding import embed_early, to_schedule_at
+from autobatch.policies.sequences.compaction import compact as compact_sequence
+from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
 from autobatch.schedule.schedule import Schedule
 
 Direction: TypeAlias = Literal["forward", "backward", "both"]

@@ -1,7 +1,7 @@
 """Improve a sequence of types step by step: disturb it, compact it, and keep the result unless it costs more.
 
 A step puts up to eight types within about twenty positions, or moves one entry, or swaps two; the disturbed sequence
-is compacted from the left or from the right, as the dice say (`autobatch.policies.compaction`). An inserted type makes
+is compacted from the left or from the right, as the dice say (`autobatch.policies.sequences.compaction`). An inserted type makes
 others superfluous, so most steps that gain anything are insertions. Results that cost the same are kept as well: they
 lead over plains on which nothing is gained at first. The budget counts steps, so the same seed gives the same sequence.
 """
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.compaction import compact, keep_from_left, keep_from_right
 from autobatch.policies.cost import ROW, CostModel, batch_cost
-from autobatch.policies.embedding import fill_early, fill_mirrored, index_stops
+from autobatch.policies.sequences.compaction import compact, keep_from_left, keep_from_right
+from autobatch.policies.sequences.embedding import fill_early, fill_mirrored, index_stops
 
 DRAW_MODULUS, DRAW_FACTOR = 2**31 - 1, 48271  # Park, Miller, Stockmeyer 1993, Remarks on random number generators
 SHARE_INSERTED = 0.9  # of all steps; one half each of the rest moves and swaps

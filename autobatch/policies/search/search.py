@@ -16,13 +16,13 @@ from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
-from autobatch.policies.beam import WIDTH, beam_search
-from autobatch.policies.bounds import chain_bound
-from autobatch.policies.embedding import embed_early, to_schedule_at
-from autobatch.policies.heuristics import Agenda
-from autobatch.policies.kernel import make_kernel
-from autobatch.policies.local_search import local_search
-from autobatch.policies.rules import Score
+from autobatch.policies.rules.heuristics import Agenda
+from autobatch.policies.rules.rules import Score
+from autobatch.policies.search.beam import WIDTH, beam_search
+from autobatch.policies.search.bounds import chain_bound
+from autobatch.policies.search.kernel import make_kernel
+from autobatch.policies.search.local_search import local_search
+from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
 from autobatch.schedule.schedule import Schedule
 from autobatch.system.trust import trusted
 

@@ -1,7 +1,7 @@
 """Learn a network by deep reinforcement learning: MaskablePPO or DQN of stable-baselines3, on many graphs at once.
 
 The network scores all types alike (`autobatch.policies.network`), so the graphs need not have the same types: what is
-learned on the families of `autobatch.policies.families` can be used on any model. Each graph is played forward and
+learned on the families of `autobatch.policies.rl.families` can be used on any model. Each graph is played forward and
 backward, so that one network plans in both directions. From time to time the network plans the graphs that it is
 measured on; the best one met is kept.
 """
@@ -21,10 +21,10 @@ import numpy as np
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.policies.cost import CostModel
-from autobatch.policies.directed import Direction
-from autobatch.policies.families import draw_graphs
+from autobatch.policies.fsm.qlearning import Progress, Reward
 from autobatch.policies.network import Deep, Network
-from autobatch.policies.qlearning import Progress, Reward
+from autobatch.policies.rl.families import draw_graphs
+from autobatch.policies.rules.directed import Direction
 
 Algorithm: TypeAlias = Literal["ppo", "dqn"]
 EXTRA = {"gymnasium": "rl", "stable_baselines3": "rl", "sb3_contrib": "rl", "torch": "rl"}
@@ -41,7 +41,7 @@ class DeepLearning:
         hidden: the width of the network.
         learning_rate: at the start; it falls to zero in equal steps.
         discount: of rewards, per batch.
-        reward: see `autobatch.policies.qlearning`.
+        reward: see `autobatch.policies.fsm.qlearning`.
         measure_every: steps from one measurement to the next.
     """
 
@@ -186,7 +186,7 @@ def _make_model(
     from stable_baselines3.common.vec_env import VecMonitor
 
     from autobatch.policies.env import BatchingVector
-    from autobatch.policies.torch_policy import make_actor_critic, make_masked_dqn, make_vec_env
+    from autobatch.policies.rl.torch_policy import make_actor_critic, make_masked_dqn, make_vec_env
 
     env = BatchingVector(settings.seats, dags, reward=settings.reward, costs=costs)
     shared: dict[str, Any] = {
@@ -232,7 +232,7 @@ class _Best:
 
     def measure(self, model: Any) -> Progress:
         """Plan with what a model has learned so far."""
-        from autobatch.policies.torch_policy import to_weights
+        from autobatch.policies.rl.torch_policy import to_weights
 
         network = to_weights(self.scorer_of(model))
         policy = Deep(network, self.direction, self.compact)

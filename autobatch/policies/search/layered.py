@@ -1,6 +1,6 @@
 """Search for the cheapest sequence of types, one step of all sequences at a time.
 
-A state is what is left to run, an antichain of suffixes (`autobatch.policies.suffix`); a layer holds the states that
+A state is what is left to run, an antichain of suffixes (`autobatch.policies.search.suffix`); a layer holds the states that
 sequences of one length lead to. A state is dropped when another of its layer costs no more and leaves only what is
 within what it leaves: this decides more than all else, for few states of a layer are left. So does a state that,
 with the chain bound of its rest, costs more than a limit; then of a layer of more than `width` states those stay that
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.suffix import BitArray, Suffixes, chains_after, grow, run_type
+from autobatch.policies.search.suffix import BitArray, Suffixes, chains_after, grow, run_type
 
 TOLERANCE = 1e-9
 """Costs that are as near as this, relative to the largest, are the same: a sum of floats depends on its order."""

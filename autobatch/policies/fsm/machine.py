@@ -1,8 +1,8 @@
 """The learned finite state machine: a state made of the frontier names the type to run next.
 
-The machine is a table of values, learned by `autobatch.policies.qlearning`. In a state it runs the type of the highest
+The machine is a table of values, learned by `autobatch.policies.fsm.qlearning`. In a state it runs the type of the highest
 value among those it tried there. A state that it never met, or in which it tried nothing that may run now, is decided
-by the rule of `Score`, and counted; with a learner (`autobatch.policies.online`) it is known from then on. A policy may
+by the rule of `Score`, and counted; with a learner (`autobatch.policies.fsm.online`) it is known from then on. A policy may
 hold several machines; then each of them plans, and the schedule with the fewest batches is kept.
 Source: ED-Batch (arXiv:2302.03851); the critical set, the mask, the fallback and rivals are ours.
 """
@@ -21,10 +21,10 @@ from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph, Types
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.directed import Batches, Directed, Direction, mirror
-from autobatch.policies.encoding import ENCODINGS, Encoding, State, encode
-from autobatch.policies.rules import LEARNED, Weights, highest_score, is_ready
-from autobatch.policies.table import Table, find_state, make_table, widen_table
+from autobatch.policies.fsm.encoding import ENCODINGS, Encoding, State, encode
+from autobatch.policies.fsm.table import Table, find_state, make_table, widen_table
+from autobatch.policies.rules.directed import Batches, Directed, Direction, mirror
+from autobatch.policies.rules.rules import LEARNED, Weights, highest_score, is_ready
 from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
 from autobatch.schedule.schedule import Schedule
 from autobatch.schedule.simulator import Simulator, finish, start, step
@@ -39,7 +39,7 @@ class Machine:
     """How a machine sees and chooses.
 
     Attributes:
-        encoding: what the state says of the frontier, see `autobatch.policies.encoding`.
+        encoding: what the state says of the frontier, see `autobatch.policies.fsm.encoding`.
         critical: the state also says which types are critical.
         mask: where a ready type is critical, only such types may run.
     """

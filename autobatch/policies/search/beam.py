@@ -1,7 +1,7 @@
 """A good sequence of types in milliseconds: a beam search on the kernel, forward and backward.
 
 Of all states of what is left to run that sequences of one length lead to, the `width` most promising go on: those whose
-chain bound is least (`autobatch.policies.layered`). From the outputs to the inputs other states look promising, so both
+chain bound is least (`autobatch.policies.search.layered`). From the outputs to the inputs other states look promising, so both
 ways are searched, and what the better of both finds is compacted.
 """
 
@@ -12,10 +12,10 @@ import numpy as np
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
 from autobatch.jit.arrays import FloatArray, IntArray
-from autobatch.policies.compaction import compact
-from autobatch.policies.exact import ANY_COUNT, check_cost
-from autobatch.policies.kernel import find_suffixes, make_kernel
-from autobatch.policies.layered import search_layers
+from autobatch.policies.search.exact import ANY_COUNT, check_cost
+from autobatch.policies.search.kernel import find_suffixes, make_kernel
+from autobatch.policies.search.layered import search_layers
+from autobatch.policies.sequences.compaction import compact
 
 WIDTH = 16
 

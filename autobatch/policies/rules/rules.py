@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple, final
 
 from autobatch.graph.dag import Dag
 from autobatch.jit.loops import compiled
-from autobatch.policies.directed import Batches, Directed, Direction
+from autobatch.policies.rules.directed import Batches, Directed, Direction
 from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
 from autobatch.schedule.restricted import Restricted, start_restricted, unblock
 from autobatch.schedule.simulator import Simulator, finish, start, step
@@ -55,7 +55,7 @@ class Weights(NamedTuple):
 
 
 LEARNED = Weights(critical=0.55, ready=1.0, own=0.12, height=0.66)
-"""What `autobatch policy learn families --algorithm es` learns: see `autobatch.policies.evolution`."""
+"""What `autobatch policy learn families --algorithm es` learns: see `autobatch.policies.rl.evolution`."""
 ROUNDING = 1e-9
 """Scores that differ by less are equal: sums in another order would be."""
 

@@ -1,7 +1,7 @@
 """Go on learning while a state machine is in use: states that it meets for the first time enter its tables.
 
 A plan in which the rule of `Score` had to decide is itself an episode: what ran in each state, and how many batches
-followed. The values move towards that, as in `autobatch.policies.qlearning` but without exploration: the same
+followed. The values move towards that, as in `autobatch.policies.fsm.qlearning` but without exploration: the same
 mini-batches in the same order make the same machine.
 """
 
@@ -15,9 +15,9 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
 from autobatch.policies.cost import CostModel
-from autobatch.policies.fsm import Fsm, Machine
-from autobatch.policies.qlearning import QLearning, run_episode, start_course
-from autobatch.policies.table import Table, with_room
+from autobatch.policies.fsm.machine import Fsm, Machine
+from autobatch.policies.fsm.qlearning import QLearning, run_episode, start_course
+from autobatch.policies.fsm.table import Table, with_room
 from autobatch.schedule.schedule import Policy
 
 

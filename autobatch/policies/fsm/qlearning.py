@@ -26,11 +26,11 @@ from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.cost import EFFICIENT, LAUNCH, ROW, CostModel, batch_cost
-from autobatch.policies.directed import Direction
-from autobatch.policies.encoding import encode
-from autobatch.policies.fsm import WAYS, Fsm, Machine, MachineRules, TypeNames, allow, run_machine
-from autobatch.policies.rules import LEARNED
-from autobatch.policies.table import Table, add_state, copy_table, make_table, with_room
+from autobatch.policies.fsm.encoding import encode
+from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, MachineRules, TypeNames, allow, run_machine
+from autobatch.policies.fsm.table import Table, add_state, copy_table, make_table, with_room
+from autobatch.policies.rules.directed import Direction
+from autobatch.policies.rules.rules import LEARNED
 from autobatch.schedule.chains import Chains, follow, is_critical, restart_chains, start_chains
 from autobatch.schedule.restricted import Restricted, restart_restricted, start_restricted, unblock
 from autobatch.schedule.simulator import Simulator, restart, start, step

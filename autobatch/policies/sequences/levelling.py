@@ -18,7 +18,7 @@ from autobatch.graph.dag import Dag, reverse_edges
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.cost import CostModel, batch_cost
-from autobatch.policies.embedding import NOWHERE, embed_early, embed_late, refused_place
+from autobatch.policies.sequences.embedding import NOWHERE, embed_early, embed_late, refused_place
 
 Assign: TypeAlias = Literal["early", "late", "level"]
 

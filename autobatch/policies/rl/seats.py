@@ -15,9 +15,9 @@ from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.cost import EFFICIENT, LAUNCH, ROW, CostModel, batch_cost
 from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, describe
-from autobatch.policies.fleet import Fleet, advance, make_fleet, restart_dag
-from autobatch.policies.qlearning import CRITICAL, PUBLISHED, REWARDS, Reward
-from autobatch.policies.rules import is_ready
+from autobatch.policies.fsm.qlearning import CRITICAL, PUBLISHED, REWARDS, Reward
+from autobatch.policies.rl.fleet import Fleet, advance, make_fleet, restart_dag
+from autobatch.policies.rules.rules import is_ready
 from autobatch.schedule.chains import is_critical
 from autobatch.schedule.simulator import is_done
 
@@ -153,7 +153,7 @@ def _look(fleet: Fleet, seats: Seats, seat: int) -> None:
 
 @compiled
 def _reward(fleet: Fleet, kind: int, reward: int, prices: NDArray[np.float64]) -> float:
-    """Give the reward for running `kind` next; see `autobatch.policies.qlearning`."""
+    """Give the reward for running `kind` next; see `autobatch.policies.fsm.qlearning`."""
     n_ready = fleet.sim.tail[kind] - fleet.sim.head[kind]
     if reward == PUBLISHED:
         return float(n_ready / fleet.restricted.frontier[kind] - 1)

@@ -1,6 +1,6 @@
 """The cheapest sequence of types that finishes a graph, proven so, or an honest bound on it.
 
-The graph's kernel and the kernel turned round are searched (`autobatch.policies.layered`) with a narrow beam, which
+The graph's kernel and the kernel turned round are searched (`autobatch.policies.search.layered`) with a narrow beam, which
 gives a sequence; then the one that has fewer states, for a cheaper sequence, up to a limit that starts at the chain
 bound and rises whenever there is none. The limits that a complete search leaves behind are lower bounds.
 """
@@ -14,9 +14,9 @@ import numpy as np
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
 from autobatch.jit.arrays import FloatArray, IntArray
-from autobatch.policies.kernel import find_suffixes, make_kernel
-from autobatch.policies.layered import TOLERANCE, Outcome, search_layers
-from autobatch.policies.suffix import Suffixes
+from autobatch.policies.search.kernel import find_suffixes, make_kernel
+from autobatch.policies.search.layered import TOLERANCE, Outcome, search_layers
+from autobatch.policies.search.suffix import Suffixes
 
 MAX_STATES = 200_000
 """Made in about a second, on graphs that fit."""

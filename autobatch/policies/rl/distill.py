@@ -18,8 +18,6 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.directed import Directed
-from autobatch.policies.encoding import encode
 from autobatch.policies.features import (
     CRITICAL,
     HEIGHT,
@@ -29,10 +27,12 @@ from autobatch.policies.features import (
     TYPE_FEATURES,
     describe,
 )
-from autobatch.policies.fleet import advance, start_fleet
-from autobatch.policies.fsm import WAYS, Fsm, Machine, TypeNames, Way
-from autobatch.policies.rules import Score, Weights, is_ready
-from autobatch.policies.table import Table, add_state, make_table, with_room
+from autobatch.policies.fsm.encoding import encode
+from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
+from autobatch.policies.fsm.table import Table, add_state, make_table, with_room
+from autobatch.policies.rl.fleet import advance, start_fleet
+from autobatch.policies.rules.directed import Directed
+from autobatch.policies.rules.rules import Score, Weights, is_ready
 from autobatch.schedule.chains import follow, start_chains
 from autobatch.schedule.simulator import start, step
 

@@ -11,7 +11,7 @@ from autobatch.graph.dag import Dag, depths
 from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.directed import Batches, Directed
+from autobatch.policies.rules.directed import Batches, Directed
 from autobatch.schedule.schedule import Schedule
 from autobatch.schedule.simulator import Simulator, finish, start, step
 from autobatch.system.trust import trusted

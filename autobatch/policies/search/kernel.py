@@ -2,7 +2,7 @@
 
 What finishes a graph depends on the strings of types along its paths alone, and of those only on the ones that are
 not subsequences of others. So nodes with the same ways to go on are merged, and ways to go on that are subsequences
-of other ways from the same node are cut (`autobatch.policies.suffix`); then the same with the ways to get to a node,
+of other ways from the same node are cut (`autobatch.policies.search.suffix`); then the same with the ways to get to a node,
 which is the first on the graph turned round; and so on until nothing changes.
 """
 
@@ -17,7 +17,7 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, reverse_edges
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.suffix import Suffixes, to_suffixes
+from autobatch.policies.search.suffix import Suffixes, to_suffixes
 
 MAX_COMPARED = 16_384
 """Larger graphs are merged, not compared: comparing all nodes takes time and bits that grow with the square."""

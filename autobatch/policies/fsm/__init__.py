@@ -1,0 +1,1 @@
+"""Policies that are state machines: states, Q-learning, learning in use, pictures."""

@@ -1,0 +1,1 @@
+"""Policies learned on families of graphs: networks, evolution, Gymnasium environments."""

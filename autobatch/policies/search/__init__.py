@@ -1,0 +1,1 @@
+"""Search for the shortest schedule, exact or not, and bounds on it."""

@@ -1,0 +1,1 @@
+"""Schedules as sequences of types: common supersequences, compaction, levels."""
