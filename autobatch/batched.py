@@ -243,7 +243,7 @@ class Batched:
             PolicyError: there is no such bound.
             PlanError: an instance needs more than `max_bytes` alone.
         """
-        from autobatch.memplan.memory_report import report_memory
+        from autobatch.memplan.report.memory import report_memory
         from autobatch.policies.search.judging import judge
 
         minibatch, clock = self._read(instances)

@@ -27,9 +27,9 @@ from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.ir.program import NODE, CellProgram, Instruction
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan import check_cell_layout, plan_cell
-from autobatch.memplan.inner import HARD_OPS
-from autobatch.memplan.movement import movements
+from autobatch.memplan.cell.inner import HARD_OPS
 from autobatch.memplan.planner import MemoryPlanner
+from autobatch.memplan.report.movement import movements
 from autobatch.models import find_model
 from autobatch.plan.plan import PlannedCell
 from harness import ROOT, Findings, Settings, find_data, run, take_turns

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.memplan.constraints import operands_of
-from autobatch.memplan.memory import NODE_COLUMNS, SHARED_VALUES, Item, Memory
+from autobatch.memplan.cell.constraints import operands_of
+from autobatch.memplan.cell.memory import NODE_COLUMNS, SHARED_VALUES, Item, Memory
 
 Ints = NDArray[np.int64]
 

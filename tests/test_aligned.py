@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autobatch.memplan import PQTree
-from autobatch.memplan.aligned import AlignedOrders, Line
+from autobatch.memplan.cell.aligned import AlignedOrders, Line
 from consecutive_ones import random_system
 
 AREAS = ("abcde", "wxyz")

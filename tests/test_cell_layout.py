@@ -12,9 +12,9 @@ import pytest
 import autobatch as ab
 from autobatch.errors import PlanError
 from autobatch.memplan import CellLayout, check_cell_layout, plan_cell
-from autobatch.memplan.constraints import RESULT
-from autobatch.memplan.layout_text import show_layout
-from autobatch.memplan.memory import NODE_COLUMNS, SHARED_VALUES
+from autobatch.memplan.cell.constraints import RESULT
+from autobatch.memplan.cell.layout_text import show_layout
+from autobatch.memplan.cell.memory import NODE_COLUMNS, SHARED_VALUES
 from layout_brute_force import fewest_bytes
 from literature_cells import INSTANCES, SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf
 from program_runs import trace_types

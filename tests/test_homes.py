@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.memplan.homes import make_layout, place_columns
-from autobatch.memplan.movement import movements
+from autobatch.memplan.cell.homes import make_layout, place_columns
 from autobatch.memplan.planner import MemoryPlanner
+from autobatch.memplan.report.movement import movements
 from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.runtime.interpreter.reference import Reference
 from literature_cells import SEVEN, Weights, trace_cell

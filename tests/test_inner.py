@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autobatch.graph.dag import chains_ahead
-from autobatch.memplan.inner import Batches, Price, Steps, choose_batches, make_steps, run_late
-from autobatch.memplan.memory import Memory
+from autobatch.memplan.cell.inner import Batches, Price, Steps, choose_batches, make_steps, run_late
+from autobatch.memplan.cell.memory import Memory
 from small_cells import draw_ops
 
 Groups = frozenset[tuple[int, ...]]

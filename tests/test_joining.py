@@ -13,11 +13,11 @@ from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import CellProgram, Instruction
 from autobatch.ir.program_check import check_cell
-from autobatch.memplan.homes import make_layout, place_columns
-from autobatch.memplan.joining import join_products
-from autobatch.memplan.movement import movements
+from autobatch.memplan.cell.homes import make_layout, place_columns
+from autobatch.memplan.cell.joining import join_products
+from autobatch.memplan.cell.stacking import make_stacked
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.memplan.stacking import make_stacked
+from autobatch.memplan.report.movement import movements
 from autobatch.ops.linear import affine
 from autobatch.params import stacks
 from autobatch.params.stacks import Stack, parts_of

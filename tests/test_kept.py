@@ -21,8 +21,8 @@ from autobatch.compiler.numba.loading import load
 from autobatch.errors import PolicyError
 from autobatch.ir.arguments import Key
 from autobatch.jit.kept import compile_callback, keep
-from autobatch.memplan import layout_store
-from autobatch.memplan.cell_layout import plan_cell
+from autobatch.memplan.cell import layout_store
+from autobatch.memplan.cell.layout import plan_cell
 from autobatch.policies.cost import MeasuredCosts, TypeCost, find_costs
 from autobatch.policies.policy_file import load as load_policy
 from autobatch.policies.rules.rules import Score

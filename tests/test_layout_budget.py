@@ -11,11 +11,12 @@ import pytest
 
 import autobatch as ab
 from autobatch.ir.passes.simplify import simplify
-from autobatch.memplan import check_cell_layout, layout_cache, plan_cell
-from autobatch.memplan.aligned import AlignedOrders, Line, Work
-from autobatch.memplan.cell_layout import QUICK, UNTRIED
-from autobatch.memplan.joining import join_products
-from autobatch.memplan.layout_search import MAX_WORK
+from autobatch.memplan import check_cell_layout, plan_cell
+from autobatch.memplan.cell import layout_cache
+from autobatch.memplan.cell.aligned import AlignedOrders, Line, Work
+from autobatch.memplan.cell.joining import join_products
+from autobatch.memplan.cell.layout import QUICK, UNTRIED
+from autobatch.memplan.cell.layout_search import MAX_WORK
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.testing import check_grads

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.memplan.lifetimes import give_out
+from autobatch.memplan.batch.lifetimes import give_out
 from autobatch.plan.plan import Plan
 from autobatch.plan.plan_check import check_plan
 from autobatch.runtime.interpreter.reference import Reference

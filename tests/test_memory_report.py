@@ -12,8 +12,8 @@ import autobatch as ab
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
-from autobatch.memplan.memory_report import MemoryReport, report_memory
-from autobatch.memplan.movement import movements
+from autobatch.memplan.report.memory import MemoryReport, report_memory
+from autobatch.memplan.report.movement import movements
 from autobatch.plan.plan import Plan, PlannedTypes
 
 SIZE = 12  # instances

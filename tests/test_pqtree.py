@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.memplan import PQTree, pqtree
-from autobatch.memplan.pqtree_node import Branch
-from autobatch.memplan.pqtree_templates import Match, match_all
+from autobatch.memplan import PQTree
+from autobatch.memplan.pqtree import tree as pqtree
+from autobatch.memplan.pqtree.node import Branch
+from autobatch.memplan.pqtree.templates import Match, match_all
 from consecutive_ones import (
     MAX_ITEMS,
     all_orders,

@@ -17,9 +17,9 @@ from autobatch.ir.derivative import Derivative
 from autobatch.ir.passes.autodiff import compute_again, differentiate
 from autobatch.ir.program import SHARED, CellProgram, Constant, Instruction, Var, Weight
 from autobatch.ir.program_check import check_derivative, may_be_made_again
-from autobatch.memplan.cuts import SINK, SOURCE, Network
+from autobatch.memplan.cell.cuts import SINK, SOURCE, Network
+from autobatch.memplan.cell.recomputing import PRICES, Prices, recompute
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.memplan.recomputing import PRICES, Prices, recompute
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 from program_runs import Results, draw_parameters, draw_rows, run_derivative

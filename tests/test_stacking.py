@@ -13,9 +13,9 @@ from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import CellProgram, Instruction
 from autobatch.ir.program_check import check_cell
-from autobatch.memplan.cell_layout import plan_cell
-from autobatch.memplan.layout_cache import lay_out
-from autobatch.memplan.stacking import stack_program
+from autobatch.memplan.cell.layout import plan_cell
+from autobatch.memplan.cell.layout_cache import lay_out
+from autobatch.memplan.cell.stacking import stack_program
 from autobatch.ops.linear import affine, matmul
 from autobatch.params.stacks import Stack, parts_of
 from autobatch.trace.cell import Tracer

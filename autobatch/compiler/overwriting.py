@@ -1,6 +1,6 @@
 """Which statements of a stage write over values that others read: those must have run before.
 
-Some saved values leave their columns to values that backward makes (`autobatch.memplan.reusing`). Two loops of which
+Some saved values leave their columns to values that backward makes (`autobatch.memplan.cell.reusing`). Two loops of which
 one reads what the other writes over may be one loop nest if at every index the one reads just what the other writes.
 """
 

@@ -51,7 +51,7 @@ class Judgement(Protocol):
 
 
 class Memory(Protocol):
-    """Where values lie and what moves, see `autobatch.memplan.memory_report`; prints as text."""
+    """Where values lie and what moves, see `autobatch.memplan.report.memory`; prints as text."""
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw it into a file."""

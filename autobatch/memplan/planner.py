@@ -11,11 +11,11 @@ from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.passes.simplify import simplify, simplify_derivative
 from autobatch.ir.program import CellProgram
 from autobatch.ir.typetable import NodeType
-from autobatch.memplan import placement
-from autobatch.memplan.homes import make_layout, place_columns
-from autobatch.memplan.joining import join_products
-from autobatch.memplan.recomputing import PRICES, recompute
-from autobatch.memplan.stacking import make_stacked
+from autobatch.memplan.batch import placement
+from autobatch.memplan.cell.homes import make_layout, place_columns
+from autobatch.memplan.cell.joining import join_products
+from autobatch.memplan.cell.recomputing import PRICES, recompute
+from autobatch.memplan.cell.stacking import make_stacked
 from autobatch.plan.plan import KernelPasses, Plan, PlannedCell, PlannedTypes
 from autobatch.schedule.schedule import Schedule
 from autobatch.system.trust import trusted

@@ -21,7 +21,7 @@ from autobatch.ir.derivative import Derivative
 from autobatch.ir.passes.autodiff import compute_again
 from autobatch.ir.program import SHARED, Constant, Instruction, Weight
 from autobatch.ir.program_check import check_derivative, may_be_made_again
-from autobatch.memplan.cuts import SINK, SOURCE, Network
+from autobatch.memplan.cell.cuts import SINK, SOURCE, Network
 from autobatch.ops.define import Op
 from autobatch.system.trust import checking
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from autobatch.memplan.pqtree_node import Leaf, Node, QNode, walk
+from autobatch.memplan.pqtree.node import Leaf, Node, QNode, walk
 
 
 class Ways:

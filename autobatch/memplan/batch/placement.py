@@ -21,7 +21,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.words import Sections, sections, value_starts
 from autobatch.jit.arrays import IndexArray, IntArray, indices, long_indices
 from autobatch.jit.loops import compiled
-from autobatch.memplan.lifetimes import first_writers, give_out
+from autobatch.memplan.batch.lifetimes import first_writers, give_out
 from autobatch.plan.plan import ALIGNMENT, Plan, PlannedTypes, TypeTables
 from autobatch.schedule.schedule import Schedule
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autobatch.ir.program import Instruction
-from autobatch.memplan.cell_layout import ROWS, UNTRIED, CellLayout, Copy, InnerBatch
-from autobatch.memplan.constraints import RESULT, operands_of
-from autobatch.memplan.memory import Item
+from autobatch.memplan.cell.constraints import RESULT, operands_of
+from autobatch.memplan.cell.layout import ROWS, UNTRIED, CellLayout, Copy, InnerBatch
+from autobatch.memplan.cell.memory import Item
 
 
 def show_layout(layout: CellLayout, rows: int = ROWS) -> str:

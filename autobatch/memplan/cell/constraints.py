@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from autobatch.ir.program import Instruction
-from autobatch.memplan.aligned import Line
-from autobatch.memplan.inner import HARD_OPS
-from autobatch.memplan.memory import SHARED_VALUES, Item, Memory
+from autobatch.memplan.cell.aligned import Line
+from autobatch.memplan.cell.inner import HARD_OPS
+from autobatch.memplan.cell.memory import SHARED_VALUES, Item, Memory
 
 RESULT = -1  # the operand number of a result
 EDGES_PER_NODE = 2  # at a variadic port, when bytes are weighed

@@ -19,10 +19,10 @@ import numpy as np
 from autobatch.ir.program import Attribute, Builder, CellProgram, Constant, Instruction, Port, Traced, Weight
 from autobatch.ir.program_check import check_cell
 from autobatch.ir.weights import stacks_in
-from autobatch.memplan.cell_layout import CellLayout, InnerBatch
-from autobatch.memplan.constraints import RESULT
-from autobatch.memplan.layout_cache import lay_out
-from autobatch.memplan.memory import SHARED_VALUES, Read, is_number, seen_through
+from autobatch.memplan.cell.constraints import RESULT
+from autobatch.memplan.cell.layout import CellLayout, InnerBatch
+from autobatch.memplan.cell.layout_cache import lay_out
+from autobatch.memplan.cell.memory import SHARED_VALUES, Read, is_number, seen_through
 from autobatch.ops.define import Shape
 from autobatch.ops.linear import affine, matmul
 from autobatch.ops.shaping import slice_
@@ -84,7 +84,7 @@ def stack_program(program: CellProgram, layout: CellLayout, soft: bool = True) -
     >>> import autobatch as ab
     >>> from autobatch.ir.arguments import Key
     >>> from autobatch.trace.cell import Tracer
-    >>> from autobatch.memplan.cell_layout import plan_cell
+    >>> from autobatch.memplan.cell.layout import plan_cell
     >>> a, b = ab.Parameter(np.zeros((2, 2))), ab.Parameter(np.zeros((2, 2)))
     >>> tracer, key = Tracer("both", {id(a): "a", id(b): "b"}), Key("value", (2,))
     >>> program, _ = tracer.trace(lambda given: (ab.tanh(a @ given["x"]), ab.tanh(b @ given["x"])), {"x": key})

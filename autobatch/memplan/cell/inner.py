@@ -19,7 +19,7 @@ import numpy as np
 
 from autobatch.graph.dag import Dag, chains_ahead
 from autobatch.ir.program import SHARED, Constant, Instruction
-from autobatch.memplan.memory import Memory, Read, is_number
+from autobatch.memplan.cell.memory import Memory, Read, is_number
 from autobatch.ops.linear import affine, matmul, outer
 
 HARD_OPS = (matmul, affine, outer)

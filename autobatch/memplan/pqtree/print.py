@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from autobatch.errors import PlanError
-from autobatch.memplan.pqtree_node import Branch, Leaf, Node, PNode, branches_below, leaves_below, walk
+from autobatch.memplan.pqtree.node import Branch, Leaf, Node, PNode, branches_below, leaves_below, walk
 
 INCHES_PER_LEAF, INCHES_PER_LEVEL = 0.5, 0.6
 

@@ -20,10 +20,10 @@ from typing import NamedTuple
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.layout import Index, Join, Layout, Place
 from autobatch.ir.program import NODE, SHARED, CellProgram, Incoming, Instruction, Port, Var
-from autobatch.memplan.aligned import Line
-from autobatch.memplan.layout_search import Effort, fit_hard
-from autobatch.memplan.memory import FLOAT_DATA, INT_DATA, SHARED_VALUES, Item, Memory, Read, reads_of
-from autobatch.memplan.reusing import find_heirs
+from autobatch.memplan.cell.aligned import Line
+from autobatch.memplan.cell.layout_search import Effort, fit_hard
+from autobatch.memplan.cell.memory import FLOAT_DATA, INT_DATA, SHARED_VALUES, Item, Memory, Read, reads_of
+from autobatch.memplan.cell.reusing import find_heirs
 from autobatch.ops.define import Op
 from autobatch.ops.shaping import assemble
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from autobatch.errors import PlanError
 from autobatch.ir.program import CellProgram, Instruction
-from autobatch.memplan.cell_layout import CellLayout, Copy, InnerBatch
-from autobatch.memplan.layout_check import check_cell_layout
-from autobatch.memplan.memory import Item, Memory
+from autobatch.memplan.cell.layout import CellLayout, Copy, InnerBatch
+from autobatch.memplan.cell.layout_check import check_cell_layout
+from autobatch.memplan.cell.memory import Item, Memory
 from autobatch.system.cache import UNREADABLE, find_entry, keep_entry
 from autobatch.system.files import write_whole
 

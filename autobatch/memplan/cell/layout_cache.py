@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Var
-from autobatch.memplan.cell_layout import ROWS, CellLayout, plan_cell
-from autobatch.memplan.layout_store import find_layout, keep_layout
-from autobatch.memplan.memory import Memory
+from autobatch.memplan.cell.layout import ROWS, CellLayout, plan_cell
+from autobatch.memplan.cell.layout_store import find_layout, keep_layout
+from autobatch.memplan.cell.memory import Memory
 
 _NO_PROGRAM = Memory(CellProgram("", (), ()))  # so that what is kept keeps no parameters
 _known: dict[Hashable, CellLayout] = {}

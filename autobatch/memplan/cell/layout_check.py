@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from autobatch.errors import PlanError
 from autobatch.ir.program import Instruction
-from autobatch.memplan.cell_layout import CellLayout, InnerBatch
-from autobatch.memplan.constraints import Pattern, operands_of
-from autobatch.memplan.inner import computed, signature
-from autobatch.memplan.memory import Item
+from autobatch.memplan.cell.constraints import Pattern, operands_of
+from autobatch.memplan.cell.inner import computed, signature
+from autobatch.memplan.cell.layout import CellLayout, InnerBatch
+from autobatch.memplan.cell.memory import Item
 
 
 def check_cell_layout(layout: CellLayout) -> None:

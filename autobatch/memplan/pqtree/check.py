@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from itertools import pairwise
 
 from autobatch.errors import PlanError
-from autobatch.memplan.pqtree_node import UNMARKED, Leaf, Node, PNode, QNode, walk
+from autobatch.memplan.pqtree.node import UNMARKED, Leaf, Node, PNode, QNode, walk
 
 
 def check_nodes(root: Node, leaves: Mapping[Hashable, Leaf]) -> None:

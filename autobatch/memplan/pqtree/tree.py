@@ -14,12 +14,14 @@ from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 
 from autobatch.errors import PlanError
-from autobatch.memplan import pqtree_arrange, pqtree_order, pqtree_print
-from autobatch.memplan.pqtree_bubble import bubble, pertinent_branches
-from autobatch.memplan.pqtree_check import check_nodes
-from autobatch.memplan.pqtree_node import UNMARKED, Leaf, Node, PNode, leaves_below, rebuild
-from autobatch.memplan.pqtree_templates import apply_all, changes_anything, match_all
-from autobatch.memplan.pqtree_ways import Ways
+from autobatch.memplan.pqtree import arrange as pqtree_arrange
+from autobatch.memplan.pqtree import order as pqtree_order
+from autobatch.memplan.pqtree import print as pqtree_print
+from autobatch.memplan.pqtree.bubble import bubble, pertinent_branches
+from autobatch.memplan.pqtree.check import check_nodes
+from autobatch.memplan.pqtree.node import UNMARKED, Leaf, Node, PNode, leaves_below, rebuild
+from autobatch.memplan.pqtree.templates import apply_all, changes_anything, match_all
+from autobatch.memplan.pqtree.ways import Ways
 
 
 class PQTree:

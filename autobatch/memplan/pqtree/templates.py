@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from autobatch.memplan.pqtree_node import FULL, PARTIAL, UNMARKED, Branch, Node, PNode, QNode, replace
+from autobatch.memplan.pqtree.node import FULL, PARTIAL, UNMARKED, Branch, Node, PNode, QNode, replace
 
 Template = Callable[[Any], Node]  # replaces a P- or a Q-node, and returns what then hangs in its place
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TypeAlias
 
-from autobatch.memplan.pqtree import PQTree
-from autobatch.memplan.pqtree_node import Leaf
-from autobatch.memplan.pqtree_pairs import Pairs
+from autobatch.memplan.pqtree.node import Leaf
+from autobatch.memplan.pqtree.pairs import Pairs
+from autobatch.memplan.pqtree.tree import PQTree
 
 Span: TypeAlias = tuple[Hashable, ...]
 MAX_TRIES = 2_000  # orders tried for the groups of lines before a system counts as impossible

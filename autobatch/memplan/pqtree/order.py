@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 from itertools import pairwise, permutations
 from math import factorial, prod
 
-from autobatch.memplan.pqtree_node import Branch, Leaf, Node, PNode, QNode, branches_below, leaves_below, walk
+from autobatch.memplan.pqtree.node import Branch, Leaf, Node, PNode, QNode, branches_below, leaves_below, walk
 
 
 def n_orders(root: Node) -> int:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import TypeAlias
 
-from autobatch.memplan.aligned import AlignedOrders, Work
-from autobatch.memplan.constraints import Grid, Run, batch_runs, join_run, make_grids, operands_of
-from autobatch.memplan.memory import SHARED_VALUES, Memory
+from autobatch.memplan.cell.aligned import AlignedOrders, Work
+from autobatch.memplan.cell.constraints import Grid, Run, batch_runs, join_run, make_grids, operands_of
+from autobatch.memplan.cell.memory import SHARED_VALUES, Memory
 
 MAX_EFFORT = 3_000  # runs added to orders, for a cell; beyond, only the cheapest set of dropped runs is followed
 MAX_GRIDS = 64  # choices of grids for the hard batches of a cell

@@ -6,7 +6,7 @@ which means that it has learnt its parent: by being endmost, or from a sibling. 
 
 from __future__ import annotations
 
-from autobatch.memplan.pqtree_node import BLOCKED, QUEUED, UNBLOCKED, UNMARKED, Branch, Leaf, Node, QNode
+from autobatch.memplan.pqtree.node import BLOCKED, QUEUED, UNBLOCKED, UNMARKED, Branch, Leaf, Node, QNode
 
 
 def bubble(queue: list[Node]) -> Branch | None:

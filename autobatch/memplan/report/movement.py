@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from autobatch.ir.program import NODE, Instruction, Port, Var
-from autobatch.memplan.inner import HARD_OPS
+from autobatch.memplan.cell.inner import HARD_OPS
 from autobatch.ops.linear import affine
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from autobatch.errors import AutobatchError
 from autobatch.ir.program import NODE, Attribute, Instruction, Port, Var, Weight
-from autobatch.memplan.joining import join_products
-from autobatch.memplan.layout_cache import lay_out
-from autobatch.memplan.movement import FLOAT_BYTES, Movement, movements
+from autobatch.memplan.cell.joining import join_products
+from autobatch.memplan.cell.layout_cache import lay_out
+from autobatch.memplan.report.movement import FLOAT_BYTES, Movement, movements
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 
 NARROW = 0.04  # of the widest row: items that have no room for a name in a picture

@@ -13,8 +13,8 @@ from collections.abc import Hashable, Sequence
 from itertools import combinations, pairwise
 from typing import TypeAlias
 
-from autobatch.memplan.pqtree_node import Leaf, QNode
-from autobatch.memplan.pqtree_ways import Ways
+from autobatch.memplan.pqtree.node import Leaf, QNode
+from autobatch.memplan.pqtree.ways import Ways
 
 Decision: TypeAlias = tuple[Hashable, bool]  # what is decided, and whether the pair has it the other way round
 GIVEN: Hashable = "given"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from autobatch.ir.program import CellProgram, Instruction
-from autobatch.memplan.aligned import Work
-from autobatch.memplan.constraints import (
+from autobatch.memplan.cell.aligned import Work
+from autobatch.memplan.cell.constraints import (
     FLOAT_BYTES,
     RESULT,
     Pattern,
@@ -23,8 +23,8 @@ from autobatch.memplan.constraints import (
     operands_of,
     pattern_of,
 )  # fmt: skip
-from autobatch.memplan.inner import MAX_STATES, Batches, Price, choose_batches, make_steps, run_late
-from autobatch.memplan.layout_search import (
+from autobatch.memplan.cell.inner import MAX_STATES, Batches, Price, choose_batches, make_steps, run_late
+from autobatch.memplan.cell.layout_search import (
     MAX_EFFORT,
     MAX_WORK,
     Batch,
@@ -35,7 +35,7 @@ from autobatch.memplan.layout_search import (
     fit_soft,
     with_reasons,
 )
-from autobatch.memplan.memory import SHARED_VALUES, Item, Memory
+from autobatch.memplan.cell.memory import SHARED_VALUES, Item, Memory
 
 ROWS = 32  # nodes of a batch, where copies are weighed
 QUICK = 20  # the limits of a search are divided by this where it should be over soon: in about 50 ms
@@ -137,7 +137,7 @@ class CellLayout:
         return self.memory.span(value, frozenset(self.memory.joins) - self.joins)
 
     def __str__(self) -> str:
-        from autobatch.memplan.layout_text import show_layout
+        from autobatch.memplan.cell.layout_text import show_layout
 
         return show_layout(self)
 

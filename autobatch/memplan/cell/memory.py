@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Constant, Instruction, Port, Var, Weight
-from autobatch.memplan.aligned import Line
+from autobatch.memplan.cell.aligned import Line
 from autobatch.ops.define import Op, Shape
 
 NODE_COLUMNS, SHARED_VALUES, INT_DATA, FLOAT_DATA = "node", "shared", "int data", "float data"

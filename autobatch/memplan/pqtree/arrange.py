@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
-from autobatch.memplan.pqtree_node import Leaf, Node, PNode, QNode
-from autobatch.memplan.pqtree_ways import Ways
+from autobatch.memplan.pqtree.node import Leaf, Node, PNode, QNode
+from autobatch.memplan.pqtree.ways import Ways
 
 
 def arrange_all(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> bool:

@@ -21,10 +21,10 @@ from typing import NamedTuple, TypeAlias
 
 from autobatch.ir.program import SHARED, Builder, CellProgram, Instruction, Port, Traced, Weight, origin
 from autobatch.ir.program_check import check_cell
-from autobatch.memplan.homes import ROWS
-from autobatch.memplan.layout_search import Effort, fit_hard
-from autobatch.memplan.memory import Memory
-from autobatch.memplan.pqtree import PQTree
+from autobatch.memplan.cell.homes import ROWS
+from autobatch.memplan.cell.layout_search import Effort, fit_hard
+from autobatch.memplan.cell.memory import Memory
+from autobatch.memplan.pqtree.tree import PQTree
 from autobatch.ops.define import Op
 from autobatch.ops.elementwise import add
 from autobatch.ops.linear import affine, matmul

@@ -1,0 +1,1 @@
+"""PQ-trees: all orders in which given subsets are consecutive (Booth and Lueker 1976)."""

@@ -1,0 +1,1 @@
+"""What the memory planner decided, as text."""
