@@ -2,8 +2,9 @@
 
     record -> merge -> rewrite -> schedule -> place -> execute
 
-The stages before execution are in `autobatch.runtime.planning`, which also keeps plans of mini-batches seen before. Where
-`max_bytes` would be exceeded, `autobatch.plan.budget` cuts the mini-batch into parts, which run one after the other.
+The stages before execution are in `autobatch.runtime.planning`, which also keeps plans of mini-batches seen before.
+Where `max_bytes` would be exceeded, `autobatch.plan.budget` cuts the mini-batch into parts, which run one after the
+other.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def batched(
         backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
             seconds when a model runs for the first time, and half a minute more where autobatch never ran before.
         planner: what decides where values live.
-        rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`. "all" adds the one that is off by
-            default: nodes of a mini-batch that compute the same are computed once.
+        rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`. "all" adds the one that is
+            off by default: nodes of a mini-batch that compute the same are computed once.
         seed: of random numbers (dropout).
         max_bytes: what the values of a mini-batch may take, with their gradients in training: the memory that
             `explain` names, without parameters and their gradients. What is on its way within one batch counts too,
@@ -64,8 +64,8 @@ def batched(
             with that, pins it. Variants differ in time and rounding only.
 
     Several threads may call it, and train and infer side by side: calls of all functions, and steps of optimizers, run
-    one after the other in the order in which they come, beside whoever records; see `autobatch.system.turns`. With `threads` a
-    call uses more cores.
+    one after the other in the order in which they come, beside whoever records; see `autobatch.system.turns`. With
+    `threads` a call uses more cores.
 
     Raises:
         PolicyError, BackendError: there is no such policy, backend, precision or number of threads.

@@ -24,7 +24,8 @@ from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.schedule.schedule import make_schedule, min_batches
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from autobatch.trace.record import Recorder
 from harness import Findings, Settings, load_sst_or_listops, name_of, run

@@ -31,7 +31,8 @@ from autobatch.models.data.dataset import load_lattices
 from autobatch.models.lattice_lstm import LatticeLSTM
 from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.plan.plan import PlannedTypes
-from autobatch.schedule.schedule import make_schedule, min_batches
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import min_batches
 from autobatch.trace.record import Recorder
 from harness import Findings, Settings, find_data, load_sst_or_listops, medians, name_of, run, take_turns
 

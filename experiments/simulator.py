@@ -19,7 +19,7 @@ from autobatch.cli.results import format_table
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.models.data.dataset import Dataset
 from autobatch.models.shapes import make_two_type_tree_graph
-from autobatch.policies.rl.fleet import step_at_random, step_by_score
+from autobatch.policies.networks.fleet import step_at_random, step_by_score
 from autobatch.policies.rules.rules import LEARNED
 from autobatch.schedule import simulator
 from autobatch.schedule.chains import start_chains

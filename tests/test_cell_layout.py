@@ -13,7 +13,7 @@ import autobatch as ab
 from autobatch.errors import PlanError
 from autobatch.memplan import CellLayout, check_cell_layout, plan_cell
 from autobatch.memplan.cell.constraints import RESULT
-from autobatch.memplan.cell.layout_text import show_layout
+from autobatch.memplan.cell.layout import show_layout
 from autobatch.memplan.cell.memory import NODE_COLUMNS, SHARED_VALUES
 from layout_brute_force import fewest_bytes
 from literature_cells import INSTANCES, SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf

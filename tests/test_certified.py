@@ -21,7 +21,8 @@ from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_tw
 from autobatch.policies.search.bounds import pair_bound
 from autobatch.policies.search.judging import judge
 from autobatch.policies.search.search import Search
-from autobatch.schedule.schedule import make_schedule, min_batches
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import chain, random_batch, random_dag, random_tree
 from supersequences import fewest_batches

@@ -12,7 +12,7 @@ import autobatch as ab
 from autobatch.compiler import fusing, stage, storing
 from autobatch.compiler.fusing import Kernel, Step
 from autobatch.compiler.loop import Statement
-from autobatch.compiler.lowering import Lowered, Lowering
+from autobatch.compiler.lowered import Lowered, Lowering
 from autobatch.compiler.storing import Storage
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError

@@ -14,10 +14,10 @@ from autobatch import policies
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.sketch import to_graph
-from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES
 from autobatch.policies.fsm.machine import Machine, TypeNames
 from autobatch.policies.fsm.qlearning import Progress
-from autobatch.policies.network import Deep, Network, score_types, to_network
+from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES
+from autobatch.policies.networks.network import Deep, Network, score_types, to_network
 from autobatch.policies.rl import deep
 from autobatch.policies.rl.deep import DeepLearning, learn_deep, learn_families, plot_curve, require_packages
 from autobatch.policies.rl.distill import distill_fsm, distill_rule, fit_choices
@@ -152,7 +152,7 @@ def test_the_network_that_comes_along_plans_graphs_it_never_saw_without_torch() 
     both = policies.get("network+both+compact")
     counts = [len(both.schedule(to_graph(dag))) for dag in graphs]
     assert counts == [4, 16, 14, 28, 17, 15, 51, 9, 28, 8, 33, 21]
-    program = "import sys; from autobatch.policies.network import Deep; Deep(); print('torch' in sys.modules)"
+    program = "import sys; from autobatch.policies.networks.network import Deep; Deep(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 
 

@@ -173,7 +173,8 @@ def test_what_cannot_be_played_is_refused(options: dict[str, Any], message: str)
 
 def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    monkeypatch.delitem(sys.modules, "autobatch.policies.env")
+    for module in ("autobatch.policies.env", "autobatch.policies.rl.env"):
+        monkeypatch.delitem(sys.modules, module)
     with pytest.raises(PolicyError, match=r"the package gymnasium is not installed; install autobatch\[rl\]"):
         importlib.import_module("autobatch.policies.env")
 

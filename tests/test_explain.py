@@ -13,7 +13,7 @@ import autobatch as ab
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.graph.rewrite.passes import rewrite
-from autobatch.schedule.schedule import make_schedule
+from autobatch.schedule.make import make_schedule
 from random_programs import draw_instances, draw_model
 
 PNG = b"\x89PNG\r\n"

@@ -19,7 +19,8 @@ from autobatch.policies.rl.families import (
     draw_grammars,
     draw_trees,
 )
-from autobatch.schedule.schedule import make_schedule, min_batches
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 
 N_DRAWS = 60

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autobatch.graph.dag import Dag, chains_ahead, to_dag
-from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, describe
-from autobatch.policies.rl.fleet import (
+from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES, describe
+from autobatch.policies.networks.fleet import (
     Fleet,
     advance,
     make_fleet,

@@ -16,7 +16,8 @@ from autobatch.policies.fallback import Otherwise
 from autobatch.policies.timed import Timed
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
-from autobatch.schedule.schedule import Policy, Schedule, make_schedule
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import Policy, Schedule
 from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines
 from refusals import Model, refused

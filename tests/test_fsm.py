@@ -20,7 +20,8 @@ from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
 from autobatch.policies.fsm.table import Table, add_state, find_state, make_table, widen_table
 from autobatch.policies.learning import learn
 from autobatch.policies.rules.directed import Direction
-from autobatch.schedule.schedule import make_schedule, min_batches
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, TREE, chain, random_batch, random_dag, random_tree
 

@@ -16,7 +16,7 @@ import autobatch as ab
 from autobatch.compiler.fusing import Kernel
 from autobatch.compiler.loop import Alone, Product
 from autobatch.compiler.numba.loading import load
-from autobatch.compiler.numba.scalar import to_text
+from autobatch.compiler.scalar import to_text
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
 from autobatch.compiler.view import views_of
 from autobatch.jit.addresses import address_of

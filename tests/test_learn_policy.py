@@ -13,7 +13,8 @@ from autobatch import policies
 from autobatch.errors import PolicyError
 from autobatch.policies.fsm.machine import WAYS, Fsm
 from autobatch.policies.learning import PUBLISHED
-from autobatch.schedule.schedule import make_schedule, min_batches
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import min_batches
 from test_fsm import rows_of
 from twin_cases import CASES, Case
 

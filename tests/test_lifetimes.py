@@ -13,7 +13,7 @@ from autobatch.memplan.batch.lifetimes import give_out
 from autobatch.plan.plan import Plan
 from autobatch.plan.plan_check import check_plan
 from autobatch.runtime.interpreter.reference import Reference
-from autobatch.schedule.schedule import make_schedule
+from autobatch.schedule.make import make_schedule
 from random_programs import draw_instances, draw_model
 
 START = 7

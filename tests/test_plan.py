@@ -21,7 +21,8 @@ from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 from autobatch.plan.plan_check import check_plan
 from autobatch.policies import get
 from autobatch.runtime.cpu.backend import Cpu
-from autobatch.schedule.schedule import Schedule, make_schedule
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import Schedule
 from autobatch.trace.record import Recorder
 from random_programs import draw_instances, draw_model
 

@@ -10,7 +10,8 @@ from autobatch.errors import GraphError
 from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.rules.heuristics import _is_less
-from autobatch.schedule.schedule import Policy, Schedule, make_schedule, min_batches
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import Policy, Schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines, plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree

@@ -18,12 +18,12 @@ from autobatch.errors import PolicyError
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph, NamedTypes
-from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES
 from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
 from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
 from autobatch.policies.learning import learn
-from autobatch.policies.network import Deep, Network
+from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES
+from autobatch.policies.networks.network import Deep, Network
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.rules import Score, Weights
 from graphs import LETTERS, random_dag, random_tree

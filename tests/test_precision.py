@@ -29,8 +29,8 @@ from autobatch.errors import BackendError
 from autobatch.ir.precision import rounded
 from autobatch.runtime.backend import Backend
 from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.cpu.rounding import RoundedStep, multiply_in_float32
 from autobatch.runtime.interpreter.reference import Reference
-from autobatch.runtime.rounding import RoundedStep, multiply_in_float32
 from twin_cases import CASES, Case
 
 Array = Any

@@ -15,7 +15,8 @@ from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.rules.directed import Directed
 from autobatch.policies.rules.rules import LEARNED, Score, Weights
-from autobatch.schedule.schedule import make_schedule, min_batches
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import chain, random_batch, random_dag, random_tree
 

@@ -8,14 +8,8 @@ import pytest
 from autobatch.errors import GraphError, PolicyError, ScheduleError
 from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.graph import Graph, NamedTypes
-from autobatch.schedule.schedule import (
-    Frontier,
-    FrontierPolicy,
-    Schedule,
-    chain_lengths,
-    make_schedule,
-    min_batches,
-)
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import Frontier, FrontierPolicy, Schedule, chain_lengths, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from autobatch.system.trust import trusted
 from counting import count_lines, plain_loops

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from autobatch.errors import PolicyError
-from autobatch.policies.policy_file import load, save_policy
+from autobatch.policies.files import save_policy
+from autobatch.policies.policy_file import load
 from autobatch.policies.rules.rules import LEARNED, Score
 from autobatch.policies.store import cache_folder, find_entry, keep_entry, sign
 from autobatch.system import cache

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from autobatch.compiler.fusing import Kernel, Step, is_made_at_once
 from autobatch.compiler.loop import Alone, Loop, Operand, Product, Statement
-from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.lowered import STORED, Lowered
 from autobatch.compiler.numba.printing import name_of, show_statements
 from autobatch.compiler.overwriting import Range, overwritings, read_of_taken, written
 from autobatch.compiler.reasons import Neighbours, target_of

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from autobatch.compiler.fusing import Block, Kernel, Step
 from autobatch.compiler.loop import Alone, Loop, Operand, Product
-from autobatch.compiler.lowering import STORED, Home, Lowered
+from autobatch.compiler.lowered import STORED, Home, Lowered
 from autobatch.compiler.storing import Spot, Storage, is_number, is_row_number
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from autobatch.compiler.loop import Loop, Operand, Read, Statement
-from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.lowered import STORED, Lowered
 from autobatch.compiler.view import View
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autobatch.compiler.loop import Loop, Product, Statement
-from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.lowered import STORED, Lowered
 from autobatch.compiler.overwriting import writes_over
 from autobatch.ir.program import NODE, SHARED
 

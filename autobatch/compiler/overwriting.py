@@ -1,7 +1,8 @@
 """Which statements of a stage write over values that others read: those must have run before.
 
-Some saved values leave their columns to values that backward makes (`autobatch.memplan.cell.reusing`). Two loops of which
-one reads what the other writes over may be one loop nest if at every index the one reads just what the other writes.
+Some saved values leave their columns to values that backward makes (`autobatch.memplan.cell.reusing`). Two loops of
+which one reads what the other writes over may be one loop nest if at every index the one reads just what the other
+writes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from autobatch.compiler.loop import Alone, Loop, Product, Statement
-from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.lowered import STORED, Lowered
 from autobatch.compiler.view import View, steps
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autobatch.compiler.fusing import Kernel, Step, is_made_at_once
 from autobatch.compiler.loop import Alone, Loop, Product, Statement
-from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.lowered import STORED, Lowered
 from autobatch.compiler.numba.printing import MADE, name_of
 
 NO_REASON = "nothing stands between; each is in the first loop nest that it may be in"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from autobatch.compiler.loop import Index, Number, Operand, Read
-from autobatch.compiler.lowering import Lowering
-from autobatch.compiler.numba.scalar import POWERS, to_text
+from autobatch.compiler.lowered import Lowering
+from autobatch.compiler.scalar import POWERS, to_text
 from autobatch.compiler.view import View, steps
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight
 from autobatch.ops.define import Shape

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autobatch.compiler.fusing import Block, Kernel, Step, is_made_at_once
 from autobatch.compiler.loop import Loop, Product
-from autobatch.compiler.lowering import STORED, Home, Lowered
+from autobatch.compiler.lowered import STORED, Home, Lowered
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE, SHARED
 

@@ -47,6 +47,11 @@ NAMES = {
     "T": "transpose", "amax": "max", "concatenate": "concat", "hstack": "concat", "inner": "dot", "flatten": "reshape",
     "ravel": "reshape", "maximum": "where", "minimum": "where", "clip": "where",
 }  # fmt: skip
+COMPOSED = ("attend", "mean", "mean_n", "split")  # public functions that are several ops
+INTERNAL = (
+    "assemble", "count_n", "expand", "gelu_tanh", "ndtr", "one_hot", "scatter", "slice", "softmax_n", "spread",
+)  # fmt: skip
+"""Ops that no program names: others are made of them."""
 WITHOUT = "compute with plain numbers, and pass the result to the cell"
 NO_OPS = {
     "abs": ("abs()", "write ab.where(x < 0.0, -x, x)"),
@@ -178,10 +183,8 @@ def _advice(name: str) -> str:
 
 def op_like(name: str) -> str | None:
     """The public op that does what NumPy's function or method of this name does."""
-    import autobatch.ops
-
     name = NAMES.get(name, name)
-    return name if name in autobatch.ops.__all__ else None
+    return name if name in COMPOSED or (name in OPS and name not in INTERNAL) else None
 
 
 def _refuse_operator(what: str, advice: str) -> Callable[..., Any]:

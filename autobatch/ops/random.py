@@ -1,4 +1,4 @@
-"""Dropout: the op that draws. Its masks depend on where it stands, not on when it runs (see `autobatch.ops.randomness`)."""
+"""Dropout: the op that draws. Its masks depend on where it stands, not on when it runs; see `ops.randomness`."""
 
 from __future__ import annotations
 

@@ -122,7 +122,8 @@ class Stack(Parameter):
         if self.home is None:
             settle([self])
         assert self.home is not None
-        return self.home.view(self._where, self._shape)
+        data: FloatArray = self.home.view(self._where, self._shape)
+        return data
 
     @data.setter
     def data(self, values: npt.ArrayLike) -> None:
@@ -329,7 +330,7 @@ def _key(row: Row) -> tuple[int, ...]:
 
 
 def _stack_of(rows: Sequence[Row]) -> Stack:
-    known = rows[0][0].stacks
+    known: dict[tuple[tuple[int, ...], ...], Stack] = rows[0][0].stacks
     key = tuple(_key(row) for row in rows)
     if key not in known:
         known[key] = Stack(rows)

@@ -9,8 +9,8 @@ edge; and in inference
 
     [ what the user asked for | inputs of batches, each only from its first writer to its run ]
 
-Rows of a type are in schedule order, so a batch reads contiguous rows; ports are column ranges (`autobatch.ir.layout`). A
-node output has *destinations*, absolute offsets into the buffer where its readers (and the user) find it; their
+Rows of a type are in schedule order, so a batch reads contiguous rows; ports are column ranges (`autobatch.ir.layout`).
+A node output has *destinations*, absolute offsets into the buffer where its readers (and the user) find it; their
 gradients lie at the same offsets plus `mirror`. A port that reads a sum of several values is the destination of each:
 the first to run stores, the others add.
 

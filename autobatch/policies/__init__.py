@@ -11,7 +11,7 @@ from autobatch.policies.cost import CostModel
 from autobatch.policies.fallback import Otherwise
 from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.learning import PUBLISHED
-from autobatch.policies.network import Deep
+from autobatch.policies.networks.network import Deep
 from autobatch.policies.policy_file import load
 from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched

@@ -18,9 +18,10 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, final
 
 from autobatch.graph.graph import Graph
+from autobatch.policies.files import save_policy
 from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.learning import learn
-from autobatch.policies.policy_file import load, save_policy
+from autobatch.policies.policy_file import load
 from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.policies.rules.rules import Score
 from autobatch.policies.search.search import STEPS, Search

@@ -8,7 +8,8 @@ from typing import final
 
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
-from autobatch.schedule.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
+from autobatch.schedule.make import make_schedule, repeat_schedule
+from autobatch.schedule.schedule import Policy, Schedule, revision_of
 from autobatch.system.trust import trusted
 
 

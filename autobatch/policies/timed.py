@@ -27,7 +27,8 @@ from autobatch.policies.search.local_search import local_search
 from autobatch.policies.sequences.compaction import compact
 from autobatch.policies.sequences.embedding import to_schedule_at
 from autobatch.policies.sequences.levelling import Assign, assign_rows
-from autobatch.schedule.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
+from autobatch.schedule.make import make_schedule, repeat_schedule
+from autobatch.schedule.schedule import Policy, Schedule, revision_of
 from autobatch.system.trust import trusted
 
 

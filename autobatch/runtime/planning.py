@@ -20,7 +20,8 @@ from autobatch.plan.stopping import Stopping
 from autobatch.runtime.backend import Backend
 from autobatch.runtime.losses import loss_slot
 from autobatch.runtime.step import Clock, Step
-from autobatch.schedule.schedule import Policy, Schedule, make_schedule, repeat_schedule, revision_of
+from autobatch.schedule.make import make_schedule, repeat_schedule
+from autobatch.schedule.schedule import Policy, Schedule, revision_of
 from autobatch.system.trust import checking, is_trusted
 from autobatch.trace.record import MiniBatch, Recorder
 

@@ -1,1 +1,9 @@
-"""Schedules: which nodes run together, in which order; their checker, the lower bound, and the simulator for policies."""
+"""Schedules: which nodes run together, in which order; their checker, the lower bound, and the simulator."""
+
+from __future__ import annotations
+
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import FrontierPolicy, Policy, Schedule, min_batches
+from autobatch.schedule.schedule_check import check_schedule
+
+__all__ = ["FrontierPolicy", "Policy", "Schedule", "check_schedule", "make_schedule", "min_batches"]

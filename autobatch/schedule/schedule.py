@@ -1,7 +1,7 @@
 """Which nodes run together, and in what order: schedules, their lower bound, and who makes them.
 
-A schedule is a sequence of batches; a batch holds ready nodes of one type. A policy turns a graph into a schedule.
-Most decide by naming a type, which then runs all its ready nodes (`autobatch.schedule.simulator`): built-in ones in compiled
+A schedule is a sequence of batches; a batch holds ready nodes of one type. A policy turns a graph into a schedule. Most
+decide by naming a type, which then runs all its ready nodes (`autobatch.schedule.simulator`): built-in ones in compiled
 loops (`autobatch.policies`), a user's own by subclassing `FrontierPolicy`, which asks Python for every batch.
 """
 
@@ -10,21 +10,19 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from autobatch.errors import PolicyError, ScheduleError
+from autobatch.errors import PolicyError
 from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph
-from autobatch.graph.graph_check import check_graph, check_order
+from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.schedule.schedule_check import check_schedule
 from autobatch.schedule.simulator import Simulator, finish, start, step
-from autobatch.system.trust import checking, is_trusted
 
 MAX_BATCHES_PRINTED = 40
 MAX_NODES_PRINTED = 12
@@ -99,47 +97,6 @@ class Policy(Protocol):
 def revision_of(policy: Policy | None) -> Hashable:
     """What changes when the policy may schedule a graph in another way; 0 for one that never does."""
     return getattr(policy, "revision", 0)
-
-
-def repeat_schedule(policy: Policy | None, graph: Graph, schedule: Schedule) -> None:
-    """Tell a policy that wants to know that its schedule of a graph runs again."""
-    repeat = getattr(policy, "repeat", None)
-    if repeat is not None:
-        repeat(graph, schedule)
-
-
-def make_schedule(graph: Graph, policy: Policy) -> Schedule:
-    """Schedule `graph` by `policy`; checked, unless the policy is trusted and `AUTOBATCH_CHECK` off.
-
-    Raises:
-        ScheduleError: the policy gave no schedule, or none that runs this graph.
-    """
-    schedule = policy.schedule(graph)
-    if checking():
-        check_graph(graph)
-    if checking() or not is_trusted(policy):
-        return _read_schedule(graph, schedule, policy.name)
-    return schedule
-
-
-def _read_schedule(graph: Graph, made: object, name: str) -> Schedule:
-    """A checked copy of what a policy of this name made, as compiled code takes it."""
-    doing = f"scheduling with policy {name!r}"
-    if not isinstance(made, Schedule):
-        raise ScheduleError(
-            f"{doing}: schedule() gave {made!r} ({type(made).__name__}); return an autobatch.schedule.schedule.Schedule."
-        )
-    parts: list[Any] = [np.asarray(part) for part in (made.batch_type, made.batch_ptr, made.order)]
-    for field, part in zip(fields(made), parts, strict=True):
-        if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
-            raise ScheduleError(
-                f"{doing}: {field.name} is of dtype {part.dtype} and shape {part.shape}; give an int32[n]."
-            )
-    try:
-        check_schedule(graph, Schedule(*(part.astype(np.int64) for part in parts)))
-    except ScheduleError as error:
-        raise ScheduleError(f"{doing}: {error}") from None
-    return Schedule(*(part.astype(np.int32) for part in parts))
 
 
 def min_batches(graph: Graph) -> int:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from autobatch.errors import ScheduleError
 from autobatch.graph.graph import Graph
-
-if TYPE_CHECKING:
-    from autobatch.schedule.schedule import Schedule
+from autobatch.schedule.schedule import Schedule
 
 
 def check_schedule(graph: Graph, schedule: Schedule) -> None:

@@ -1,9 +1,9 @@
 """What autobatch learned and measured on this machine, kept in the user's cache folder for other processes.
 
 An entry is a file, named by a digest of what it depends on (for policies: `autobatch.policies.store.sign`). Files are
-written whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Nothing here
-is needed: an entry that cannot be read counts as absent, and one that cannot be written is learned again; a warning
-tells either.
+written whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Nothing
+here is needed: an entry that cannot be read counts as absent, and one that cannot be written is learned again; a
+warning tells either.
 
     AUTOBATCH_CACHE=path     keeps entries there
     AUTOBATCH_CACHE=off      keeps and reads none; so do 0 and the empty string

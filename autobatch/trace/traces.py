@@ -1,10 +1,10 @@
 """The types of a recorded function, and how their cells are traced: once, and again when what a body read has changed.
 
-A *family* is one cell called with arguments of one key. Each of its traces has guards (`autobatch.trace.guards`); that of the
-last call is in force. Once per call all guards in force are checked. Where one does not hold, an earlier trace whose
-guards hold is put in force, so that to switch to and fro costs nothing; or else the body is traced again. A new trace
-of the same signature (ports, attributes, outputs) takes the place of the old one under its type id, so that recorded
-graphs stay valid. One of another signature is a type of its own, and graphs with the old one are refused.
+A *family* is one cell called with arguments of one key. Each of its traces has guards (`autobatch.trace.guards`); that
+of the last call is in force. Once per call all guards in force are checked. Where one does not hold, an earlier trace
+whose guards hold is put in force, so that to switch to and fro costs nothing; or else the body is traced again. A new
+trace of the same signature (ports, attributes, outputs) takes the place of the old one under its type id, so that
+recorded graphs stay valid. One of another signature is a type of its own, and graphs with the old one are refused.
 """
 
 from __future__ import annotations

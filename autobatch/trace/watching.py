@@ -5,7 +5,8 @@ and of the classes of all objects that are met, notes what it gives. Functions a
 a profiler; the globals that they read are found in their code, and so are the variables around them and their default
 arguments. Lists and dicts are taken to be read as a whole.
 
-A number that changed before (see `autobatch.trace.live`) is given as a value of the program, in the place of the number.
+A number that changed before (see `autobatch.trace.live`) is given as a value of the program, in the place of the
+number.
 """
 
 from __future__ import annotations

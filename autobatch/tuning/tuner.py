@@ -24,7 +24,8 @@ from autobatch.plan.plan import Plan, PlannedTypes, Planner
 from autobatch.runtime.backend import Backend
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.step import Clock, Step
-from autobatch.schedule.schedule import Frontier, FrontierPolicy, make_schedule
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import Frontier, FrontierPolicy
 from autobatch.trace.record import MiniBatch, Recorder
 from autobatch.tuning.costs import CostModel, Work, measure_work
 from autobatch.tuning.store import Decision, find_decisions, find_measured, keep_decision, keep_measured, sign_model

@@ -34,7 +34,8 @@ class Variant:
     """One way to run a mini-batch.
 
     Attributes:
-        fold, share: passes of `autobatch.graph.rewrite.passes`: readers take sums themselves; equal nodes are computed once.
+        fold, share: passes of `autobatch.graph.rewrite.passes`: readers take sums themselves; equal nodes are computed
+            once.
         joins, stacks, sums: switches of `autobatch.memplan.planner.MemoryPlanner`; `sums` needs the other two.
         recomputes: another, how much backward computes again instead of keeping it: "nothing", "cheap", "more", "all".
         threads: that a mini-batch has.

@@ -1,4 +1,4 @@
-"""Our own product of float32 matrices, `autobatch.blas.own.packed`, behind the Fortran interface that all libraries have.
+"""Our own product of float32 matrices (`autobatch.blas.own.packed`) behind the Fortran interface of all libraries.
 
 As a provider like any other it takes part in the choice. A matrix that all rows of a type share is packed once per run
 by who calls it. Others are packed here, in every call, or read as they lie where that is seldom enough. Of a gradient

@@ -6,7 +6,8 @@ numbers at two inner indices, of which one instruction multiplies and adds both.
 fewer columns are left, 16 rows by one vector do as well. What is not in the cache is asked for before it is needed:
 lines of the result when its tile begins, rows that will be read next while others are multiplied.
 
-NumPy and Numba can say none of this, so LLVM's instructions are written out. It is the code of `autobatch.blas.own.packed`.
+NumPy and Numba can say none of this, so LLVM's instructions are written out. It is the code of
+`autobatch.blas.own.packed`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ from autobatch.blas.own.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.compiler.loop import Product, Term
-from autobatch.compiler.lowering import Home, homes_of
+from autobatch.compiler.lowered import Home
+from autobatch.compiler.lowering import homes_of
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
 from autobatch.compiler.view import View, views_of
 from autobatch.ir.program import NODE, Instruction, Weight

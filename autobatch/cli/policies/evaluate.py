@@ -18,7 +18,8 @@ from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
 from autobatch.policies.policy_file import load
 from autobatch.policies.rules.directed import Directed
-from autobatch.schedule.schedule import Policy, make_schedule, min_batches
+from autobatch.schedule.make import make_schedule
+from autobatch.schedule.schedule import Policy, min_batches
 
 OTHERS = ("score+both+compact", "agenda")
 file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))

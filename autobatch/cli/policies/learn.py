@@ -20,7 +20,7 @@ from autobatch.graph.graph import Graph
 from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.qlearning import REWARDS, QLearning
 from autobatch.policies.learning import ALGORITHMS, describe_progress, learn, learn_families
-from autobatch.policies.network import Deep
+from autobatch.policies.networks.network import Deep
 from autobatch.policies.rl.deep import DeepLearning, plot_curve
 from autobatch.policies.rl.evolution import Evolution
 from autobatch.policies.rules.directed import Direction

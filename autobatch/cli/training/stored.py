@@ -13,9 +13,10 @@ from autobatch.errors import CheckpointError
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.policies.auto import Auto
+from autobatch.policies.files import to_text
 from autobatch.policies.fsm.machine import Fsm
-from autobatch.policies.network import Deep
-from autobatch.policies.policy_file import from_text, to_text
+from autobatch.policies.networks.network import Deep
+from autobatch.policies.policy_file import from_text
 from autobatch.policies.rules.directed import Directed
 from autobatch.policies.rules.rules import Score
 from autobatch.schedule.schedule import Policy

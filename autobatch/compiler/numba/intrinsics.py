@@ -1,4 +1,4 @@
-"""What generated kernels do in compiled code by other means than in plain Python: see `autobatch.compiler.numba.support`."""
+"""What generated kernels do by other means than in plain Python: see `autobatch.compiler.numba.support`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from autobatch.compiler.fusing import Kernel, Step
 from autobatch.compiler.loop import Alone, Loop, Number, Operand, Product, Read, Statement
-from autobatch.compiler.lowering import STORED, Lowered
+from autobatch.compiler.lowered import STORED, Lowered
 from autobatch.compiler.storing import Storage
 from autobatch.compiler.view import View
 from autobatch.ir.program import Instruction, show_lines

@@ -9,7 +9,8 @@ Values of the forward program keep their numbers and new ones follow, so one lis
   A parameter that only `lookup` reads gets no array here: its gradient is some rows, and which is all that is said.
 
 The saved values are those of one stage that a later one reads; views of saved values are made anew, not kept. Backward
-may also compute values of the forward program again instead of having them saved (`autobatch.memplan.cell.recomputing`).
+may also compute values of the forward program again instead of having them saved
+(`autobatch.memplan.cell.recomputing`).
 """
 
 from __future__ import annotations

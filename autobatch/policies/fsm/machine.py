@@ -1,10 +1,10 @@
 """The learned finite state machine: a state made of the frontier names the type to run next.
 
-The machine is a table of values, learned by `autobatch.policies.fsm.qlearning`. In a state it runs the type of the highest
-value among those it tried there. A state that it never met, or in which it tried nothing that may run now, is decided
-by the rule of `Score`, and counted; with a learner (`autobatch.policies.fsm.online`) it is known from then on. A policy may
-hold several machines; then each of them plans, and the schedule with the fewest batches is kept.
-Source: ED-Batch (arXiv:2302.03851); the critical set, the mask, the fallback and rivals are ours.
+The machine is a table of values, learned by `autobatch.policies.fsm.qlearning`. In a state it runs the type of the
+highest value among those it tried there. A state that it never met, or in which it tried nothing that may run now, is
+decided by the rule of `Score`, and counted; with a learner (`autobatch.policies.fsm.online`) it is known from then on.
+A policy may hold several machines; then each of them plans, and the schedule with the fewest batches is kept. Source:
+ED-Batch (arXiv:2302.03851); the critical set, the mask, the fallback and rivals are ours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autobatch.graph.graph import Graph, Types
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.fsm.encoding import ENCODINGS, Encoding, State, encode
-from autobatch.policies.fsm.table import Table, find_state, make_table, widen_table
+from autobatch.policies.fsm.table import Table, describe_table, find_state, make_table, widen_table
 from autobatch.policies.rules.directed import Batches, Directed, Direction, mirror
 from autobatch.policies.rules.rules import LEARNED, Weights, highest_score, is_ready
 from autobatch.schedule.chains import Chains, follow, is_critical, start_chains
@@ -87,6 +87,14 @@ class Taught(NamedTuple):
     machine: Machine
     tables: dict[Way, Table]
 
+    def describe(self, names: Sequence[str]) -> dict[str, Any]:
+        """How the machine sees and chooses, and its tables in the names of types."""
+        machine = self.machine
+        return {
+            "machine": {"encoding": machine.encoding, "critical": machine.critical, "mask": machine.mask},
+            "tables": {way: describe_table(self.tables[way], machine.encoding, names) for way in WAYS},
+        }
+
 
 Learner: TypeAlias = Callable[[Machine, Table, Dag, IntArray], Table]
 """Given a machine, its table, a dag and the sequence that it ran there: the table that it has learned."""
@@ -145,6 +153,12 @@ class Fsm(Directed):
         about = {**self.about, "rivals": [*self.about.get("rivals", []), other.about]}
         rivals = [*self.machines[1:], *other.machines]
         return Fsm(self.machine, self.types, self.tables, self.direction, self.compact, about, self.weights, rivals)
+
+    def describe(self) -> dict[str, Any]:
+        """The weights of the rule, the types, and the machine and tables of each that was taught."""
+        first, *rivals = (taught.describe(self.types.names) for taught in self.machines)
+        types = [{"name": n, "outline": o} for n, o in zip(self.types.names, self.types.outlines, strict=True)]
+        return {"weights": self.weights._asdict(), "types": types, **first, "rivals": rivals}
 
     def apart(self) -> list[Fsm]:
         """Give each machine as a policy of its own."""

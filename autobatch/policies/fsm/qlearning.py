@@ -6,8 +6,8 @@ of the N rewards that followed. From time to time a rollout without exploration 
 is kept.
 
 Rewards, per batch of type a:
-    published   -1 + |F_a| / |frontier(G_a)|, zero for a choice that cannot be regretted (`autobatch.schedule.restricted`)
-    critical    0 if a is critical, else -1: the sum is the chain bound less the batches (`autobatch.schedule.chains`)
+    published   -1 + |F_a| / |frontier(G_a)|, zero for a choice that cannot be regretted (`schedule.restricted`)
+    critical    0 if a is critical, else -1: the sum is the chain bound less the batches (`schedule.chains`)
     time        minus the predicted time of the batch, in units of the mean, over types, of a batch of one row
 Source: ED-Batch (arXiv:2302.03851), whose settings are the defaults; N-step returns from Sutton and Barto, chapter 7.
 """

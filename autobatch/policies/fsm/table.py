@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.fsm.encoding import State
+from autobatch.policies.fsm.encoding import Encoding, State
 
 FNV_OFFSET, FNV_PRIME = 2166136261, 16777619  # of the 32-bit FNV-1a hash
 
@@ -110,3 +111,31 @@ def _slot(table: Table, state: State) -> int:
             break
         slot = (slot + 1) & (table.slots.size - 1)
     return slot
+
+
+def describe_table(table: Table, encoding: Encoding, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Write a table in the names of types, a row for each state."""
+    rows = []
+    for i in range(int(table.n_states[0])):
+        tried = np.flatnonzero(table.updates[i]).tolist()
+        values = {names[a]: [float(table.values[i, a]), int(table.updates[i, a])] for a in tried}
+        rows.append({**name_state(table.states[i], encoding, names), "values": values})
+    return rows
+
+
+def name_state(state: State, encoding: Encoding, names: Sequence[str]) -> dict[str, Any]:
+    """Write a state in the names of types: those that are ready, in the order of their ranks for "sort".
+
+    >>> name_state(np.array([2, 0, 1, 0, 0, 1], np.int16), "sort", ["leaf", "loss", "merge"])
+    {'ready': ['merge', 'leaf'], 'critical': ['merge']}
+    """
+    n, entries = len(names), state.tolist()
+    ready = [a for a in range(n) if entries[a]]
+    if encoding == "sort":
+        ready.sort(key=lambda a: entries[a])
+    named: dict[str, Any] = {"ready": [names[a] for a in ready]}
+    if encoding == "max":
+        named["largest"] = next((names[a] for a in ready if entries[a] == 2), None)
+    if len(entries) > n:
+        named["critical"] = [names[a] for a in range(n) if entries[n + a]]
+    return named

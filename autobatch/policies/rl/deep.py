@@ -1,9 +1,9 @@
 """Learn a network by deep reinforcement learning: MaskablePPO or DQN of stable-baselines3, on many graphs at once.
 
-The network scores all types alike (`autobatch.policies.network`), so the graphs need not have the same types: what is
-learned on the families of `autobatch.policies.rl.families` can be used on any model. Each graph is played forward and
-backward, so that one network plans in both directions. From time to time the network plans the graphs that it is
-measured on; the best one met is kept.
+The network scores all types alike (`autobatch.policies.networks.network`), so the graphs need not have the same types:
+what is learned on the families of `autobatch.policies.rl.families` can be used on any model. Each graph is played
+forward and backward, so that one network plans in both directions. From time to time the network plans the graphs that
+it is measured on; the best one met is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
 from autobatch.policies.cost import CostModel
 from autobatch.policies.fsm.qlearning import Progress, Reward
-from autobatch.policies.network import Deep, Network
+from autobatch.policies.networks.network import Deep, Network
 from autobatch.policies.rl.families import draw_graphs
 from autobatch.policies.rules.directed import Direction
 
@@ -185,7 +185,7 @@ def _make_model(
     from stable_baselines3.common.torch_layers import CombinedExtractor
     from stable_baselines3.common.vec_env import VecMonitor
 
-    from autobatch.policies.env import BatchingVector
+    from autobatch.policies.rl.env import BatchingVector
     from autobatch.policies.rl.torch_policy import make_actor_critic, make_masked_dqn, make_vec_env
 
     env = BatchingVector(settings.seats, dags, reward=settings.reward, costs=costs)

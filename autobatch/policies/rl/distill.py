@@ -18,7 +18,10 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.features import (
+from autobatch.policies.fsm.encoding import encode
+from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
+from autobatch.policies.fsm.table import Table, add_state, make_table, with_room
+from autobatch.policies.networks.features import (
     CRITICAL,
     HEIGHT,
     OVERALL_FEATURES,
@@ -27,10 +30,7 @@ from autobatch.policies.features import (
     TYPE_FEATURES,
     describe,
 )
-from autobatch.policies.fsm.encoding import encode
-from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
-from autobatch.policies.fsm.table import Table, add_state, make_table, with_room
-from autobatch.policies.rl.fleet import advance, start_fleet
+from autobatch.policies.networks.fleet import advance, start_fleet
 from autobatch.policies.rules.directed import Directed
 from autobatch.policies.rules.rules import Score, Weights, is_ready
 from autobatch.schedule.chains import follow, start_chains
@@ -75,7 +75,7 @@ def distill_fsm(
     """Make a state machine that does what a policy does.
 
     Args:
-        policy: such as `autobatch.policies.network.Deep`.
+        policy: such as `autobatch.policies.networks.network.Deep`.
         dags: mini-batches to watch it on, of one table of types.
         types: what these are.
         machine: what it sees.
@@ -105,7 +105,7 @@ def distill_rule(policy: Directed, dags: Sequence[Dag], held_out: Sequence[Dag] 
     """Fit the weights of `Score` to what a policy does.
 
     Args:
-        policy: such as `autobatch.policies.network.Deep`.
+        policy: such as `autobatch.policies.networks.network.Deep`.
         dags: mini-batches to watch it on; their types need not be the same.
         held_out: what the two are measured on; by default `dags`.
 

@@ -14,9 +14,9 @@ from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.cost import EFFICIENT, LAUNCH, ROW, CostModel, batch_cost
-from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, describe
 from autobatch.policies.fsm.qlearning import CRITICAL, PUBLISHED, REWARDS, Reward
-from autobatch.policies.rl.fleet import Fleet, advance, make_fleet, restart_dag
+from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES, describe
+from autobatch.policies.networks.fleet import Fleet, advance, make_fleet, restart_dag
 from autobatch.policies.rules.rules import is_ready
 from autobatch.schedule.chains import is_critical
 from autobatch.schedule.simulator import is_done

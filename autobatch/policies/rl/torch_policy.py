@@ -1,8 +1,8 @@
-"""The network of `autobatch.policies.network` in torch, as stable-baselines3 learns it.
+"""The network of `autobatch.policies.networks.network` in torch, as stable-baselines3 learns it.
 
 torch takes seconds to import, so the classes are made inside functions, by the one module that learns
-(`autobatch.policies.rl.deep`). Types that are not ready are masked: PPO never draws them, and in DQN their value is so low
-that neither the best type of a state nor that of the next state is one of them.
+(`autobatch.policies.rl.deep`). Types that are not ready are masked: PPO never draws them, and in DQN their value is so
+low that neither the best type of a state nor that of the next state is one of them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES
-from autobatch.policies.network import Network
+from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES
+from autobatch.policies.networks.network import Network
 
 NEVER = -1e6  # the value of a type that is not ready
 

@@ -20,6 +20,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
+from autobatch.policies.files import save_policy
 from autobatch.policies.sequences.compaction import compact as compact_sequence
 from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
 from autobatch.schedule.schedule import Schedule
@@ -65,9 +66,11 @@ class Directed(ABC):
         Raises:
             PolicyError: nothing was learned; or the file cannot be written, and what was at `path` is still there.
         """
-        from autobatch.policies.policy_file import save_policy
-
         save_policy(self, path)
+
+    def describe(self) -> dict[str, Any] | None:
+        """What was learned, as JSON says it; None if nothing."""
+        return None
 
     @abstractmethod
     def plan(self, dag: Dag) -> Batches:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 from autobatch.graph.dag import Dag
 from autobatch.jit.loops import compiled
@@ -18,9 +18,9 @@ from autobatch.system.trust import trusted
 class Sufficient(Directed):
     """Run the type of the largest ratio |F_a| / |frontier(G_a)|, of equal ones the lowest id.
 
-    F_a are the ready nodes of type a; G_a is the dag restricted to type a (`autobatch.schedule.restricted`). At ratio 1 nothing
-    is gained by waiting: such a choice cannot be regretted.
-    Source: ED-Batch (arXiv:2302.03851), the sufficient condition for an optimal choice.
+    F_a are the ready nodes of type a; G_a is the dag restricted to type a (`autobatch.schedule.restricted`). At ratio 1
+    nothing is gained by waiting: such a choice cannot be regretted. Source: ED-Batch (arXiv:2302.03851), the sufficient
+    condition for an optimal choice.
     """
 
     rule: ClassVar[str] = "sufficient"
@@ -89,6 +89,10 @@ class Score(Directed):
     def plan(self, dag: Dag) -> Batches:
         """Simulate batch by batch. Cost: O(T * (N + E + K)) for K batches."""
         return _score(dag, self.weights)
+
+    def describe(self) -> dict[str, Any]:
+        """The weights."""
+        return {"weights": self.weights._asdict()}
 
 
 @compiled

@@ -1,8 +1,8 @@
 """A good sequence of types in milliseconds: a beam search on the kernel, forward and backward.
 
 Of all states of what is left to run that sequences of one length lead to, the `width` most promising go on: those whose
-chain bound is least (`autobatch.policies.search.layered`). From the outputs to the inputs other states look promising, so both
-ways are searched, and what the better of both finds is compacted.
+chain bound is least (`autobatch.policies.search.layered`). From the outputs to the inputs other states look promising,
+so both ways are searched, and what the better of both finds is compacted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The cheapest sequence of types that finishes a graph, proven so, or an honest bound on it.
 
-The graph's kernel and the kernel turned round are searched (`autobatch.policies.search.layered`) with a narrow beam, which
-gives a sequence; then the one that has fewer states, for a cheaper sequence, up to a limit that starts at the chain
-bound and rises whenever there is none. The limits that a complete search leaves behind are lower bounds.
+The graph's kernel and the kernel turned round are searched (`autobatch.policies.search.layered`) with a narrow beam,
+which gives a sequence; then the one that has fewer states, for a cheaper sequence, up to a limit that starts at the
+chain bound and rises whenever there is none. The limits that a complete search leaves behind are lower bounds.
 """
 
 from __future__ import annotations

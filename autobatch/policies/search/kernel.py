@@ -1,9 +1,9 @@
 """A smaller graph that has the same shortest sequences of types, and the same sequences that finish it.
 
-What finishes a graph depends on the strings of types along its paths alone, and of those only on the ones that are
-not subsequences of others. So nodes with the same ways to go on are merged, and ways to go on that are subsequences
-of other ways from the same node are cut (`autobatch.policies.search.suffix`); then the same with the ways to get to a node,
-which is the first on the graph turned round; and so on until nothing changes.
+What finishes a graph depends on the strings of types along its paths alone, and of those only on the ones that are not
+subsequences of others. So nodes with the same ways to go on are merged, and ways to go on that are subsequences of
+other ways from the same node are cut (`autobatch.policies.search.suffix`); then the same with the ways to get to a
+node, which is the first on the graph turned round; and so on until nothing changes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Search for the cheapest sequence of types, one step of all sequences at a time.
 
-A state is what is left to run, an antichain of suffixes (`autobatch.policies.search.suffix`); a layer holds the states that
-sequences of one length lead to. A state is dropped when another of its layer costs no more and leaves only what is
-within what it leaves: this decides more than all else, for few states of a layer are left. So does a state that,
-with the chain bound of its rest, costs more than a limit; then of a layer of more than `width` states those stay that
+A state is what is left to run, an antichain of suffixes (`autobatch.policies.search.suffix`); a layer holds the states
+that sequences of one length lead to. A state is dropped when another of its layer costs no more and leaves only what is
+within what it leaves: this decides more than all else, for few states of a layer are left. So does a state that, with
+the chain bound of its rest, costs more than a limit; then of a layer of more than `width` states those stay that
 promise the least, and of equal ones those that leave the fewest suffixes. Unless a state is dropped for the width, no
 sequence up to the limit is missed: the search is breadth-first heuristic search (Zhou and Hansen 2006, Artificial
 Intelligence 170), else a beam search.

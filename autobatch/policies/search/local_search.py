@@ -1,9 +1,10 @@
 """Improve a sequence of types step by step: disturb it, compact it, and keep the result unless it costs more.
 
-A step puts up to eight types within about twenty positions, or moves one entry, or swaps two; the disturbed sequence
-is compacted from the left or from the right, as the dice say (`autobatch.policies.sequences.compaction`). An inserted type makes
-others superfluous, so most steps that gain anything are insertions. Results that cost the same are kept as well: they
-lead over plains on which nothing is gained at first. The budget counts steps, so the same seed gives the same sequence.
+A step puts up to eight types within about twenty positions, or moves one entry, or swaps two; the disturbed sequence is
+compacted from the left or from the right, as the dice say (`autobatch.policies.sequences.compaction`). An inserted type
+makes others superfluous, so most steps that gain anything are insertions. Results that cost the same are kept as well:
+they lead over plains on which nothing is gained at first. The budget counts steps, so the same seed gives the same
+sequence.
 """
 
 from __future__ import annotations

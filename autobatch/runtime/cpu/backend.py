@@ -21,8 +21,8 @@ from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.product import readable
 from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.compiler.numba.loading import is_jitted
-from autobatch.compiler.numba.source import COMMON
 from autobatch.compiler.numba.support import add_rows
+from autobatch.compiler.numba.writer import COMMON
 from autobatch.ir.passes.autodiff import ROW_SUM
 from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import Instruction
@@ -33,13 +33,14 @@ from autobatch.plan.plan import Batch, Plan, PlannedTypes
 from autobatch.runtime.activity import Activity
 from autobatch.runtime.backend import Counts
 from autobatch.runtime.cpu.pieces import Calls
-from autobatch.runtime.cpu.stages import Arrays, CompiledCell, CompiledStage, Run
+from autobatch.runtime.cpu.rounding import Outers, add_outer
+from autobatch.runtime.cpu.stage_memory import Arrays, Run
+from autobatch.runtime.cpu.stages import CompiledCell, CompiledStage
 from autobatch.runtime.cpu.steps import make_calls
 from autobatch.runtime.cpu.table import Prepared, Shapes
 from autobatch.runtime.cpu.team import Sweeps
 from autobatch.runtime.cpu.weights import WeightStage
 from autobatch.runtime.interpreter.reference import Frame, Reference, RowRange
-from autobatch.runtime.rounding import Outers, add_outer
 
 Array = NDArray[Any]
 SCRATCH = COMMON.index("scratch")

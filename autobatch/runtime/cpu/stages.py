@@ -2,63 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.blas.choosing import Chooser
-from autobatch.blas.product import readable
-from autobatch.compiler.fusing import Kernel
 from autobatch.compiler.loop import Alone, Product
-from autobatch.compiler.lowering import Home
-from autobatch.compiler.numba.source import ARRAYS, COMMON, is_step, letter_of
-from autobatch.compiler.numba.support import transpose
+from autobatch.compiler.numba.writer import COMMON
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
-from autobatch.compiler.view import View
-from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Weight
-from autobatch.jit.addresses import LINE, address_of
+from autobatch.jit.addresses import address_of
 from autobatch.jit.compiling import compiling
-from autobatch.ops.define import run_kernel
-from autobatch.plan.plan import Batch, Plan, PlannedCell
+from autobatch.plan.plan import PlannedCell
+from autobatch.runtime.cpu.rounding import RoundedStep
+from autobatch.runtime.cpu.stage_memory import Run, StageMemory, flat
 from autobatch.runtime.cpu.steps import AloneStep, KernelStep, ProductStep, Step
-from autobatch.runtime.interpreter.reference import RowRange
-from autobatch.runtime.rounding import RoundedStep
 
 Array = NDArray[Any]
-
-
-class Arrays(NamedTuple):
-    """The first arrays of the memory of all stages, and their addresses by thread: each has its own scratch memory."""
-
-    arrays: tuple[Array, ...]
-    addresses: Array
-
-
-class Run(NamedTuple):
-    """What a stage of a type runs on.
-
-    Attributes:
-        common: buffer, scratch memory of pieces and of all rows, and destinations: the same for all types.
-        place: the name of the type of destinations.
-        table: see `autobatch.runtime.cpu.table`.
-        mean_rows: of pieces, per domain; see `autobatch.runtime.cpu.table`.
-        randomness: where the nodes in some rows draw from.
-    """
-
-    plan: Plan
-    kind: int
-    common: Arrays
-    place: str
-    table: Array
-    mean_rows: Array
-    chooser: Chooser
-    randomness: Any
-
-    def rows(self, k: int, n_column: int) -> RowRange:
-        """The rows of a piece."""
-        start = int(self.table[k, 0])
-        return RowRange(self.plan, Batch(self.kind, start, start + int(self.table[k, n_column]), ()))
 
 
 class CompiledCell:
@@ -77,25 +36,16 @@ class CompiledCell:
         return self._stages[name]
 
 
-class CompiledStage:
-    """A stage with its steps, and what of its values all rows share.
+class CompiledStage(StageMemory):
+    """A stage with its steps.
 
     Attributes:
         addresses: [threads, steps, 3] of the function, the memory and the own numbers of each step; no function for
             those that Python runs.
-        arrays: what the slots of the memory hold, where kernels run as plain Python.
-        turn_width: elements of scratch memory that each piece has once: for a row in kernels, then for steps.
     """
 
     def __init__(self, cell: PlannedCell, stage: Stage, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
-        self.cell, self.dtype, self.jitted, self.precision = cell, dtype, jitted, precision
-        self.lowered, self.storage, self.columns, self.slots = stage.lowered, stage.storage, stage.columns, stage.slots
-        used = {"table", *(name for source in stage.sources if source is not None for name in source.arrays)}
-        self._own_slots = sorted(used - {*COMMON})
-        self.arrays: list[Array | int] = []
-        self.run: Run
-        self._find_shared(stage)
-        self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
+        super().__init__(cell, stage, dtype, jitted, precision)
         self.steps: list[Step] = []
         counts = []
         last = len(stage.steps) - stage.n_after
@@ -149,172 +99,3 @@ class CompiledStage:
             address = step.bind(run)
             for addresses in self.addresses:
                 addresses[number, 0] = address
-
-    @property
-    def _runs_steps_of_all_rows(self) -> bool:
-        """Whether there are such; if not, what they leave is scratch memory that pieces use by turns."""
-        return bool(self.run.mean_rows[0, 1])
-
-    def _find(self, name: str) -> Array | int:
-        """The array of a slot, or its number."""
-        plan, kind = self.run.plan, self.run.kind
-        match name:
-            case "shared":
-                return self.packed
-            case "table":
-                return self.run.table
-            case "ints":
-                return plan.int_data[kind]
-            case "floats":
-                return plan.float_data[kind]
-        family, number = name.rsplit("_", 1)
-        if family == "segments":
-            return plan.segment_ptr[plan.first_block(kind) + 1 + int(number)]
-        table: Array = self.shared[int(number)]
-        return table.strides[1] // table.itemsize if is_step(name) else table
-
-    # What all rows share.
-
-    def _find_shared(self, stage: Stage) -> None:
-        """Find the shared values that steps read, and what these are computed from."""
-        vars = self.lowered.vars
-        read = {*self.storage.shared, *_looked_up(stage), *_read_by_steps(stage)}
-        for index in reversed(self.lowered.shared):
-            if index in read:
-                read.update(_instruction(vars[index].source).args)
-        self._computed = [index for index in self.lowered.shared if index in read]
-        self._weights = [(i, source) for i in sorted(read) if isinstance(source := vars[i].source, Weight)]
-        self._data: list[Array] | None = None
-        self.packed = np.zeros(self.storage.shared_width, self.dtype)
-        self.shared: dict[int, Any] = {
-            i: _constant(source.data, self.dtype)
-            for i in sorted(read)
-            if isinstance(source := vars[i].source, Constant)
-        }
-        self._matrices: dict[tuple[int, bool], Array] = {}
-        self._copies: list[tuple[Array, Array]] = []
-
-    def _compute_shared(self) -> None:
-        """Bring up to date what all rows share: parameters, and what is computed from them; `(1, *shape)`."""
-        vars, shared = self.lowered.vars, self.shared
-        data = [source.parameter.data for _, source in self._weights]
-        moved = self._data is None or any(a is not b for a, b in zip(data, self._data, strict=True))
-        if moved:
-            self._matrices.clear()
-            self._copies.clear()
-            shared.update((i, array[None]) for (i, _), array in zip(self._weights, data, strict=True))
-        for index in self._computed:
-            source = _instruction(vars[index].source)
-            args = [shared[arg] for arg in source.args]
-            if not source.op.view:
-                if moved:
-                    shared[index] = np.empty((1, *vars[index].shape), self.dtype)
-                run_kernel(source.op, np, args, shared[index], source.static)
-            elif moved:
-                shared[index] = source.op.kernel(np, args[0], **source.static)
-        for value, first in self.storage.shared.items():
-            self.packed[first : first + self.lowered.sizes[value]] = shared[value].reshape(-1)
-        for matrix, copy in self._copies:
-            transpose(np.ascontiguousarray(matrix.T), copy)
-        self._data = data
-
-    def matrix(self, value: int, transposed: bool) -> Array:
-        """A shared matrix or its transpose, as libraries read it, the same array as long as no parameter moves.
-
-        The rows of a transpose lie side by side, for libraries multiply by such up to 3 times faster. What is copied,
-        a transpose or a view that libraries refuse, is copied again in every run.
-        """
-        if (value, transposed) not in self._matrices:
-            matrix: Array = self.shared[value][0].T if transposed else self.shared[value][0]
-            is_right = matrix.flags.c_contiguous if transposed else readable(matrix) is matrix
-            if not is_right:
-                copy = np.ascontiguousarray(matrix)
-                self._copies.append((matrix, copy))
-                matrix = copy
-            self._matrices[value, transposed] = matrix
-        return self._matrices[value, transposed]
-
-    # Memory.
-
-    def place(self, view: View) -> tuple[int, int, int, int]:
-        """The slot of the array that a view is in, the column that says where rows begin, bytes, elements per row."""
-        home, view = self.storage.home(view)
-        size = self.dtype.itemsize
-        column = self.columns.index(self._column(home))
-        return self.slots[ARRAYS[home.area]], column, (home.column + view.offset) * size, max(self._width(home), 1)
-
-    def view(self, view: View, k: int) -> Array:
-        """The elements of a view in all rows of a piece: `(rows, *shape)`."""
-        home, view = self.storage.home(view)
-        array, width, table = self._array(home), self._width(home), self.run.table
-        column = self._column(home)
-        first = int(table[k, self.columns.index(column)])
-        first = first * width if column == "start" else first
-        n_rows = int(table[k, self.columns.index(f"rows_{letter_of(home.domain)}")])
-        size = array.itemsize
-        offset = (first + home.column + view.offset) * size if n_rows and all(view.shape) else 0
-        strides = (width * size, *(stride * size for stride in view.strides))
-        found: Array = np.ndarray((n_rows, *view.shape), array.dtype, array, offset, strides)
-        return found
-
-    def _array(self, home: Home) -> Array:
-        plan, (buffer, scratch, kept, *_) = self.run.plan, self.run.common.arrays
-        if home.area in ("ints", "floats"):
-            return (plan.int_data if home.area == "ints" else plan.float_data)[self.run.kind].reshape(-1)
-        if home.area == "kept" and self._runs_steps_of_all_rows:
-            return kept
-        return buffer if ARRAYS[home.area] == "buffer" else scratch
-
-    def _column(self, home: Home) -> str:
-        """The column of the table that says where the rows of an area begin."""
-        if home.area in ("ints", "floats"):
-            return "start"
-        return f"{self.lowered.stage if home.area == 'scratch' else home.area}_{letter_of(home.domain)}"
-
-    def _width(self, home: Home) -> int:
-        """Elements from one row of an area to the next."""
-        if home.area in ("ints", "floats"):
-            return self.cell.program.words(home.area == "floats")
-        if home.area in ("scratch", "kept"):
-            return self.storage.kept_width if home.area == "kept" else self.storage.scratch_width[home.domain]
-        layout = self.cell.layout
-        return (layout.saved_width if home.area == "saved" else layout.input_width)[home.domain - NODE]
-
-
-def flat(array: Array) -> Array:
-    """The memory from the first element of an array to the last, as compiled code sees it."""
-    reach = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True))
-    n = 1 + reach // array.itemsize if array.size else 0
-    return np.lib.stride_tricks.as_strided(array, (n,), (array.itemsize,))
-
-
-def _read_by_steps(stage: Stage) -> set[int]:
-    """The shared values that steps read otherwise than packed."""
-    found: set[int] = set()
-    for step in stage.steps:
-        match step:
-            case Product(terms=terms):
-                found.update(term.weight for term in terms)
-            case Alone(args=args):
-                found.update(arg for arg in args if stage.lowered.domains[arg] == SHARED)
-    return found
-
-
-def _looked_up(stage: Stage) -> set[int]:
-    """The parameters of which kernels read rows."""
-    kernels = [step for step in stage.steps if isinstance(step, Kernel)]
-    loops = [loop for kernel in kernels for block in kernel.blocks for loop in block.loops]
-    read = {operand.view.value for loop in loops for operand in loop.operands if operand.moved is not None}
-    return {value for value in read if stage.lowered.domains[value] == SHARED}
-
-
-def _instruction(source: object) -> Instruction:
-    assert isinstance(source, Instruction), "shared values that are no parameters are computed"
-    return source
-
-
-def _constant(data: Any, dtype: np.dtype[Any]) -> Any:
-    """A constant as a single row; ints stay ints, for they may be ids."""
-    if isinstance(data, (int, float)):
-        return data
-    return (data if data.dtype.kind in "iu" else data.astype(dtype, copy=False))[None]

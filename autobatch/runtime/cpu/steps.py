@@ -8,7 +8,7 @@ run to run. One that is not compiled is a Python function.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ from autobatch.blas.product import describe_product, readable
 from autobatch.blas.threads import threads_now
 from autobatch.compiler.loop import Alone, Product
 from autobatch.compiler.numba.loading import load, load_plain
-from autobatch.compiler.numba.source import SLOTS, Source, letter_of
+from autobatch.compiler.numba.source import Source
+from autobatch.compiler.numba.writer import SLOTS, letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.precision import rounded, rounded_args
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction
@@ -29,9 +30,7 @@ from autobatch.jit.addresses import address_of, aligned, array_at, call_at
 from autobatch.jit.compiling import compiling
 from autobatch.jit.loops import by_address, compiled
 from autobatch.ops.define import run_kernel
-
-if TYPE_CHECKING:
-    from autobatch.runtime.cpu.stages import CompiledStage, Run
+from autobatch.runtime.cpu.stage_memory import Run, StageMemory
 
 Array = NDArray[Any]
 Call = Callable[[int], object]
@@ -41,7 +40,7 @@ ROUTINE, BETA, COLUMNS, ROWS, N, INNER, ITEMSIZE, A, OUT = 0, 1, 2, 3, 4, 5, 6, 
 B_FLIPPED, B, B_STEP, SCRATCH, SIZE = 15, 16, 17, 18, 19
 """The own numbers of a product. A and OUT begin with the slot of the array; then come the column of the table that says
 where rows begin, the bytes from there, and the elements from one row to the next. SCRATCH says where in scratch memory
-rounded rows go, see `autobatch.runtime.rounding`."""
+rounded rows go, see `autobatch.runtime.cpu.rounding`."""
 
 
 @compiled
@@ -69,7 +68,7 @@ def make_calls(addresses: Array, steps: Sequence[Call], calls: Array, at: int, e
 class KernelStep:
     """A generated kernel."""
 
-    def __init__(self, stage: CompiledStage, source: Source) -> None:
+    def __init__(self, stage: StageMemory, source: Source) -> None:
         self.stage, self.source = stage, source
         self.own = np.array(source.sizes, np.int64)
         self.function = None if stage.jitted else load_plain(source.text, stage.dtype)
@@ -94,7 +93,7 @@ class KernelStep:
 class ProductStep:
     """A term of a product: rows times a matrix that all rows share, written to the target or added to it."""
 
-    def __init__(self, stage: CompiledStage, product: Product, number: int, once: bool) -> None:
+    def __init__(self, stage: StageMemory, product: Product, number: int, once: bool) -> None:
         self.stage, self.term, self.once = stage, product.terms[number], once
         self.accumulate = product.adds or number > 0
         self.out = View(product.target, 0, (stage.lowered.sizes[product.target],), (1,))
@@ -173,7 +172,7 @@ class ProductStep:
 class AloneStep:
     """An instruction that runs as the reference backend runs it."""
 
-    def __init__(self, stage: CompiledStage, alone: Alone) -> None:
+    def __init__(self, stage: StageMemory, alone: Alone) -> None:
         self.stage, self.alone, self.own = stage, alone, np.zeros(0, np.int64)
 
     def bind(self, run: Run) -> int:

@@ -1,7 +1,8 @@
 """What running a plan needs beside it, made once per plan: where the rows of every piece of a batch are.
 
-Batches are cut in pieces (`autobatch.runtime.cpu.pieces`). The table of a type has a row of ints per piece, which compiled
-steps read: of the pieces of its batches in order, and behind them of those that all rows of the type are cut in.
+Batches are cut in pieces (`autobatch.runtime.cpu.pieces`). The table of a type has a row of ints per piece, which
+compiled steps read: of the pieces of its batches in order, and behind them of those that all rows of the type are cut
+in.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.compiler.numba.source import STAGES
+from autobatch.compiler.numba.writer import STAGES
 from autobatch.ir.program import NODE
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.arrays import IntArray
@@ -178,7 +179,7 @@ def fill_table(
     """Fill in the table of a type; return the elements of scratch memory that pieces use by turns.
 
     Args:
-        table: [pieces, columns], columns as in `autobatch.compiler.numba.source.columns_of`.
+        table: [pieces, columns], columns as in `autobatch.compiler.numba.writer.columns_of`.
         dest_base: where the destinations of each output are listed.
         groups: by domain the address of where the edges of each node begin; 0 for nodes.
         saved_base: the first element of the saved values of each domain; none in inference.

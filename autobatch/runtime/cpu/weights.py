@@ -32,9 +32,9 @@ from autobatch.jit.loops import by_address, compiled
 from autobatch.params.rows import Gradient, Rows
 from autobatch.plan.plan import Plan, PlannedCell
 from autobatch.runtime.cpu.pieces import Calls
+from autobatch.runtime.cpu.rounding import Outers
 from autobatch.runtime.cpu.team import Sweeps
 from autobatch.runtime.interpreter.reference import dense
-from autobatch.runtime.rounding import Outers
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]

@@ -9,7 +9,7 @@ MKL as bf16.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,11 @@ from autobatch.blas.own.tiles import WORD
 from autobatch.blas.product import readable
 from autobatch.blas.provider import Provider
 from autobatch.compiler.loop import Product
-from autobatch.compiler.numba.source import SLOTS
+from autobatch.compiler.numba.writer import SLOTS
 from autobatch.ir.precision import rounded
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
+from autobatch.runtime.cpu.stage_memory import Run, StageMemory
 from autobatch.runtime.cpu.steps import (
     B_FLIPPED,
     B_STEP,
@@ -55,9 +56,6 @@ from autobatch.runtime.cpu.steps import (
     address_in,
 )
 
-if TYPE_CHECKING:
-    from autobatch.runtime.cpu.stages import CompiledStage, Run
-
 Array = NDArray[Any]
 MEMORY = list(SLOTS).index("scratch")
 OUTER_ROWS = 256  # of both factors of a gradient that are rounded at once
@@ -67,7 +65,7 @@ OUTER_M, OUTER_N, OUTER_K, OUTER_X, OUTER_Y, OUTER_OUT = 1, 2, 3, 4, 6, 8  # as 
 class RoundedStep(ProductStep):
     """A term of a product in bf16."""
 
-    def __init__(self, stage: CompiledStage, product: Product, number: int, once: bool) -> None:
+    def __init__(self, stage: StageMemory, product: Product, number: int, once: bool) -> None:
         super().__init__(stage, product, number, once)
         shape = stage.lowered.vars[self.term.weight].shape
         self.own[SCRATCH] = WORD * stage.turn_width

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from autobatch.compiler.fusing import Block
 from autobatch.compiler.loop import Loop, Number, Operand
-from autobatch.compiler.lowering import Home
+from autobatch.compiler.lowered import Home
+from autobatch.compiler.numba.writer import Writer, add, multiply, table_and_step
 from autobatch.compiler.storing import Spot, is_number, is_row_number
 from autobatch.ir.program import SHARED
-
-if TYPE_CHECKING:
-    from autobatch.compiler.numba.source import Writer
 
 
 class Nest:
@@ -143,18 +140,3 @@ class Nest:
         indices = [f"i{axis}" for axis in range(len(axes) - 1)] + ["i"]
         moves = [multiply(i, writer.size(s)) for i, s in zip(indices, strides, strict=True) if s]
         return f"{array}[{add([name, *moves])}]"
-
-
-def table_and_step(value: int) -> tuple[str, str]:
-    """The names of a parameter that is read by lookup, and of the elements from one of its rows to the next."""
-    return f"table_{value}", f"step_{value}"
-
-
-def add(terms: list[str]) -> str:
-    """The text of a sum."""
-    return " + ".join(term for term in terms if term not in ("", "0")) or "0"
-
-
-def multiply(factor: str, size: str) -> str:
-    """The text of a product."""
-    return {"0": "0", "1": factor}.get(size, f"{factor} * {size}")

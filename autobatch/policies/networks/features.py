@@ -2,7 +2,8 @@
 
 No number depends on how many types there are, on which is which, or on the size of the mini-batch, so that a network
 which scores all rows alike can be used on any graph. All lie between 0 and 1. A type without unrun nodes has a row of
-zeros. M, criticality and shares at M are those of `autobatch.schedule.chains`, frontiers of G_a those of `autobatch.schedule.restricted`.
+zeros. M, criticality and shares at M are those of `autobatch.schedule.chains`, frontiers of G_a those of
+`autobatch.schedule.restricted`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.jit.loops import compiled
-from autobatch.policies.rl.fleet import Fleet
+from autobatch.policies.networks.fleet import Fleet
 
 Rows: TypeAlias = NDArray[np.float32]
 

@@ -1,7 +1,7 @@
 """A small network that scores each type of a frontier, run in compiled loops, without the library that learned it.
 
-All types are scored alike: of the row x of a type (`autobatch.policies.features`), the mean over the types with unrun
-nodes, and the numbers o for the whole,
+All types are scored alike: of the row x of a type (`autobatch.policies.networks.features`), the mean over the types
+with unrun nodes, and the numbers o for the whole,
 
     h = relu(W1 x + b1)      score = w3 . relu(W2 h + V2 mean(h) + U2 o + b2)
 
@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import FloatArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.features import OVERALL_FEATURES, TYPE_FEATURES, UNRUN, Rows, describe
-from autobatch.policies.rl.fleet import advance, start_fleet
+from autobatch.policies.files import read_content, read_text
+from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES, UNRUN, Rows, describe
+from autobatch.policies.networks.fleet import advance, start_fleet
 from autobatch.policies.rules.directed import Batches, Directed, Direction
 from autobatch.schedule.simulator import finish
 from autobatch.system.trust import trusted
@@ -44,12 +45,9 @@ class Network(NamedTuple):
 @cache
 def learned_network() -> Network:
     """Read the weights that come with the package."""
-    from autobatch.policies.policy_file import load
-
+    doing = "cannot load the network that comes with the package"
     with as_file(files("autobatch.policies") / "learned" / "network.json") as path:
-        policy = load(path)
-    assert isinstance(policy, Deep), "the file holds a network"
-    return policy.network
+        return to_network(read_content(read_text(path, doing), doing)["weights"])
 
 
 def to_network(weights: Mapping[str, Any]) -> Network:
@@ -73,7 +71,8 @@ class Deep(Directed):
     """Run the ready type to which a network gives the highest score, of equal ones the lowest id.
 
     Args:
-        network: the weights; by default those that `learn_families` of `autobatch.policies.rl.deep` learned on generated
+        network: the weights; by default those that `learn_families` of `autobatch.policies.rl.deep` learned on
+        generated
             families.
         direction, compact: see `Directed`.
         about: how it was learned, to be kept with it.
@@ -91,6 +90,10 @@ class Deep(Directed):
         super().__init__(direction, compact)
         self.network = learned_network() if network is None else network
         self.about = dict(about or {})
+
+    def describe(self) -> dict[str, Any]:
+        """The weights."""
+        return {"weights": {name: part.tolist() for name, part in self.network._asdict().items()}}
 
     def plan(self, dag: Dag) -> Batches:
         """Simulate batch by batch. Cost: O(T * (N + E + K * H * (H + F))) for K batches."""

@@ -1,8 +1,8 @@
 """Many dags scheduled side by side, many steps per call; a dag that is finished starts again at its next step.
 
-`autobatch.schedule.simulator.stack` joins the dags, and one simulation holds them all: type t of dag g has number g * T + t.
-Calls from Python cost microseconds, steps cost nanoseconds per node; so a call takes k steps of every dag, with the
-types to run given, drawn at random or chosen by the rule of `Score`. Each step is that of a dag simulated alone.
+`autobatch.schedule.simulator.stack` joins the dags, and one simulation holds them all: type t of dag g has number g * T
++ t. Calls from Python cost microseconds, steps cost nanoseconds per node; so a call takes k steps of every dag, with
+the types to run given, drawn at random or chosen by the rule of `Score`. Each step is that of a dag simulated alone.
 
 A `Fleet` is a simulation with all that is kept beside it, for what looks at more than the ready nodes.
 """

@@ -1,0 +1,242 @@
+"""The statements of a stage, and what grows them.
+
+What a rule of `autobatch.compiler.rules` expresses becomes loops: a softmax is a largest element, exponentials, their
+sum and quotients, which can then be fused with what is around them. An affine map of rows is a product and a sum with
+the bias; where products of rows are added up, one library call adds to what the other wrote. What the stage computes
+from parameters alone is left out: it runs once, and not for every batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autobatch.compiler.loop import Alone, Loop, Number, Operand, Product, Read, Statement, Term
+from autobatch.compiler.view import View, steps, views_of
+from autobatch.ir.layout import Layout
+from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Var
+from autobatch.ops.define import Shape
+from autobatch.ops.linear import affine, matmul
+
+STORED = -1  # the target of loops that write to destinations or to the gradient of a port
+
+
+class Home(NamedTuple):
+    """Columns from `column` on of an area: "inputs", "mirror" or "saved" of a domain, or one of another kind."""
+
+    area: str
+    domain: int
+    column: int
+
+
+@dataclass(eq=False)
+class Lowered:
+    """A lowered stage.
+
+    Attributes:
+        name: of the cell.
+        stage: "forward" or "backward".
+        vars: the values of the cell.
+        views: which elements of which value each of these is.
+        sizes: elements of each value; those of the cell first, then those that lowering made.
+        domains: their domains.
+        statements: in an order that can be run.
+        homes: the values that have a place.
+        aliases: values that are made as part of another one.
+        shared: instructions that run once.
+        parts: for a value that is made of others, those that are made where it lies.
+        taken: values that lie, at first, where others are written.
+    """
+
+    name: str
+    stage: str
+    vars: tuple[Var, ...]
+    views: list[View]
+    sizes: list[int]
+    domains: list[int]
+    statements: list[Statement]
+    homes: dict[int, Home]
+    aliases: dict[int, View]
+    shared: list[int]
+    parts: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    taken: frozenset[int] = frozenset()
+
+    def values_read(self, statement: Statement) -> set[int]:
+        """The values that a statement reads."""
+        match statement:
+            case Loop():
+                return {operand.view.value for operand in statement.operands}
+            case Product(terms=terms):
+                return {term.rows.value for term in terms}
+            case Alone(args=args):
+                return {self.views[arg].value for arg in args}
+
+
+class Lowering:
+    """Grows the statements of a stage; what rules call."""
+
+    def __init__(self, name: str, stage: str, vars: tuple[Var, ...], layout: Layout, homes: dict[int, Home]) -> None:
+        self.vars, self.layout = vars, layout
+        self.views = views_of(vars)
+        self.lowered = Lowered(
+            name,
+            stage,
+            vars,
+            self.views,
+            [v.size for v in vars],
+            [v.domain for v in vars],
+            statements=[],
+            homes=homes,
+            aliases={},
+            shared=[],
+        )
+        self._apart: set[int] = set()
+
+    # What rules call.
+
+    def source(self, index: int) -> Instruction:
+        """The instruction that computes a value."""
+        source = self.vars[index].source
+        assert isinstance(source, Instruction)
+        return source
+
+    def shape(self, index: int) -> Shape:
+        """The shape of a value."""
+        return self.vars[index].shape
+
+    def domain(self, index: int) -> int:
+        """The domain of a value, which may be one that lowering made."""
+        return self.lowered.domains[index]
+
+    def new(self, shape: Shape, domain: int) -> View:
+        """A value that the program does not have."""
+        self.lowered.sizes.append(int(np.prod(shape, dtype=np.int64)))
+        self.lowered.domains.append(domain)
+        return View(len(self.lowered.sizes) - 1, 0, shape, steps(shape))
+
+    def whole(self, index: int) -> View:
+        """All of a value."""
+        return View(index, 0, self.shape(index), steps(self.shape(index)))
+
+    def operand(self, arg: int, shape: Shape) -> Read:
+        """An argument, at every index of a shape."""
+        number = self.number(arg)
+        return Operand(self.views[arg].broadcast(shape)) if number is None else Number(number)
+
+    def number(self, arg: int) -> float | None:
+        """The number that an argument is, if it is one."""
+        source = self.vars[arg].source
+        if isinstance(source, Constant) and np.ndim(source.data) == 0:
+            return float(source.data)
+        return None
+
+    def loop(
+        self, domain: int, text: str, reads: Sequence[Read], target: View, combine: str = "", shape: Shape | None = None
+    ) -> View:
+        """Add a loop; return its target."""
+        shape = target.shape if shape is None else shape
+        self.lowered.statements.append(Loop(domain, shape, text, tuple(reads), target, combine))
+        return target
+
+    def reduce(
+        self,
+        domain: int,
+        text: str,
+        reads: Sequence[Read],
+        shape: Shape,
+        axes: Sequence[int],
+        combine: str,
+        target: int | None = None,
+    ) -> View:
+        """Combine the values of an expression along axes; the result keeps them, with length one.
+
+        Returns:
+            the result: the value `target`, or a new one.
+        """
+        kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+        made = self.new(kept, domain) if target is None else View(target, 0, kept, steps(kept))
+        strides = tuple(0 if axis in axes else stride for axis, stride in enumerate(made.strides))
+        self.loop(domain, text, reads, made._replace(shape=shape, strides=strides), combine)
+        return made
+
+    def store(self, what: str, number: int, domain: int, shape: Shape, read: Read) -> None:
+        """Add a loop that writes a value to its destinations, or to the gradient of a port."""
+        target = View(STORED, 0, shape, steps(shape))
+        self.lowered.statements.append(Loop(domain, shape, "{0}", (read,), target, stored=(what, number)))
+
+    def alone(self, index: int, why: str) -> None:
+        """Let an instruction run as in the reference backend."""
+        source = self.source(index)
+        self.lowered.statements.append(Alone(self.domain(index), index, source.args, why))
+        self._apart.add(index)
+
+    def product(self, domain: int, terms: Sequence[tuple[int, int, bool]], target: int) -> None:
+        """Add a product, or a sum of them, of (rows, weight, whether it is transposed)."""
+        found = tuple(Term(self._rows(rows), weight, transposed) for rows, weight, transposed in terms)
+        self.lowered.statements.append(Product(domain, found, target))
+        self._apart.add(target)
+
+    def product_of(self, index: int) -> tuple[int, int, bool] | None:
+        """The rows and the shared matrix that an instruction multiplies; None if it does something else."""
+        source = self.source(index)
+        if source.op is affine:
+            weight, rows, _ = source.args
+            transposed = True
+        elif source.op is matmul:
+            transposed = len(self.shape(source.args[0])) == 2
+            weight, rows = source.args if transposed else source.args[::-1]
+        else:
+            return None
+        fits = len(self.shape(weight)) == 2 and len(self.shape(rows)) == 1
+        if not fits or self.domain(weight) != SHARED or self.domain(rows) == SHARED:
+            return None
+        return rows, weight, transposed
+
+    def part_of(self, index: int, where: Any) -> View:
+        """The elements of a value at an index."""
+        array = np.empty((1, *self.shape(index)), np.int8)
+        part = array[(slice(None), *where)]
+        offset = part.__array_interface__["data"][0] - array.__array_interface__["data"][0]
+        return View(index, offset if part.size else 0, part.shape[1:], part.strides[1:])
+
+    def lies_in(self, part: int, view: View) -> bool:
+        """Whether an argument of a join that they cover is where the join wants it, or can be made there."""
+        if self._lies_in(part, view):
+            self.lowered.parts[view.value].append(self.views[part].value)
+            return True
+        return False
+
+    def _lies_in(self, part: int, view: View) -> bool:
+        lowered, own = self.lowered, self.views[part]
+        here, there = lowered.homes.get(own.value), lowered.homes.get(view.value)
+        if here is not None:
+            at = here._replace(column=here.column + own.offset)
+            wanted = there is not None and there._replace(column=there.column + view.offset)
+            return at == wanted and own.is_contiguous and view.is_contiguous
+        can = (
+            own.is_whole(lowered.sizes[own.value])
+            and own.value in self._apart
+            and own.value not in lowered.aliases
+            and view.is_contiguous
+        )
+        if can and self.domain(own.value) == self.domain(view.value):
+            lowered.aliases[own.value] = view._replace(shape=own.shape, strides=own.strides)
+            return True
+        return False
+
+    # Gradients that come in, views that copy, sums of products.
+
+    def _rows(self, rows: int) -> View:
+        """Rows that a library can read."""
+        view = self.views[rows]
+        if view.is_contiguous and self._is_float(view.value):
+            return view
+        return self.loop(self.domain(rows), "{0}", [Operand(view)], self.new(view.shape, self.domain(rows)))
+
+    def _is_float(self, value: int) -> bool:
+        """Whether a value lies in memory as numbers of the model's float type."""
+        return not isinstance(self.vars[value].source, Attribute) if value < len(self.vars) else True

@@ -1,0 +1,176 @@
+"""The names and addresses in the source of a kernel, and the table that says where the rows of each batch are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.lowered import Home, Lowered
+from autobatch.compiler.storing import Storage
+from autobatch.compiler.view import View
+from autobatch.ir.layout import Layout
+from autobatch.ir.program import NODE, SHARED
+
+ARRAYS = {
+    "inputs": "buffer", "mirror": "buffer", "saved": "buffer",
+    "scratch": "scratch", "kept": "kept", "row": "scratch", "shared": "shared", "ints": "ints", "floats": "floats",
+}  # fmt: skip
+
+
+STAGES = ("forward", "backward")  # each has scratch memory of its own
+SLOTS = {
+    "buffer": "real", "scratch": "real", "kept": "real", "ptr": "int64", "dest": "place", "adds": "bool_",
+    "shared": "real", "table": "int64", "ints": "int32", "floats": "float64",
+}  # fmt: skip
+"""The first slots of the memory of a stage: arrays and their types. Edges of groups and tables of rows follow."""
+COMMON = ("buffer", "scratch", "kept", "ptr", "dest", "adds")  # the first slots, the same for all types
+
+
+def columns_of(layout: Layout, n_outputs: int) -> tuple[str, ...]:
+    """The columns of the table that says where the rows of each batch are."""
+    domains = [letter_of(d) for d in range(NODE, len(layout.input_width) - 1)]
+    areas = [f"{area}_{domain}" for area in ("rows", "inputs", "mirror", "saved", *STAGES) for domain in domains]
+    return ("start", "shift", *areas, "kept_n", *(f"output_{number}" for number in range(n_outputs)))
+
+
+def letter_of(domain: int) -> str:
+    """`n` for nodes, or the number of a group of edges."""
+    return "n" if domain == NODE else str(domain)
+
+
+def is_step(name: str) -> bool:
+    """Whether a slot holds the elements from one row of a table to the next, and no address."""
+    return name.startswith("step_")
+
+
+def type_of(array: str) -> str:
+    """The type of the elements of an array, as sources name it."""
+    return SLOTS.get(array, "int64" if array.startswith("segments") else "real")
+
+
+def add(terms: list[str]) -> str:
+    """The text of a sum."""
+    return " + ".join(term for term in terms if term not in ("", "0")) or "0"
+
+
+def multiply(factor: str, size: str) -> str:
+    """The text of a product."""
+    return {"0": "0", "1": factor}.get(size, f"{factor} * {size}")
+
+
+def table_and_step(value: int) -> tuple[str, str]:
+    """The names of a parameter that is read by lookup, and of the elements from one of its rows to the next."""
+    return f"table_{value}", f"step_{value}"
+
+
+class Writer:
+    """The text of one kernel so far: its lines, and what they name."""
+
+    def __init__(
+        self, lowered: Lowered, storage: Storage, number: int, kernel: Kernel, layout: Layout, columns: tuple[str, ...],
+        words: tuple[int, int], slots: dict[str, int],
+    ) -> None:  # fmt: skip
+        self.lowered, self.storage, self.number, self.kernel = lowered, storage, number, kernel
+        self.layout, self.columns, self.words, self.slots = layout, columns, words, slots
+        self.sizes: dict[int, str] = {}
+        self.numbers: dict[str, str] = {}
+        self.used: dict[str, None] = {}  # columns of the table
+        self.arguments: dict[str, None] = {}
+        self.tops: dict[str, str] = {}  # names set once per row
+        self.shared: dict[str, str] = {}  # names set once
+        self.groups: set[int] = set()
+        self.lines: list[str] = []
+        self.indent = 2
+        self.n_names = 0
+
+    def slot(self, name: str) -> int:
+        """Where the address of an array is."""
+        return self.slots.setdefault(name, len(self.slots))
+
+    def _slot_read(self, name: str) -> str:
+        """What a slot holds: a number, or the address of an array."""
+        slot = f"slots[{self.slot(name)}]"
+        return slot if is_step(name) else f"array_at({slot}, {type_of(name)})"
+
+    def size(self, number: int) -> str:
+        """A size, column or width; 0 and 1 are written as they are."""
+        if number in (0, 1):
+            return str(number)
+        if number < 0:
+            return f"-{self.size(-number)}" if number != -1 else "-1"
+        return self.sizes.setdefault(number, f"s{len(self.sizes)}")
+
+    def real(self, data: float) -> str:
+        """A number of the model's float type."""
+        literal = "inf" if data == math.inf else "-inf" if data == -math.inf else "nan" if data != data else repr(data)
+        return self.numbers.setdefault(literal, f"c{len(self.numbers)}")
+
+    def column(self, name: str) -> str:
+        """A column of the table."""
+        self.used[name] = None
+        return name
+
+    def name(self) -> str:
+        """A new name of a range."""
+        self.n_names += 1
+        return f"x{self.n_names}"
+
+    def line(self, text: str) -> None:
+        """Add a line."""
+        self.lines.append("    " * self.indent + text)
+
+    @contextmanager
+    def inside(self, head: str) -> Iterator[None]:
+        """Add a compound statement."""
+        self.line(head)
+        self.indent += 1
+        yield
+        self.indent -= 1
+
+    def address(self, operand: View, moved: str = "") -> tuple[str, str]:
+        """The array that a view is in, and where it begins there."""
+        home, view = self.storage.home(operand) if operand.value not in self.storage.shared else self._shared(operand)
+        terms = [self.row_of(home), self.size(home.column + view.offset), moved]
+        if home.area in ("gather", "output"):
+            name = f"{home.area}_{home.domain}"
+            self.need_window(home.area, home.domain)
+            return name, add([self.size(view.offset), moved])
+        self.arguments[ARRAYS[home.area]] = None
+        return ARRAYS[home.area], add(terms)
+
+    def _shared(self, view: View) -> tuple[Home, View]:
+        return Home("shared", SHARED, self.storage.shared[view.value]), view
+
+    def row_of(self, home: Home) -> str:
+        """Where the row of an area begins."""
+        area, domain = home.area, home.domain
+        if area in ("row", "shared", "gather", "output"):
+            return ""
+        if area in ("ints", "floats"):
+            words = self.size(self.words[0 if area == "ints" else 1])
+            self.tops[f"{area}_r"] = multiply(f"({self.column('start')} + r)", words)
+            return f"{area}_r"
+        letter = letter_of(domain)
+        base = self.column(f"{self.lowered.stage if area == 'scratch' else area}_{letter}")
+        width = self.size(self._width(area, domain))
+        if domain != NODE:
+            self.groups.add(domain)
+            return add([base, multiply("e", width)])
+        self.tops[f"{base}_r"] = add([base, multiply("r", width)])
+        return f"{base}_r"
+
+    def _width(self, area: str, domain: int) -> int:
+        if area in ("scratch", "kept"):
+            return self.storage.kept_width if area == "kept" else self.storage.scratch_width[domain]
+        widths = self.layout.saved_width if area == "saved" else self.layout.input_width
+        return widths[domain - NODE]
+
+    def need_window(self, area: str, number: int) -> None:
+        self.arguments.update(dict.fromkeys(("buffer", "scratch", "ptr", "dest")))
+        self.column(f"output_{number}")
+        if area == "gather":
+            self.column("shift")
+        else:
+            self.arguments["adds"] = None

@@ -1,0 +1,138 @@
+"""A policy in a file: readable JSON, with one state of the machine a line and its types by name.
+
+    {"ready": ["leaf", "merge"], "critical": ["leaf"], "values": {"leaf": [-3.25, 40], "merge": [-4.0, 7]}}
+
+says that where leaves and merges are ready (leaves first, as the encoding "sort" ranks them), and leaf is critical,
+running the leaves promises a return of -3.25, as 40 changes of that value found. A digest of the content tells an
+edited file from one that was saved. To change a policy by hand, load it, change its tables, and save it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+from autobatch.errors import PolicyError
+from autobatch.system.files import write_whole
+
+FORMAT = "autobatch policy"
+VERSION = 1
+LINE_WIDTH = 110
+ADVICE = "give a file that policy.save wrote"
+
+
+class Kept(Protocol):
+    """A policy that can be kept in a file."""
+
+    rule: ClassVar[str]
+    direction: Any
+    compact: bool
+    about: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The rule and its options."""
+
+    def describe(self) -> dict[str, Any] | None:
+        """What was learned, as JSON says it; None if nothing."""
+
+
+def save_policy(policy: Kept, path: str | os.PathLike[str]) -> None:
+    """Write a policy to a file, replacing one that is there only once all is written.
+
+    Raises:
+        PolicyError: as for `to_text`, or the file cannot be written; what was at `path` is still there.
+    """
+    doing = f"cannot save policy {os.fspath(path)!r}"
+    text = to_text(policy, doing)
+    try:
+        write_whole(path, text.encode())
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise PolicyError(
+            f"{doing}: {reason}; give a file in a folder that exists, can be written and has room."
+        ) from error
+
+
+def to_text(policy: Kept, doing: str) -> str:
+    """Write what a file of a policy holds; `doing` begins messages.
+
+    Raises:
+        PolicyError: the policy has learned nothing, two types have one name, or something is not JSON.
+    """
+    learned = policy.describe()
+    if learned is None:
+        raise PolicyError(f"{doing}: {policy.name!r} has learned nothing; it is made anew by its name.")
+    names = [kind["name"] for kind in learned.get("types", ())]
+    if len(set(names)) < len(names):
+        raise PolicyError(f"{doing}: two of its types have one name: {', '.join(names)}; rename one.")
+    content: dict[str, Any] = {"kind": policy.rule, "direction": policy.direction, "compact": policy.compact}
+    content |= learned
+    content["about"] = policy.about
+    try:
+        plain = json.loads(json.dumps(content, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"{doing}: what it holds is not JSON ({error}); look at its values and its about.") from error
+    return f"{_lay_out({'format': FORMAT, 'version': VERSION, 'digest': _digest(plain), **plain})}\n"
+
+
+def read_text(path: str | os.PathLike[str], doing: str) -> str:
+    """The text of a file; PolicyError, which begins with `doing`, if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise PolicyError(f"{doing}: {(error.strerror or str(error)).lower()}; {ADVICE}.") from error
+    except ValueError as error:
+        raise PolicyError(f"{doing}: it is cut short or no JSON ({error}); {ADVICE}.") from error
+
+
+def read_content(text: str, doing: str) -> dict[str, Any]:
+    """What a text of `to_text` says, of its kind first; `doing` begins messages.
+
+    Raises:
+        PolicyError: it is cut short, edited, of another format or of another version.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PolicyError(f"{doing}: it is cut short or no JSON ({error}); {ADVICE}.") from error
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+        raise PolicyError(f"{doing}: it is JSON but no policy; {ADVICE}.")
+    version = content.pop("version", None)
+    if version != VERSION:
+        raise PolicyError(
+            f"{doing}: its format has version {version!r} and this autobatch reads {VERSION}; use the autobatch that "
+            f"wrote it, or learn the policy again."
+        )
+    if content.pop("digest", None) != _digest(content):
+        raise PolicyError(
+            f"{doing}: its content is not what was saved, for its digest is another; give the file as policy.save "
+            f"wrote it, or load, change and save the policy in Python."
+        )
+    return content
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Sum up what is said, however it is laid out."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _lay_out(content: Any, indent: int = 0) -> str:
+    """Write JSON in which whatever fits a line stands on one."""
+    line = json.dumps(content, ensure_ascii=False)
+    if indent + len(line) <= LINE_WIDTH or not isinstance(content, dict | list) or not content:
+        return line
+    if isinstance(content, dict) and content.keys() >= {"ready", "values"}:
+        return line
+    if isinstance(content, list) and all(isinstance(entry, float) for entry in content):
+        return line
+    pad = " " * (indent + 2)
+    if isinstance(content, dict):
+        parts = [f"{pad}{json.dumps(key, ensure_ascii=False)}: {_lay_out(v, indent + 2)}" for key, v in content.items()]
+        return "{\n" + ",\n".join(parts) + "\n" + " " * indent + "}"
+    return "[\n" + ",\n".join(pad + _lay_out(v, indent + 2) for v in content) + "\n" + " " * indent + "]"

@@ -1,0 +1,56 @@
+"""Asking a policy for a schedule, which is checked."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import ScheduleError
+from autobatch.graph.graph import Graph
+from autobatch.graph.graph_check import check_graph
+from autobatch.schedule.schedule import Policy, Schedule
+from autobatch.schedule.schedule_check import check_schedule
+from autobatch.system.trust import checking, is_trusted
+
+
+def repeat_schedule(policy: Policy | None, graph: Graph, schedule: Schedule) -> None:
+    """Tell a policy that wants to know that its schedule of a graph runs again."""
+    repeat = getattr(policy, "repeat", None)
+    if repeat is not None:
+        repeat(graph, schedule)
+
+
+def make_schedule(graph: Graph, policy: Policy) -> Schedule:
+    """Schedule `graph` by `policy`; checked, unless the policy is trusted and `AUTOBATCH_CHECK` off.
+
+    Raises:
+        ScheduleError: the policy gave no schedule, or none that runs this graph.
+    """
+    schedule = policy.schedule(graph)
+    if checking():
+        check_graph(graph)
+    if checking() or not is_trusted(policy):
+        return _read_schedule(graph, schedule, policy.name)
+    return schedule
+
+
+def _read_schedule(graph: Graph, made: object, name: str) -> Schedule:
+    """A checked copy of what a policy of this name made, as compiled code takes it."""
+    doing = f"scheduling with policy {name!r}"
+    if not isinstance(made, Schedule):
+        raise ScheduleError(
+            f"{doing}: schedule() gave {made!r} ({type(made).__name__}); return an autobatch.schedule.Schedule."
+        )
+    parts: list[Any] = [np.asarray(part) for part in (made.batch_type, made.batch_ptr, made.order)]
+    for field, part in zip(fields(made), parts, strict=True):
+        if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
+            raise ScheduleError(
+                f"{doing}: {field.name} is of dtype {part.dtype} and shape {part.shape}; give an int32[n]."
+            )
+    try:
+        check_schedule(graph, Schedule(*(part.astype(np.int64) for part in parts)))
+    except ScheduleError as error:
+        raise ScheduleError(f"{doing}: {error}") from None
+    return Schedule(*(part.astype(np.int32) for part in parts))
