@@ -1,1 +1,9 @@
 """Dataflow graphs of a mini-batch in one array of ints, their checker and builder, and the passes over them."""
+
+from __future__ import annotations
+
+from autobatch.graph.build import make_graph, merge_graphs, split_graph
+from autobatch.graph.graph import Graph, NamedTypes
+from autobatch.graph.graph_check import check_graph
+
+__all__ = ["Graph", "NamedTypes", "check_graph", "make_graph", "merge_graphs", "split_graph"]

@@ -72,7 +72,7 @@ class Auto:
         settled: whether that is final.
         why: how it was chosen.
 
-    >>> from autobatch.graph.graph import NamedTypes, make_graph
+    >>> from autobatch.graph import NamedTypes, make_graph
     >>> auto = Auto("cuda")
     >>> auto.schedule(make_graph(NamedTypes(("a", "b")), [0, 1], [(0, 1)])).n_batches, auto.name
     (2, 'auto (score+both+compact)')

@@ -53,7 +53,7 @@ class Timed:
     Example: one row costs as much as two, and of three nodes that can run first one may wait for a fourth that cannot.
 
     >>> from autobatch import policies
-    >>> from autobatch.graph.graph import NamedTypes, make_graph
+    >>> from autobatch.graph import NamedTypes, make_graph
     >>> graph = make_graph(NamedTypes(("a", "b")), [0, 0, 0, 1, 0], [(0, 3), (3, 4)])
     >>> costs = CostModel([5.0, 5.0], [1.0, 1.0], [2.0, 0.0])
     >>> rule = policies.get("score")

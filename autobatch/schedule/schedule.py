@@ -117,7 +117,7 @@ def min_batches(graph: Graph) -> int:
     Cost: O(T * (N + E)) time, O(N) ints.
     Source: ED-Batch (arXiv:2302.03851), the lower bound on batches.
 
-    >>> from autobatch.graph.graph import NamedTypes, make_graph
+    >>> from autobatch.graph import NamedTypes, make_graph
     >>> min_batches(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     3
     """

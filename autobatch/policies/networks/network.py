@@ -72,8 +72,7 @@ class Deep(Directed):
 
     Args:
         network: the weights; by default those that `learn_families` of `autobatch.policies.rl.deep` learned on
-        generated
-            families.
+            generated families.
         direction, compact: see `Directed`.
         about: how it was learned, to be kept with it.
     """

@@ -67,7 +67,7 @@ class Batching(gymnasium.Env[Observation, Any]):
     >>> sketch = Sketch(2)
     >>> sketch.add(1, [sketch.add(0), sketch.add(0)])
     2
-    >>> env = gymnasium.make("autobatch/Batching-v0", dags=[sketch.to_dag()])
+    >>> env = gymnasium.make("autobatch.policies.env:autobatch/Batching-v0", dags=[sketch.to_dag()])
     >>> observation, info = env.reset(seed=0)
     >>> info["action_mask"].tolist()
     [1, 0]
@@ -240,6 +240,4 @@ def inform_seat(seats: Seats, seat: int) -> dict[str, Any]:
 def register(name: str) -> None:
     """Register both environments in Gymnasium by a name, unless it is known."""
     if name not in gymnasium.registry:
-        gymnasium.register(
-            name, entry_point=f"{__name__}:Batching", vector_entry_point=f"{__name__}:BatchingVector"
-        )
+        gymnasium.register(name, entry_point=f"{__name__}:Batching", vector_entry_point=f"{__name__}:BatchingVector")

@@ -63,7 +63,7 @@ def local_search(
     Source: DESIGN, section 5.
 
     >>> from autobatch.graph.dag import to_dag
-    >>> from autobatch.graph.graph import NamedTypes, make_graph
+    >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("a", "b")), [0, 1, 0, 0, 1], [(0, 1), (1, 2), (3, 4)]))
     >>> local_search(dag, np.array([1, 0, 1, 0, 1, 0], np.int32), np.random.default_rng(0)).tolist()
     [0, 1, 0]

@@ -51,7 +51,7 @@ def compact(dag: Dag, sequence: IntArray) -> IntArray:
     Source: DESIGN, section 5.
 
     >>> from autobatch.graph.dag import to_dag
-    >>> from autobatch.graph.graph import NamedTypes, make_graph
+    >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("a", "b")), [0, 1, 0, 0, 1], [(0, 1), (1, 2), (3, 4)]))
     >>> compact(dag, np.array([0, 0, 1, 0, 1, 0], np.int32)).tolist()
     [0, 1, 0]

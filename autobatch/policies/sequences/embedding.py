@@ -49,7 +49,7 @@ def embed_early(dag: Dag, sequence: IntArray) -> IntArray:
     Cost: O(N + E + K), plus for N nodes up to min(T, K * T / N) steps to the next position of a type.
 
     >>> from autobatch.graph.dag import to_dag
-    >>> from autobatch.graph.graph import NamedTypes, make_graph
+    >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     >>> embed_early(dag, np.array([0, 0, 1, 0, 0], np.int32)).tolist()
     [0, 2, 3]
@@ -78,7 +78,7 @@ def embed_late(dag: Dag, sequence: IntArray) -> IntArray:
     Cost: as `embed_early`.
 
     >>> from autobatch.graph.dag import to_dag
-    >>> from autobatch.graph.graph import NamedTypes, make_graph
+    >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     >>> embed_late(dag, np.array([0, 0, 1, 0, 0], np.int32)).tolist()
     [1, 2, 4]
@@ -97,7 +97,7 @@ def finishes(dag: Dag, sequence: IntArray) -> bool:
     Cost: as `embed_early`.
 
     >>> from autobatch.graph.dag import to_dag
-    >>> from autobatch.graph.graph import NamedTypes, make_graph
+    >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     >>> finishes(dag, np.array([0, 1, 0], np.int32)), finishes(dag, np.array([1, 0, 0], np.int32))
     (True, False)
@@ -124,7 +124,7 @@ def to_schedule_at(dag: Dag, sequence: IntArray, position: IntArray) -> Schedule
     Cost: O(N + K).
 
     >>> from autobatch.graph.dag import to_dag
-    >>> from autobatch.graph.graph import NamedTypes, make_graph
+    >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     >>> sequence = np.array([0, 0, 1, 0, 0], np.int32)
     >>> print(to_schedule_at(dag, sequence, embed_early(dag, sequence)))

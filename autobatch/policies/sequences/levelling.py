@@ -49,7 +49,7 @@ def assign_rows(dag: Dag, sequence: IntArray, assign: Assign = "early", costs: C
     Example: of three nodes that can all run first, one may wait for a fourth that can not.
 
     >>> from autobatch.graph.dag import to_dag
-    >>> from autobatch.graph.graph import NamedTypes, make_graph
+    >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("a", "b")), [0, 0, 0, 1, 0], [(0, 3), (3, 4)]))
     >>> sequence = np.array([0, 1, 0], np.int32)
     >>> costs = CostModel([5.0, 5.0], [1.0, 1.0], [2.0, 0.0])
