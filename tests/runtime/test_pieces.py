@@ -9,8 +9,8 @@ import autobatch as ab
 from autobatch.runtime.cpu import pieces
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cpu.pieces import count_pieces, find_alone, rows_of_piece
+from parity import TOLERANCES, compare, compare_gradients
 from random_programs import draw_instances, draw_model
-from test_cpu import TOLERANCES, compare, compare_gradients
 from twin_cases import CASES, Case
 
 N_SEEDS = 12

@@ -20,7 +20,7 @@ from autobatch.models.data.sentence import Sentence, read_sentences
 from autobatch.models.data.sst import read_trees
 from counting import count_lines
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
 
 SENTENCES = """010|I-MISC is|O a|b|O ||O 8\u00a0m|O

@@ -20,7 +20,7 @@ from autobatch.policies.search.kernel import project
 from autobatch.schedule.schedule import min_batches
 from graphs import chain, random_batch, random_dag
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
 
 

@@ -29,7 +29,7 @@ SEEDS = range(60)
 UNFOLDED = tuple(name for name in DEFAULT if name != "fold")
 TABLE = np.random.default_rng(0).standard_normal((5, 3))
 PRIME = 2**31 - 1
-DATA = Path(__file__).parents[2] / "shared" / "data" / "lattice"
+DATA = Path(__file__).parents[3] / "shared" / "data" / "lattice"
 TYPES = ToyTypes(
     (
         ToyType("word", n_ints=1),

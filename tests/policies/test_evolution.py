@@ -36,7 +36,7 @@ from autobatch.policies.search.bounds import pair_bound
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 START = Weights(0.5, 1.0, 0.5, 0.5)
 SHORT = Evolution(generations=8, population=8)
 

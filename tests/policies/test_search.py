@@ -23,7 +23,7 @@ from autobatch.policies.sequences.embedding import finishes
 from graphs import random_batch, random_dag, random_tree
 from supersequences import fewest_batches, finishes_paths, inputs_of
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 AB = NamedTypes(("a", "b"))
 
 

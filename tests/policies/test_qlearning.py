@@ -34,7 +34,7 @@ from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, TREE, chain, random_dag, random_tree
-from test_fsm import rows_of, states_by_hand
+from machine_tables import rows_of, states_by_hand
 
 COSTS = CostModel(np.array([5.0, 1.0, 2.0, 3.0]), np.array([1.0, 0.5, 0.25, 2.0]), np.array([1.0, 4.0, 0.0, 2.0]))
 Learnt = dict[tuple[int, ...], tuple[list[float], list[int]]]

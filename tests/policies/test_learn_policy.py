@@ -15,7 +15,7 @@ from autobatch.policies.fsm.machine import WAYS, Fsm
 from autobatch.policies.learning import PUBLISHED
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
-from test_fsm import rows_of
+from machine_tables import rows_of
 from twin_cases import CASES, Case
 
 pytestmark = pytest.mark.usefixtures("_checked")

@@ -22,9 +22,9 @@ from autobatch.memplan.cell.recomputing import PRICES, Prices, recompute
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
+from parity import assert_equal
 from program_runs import Results, draw_parameters, draw_rows, run_derivative
 from random_programs import draw_instances, draw_model
-from test_cpu import assert_equal
 from twin_cases import CASES, Case
 
 ARITHMETIC = {"add", "sub", "mul", "neg", "relu", "where"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-PATH = Path(__file__).parents[1] / "experiments" / "harness.py"
+PATH = Path(__file__).parents[2] / "experiments" / "harness.py"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from autobatch.models.data.sst import parse_tree, read_trees
 from autobatch.models.data.tree import Tree, escape, unescape
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 
-SST = Path(__file__).parents[2] / "shared" / "data" / "sst"
+SST = Path(__file__).parents[3] / "shared" / "data" / "sst"
 
 needs_sst = pytest.mark.skipif(not SST.exists(), reason="../shared/data/sst is not there")
 

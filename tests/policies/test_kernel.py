@@ -24,7 +24,7 @@ from autobatch.policies.search.kernel import make_kernel, project
 from graphs import chain, random_batch, random_dag, random_tree
 from supersequences import fewest_batches, finishes_paths, inputs_of, is_subsequence, paths_from
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 AB = NamedTypes(("a", "b"))
 
 

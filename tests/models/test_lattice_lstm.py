@@ -15,7 +15,7 @@ from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.lattice_lstm import SPEC, LatticeLSTM, count_correct
 
 UNFOLDED = tuple(name for name in DEFAULT if name != "fold")
-LATTICES = Path(__file__).parents[2] / "shared" / "data" / "lattice"
+LATTICES = Path(__file__).parents[3] / "shared" / "data" / "lattice"
 
 
 def test_a_lattice_with_no_position_to_tag_has_no_loss_and_no_scores() -> None:

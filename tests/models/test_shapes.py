@@ -34,7 +34,7 @@ from autobatch.schedule.schedule import min_batches
 from autobatch.trace.record import Recorder
 from twin_cases import draw_lattices_case
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_lattices = pytest.mark.skipif(not (DATA / "lattice").exists(), reason="../shared/data/lattice is not there")
 needs_trees = pytest.mark.skipif(not (DATA / "sst").exists(), reason="../shared/data/sst is not there")
 LATTICE = Lattice([0, 1, 2, 1], [[], [(0, 1)], [(1, 2), (0, 3)], [(2, 3)]])

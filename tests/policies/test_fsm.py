@@ -10,55 +10,23 @@ import pytest
 from autobatch import policies
 from autobatch.errors import PolicyError
 from autobatch.graph.build import make_graph, merge_graphs
-from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph, NamedTypes
-from autobatch.policies.fsm.encoding import ENCODINGS, Encoding
+from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, describe_state, place_types
 from autobatch.policies.fsm.online import keep_learning
 from autobatch.policies.fsm.portrait import follow_machine, list_choices, visit_states
 from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
-from autobatch.policies.fsm.table import Table, add_state, find_state, make_table, widen_table
+from autobatch.policies.fsm.table import add_state, find_state, make_table, widen_table
 from autobatch.policies.learning import learn
 from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, TREE, chain, random_batch, random_dag, random_tree
+from machine_tables import rows_of, states_by_hand
 
 MACHINES = [Machine(encoding, critical) for encoding in ENCODINGS for critical in (False, True)]
-
-
-def states_by_hand(dag: Dag, sequence: list[int], encoding: Encoding, critical: bool) -> list[list[int]]:
-    """The states before each batch, from the definitions: paths and ready nodes are looked at anew."""
-    sources = [dag.edge_src[dag.edge_ptr[n] : dag.edge_ptr[n + 1]].tolist() for n in range(dag.type_id.size)]
-    done, states = set[int](), []
-    for kind in sequence:
-        left = [n for n in range(dag.type_id.size) if n not in done]
-        ready = [n for n in left if set(sources[n]) <= done]
-        counts = [sum(dag.type_id[n] == a for n in ready) for a in range(dag.n_types)]
-        by_size = sorted((a for a in range(dag.n_types) if counts[a]), key=lambda a: (-counts[a], a))
-        state = [int(count > 0) for count in counts]
-        if encoding == "max" and by_size:
-            state[by_size[0]] = 2
-        if encoding == "sort":
-            state = [by_size.index(a) + 1 if counts[a] else 0 for a in range(dag.n_types)]
-        if critical:
-            state += [
-                int(counts[a] > 0 and is_critical_by_hand(dag, sources, left, ready, a)) for a in range(len(state))
-            ]
-        states.append(state)
-        done.update(n for n in ready if dag.type_id[n] == kind)
-    return states
-
-
-def is_critical_by_hand(dag: Dag, sources: list[list[int]], left: list[int], ready: list[int], kind: int) -> bool:
-    """Whether all ready nodes at which the longest chain of the type starts are of that type."""
-    ahead = dict.fromkeys(left, 0)
-    for n in reversed(left):
-        after = [reader for reader in left if n in sources[reader]]
-        ahead[n] = max((ahead[reader] for reader in after), default=0) + int(dag.type_id[n] == kind)
-    most = max(ahead[n] for n in ready)
-    return most > 0 and all(dag.type_id[n] == kind for n in ready if ahead[n] == most)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=str)
@@ -226,12 +194,6 @@ def test_a_policy_for_other_cells_is_refused() -> None:
 def test_an_unknown_encoding_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"encoding='sorted' is none of base, max, sort"):
         Machine("sorted")  # type: ignore[arg-type]
-
-
-def rows_of(table: Table) -> dict[tuple[int, ...], tuple[list[float], list[int]]]:
-    n = int(table.n_states[0])
-    rows = zip(table.states[:n].tolist(), table.values[:n].tolist(), table.updates[:n].tolist(), strict=True)
-    return {tuple(state): (values, updates) for state, values, updates in rows}
 
 
 def test_a_table_for_more_types_knows_what_it_knew() -> None:

@@ -24,8 +24,8 @@ from autobatch.plan.plan import PlannedCell
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.cell import Tracer
+from parity import assert_equal
 from random_programs import draw_instances, draw_model
-from test_cpu import assert_equal
 from twin_cases import CASES, Case
 
 BACKENDS: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]

@@ -27,7 +27,7 @@ from autobatch.policies.networks.network import Deep, Network
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.rules import Score, Weights
 from graphs import LETTERS, random_dag, random_tree
-from test_fsm import rows_of
+from machine_tables import rows_of
 
 
 def trees(n: int = 3) -> list[Graph]:
