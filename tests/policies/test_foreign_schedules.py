@@ -121,7 +121,7 @@ def test_a_schedule_that_changes_later_does_not_change_what_runs() -> None:
 
 def test_built_in_policies_are_believed_and_classes_made_of_them_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Graph] = []
-    monkeypatch.setattr("autobatch.schedule.schedule.check_schedule", lambda graph, _: checked.append(graph))
+    monkeypatch.setattr("autobatch.schedule.make.check_schedule", lambda graph, _: checked.append(graph))
     for name in (*policies.names(), "score+both+compact", "auto", "agenda or score"):
         make_schedule(ANOTHER, policies.get(name))
     assert not checked
