@@ -402,4 +402,9 @@ def test_the_demonstration_in_small(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     assert "epoch 1:" in out
     assert "(no further epochs after 0 seconds)" in out
     assert re.search(r"^\[\w+ .*\] +\d +\d$", out, re.MULTILINE)
-    assert re.search(r"^agenda( +[\d,.]+){6} +[\d.]+x$", out, re.MULTILINE)
+    for policy in ("depth", "agenda", "score", "fsm"):
+        assert len(re.findall(rf"^{policy}( +[\d,.]+){{6}} +[\d.]+x$", out, re.MULTILINE)) == 2, (
+            "on trees and on lattices"
+        )
+    assert out.count("learned just now by Q-learning") == 2
+    assert re.search(r"^read_character!.* read_(character|word)$", out, re.MULTILINE)

@@ -16,6 +16,7 @@ from typing import Any
 import autobatch as ab
 from autobatch.cli.results import Tally
 from autobatch.cli.workload import Workload, record
+from autobatch.schedule import Policy
 
 MODES = ("infer", "train")
 
@@ -34,7 +35,7 @@ class Timing:
 
 def race(
     workload: Workload,
-    policies: Sequence[str],
+    policies: Sequence[str | Policy],
     backend: str,
     mode: str,
     batch_size: int,
@@ -46,7 +47,7 @@ def race(
 
     Args:
         workload: the model and its data; mode train changes the model's parameters.
-        policies: their names.
+        policies: names, or the policies themselves.
         backend: its name.
         mode: "infer" computes losses, "train" losses and gradients, and takes a step of Adam.
         batch_size: instances in a mini-batch.
@@ -58,8 +59,9 @@ def race(
         DataError: the data is too small.
     """
     instances = workload.first(batch_size * n_minibatches)
-    runs = {policy: _make_run(workload, policy, backend, mode, instances, batch_size) for policy in policies}
-    tallies = {policy: Tally() for policy in policies}
+    named = {policy if isinstance(policy, str) else policy.name: policy for policy in policies}
+    runs = {name: _make_run(workload, policy, backend, mode, instances, batch_size) for name, policy in named.items()}
+    tallies = {name: Tally() for name in named}
 
     def ran(policy: str, repeat: int) -> None:
         if repeat == 0:
@@ -67,7 +69,7 @@ def race(
         step_done(policy)
 
     times = take_turns({policy: run for policy, (_, run) in runs.items()}, n_minibatches, n_repeats, ran)
-    return [_summarise(runs[policy][0], times[policy], batch_size, tallies[policy]) for policy in policies]
+    return [_summarise(runs[name][0], times[name], batch_size, tallies[name]) for name in named]
 
 
 def take_turns(
@@ -104,7 +106,7 @@ def take_turns(
 
 
 def _make_run(
-    workload: Workload, policy: str, backend: str, mode: str, instances: Sequence[Any], batch_size: int
+    workload: Workload, policy: str | Policy, backend: str, mode: str, instances: Sequence[Any], batch_size: int
 ) -> tuple[Any, Callable[[int], None]]:
     """Record the instances for one policy; give the batched loss, and what runs one mini-batch, planned each time."""
     loss = workload.batched("loss", policy, backend, plan_cache=0)

@@ -1,4 +1,4 @@
-"""The demonstration behind `make demo`: a Tree-LSTM learns list operations, batched; then the policies are compared.
+"""The demonstration behind `make demo`: a Tree-LSTM learns list operations, batched; then policies are compared.
 
 python -m autobatch.cli.training.demo
 """
@@ -18,18 +18,22 @@ from autobatch.cli.results import format_table
 from autobatch.cli.threads import DEFAULT_THREADS, use_threads
 from autobatch.cli.training.fitting import Fitting
 from autobatch.cli.training.train import summarise
-from autobatch.cli.workload import Workload, load_workload
+from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.models.data.listops import to_brackets
+from autobatch.policies.fsm.machine import Fsm
+from autobatch.policies.fsm.portrait import list_choices, ways_of
+from autobatch.schedule import Policy
 
 DIM = 64
 BATCH_SIZE = 64
 EPOCHS = 24
 LR = 3e-3
-TRAINING_S = 75.0  # no further epoch begins after that, however slow the machine
+TRAINING_S = 45.0  # no further epoch begins after that, however slow the machine
 N_ANSWERS = 5
 LONGEST_ANSWER = 60  # characters
-POLICIES = ("unbatched", "depth", "agenda")
+POLICIES = ("depth", "agenda", "score")
 REPEATS = 5
+MOST_STATES = 6  # of the machine that is learned, shown
 
 
 @show_compilation()
@@ -43,10 +47,14 @@ def demo() -> None:
     train(workload)
     click.echo("\nExpressions that it has not seen:\n")
     click.echo(answer(workload))
-    click.echo(f"\nOne step of this training, batched in three ways; mini-batches of {BATCH_SIZE} trees:\n")
-    click.echo(compare(workload))
-    click.echo("\nunbatched runs one node at a time, depth all nodes of one depth and type, agenda the type whose")
-    click.echo("remaining nodes are the least deep. No schedule has fewer batches than the lower bound.")
+    click.echo(f"\nOne step of this training under several policies; mini-batches of {BATCH_SIZE} trees:\n")
+    compare(workload)
+    click.echo(f"\nTrees are easy. The same for a lattice LSTM, mini-batches of {BATCH_SIZE} sentences:\n")
+    compare(load_workload("lattice-lstm", None, DIM, seed=0))
+    click.echo(
+        "\ndepth runs all nodes of one depth and type, agenda the type whose remaining nodes are the least deep,"
+    )
+    click.echo("score the type with the highest score of a rule. No schedule has fewer batches than the lower bound.")
 
 
 def train(workload: Workload) -> None:
@@ -74,14 +82,23 @@ def answer(workload: Workload) -> str:
     return format_table(("expression", "value", "model says"), rows)
 
 
-def compare(workload: Workload) -> str:
-    """Lay out the policies' counts and speeds on the first mini-batch."""
-    with show_progress((REPEATS + 1) * len(POLICIES)) as progress:
+def compare(workload: Workload) -> None:
+    """Learn a state machine on the first mini-batch, and show it beside other policies, with what it learned."""
+    loss = workload.batched("loss", "agenda", "auto")
+    graphs = record(loss, workload.first(BATCH_SIZE))
+    learned = loss.learn_policy([graphs], direction="forward", compact=False, rival=False)
+    assert isinstance(learned, Fsm), "the default algorithm learns a state machine"
+    policies: list[str | Policy] = [*POLICIES, learned]
+    with show_progress((REPEATS + 1) * len(policies)) as progress:
         timings = race(
-            workload, POLICIES, "auto", "train", BATCH_SIZE, n_minibatches=1, n_repeats=REPEATS,
+            workload, policies, "auto", "train", BATCH_SIZE, n_minibatches=1, n_repeats=REPEATS,
             step_done=lambda policy: progress.advance("timing", policy),
         )  # fmt: skip
-    return format_timings(timings)
+    click.echo(format_timings(timings))
+    choices = list_choices(learned, ways_of(learned)[0])
+    click.echo(f"\n{learned.name} is a state machine, learned just now by Q-learning: {len(choices)} states, such as")
+    rows = [(choice.state, choice.kind) for choice in choices[:MOST_STATES]]
+    click.echo(format_table(("types that are ready", "runs"), rows))
 
 
 if __name__ == "__main__":
