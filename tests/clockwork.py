@@ -11,7 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.blas import Chooser, threads
-from autobatch.inspect import report
+from autobatch.runtime import step
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.tuning import costs, tuner
 from autobatch.tuning.variant import OTHERS
@@ -45,7 +45,7 @@ class Clockwork:
 def set_clock(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     """Put this code on a machine of four cores whose time is known."""
     found = Clockwork()
-    monkeypatch.setattr(report, "perf_counter", found)
+    monkeypatch.setattr(step, "perf_counter", found)
     monkeypatch.setattr(threads, "limit_threads", found.limit)
     monkeypatch.setattr(tuner, "most_threads", lambda: 4)
     monkeypatch.setattr(costs, "WAKE_S", 0.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autobatch.errors import DataError, GraphError
-from autobatch.graph import graph as graph_module
+from autobatch.graph import build
 from autobatch.graph.build import check_ranges, make_graph, merge_graphs, split_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.graph_check import check_graph
@@ -157,7 +157,7 @@ class TestMerge:
 
     def test_positions_must_fit_int32(self, monkeypatch: pytest.MonkeyPatch) -> None:
         graph = random_dag(3)
-        monkeypatch.setattr(graph_module, "MAX_WORDS", 2 * graph.words.size)
+        monkeypatch.setattr(build, "MAX_WORDS", 2 * graph.words.size)
         merge_graphs([graph, graph])
         with pytest.raises(GraphError, match=r"merging 3 graphs gives .* words .* merge fewer instances at a time"):
             merge_graphs([graph, graph, graph])
@@ -327,7 +327,7 @@ def test_plain_loops_do_the_same() -> None:
 def test_what_was_checked_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = [make_graph(TOYS, [WORD], [], attr=[value]) for value in (0, 99)]
     checked = []
-    monkeypatch.setattr(graph_module, "check_ranges", lambda graph: checked.append(graph.n_nodes))
+    monkeypatch.setattr(build, "check_ranges", lambda graph: checked.append(graph.n_nodes))
     merged = merge_graphs(graphs)
     parts = split_graph(merged)
     assert all(graph.in_range for graph in (*graphs, merged, *parts))

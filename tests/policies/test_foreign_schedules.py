@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[Callable[[Schedule], Any], str]] = {
     "no pointers": (lambda s: Schedule(s.batch_type, s.batch_ptr[:0], s.order), "must rise from 0"),
     "floats": (lambda s: Schedule(s.batch_type, s.batch_ptr, long(s.order) / 1), "order is of dtype float64"),
     "a table": (lambda s: Schedule(s.batch_type[:, None], s.batch_ptr, s.order), "batch_type is of dtype int32 and"),
-    "nothing": (lambda _: None, "schedule() gave None (NoneType); return an autobatch.schedule.schedule.Schedule"),
+    "nothing": (lambda _: None, "schedule() gave None (NoneType); return an autobatch.schedule.Schedule"),
     "a list": (list, "(list); return"),
 }
 

@@ -123,7 +123,8 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypat
 
 WRITER = """
 import sys, warnings
-from autobatch.policies.policy_file import load, save_policy
+from autobatch.policies.files import save_policy
+from autobatch.policies.policy_file import load
 from autobatch.policies.rules.rules import LEARNED, Score
 from autobatch.policies.store import find_entry, keep_entry
 warnings.simplefilter("error")
