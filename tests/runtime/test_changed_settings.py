@@ -195,6 +195,7 @@ def test_another_planner_lays_out_known_types_where_choices_are_measured(tune: A
 def test_a_plan_depends_on_the_number_of_threads_where_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scratch memory of each thread counts in max_bytes, whichever number the plan before was made for."""
     monkeypatch.setattr("autobatch.blas.threads.usable_cores", lambda: 8)
+    monkeypatch.setattr("autobatch.blas.threads._all_pools", list)  # of which torch may have been told to use one
     model = Net(24)
     run = ab.batched(model.loss, backend=Sized(), max_bytes=10**9)
     graphs = run.record_all([4] * 16)
