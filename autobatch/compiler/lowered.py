@@ -1,10 +1,4 @@
-"""The statements of a stage, and what grows them.
-
-What a rule of `autobatch.compiler.rules` expresses becomes loops: a softmax is a largest element, exponentials, their
-sum and quotients, which can then be fused with what is around them. An affine map of rows is a product and a sum with
-the bias; where products of rows are added up, one library call adds to what the other wrote. What the stage computes
-from parameters alone is left out: it runs once, and not for every batch.
-"""
+"""The statements of a stage, where its values are, and what rules call to add statements."""
 
 from __future__ import annotations
 

@@ -13,14 +13,7 @@ from numpy.typing import NDArray
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.graph import MAX_WORDS, NO_FLOATS, Graph, NamedTypes, Types
 from autobatch.graph.graph_check import check_graph, refuse_backward_edges
-from autobatch.graph.words import (
-    crossing_node,
-    merge_words,
-    split_words,
-    value_starts,
-    words_size,
-    write_header,
-)
+from autobatch.graph.words import crossing_node, merge_words, split_words, value_starts, words_size, write_header
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled

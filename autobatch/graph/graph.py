@@ -3,8 +3,8 @@
 A graph holds nodes (calls of cells) in topological order, the edges between them, the int and float data that
 the calls were given, and what the user asked for. It knows types by number only; a `Types` table names them.
 All of it lives in one int32 array (`autobatch.graph.words` has the layout), so that merging a mini-batch costs one
-concatenation and one compiled pass. Here graphs are made by hand, merged, split, range-checked and printed;
-`check_graph` comes from `autobatch.graph.graph_check`.
+concatenation and one compiled pass. `autobatch.graph.build` makes, merges and splits graphs, and checks ranges;
+`autobatch.graph.graph_check` checks the rest.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from autobatch.graph.words import (
-    Encoded,
-)
+from autobatch.graph.words import Encoded
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import GraphError
+from autobatch.graph.graph import Graph
 from autobatch.graph.words import HEADER, words_size
 from autobatch.jit.arrays import IntArray
-
-if TYPE_CHECKING:
-    from autobatch.graph.graph import Graph
 
 
 def check_graph(graph: Graph) -> None:

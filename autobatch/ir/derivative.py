@@ -1,4 +1,4 @@
-"""The backward stages of a cell, as data."""
+"""The backward stages of a cell as data: what `autobatch.ir.passes.autodiff` makes and other passes change."""
 
 from __future__ import annotations
 
@@ -6,19 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from autobatch.ir.program import (
-    CellProgram,
-    Constant,
-    Instruction,
-    Var,
-    Weight,
-    show_lines,
-)
-
-if TYPE_CHECKING:
-    from autobatch.params.parameter import Parameter
+from autobatch.ir.program import CellProgram, Constant, Instruction, Var, Weight, show_lines
+from autobatch.params.parameter import Parameter
 
 
 class Scatter(NamedTuple):

@@ -14,7 +14,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,9 +23,7 @@ from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op, Shape, check_index, first_symbol
 from autobatch.ops.eager import plain_array, unwrap
 from autobatch.ops.operators import Operators, Symbol
-
-if TYPE_CHECKING:
-    from autobatch.params.parameter import Parameter
+from autobatch.params.parameter import Parameter
 
 NODE, SHARED = -1, -2
 DRAW = -1  # the leaf of the attribute that numbers a node's draw: no argument

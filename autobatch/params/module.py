@@ -1,4 +1,4 @@
-"""Parameters, the modules that hold them, and how they are named, stored and read back.
+"""Modules: objects that hold parameters, and how these are named, stored and read back.
 
 A module is any object that holds parameters: in attributes, in lists, tuples and dicts, or in other modules. Its
 parameters are found by walking those in the order in which they were defined, each object once; so a parameter that is

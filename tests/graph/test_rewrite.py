@@ -15,19 +15,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite.passes import PASSES, Rewrites, rewrite
 from counting import count_lines, plain_loops
-from graphs import (
-    ADD,
-    ADD_WIDE,
-    CELL,
-    IDENTITY,
-    SUM_N,
-    SWAP,
-    TOYS,
-    WORD,
-    random_batch,
-    random_toys,
-    same_graph,
-)
+from graphs import ADD, ADD_WIDE, CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, random_batch, random_toys, same_graph
 
 SEEDS = range(30)
 Value = tuple[object, ...]

@@ -19,22 +19,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from autobatch.ir.derivative import Derivative, Scatter
-from autobatch.ir.program import (
-    NODE,
-    SHARED,
-    Builder,
-    CellProgram,
-    Incoming,
-    Instruction,
-    Traced,
-    Var,
-    Weight,
-)
+from autobatch.ir.program import NODE, SHARED, Builder, CellProgram, Incoming, Instruction, Traced, Var, Weight
 from autobatch.ir.program_check import check_values
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.elementwise import add
@@ -42,9 +32,6 @@ from autobatch.ops.indexing import scatter
 from autobatch.ops.reduction import sum
 from autobatch.ops.shaping import assemble, expand, reshape
 from autobatch.system.trust import checking
-
-if TYPE_CHECKING:
-    pass
 
 
 def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> Derivative:

@@ -8,7 +8,7 @@ in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,7 @@ from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.runtime.cpu.pieces import Calls, count_pieces, find_alone, list_calls, most_rows, rows_of_piece
-
-if TYPE_CHECKING:
-    from autobatch.runtime.cpu.stages import CompiledCell
+from autobatch.runtime.cpu.stages import CompiledCell
 
 LongArray = NDArray[np.int64]
 
