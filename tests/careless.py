@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.ir.program import NODE, SHARED, Builder, CellProgram, Constant, Instruction, Traced, Weight
+from autobatch.ir.builder import Builder, Traced
+from autobatch.ir.program import NODE, SHARED, CellProgram, Constant, Instruction, Weight
 from autobatch.ops import elementwise
 from autobatch.ops.operators import OPS
 from autobatch.ops.shaping import concat, reshape, slice_, transpose

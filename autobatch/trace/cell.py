@@ -19,7 +19,8 @@ import numpy as np
 
 from autobatch.errors import AutobatchError, GraphError, ShapeError
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
-from autobatch.ir.program import NODE, Attribute, Builder, CellProgram, Port, first_leaf
+from autobatch.ir.builder import Builder
+from autobatch.ir.program import NODE, Attribute, CellProgram, Port, first_leaf
 from autobatch.ir.program_check import check_cell
 from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.operators import STAGE, Operators, stage

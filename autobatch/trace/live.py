@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from autobatch.ir.program import Builder, Traced
+from autobatch.ir.builder import Builder, Traced
 from autobatch.params.parameter import Parameter
 
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.ir.arguments import Key
-from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, NeedsNumber, Port, Weight
+from autobatch.ir.builder import NeedsNumber
+from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Weight
 from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
 from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N

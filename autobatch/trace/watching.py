@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.ir.program import Builder
+from autobatch.ir.builder import Builder
 from autobatch.jit.compiling import without_collection
 from autobatch.ops.elementwise import stop_gradient
 from autobatch.ops.operators import Operators, Symbol

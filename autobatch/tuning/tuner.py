@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +28,7 @@ from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Frontier, FrontierPolicy
 from autobatch.trace.record import MiniBatch, Recorder
 from autobatch.tuning.costs import CostModel, Work, measure_work
+from autobatch.tuning.seat import Seat
 from autobatch.tuning.store import Decision, find_decisions, find_measured, keep_decision, keep_measured, sign_model
 from autobatch.tuning.trial import MUCH_WORSE, Trial, Watch
 from autobatch.tuning.variant import LAYOUTS, OTHERS, Decisions, Variant, check_threads, read_decisions, write_decisions
@@ -37,37 +38,6 @@ NOT_WORSE = 1.1  # times the prediction for the variant in force: what is predic
 MOST_TRIED = 4  # beside the variant in force
 PAUSE = 200  # mini-batches after falling back to one thread, before more are tried again; then twice as many,
 MOST_DOUBLED = 6  # times at most
-
-
-@dataclass(eq=False)
-class Seat:
-    """A class of mini-batches and how they run.
-
-    Attributes:
-        variant: that is in force.
-        why: it is.
-        trial, watch: what is going on.
-        looked_up: whether the cache was asked, with the signature of the model then.
-        begun: whether it is known what there is to try.
-        works, nodes: of the first mini-batch, under each variant on trial.
-        medians: seconds per node of what was tried, as it was measured last.
-        pause: mini-batches left until threads are tried again; 0 for never.
-        pauses: how many there were.
-    """
-
-    label: str
-    variant: Variant
-    why: str
-    trial: Trial | None = None
-    watch: Watch | None = None
-    looked_up: bool = False
-    begun: bool = False
-    signature: str = ""
-    works: dict[Variant, Work] = field(default_factory=dict)
-    nodes: int = 0
-    medians: dict[Variant, float] = field(default_factory=dict)
-    pause: int = 0
-    pauses: int = 0
 
 
 class Tuning:

@@ -36,7 +36,7 @@ from autobatch.params.stacks import Targets
 from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 from autobatch.runtime.activity import Activity
 from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import RowRange
+from autobatch.runtime.interpreter.frame import RowRange
 
 Array = NDArray[Any]
 ONCE = -1  # the type of what a stage does once for all rows of the types, before or after its batches

@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.derivative import Derivative, Scatter
-from autobatch.ir.program import NODE, SHARED, Builder, CellProgram, Incoming, Instruction, Traced, Var, Weight
+from autobatch.ir.program import NODE, SHARED, CellProgram, Incoming, Instruction, Var, Weight
 from autobatch.ir.program_check import check_values
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.elementwise import add

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from autobatch.ir.program import SHARED, Builder, CellProgram, Instruction, Port, Traced, Weight, origin
+from autobatch.ir.builder import Builder, Traced
+from autobatch.ir.program import SHARED, CellProgram, Instruction, Port, Weight, origin
 from autobatch.ir.program_check import check_cell
 from autobatch.memplan.cell.homes import ROWS
 from autobatch.memplan.cell.layout_search import Effort, fit_hard

@@ -16,7 +16,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from autobatch.ir.program import Attribute, Builder, CellProgram, Constant, Instruction, Port, Traced, Weight
+from autobatch.ir.builder import Builder, Traced
+from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Weight
 from autobatch.ir.program_check import check_cell
 from autobatch.ir.weights import stacks_in
 from autobatch.memplan.cell.constraints import RESULT

@@ -40,7 +40,8 @@ from autobatch.runtime.cpu.steps import make_calls
 from autobatch.runtime.cpu.table import Prepared, Shapes
 from autobatch.runtime.cpu.team import Sweeps
 from autobatch.runtime.cpu.weights import WeightStage
-from autobatch.runtime.interpreter.reference import Frame, Reference, RowRange
+from autobatch.runtime.interpreter.frame import Frame, RowRange
+from autobatch.runtime.interpreter.reference import Reference
 
 Array = NDArray[Any]
 SCRATCH = COMMON.index("scratch")

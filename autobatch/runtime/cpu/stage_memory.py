@@ -20,7 +20,7 @@ from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Weight
 from autobatch.jit.addresses import LINE
 from autobatch.ops.define import run_kernel
 from autobatch.plan.plan import Batch, Plan, PlannedCell
-from autobatch.runtime.interpreter.reference import RowRange
+from autobatch.runtime.interpreter.frame import RowRange
 
 Array = NDArray[Any]
 

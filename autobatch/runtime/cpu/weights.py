@@ -34,7 +34,7 @@ from autobatch.plan.plan import Plan, PlannedCell
 from autobatch.runtime.cpu.pieces import Calls
 from autobatch.runtime.cpu.rounding import Outers
 from autobatch.runtime.cpu.team import Sweeps
-from autobatch.runtime.interpreter.reference import dense
+from autobatch.runtime.interpreter.frame import dense
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]

@@ -1,0 +1,222 @@
+"""Building programs: symbols on which an op appends an instruction, and what starts or goes on with a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import GraphError
+from autobatch.ir.program import (
+    DRAW,
+    NODE,
+    SHARED,
+    Attribute,
+    CellProgram,
+    Constant,
+    Instruction,
+    Source,
+    Var,
+    Weight,
+    cone,
+    origin,
+    renumber,
+    show_var,
+)
+from autobatch.ops.conditions import Condition, gives_condition
+from autobatch.ops.define import Op, Shape, check_index, first_symbol
+from autobatch.ops.eager import plain_array, unwrap
+from autobatch.ops.operators import Operators, Symbol
+
+
+class NeedsNumber(Exception):
+    """The body of a cell wants a number that was offered as an input of the program."""
+
+
+class Traced(Symbol):
+    """A value inside a cell while its body is traced."""
+
+    __slots__ = ("builder", "index")
+    _stage = "traced"
+
+    def __init__(self, builder: Builder, index: int) -> None:
+        self.builder, self.index = builder, index
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self.lacks(name))
+
+    @property
+    def var(self) -> Var:
+        """What the builder knows of this value."""
+        return self.builder.vars[self.index]
+
+    @property
+    def shape(self) -> Shape:
+        """Per-node shape."""
+        return self.var.shape
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        """Append an instruction."""
+        return self.builder.apply(op, args, static)
+
+    def _refuse(self, what: str) -> Exception:
+        source = self.var.source
+        if self.is_known():
+            return NeedsNumber(what)
+        if isinstance(source, Attribute):
+            argument = source.name.split(".")[0]
+            return GraphError(
+                f"{what} needs the number {source.name!r}, which differs between the nodes of a batch; to make it part "
+                f"of the type, so that the body may depend on it, mark the cell with @ab.cell(static=({argument!r},))."
+            )
+        return super()._refuse(what)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        if isinstance(self.var.source, Attribute):
+            argument = self.var.source.name.split(".")[0]
+            raise GraphError(
+                f"an array is made of the number {self.var.source.name!r}, which differs between the nodes of a batch; "
+                f"make it before the call, and pass an array as {argument!r}."
+            )
+        return super().__array__(dtype, copy)
+
+    def is_known(self) -> bool:
+        """Whether this value is computed from live numbers alone, which are then noted as needed."""
+        vars = self.builder.vars
+        sources = [vars[i].source for i in cone(vars, [self.index])]
+        given = [source for source in sources if not isinstance(source, (Instruction, Constant))]
+        live = {id(s.parameter) for s in given if isinstance(s, Weight)} & self.builder.live
+        if not given or len(live) < len(given):
+            return False
+        self.builder.needed |= live
+        return True
+
+    def __repr__(self) -> str:
+        return f"<traced {show_var(self.builder.vars, self.index)}>"
+
+
+class TracedCondition(Condition, Traced):
+    """What a comparison gives while a cell's body is traced."""
+
+    __slots__ = ()
+
+
+class Builder:
+    """Grows the list of values of a program; give it a finished program to continue.
+
+    Attributes:
+        live: the `id`s of parameters that stand for numbers of the model, see `autobatch.trace.live`.
+        needed: those of which the body wants the number.
+    """
+
+    def __init__(self, name: str, start: Sequence[Var] = (), weight_names: Mapping[int, str] | None = None) -> None:
+        self.name = name
+        self.weight_names = weight_names or {}
+        self.vars: list[Var] = list(start)
+        self.ties: set[tuple[int, int]] = set()
+        self.n_sites = 0
+        self.live: set[int] = set()
+        self.needed: set[int] = set()
+        self._draw: Traced | None = None
+        self._weights = {id(v.source.parameter): i for i, v in enumerate(start) if isinstance(v.source, Weight)}
+
+    def add(self, source: Source, shape: Shape, domain: int) -> Traced:
+        """Append a value."""
+        self.vars.append(Var(source, shape, domain))
+        return Traced(self, len(self.vars) - 1)
+
+    def value(self, index: int) -> Traced:
+        """The value of this number, as a symbol."""
+        return Traced(self, index)
+
+    def wrap(self, x: Any) -> Traced:
+        """Any argument of an op as a value of this program."""
+        if isinstance(x, Traced):
+            if x.builder is not self:
+                raise GraphError(
+                    f"{self.name} uses a value traced in {x.builder.name}; pass it as an argument instead."
+                )
+            return x
+        if isinstance(x, Symbol):
+            raise GraphError(
+                f"the body of {self.name} uses a value that another node computed; pass it as an argument."
+            )
+        if isinstance(x, Operators):
+            return self._weight(x)
+        data = unwrap(x)
+        if data.dtype.kind not in "fiub":
+            raise GraphError(f"{self.name} computes with {x!r} ({type(x).__name__}), which is no number; leave it out.")
+        number = x if isinstance(x, (int, float)) else plain_array(data).copy()  # an array may be changed in place
+        return self.add(Constant(number), data.shape, SHARED)
+
+    def _weight(self, parameter: Any) -> Traced:
+        if id(parameter) not in self._weights:
+            name = self.weight_names.get(id(parameter), "without a name")
+            self._weights[id(parameter)] = self.add(Weight(parameter, name), parameter.shape, SHARED).index
+        return self.value(self._weights[id(parameter)])
+
+    def next_draw(self) -> tuple[Traced, int]:
+        """The data that numbers a node's draw, and the number of the place in the cell that draws now."""
+        if self._draw is None:
+            self._draw = self.add(Attribute("draw", DRAW, is_float=False), (), NODE)
+        self.n_sites += 1
+        return self._draw, self.n_sites - 1
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
+        """Append `op` of `args`; ShapeError if their shapes do not fit."""
+        option = first_symbol(list(static.values()))
+        if isinstance(option, Traced) and option.is_known():
+            raise NeedsNumber(f"an option of {op.name}")
+        values = [self.wrap(a) for a in args]
+        shape = op.shape(*(v.shape for v in values), **static)
+        if op.index_axis is not None:
+            values[1] = self._ids(op, *values[:2])
+        result = self.add(Instruction(op, tuple(v.index for v in values), static), shape, self._domain(op, values))
+        return TracedCondition(self, result.index) if gives_condition(op, args) else result
+
+    def _ids(self, op: Op, table: Traced, ids: Traced) -> Traced:
+        """Ids, refused unless they are int data of the node, or constants in their range."""
+        source = origin(self.vars, ids.index).source
+        if isinstance(source, Constant):
+            numbers = check_index(op.name, np.asarray(source.data), table.shape[op.index_axis or 0])
+            return self.add(Constant(numbers), ids.shape, SHARED)
+        if not isinstance(source, Attribute) or source.is_float:
+            if ids.is_known():
+                raise NeedsNumber(f"an id of {op.name}")
+            raise GraphError(
+                f"{op.name} takes ids that are int arguments of the cell, or constants, and not other values, be they "
+                f"computed from ints; compute the id with plain ints and pass it to the cell."
+            )
+        return ids
+
+    def _domain(self, op: Op, values: list[Traced]) -> int:
+        domains = [v.var.domain for v in values]
+        groups = sorted({d for d in domains if d >= 0})
+        if op.segments == "reduce":
+            return NODE
+        if op.segments == "spread":
+            return domains[1]
+        if op.sums_rows:
+            return SHARED
+        for first, second in pairwise(groups):
+            self.ties.add((first, second))
+        if groups and NODE in domains:
+            raise GraphError(
+                f"{op.name} in {self.name} mixes values per edge and per node; this is a defect of autobatch."
+            )
+        return groups[0] if groups else max(domains, default=SHARED)
+
+    def finish(self, outputs: Sequence[Any]) -> CellProgram:
+        """The program that computes `outputs`, without what they do not need."""
+        roots = [self.wrap(o).index for o in outputs]
+        keep = sorted(cone(self.vars, roots))
+        number = {old: new for new, old in enumerate(keep)}
+        return CellProgram(
+            self.name,
+            tuple(renumber(self.vars, keep, number)),
+            tuple(number[r] for r in roots),
+            tuple(sorted(self.ties)),
+            draws=self.n_sites > 0,
+        )
