@@ -159,10 +159,11 @@ class _Cutter:
 
 
 def _is_line(loop: Loop) -> bool:
-    """Whether a loop goes over elements that lie side by side, in whatever it writes, and makes each once."""
+    """Whether a loop goes over elements, which lie side by side in whatever it writes, and makes each once."""
     axes, strides = loop.nest
     return (
-        not loop.combine
+        loop.size > 0
+        and not loop.combine
         and len(axes) == 1
         and strides[0] == (1,)
         and all(stride in ((0,), (1,)) for stride in strides[1:])

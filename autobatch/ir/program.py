@@ -4,7 +4,8 @@ Every value has a *domain*, which says how many rows it has when a batch of N no
 `SHARED` ones a single row (parameters, constants and what is computed from them alone), and the values of a
 variadic port one row per edge; their domain is the number of the variadic group, 0 or above.
 
-A program is built by a `autobatch.ir.builder.Builder`, whose `Traced` values are symbols: applying an op to one appends an instruction.
+A program is built by a `Builder` (`autobatch.ir.builder`), whose `Traced` values are symbols: applying an op to one
+appends an instruction.
 The same builder continues a finished program, which is how differentiation derives the backward stages.
 """
 

@@ -134,3 +134,30 @@ def test_the_largest_of_values_without_elements(backend: str) -> None:
 
     model = Largest()
     check(model, model.loss, [1.0, 2.0], backend, "matrix")
+
+
+@backends
+def test_products_of_nothing_beside_values_in_pieces(backend: str) -> None:
+    """A loop over no elements is in no piece, and what it makes is read all the same."""
+
+    class Nothing(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.bias = ab.Parameter(np.zeros((2, 0))), ab.Parameter([0.5, -1.0])
+            self.astype("float64")
+
+        @ab.cell
+        def step(self, x: Any, pair: Any) -> Any:
+            left, right = pair
+            found = ab.attend(self.none[..., ::2], right, left, scale=1.0, shape=(0,))
+            summed = ab.sum_n([a * b for a, b in zip(right, right[::-1], strict=True)], shape=(0,))
+            shifted = self.wide @ found + self.bias
+            return [shifted, np.full((0, 0), 0.5), shifted, summed, np.full((0,), 0.5)]
+
+        def loss(self, n: int) -> Any:
+            lists = [np.zeros(0), self.none], [self.none, np.full(0, -0.5)]
+            shifted, *_, summed, _ = self.step(self.bias, lists)
+            return ab.sum(ab.tanh(shifted)) * n + ab.sum(summed)
+
+    model = Nothing()
+    check(model, model.loss, [1, 2], backend, "bias")
