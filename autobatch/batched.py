@@ -27,7 +27,7 @@ from autobatch.params.module import Module
 from autobatch.params.rows import Gradient
 from autobatch.plan.plan import PlannedTypes, Planner
 from autobatch.runtime.backend import Backend
-from autobatch.runtime.execution import Running
+from autobatch.runtime.execution import Running, timed
 from autobatch.runtime.losses import check_finite, loss_slot, loss_weights, put_gradients, take_gradients
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.step import Clock, LastCall, Step
@@ -126,7 +126,7 @@ class Batched:
             PlanError: an instance needs more than `max_bytes` alone.
         """
         read = self._read(instances)
-        with running():
+        with running(), timed(self.backend, self._profile):
             step = self._prepare(*read, training=False)
             if not step.graph.n_instances:
                 return np.zeros(0, self._running.dtype)
@@ -161,7 +161,7 @@ class Batched:
             PlanError: an instance needs more than `max_bytes` alone.
         """
         read = self._read(instances)
-        with running():
+        with running(), timed(self.backend, self._profile):
             step = self._prepare(*read, training=True, has_aux=has_aux)
             weights = loss_weights(reduce, step.graph.n_instances)
             slot = loss_slot(step.graph, self._recorder.slots, has_aux)
@@ -248,7 +248,7 @@ class Batched:
         from autobatch.policies.search.judging import judge
 
         minibatch, clock = self._read(instances)
-        with running():
+        with running(), timed(self.backend, self._profile):
             step = self._prepare(minibatch, clock, training, has_aux, tried=False)
             self._execute(step, training, has_aux)
             decided = self._tuning.describe(minibatch, training)
@@ -286,7 +286,7 @@ class Batched:
         if instances is not None:
             with profile:
                 read = self._read(instances)
-                with running():
+                with running(), timed(self.backend, self._profile):
                     step = self._prepare(*read, training, has_aux)
                     self._execute(step, training, has_aux)
                     self._finish(step)
@@ -403,7 +403,7 @@ class Batched:
     def _watch(self, profile: Profile | None) -> Profile | None:
         """Take this profile from now on, or none; give the one that was taken."""
         with running():
-            before, self._profile, self.backend.timer = self._profile, profile, profile
+            before, self._profile = self._profile, profile
         return before
 
     def _run(self, step: Step) -> Iterator[tuple[slice, list[Array]]]:

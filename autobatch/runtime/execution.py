@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers
 from autobatch.params.parameter import Parameter
 from autobatch.params.rows import Gradient, Rows
-from autobatch.runtime.backend import Backend
+from autobatch.runtime.backend import Backend, Timer
 from autobatch.runtime.step import Step
 from autobatch.trace.record import Recorder
 
@@ -110,3 +111,14 @@ class Running:
             backend.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
         step.clock.lap("backward")
         return out
+
+
+@contextmanager
+def timed(backend: Backend, timer: Timer | None) -> Iterator[None]:
+    """Let a backend tell a timer what it does, if there is one, instead of the timer that it has."""
+    before = backend.timer
+    backend.timer = timer or before
+    try:
+        yield
+    finally:
+        backend.timer = before

@@ -163,6 +163,23 @@ def test_stages_fill_calls_and_agree_with_the_last_call() -> None:
         assert shown >= 0
 
 
+def test_profiles_of_functions_that_share_a_backend() -> None:
+    """One inside the other, with the backend of the outer one swapped meanwhile: each notes its own batches."""
+    backend, other = Reference(), Reference()
+    one, two = (ab.batched(Sums().loss, backend=backend) for _ in range(2))
+    with one.profile() as outer:
+        one(WORDS)
+        with two.profile() as inner:
+            two(WORDS)
+            one(WORDS)
+        one.backend = other
+        one(WORDS)
+    two(WORDS)
+    assert [len(profile.calls) for profile in (outer, inner)] == [3, 1]
+    assert all(call.batches for profile in (outer, inner) for call in profile.calls)
+    assert backend.timer is other.timer is None
+
+
 def test_nothing_is_noted_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = ab.batched(Sums().loss, backend="reference")
     profile = loss.profile(WORDS)
