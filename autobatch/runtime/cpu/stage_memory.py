@@ -152,8 +152,9 @@ class StageMemory:
             matrix: Array = self.shared[value][0].T if transposed else self.shared[value][0]
             is_right = matrix.flags.c_contiguous if transposed else readable(matrix) is matrix
             if not is_right:
-                copy = np.ascontiguousarray(matrix)
+                copy = np.empty(matrix.shape, matrix.dtype)
                 self._copies.append((matrix, copy))
+                transpose(np.ascontiguousarray(matrix.T), copy)
                 matrix = copy
             self._matrices[value, transposed] = matrix
         return self._matrices[value, transposed]
