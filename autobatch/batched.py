@@ -25,9 +25,9 @@ from autobatch.ir.precision import check_precision
 from autobatch.nn.prefetching import prefetch
 from autobatch.params.module import Module
 from autobatch.params.rows import Gradient
-from autobatch.plan.plan import PlannedTypes, Planner
-from autobatch.runtime.backend import Backend
-from autobatch.runtime.execution import Running, timed
+from autobatch.plan.plan import Planner
+from autobatch.runtime.backend import Backend, Run
+from autobatch.runtime.execution import Running
 from autobatch.runtime.losses import check_finite, loss_slot, loss_weights, put_gradients, take_gradients
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.step import Clock, LastCall, Step
@@ -55,6 +55,7 @@ class Batched:
         max_bytes: what a mini-batch's values may take before it is run in parts; None for no limit.
         precision: of matrix products, see `autobatch.ir.precision`.
         threads: that a mini-batch has, where they are not measured or pinned.
+        recorder, planning: record instances, and plan mini-batches as given; not to be assigned.
     """
 
     def __init__(
@@ -77,10 +78,10 @@ class Batched:
         self._asked = {"threads": threads, "tune": tune}
         self._tuned_for: tuple[Any, ...] = (None,) * 4
         self.last: LastCall | None = None
-        self._recorder = Recorder(function, module)
-        self._planning = Planning(self._recorder, planner, plan_cache)
+        self.recorder = Recorder(function, module)
+        self.planning = Planning(self.recorder, planner, plan_cache)
         self._profile: Profile | None = None
-        self._running = Running(self._recorder)
+        self._running = Running(self.recorder)
         self.threads = self._tune().base.threads
 
     def __copy__(self) -> Batched:
@@ -93,8 +94,8 @@ class Batched:
         """What deep copies and pickles take along: how it was made, and the step; what was recorded stays behind."""
         names = ("policy", "planner", "backend", "rewrites", "seed", "max_bytes", "precision")
         made = {name: getattr(self, name) for name in names}
-        made |= {"function": self._recorder.function, "module": self._recorder.module, **self._asked}
-        return {"made": {**made, "plan_cache": self._planning.cache.size}, "step": self.step}
+        made |= {"function": self.recorder.function, "module": self.recorder.module, **self._asked}
+        return {"made": {**made, "plan_cache": self.planning.cache.size}, "step": self.step}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state["made"])  # type: ignore[misc]
@@ -126,11 +127,11 @@ class Batched:
             PlanError: an instance needs more than `max_bytes` alone.
         """
         read = self._read(instances)
-        with running(), timed(self.backend, self._profile):
+        with running():
             step = self._prepare(*read, training=False)
             if not step.graph.n_instances:
                 return np.zeros(0, self._running.dtype)
-            columns = join_columns([columns for _, columns in self._run(step)])
+            columns = join_columns([run.outputs for _, run in self._run(step)])
             self._finish(step)
         return stack_results(step.graph.structures, columns)
 
@@ -161,18 +162,18 @@ class Batched:
             PlanError: an instance needs more than `max_bytes` alone.
         """
         read = self._read(instances)
-        with running(), timed(self.backend, self._profile):
+        with running():
             step = self._prepare(*read, training=True, has_aux=has_aux)
             weights = loss_weights(reduce, step.graph.n_instances)
-            slot = loss_slot(step.graph, self._recorder.slots, has_aux)
+            slot = loss_slot(step.graph, self.recorder.slots, has_aux)
             grads = None if out is None else take_gradients(out, self._running.trainable(), len(step.parts) > 1)
             found = []
-            for part, columns in self._run(step):
-                losses = columns[slot]
+            for part, run in self._run(step):
+                losses = run.outputs[slot]
                 check_finite(losses, part.start)
                 seeds = {slot: weights[part].astype(losses.dtype)}
-                grads = self._running.backward(step, self.backend, seeds, grads)
-                found.append(columns)
+                grads = self._running.backward(step, run, seeds, grads)
+                found.append(run.outputs)
             assert grads is not None, "there are instances, and so parts"
             grads = put_gradients(out, grads)
             self.step += 1
@@ -195,7 +196,7 @@ class Batched:
             from rich.progress import track
 
             listed = track(listed, "recording", console=Console(stderr=True))
-        return split_graph(self._recorder.record(listed))
+        return split_graph(self.recorder.record(listed))
 
     def prefetch(self, minibatches: Iterable[Iterable[Any]]) -> Iterator[list[Any]]:
         """Record mini-batches ahead, each in a thread while the last one is in use; for instances recorded afresh.
@@ -221,7 +222,26 @@ class Batched:
         [[2.0], [0.0, 2.0]]
         """
         refuse_inside()
-        return prefetch(minibatches, self._recorder.to_graphs)
+        return prefetch(minibatches, self.recorder.to_graphs)
+
+    def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
+        """Plan a mini-batch and do not run it: gives its graph, and for each part the schedule, the plan and more.
+
+        Args:
+            instances, training, has_aux: as for `explain`.
+
+        Raises:
+            PlanError: an instance needs more than `max_bytes` alone.
+
+        >>> import autobatch as ab
+        >>> double = ab.batched(lambda x: 2.0 * x)
+        >>> (part,) = double.prepare([np.ones(3), np.ones(3)]).parts
+        >>> part.plan.schedule.n_batches, part.plan.size
+        (1, 22)
+        """
+        read = self._read(instances)
+        with running():
+            return self._prepare(*read, training, has_aux, tried=False)
 
     def explain(
         self,
@@ -248,14 +268,14 @@ class Batched:
         from autobatch.policies.search.judging import judge
 
         minibatch, clock = self._read(instances)
-        with running(), timed(self.backend, self._profile):
+        with running():
             step = self._prepare(minibatch, clock, training, has_aux, tried=False)
             self._execute(step, training, has_aux)
             decided = self._tuning.describe(minibatch, training)
         judgements = [judge(part.plan.graph, part.plan.schedule, bound) for part in step.parts]
         largest = max(step.parts, key=lambda part: part.n_bytes)
         shown = report_memory(largest.plan, step.cells) if memory else None
-        return make_report(step, self.policy, self._recorder.types, judgements, shown, self.precision, decided)
+        return make_report(step, self.policy, self.recorder.types, judgements, shown, self.precision, decided)
 
     def profile(
         self,
@@ -282,11 +302,11 @@ class Batched:
         >>> [list(profile.stage_ms()), len(profile.calls), profile.calls[0].batches[0].rows]
         [['record', 'layout', 'rewrite', 'schedule', 'place', 'forward'], 2, 1]
         """
-        profile = Profile(self._recorder.types, n_calls, self._watch)
+        profile = Profile(self.recorder.types, n_calls, self._watch)
         if instances is not None:
             with profile:
                 read = self._read(instances)
-                with running(), timed(self.backend, self._profile):
+                with running():
                     step = self._prepare(*read, training, has_aux)
                     self._execute(step, training, has_aux)
                     self._finish(step)
@@ -294,7 +314,7 @@ class Batched:
 
     def merged(self, instances: Iterable[Any]) -> Graph:
         """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten."""
-        return rewrite(self._recorder.to_graph(self._recorder.read(instances)), self.rewrites)[0]
+        return rewrite(self.recorder.to_graph(self.recorder.read(instances)), self.rewrites)[0]
 
     def learn_policy(
         self,
@@ -342,17 +362,17 @@ class Batched:
     def _read(self, instances: Iterable[Any]) -> tuple[MiniBatch, Clock]:
         """Record a mini-batch, unless it was recorded before; beside what other threads run."""
         clock = Clock(profiled=self._profile is not None)
-        return self._recorder.read(instances), clock
+        return self.recorder.read(instances), clock
 
     def _tune(self) -> Tuning:
         """Give what decides how mini-batches run, and plans them; made anew where settings changed that it is for."""
         from autobatch.tuning import make_tuning
 
-        if self._planning.planner is not self.planner:
-            self._planning = Planning(self._recorder, self.planner, self._planning.cache.size)
-        settings = self._planning, self.backend, self.rewrites, self.precision
+        if self.planning.planner is not self.planner:
+            self.planning = Planning(self.recorder, self.planner, self.planning.cache.size)
+        settings = self.planning, self.backend, self.rewrites, self.precision
         if any(map(is_not, settings, self._tuned_for)):
-            self._tuning: Tuning = make_tuning(self._recorder, *settings, **self._asked)
+            self._tuning: Tuning = make_tuning(self.recorder, *settings, **self._asked)
             self._tuned_for = settings
         return self._tuning
 
@@ -368,7 +388,7 @@ class Batched:
         if self._profile is not None:
             self._profile.begin()
         self._running.refresh()
-        self._recorder.refresh(self._running.dtype)
+        self.recorder.refresh(self._running.dtype)
         check_precision(self.precision, self._running.dtype)
         choices = Choices(
             self.policy, self.rewrites, self.max_bytes, self._running.dtype,
@@ -376,22 +396,16 @@ class Batched:
         )  # fmt: skip
         tuning = self._tune()
         if tuning.is_off:
-            return self._planning.prepare(minibatch, choices, clock)
+            return self.planning.prepare(minibatch, choices, clock)
         return tuning.prepare(minibatch, choices, clock, tried)
-
-    def _planned_types(self, training: bool) -> PlannedTypes:
-        """Layouts of all types met so far."""
-        self._tune()
-        self._running.refresh()
-        return self._planning.cells(self._running.purpose(training))
 
     def _execute(self, step: Step, training: bool, has_aux: bool) -> None:
         """Run all parts, and backward in training, for what is learned from that."""
-        slot = loss_slot(step.graph, self._recorder.slots, has_aux) if training else -1
-        for part, _ in self._run(step):
+        slot = loss_slot(step.graph, self.recorder.slots, has_aux) if training else -1
+        for part, run in self._run(step):
             if training:
                 seeds = {slot: np.ones(part.stop - part.start, self._running.dtype)}
-                self._running.backward(step, self.backend, seeds, None)
+                self._running.backward(step, run, seeds, None)
 
     def _finish(self, step: Step) -> None:
         """Keep what there is to say about a call."""
@@ -406,5 +420,5 @@ class Batched:
             before, self._profile = self._profile, profile
         return before
 
-    def _run(self, step: Step) -> Iterator[tuple[slice, list[Array]]]:
-        return self._running.forward(step, self.backend, self.seed, self.step, self.precision)
+    def _run(self, step: Step) -> Iterator[tuple[slice, Run]]:
+        return self._running.forward(step, self.seed, self.step, self._profile)

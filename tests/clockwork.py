@@ -15,6 +15,7 @@ from autobatch.runtime import step
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.tuning import costs, tuner
 from autobatch.tuning.variant import OTHERS
+from noting_backend import NotingBackend
 
 
 class Clockwork:
@@ -53,19 +54,6 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     return found
 
 
-class Counted(Reference):
-    """The reference backend, on a clock."""
-
-    def __init__(self, clock: Clockwork) -> None:
-        super().__init__()
-        self.clock, self.runs = clock, 0
-
-    def forward(self, plan: Any, *rest: Any) -> list[Any]:
-        self.clock.run(plan.graph.n_nodes)
-        self.runs += 1
-        return super().forward(plan, *rest)
-
-
 class Pairs(ab.Module):
     """Every node comes twice, so that sharing halves the graph."""
 
@@ -88,9 +76,9 @@ def train(loss: ab.Batched, n_calls: int, size: int = 4) -> list[Any]:
     return [loss.value_and_grad(list(range(2, 2 + size)))[0] for _ in range(n_calls)]
 
 
-def make(clock: Clockwork, **options: Any) -> tuple[ab.Batched, Counted]:
-    """A loss on a clock, and its backend."""
-    backend = Counted(clock)
+def make(clock: Clockwork, **options: Any) -> tuple[ab.Batched, NotingBackend]:
+    """A loss on the reference backend and a clock, and its backend."""
+    backend = NotingBackend(Reference(), on_run=lambda plan: clock.run(plan.graph.n_nodes))
     loss = ab.batched(Pairs().astype("float64").loss, policy="depth", backend=backend, **options)
     return loss, backend
 

@@ -15,10 +15,10 @@ UFUNCS = (
     "multiply", "negative", "not_equal", "power", "sqrt", "square", "subtract", "tanh", "true_divide",
 )  # fmt: skip
 FUNCTIONS = (
-    "amax", "argsort", "arange", "bincount", "broadcast_to", "concatenate", "cumsum", "empty", "flatnonzero", "outer",
-    "ones", "sum", "take_along_axis", "tensordot", "where", "zeros",
+    "amax", "argsort", "arange", "asarray", "atleast_1d", "bincount", "broadcast_to", "concatenate", "cumsum", "empty",
+    "flatnonzero", "isnan", "outer", "ones", "sum", "take_along_axis", "tensordot", "where", "zeros",
 )  # fmt: skip
-CONSTANTS = ("inf", "int64")
+CONSTANTS = ("inf", "int64", "uint64")
 
 
 class Ufunc:

@@ -17,9 +17,10 @@ from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.lowering import lower_backward, lower_forward
 from autobatch.compiler.numba.printing import show_lowered, show_statements, show_steps, show_storage
 from autobatch.compiler.numba.source import Source, write_kernel
-from autobatch.compiler.numba.writer import SLOTS, columns_of
+from autobatch.compiler.numba.writer import SLOTS
 from autobatch.compiler.reasons import Neighbours, show_apart
 from autobatch.compiler.storing import Storage, store
+from autobatch.compiler.table import name_columns
 from autobatch.plan.plan import PlannedCell
 from autobatch.system.trust import checking
 
@@ -109,7 +110,7 @@ def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> Stage:
         check_storage(lowered, steps, storage)
         check_columns(cell, lowered, steps, storage, len(before), len(after))
     watch.stored(storage)
-    columns = columns_of(cell.layout, len(cell.program.outputs))
+    columns = name_columns(len(cell.layout.input_width), len(cell.program.outputs))
     words = cell.program.words(False), cell.program.words(True)
     slots = {name: number for number, name in enumerate(SLOTS)}
     sources = [

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autobatch.errors import BackendError
 from autobatch.ir.program import SHARED, Instruction, Var
@@ -58,14 +57,18 @@ def rounded_args(vars: Sequence[Var], index: int) -> tuple[int, ...]:
     return ()
 
 
-def rounded(x: NDArray[Any]) -> NDArray[np.float32]:
+def rounded(x: Any, xp: Any = np) -> Any:
     """Round numbers to bf16, as float32 whose second half is zero.
+
+    Args:
+        x: an array of a device.
+        xp: the array functions of that device.
 
     >>> rounded(np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)).tolist()  # ties: the even one of two neighbours
     [1.0, 1.015625]
     """
-    bits = np.asarray(x, np.float32).view(np.uint32)
+    bits = xp.asarray(x, np.float32).view(np.uint32)
     high = bits >> np.uint32(16)
     nearest = (bits + (np.uint32(0x7FFF) + (high & np.uint32(1)))) >> np.uint32(16)
-    kept = np.where(np.isnan(x), high | QUIET, nearest) << np.uint32(16)
+    kept = xp.where(xp.isnan(x), high | QUIET, nearest) << np.uint32(16)
     return kept.view(np.float32)

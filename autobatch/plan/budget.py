@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -32,15 +33,21 @@ class Part:
     Attributes:
         graph: as recorded or merged, before the rewrites.
         rewrites: what was done to it before it was planned.
-        n_bytes: what its values take, with the scratch memory of the backend that runs it.
+        executable: what the backend made of the plan, which says how many bytes running it takes; see
+            `autobatch.runtime.backend.Executable`.
         unseen_share: see `autobatch.schedule.schedule.Policy`; None for policies that do not learn.
     """
 
     graph: Graph
     rewrites: Rewrites
     plan: Plan
-    n_bytes: int
+    executable: Any
     unseen_share: float | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """What its values take, with the scratch memory of the backend."""
+        return int(self.executable.n_bytes)
 
     @property
     def n_batches(self) -> int:

@@ -73,9 +73,9 @@ class PlanCache:
 
         Args:
             key: all that a plan depends on beside who makes it.
-            makers: the policy and the planner; what others than these very objects have made is forgotten.
+            makers: the policy, the planner and the backend; what others than these very objects have made is forgotten.
         """
-        if any(new is not old for new, old in zip(makers, self._makers or (None, None), strict=True)):
+        if any(new is not old for new, old in zip(makers, self._makers or (None,) * len(makers), strict=True)):
             self._plans.clear()
             self._makers = makers
         self.lookups += 1

@@ -26,7 +26,7 @@ def make_backend(backend: str | Backend) -> Backend:
     from autobatch.runtime.interpreter.reference import Reference
 
     if not isinstance(backend, str):
-        if isinstance(backend, type) or not hasattr(backend, "forward"):
+        if isinstance(backend, type) or not hasattr(backend, "prepare"):
             raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
         return backend
     name = os.environ.get(VARIABLE) or "auto" if backend == "auto" else backend

@@ -1,14 +1,42 @@
-"""What every backend does: runs plans forward and backward, and counts what that took."""
+"""What every backend does: prepares plans on its device, runs them forward and backward, and counts what that took.
+
+    backend.prepare(plan, cells, options)     an `Executable`, which says how many bytes a run of it takes
+    executable.forward(randomness)            a `Run`: the outputs, and all that backward needs
+    run.backward(seeds, into)                 adds to the gradients of parameters
+
+Any number of executables and runs may be alive, of one function or of several. Calls take turns, see
+`autobatch.system.turns`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from autobatch.ops.randomness import Randomness
+from autobatch.params.rows import Gradient
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How plans run.
+
+    Attributes:
+        dtype: float type of all values.
+        precision: how matrix products are computed, see `autobatch.ir.precision`.
+        threads: that one run may use.
+        max_bytes: that a run and the memory kept for the next one may take, if the plan needs no more; None is no
+            limit.
+    """
+
+    dtype: np.dtype[Any]
+    precision: str = "float32"
+    threads: int = 1
+    max_bytes: int | None = None
 
 
 class Counts(NamedTuple):
@@ -40,50 +68,61 @@ class Timer(Protocol):
         """
 
 
-class Backend(Protocol):
-    """Runs plans; keeps its buffers from one run to the next.
+class Run(Protocol):
+    """A forward run of a plan, which may be differentiated.
 
     Attributes:
-        timer: who is told when each batch is done; None, at the cost of one test per batch, where nobody asks. A
-            backend that runs several batches in one go runs them one by one while there is a timer. The results are
-            the same, to the bit.
-        precision: how matrix products are computed, see `autobatch.ir.precision`; set before each `forward`.
+        outputs: what the user asked for, per slot `[rows, *shape]`: NumPy arrays that stay as they are.
     """
 
-    name: str
-    timer: Timer | None
-    precision: str
+    outputs: list[Any]
 
-    def scratch_size(
-        self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], precision: str, n_threads: int
-    ) -> int:
-        """Elements of the memory that running a plan takes beside its buffer, and that is kept from run to run."""
-
-    def forward(
-        self,
-        plan: Plan,
-        cells: PlannedTypes,
-        dtype: np.dtype[Any],
-        random: Randomness,
-        max_bytes: int | None = None,
-    ) -> list[Any]:
-        """Compute all values; return what the user asked for, per slot `[rows, *shape]`, as copies.
-
-        `random` has the seed and step of all draws, the key of each instance `[B]`, and whether dropout is on where a
-        cell has no module to say so. The keys in the graph of the plan may be those of other instances: a plan may
-        run again, for equal graphs.
-        The buffer and scratch memory have `max_bytes` or less afterwards, if the plan's have; None is no limit.
-        """
-
-    def backward(self, seeds: Mapping[int, Any], gradients: Mapping[int, Any]) -> None:
-        """Differentiate the run that `forward` just made.
+    def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+        """Differentiate the run, once.
 
         Args:
             seeds: per slot the gradient of its rows; other slots have none.
-            gradients: by `id` of each trainable parameter what its gradient is added to: an array, or, for those in
+            into: by `id` of each trainable parameter what its gradient is added to: an array, or, for those in
                 `cells.row_parameters`, `Rows`. The order of all additions is that of the plan, so that the same run
                 gives the same bits.
+
+        Raises:
+            BackendError: the run is closed.
         """
 
     def counts(self) -> Counts:
-        """What was run since `forward` was last called."""
+        """What the run took so far."""
+
+    def close(self) -> None:
+        """Let the next run have the memory of this one; it cannot be differentiated any more."""
+
+
+class Executable(Protocol):
+    """A plan, prepared to run in one way.
+
+    Attributes:
+        n_bytes: of memory that a run takes: its values, and scratch memory.
+    """
+
+    n_bytes: int
+
+    def forward(self, randomness: Randomness, timer: Timer | None = None) -> Run:
+        """Compute all values from what the parameters are now.
+
+        Args:
+            randomness: the seed and step of all draws, the key of each instance `[B]`, and whether dropout is on where
+                a cell has no module to say so. The keys in the graph of the plan may be those of other instances: a
+                plan may run again, for equal graphs.
+            timer: is told when each batch is done, forward and backward, at the cost of a microsecond per batch: a
+                backend that runs several batches in one go then runs them one by one. The results are the same, to
+                the bit.
+        """
+
+
+class Backend(Protocol):
+    """Runs plans on one device."""
+
+    name: str
+
+    def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> Executable:
+        """Prepare a plan of these types. Other executables stay as they are, and no machine code is made yet."""

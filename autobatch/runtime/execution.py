@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers
 from autobatch.params.parameter import Parameter
 from autobatch.params.rows import Gradient, Rows
-from autobatch.runtime.backend import Backend, Timer
+from autobatch.runtime.backend import Run, Timer
 from autobatch.runtime.step import Step
 from autobatch.trace.record import Recorder
 
@@ -63,18 +63,13 @@ class Running:
         """What cells are planned for: the gradients of these parameters, or none."""
         return frozenset(self._trainable) if training else None
 
-    def forward(
-        self, step: Step, backend: Backend, seed: int, number: int, precision: str
-    ) -> Iterator[tuple[slice, list[Array]]]:
-        """Run the parts; give the instances and columns of each, which may be differentiated until the next one.
+    def forward(self, step: Step, seed: int, number: int, timer: Timer | None = None) -> Iterator[tuple[slice, Run]]:
+        """Run the parts; give the instances and the run of each, which may be differentiated until the next one.
 
         Args:
             seed, number: of the step; random numbers depend on both.
-            precision: of matrix products.
+            timer: is told when each batch is done.
         """
-        from autobatch.blas.threads import limit_threads
-
-        backend.precision = precision
         self._recorder.check_parameters(self._parameters)
         module = self._recorder.module
         training = module is None or module.training
@@ -82,24 +77,21 @@ class Running:
         for part in step.parts:
             end = first + part.graph.n_instances
             random = Randomness(seed, number, step.graph.keys[first:end], training)
-            with limit_threads(step.threads):
-                columns = backend.forward(part.plan, step.cells, self.dtype, random, step.max_bytes)
-            step.clock.lap("forward")
-            yield slice(first, end), columns
-            step.counts.append(backend.counts())
+            with closing(part.executable.forward(random, timer)) as run:
+                step.clock.lap("forward")
+                yield slice(first, end), run
+                step.counts.append(run.counts())
             first = end
 
     def backward(
-        self, step: Step, backend: Backend, seeds: Mapping[int, Array], out: dict[str, Gradient] | None
+        self, step: Step, run: Run, seeds: Mapping[int, Array], out: dict[str, Gradient] | None
     ) -> dict[str, Gradient]:
-        """Differentiate the part that ran last.
+        """Differentiate the run of a part.
 
         Args:
             seeds: per slot the gradient of its rows.
             out: gradients to add to; None for those of this thread's last step, from zero.
         """
-        from autobatch.blas.threads import limit_threads
-
         trainable = self.trainable()
         if out is None:
             out = self._own.gradients.zeros(trainable, step.cells.row_parameters)
@@ -107,18 +99,6 @@ class Running:
             for name, parameter in trainable.items():
                 if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
                     out[name] = np.asarray(out[name])
-        with limit_threads(step.threads):
-            backend.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
+        run.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
         step.clock.lap("backward")
         return out
-
-
-@contextmanager
-def timed(backend: Backend, timer: Timer | None) -> Iterator[None]:
-    """Let a backend tell a timer what it does, if there is one, instead of the timer that it has."""
-    before = backend.timer
-    backend.timer = timer or before
-    try:
-        yield
-    finally:
-        backend.timer = before

@@ -17,7 +17,7 @@ from autobatch.plan.plan import PlannedCell, PlannedTypes, Planner
 from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.plan.plan_check import check_made, check_plan
 from autobatch.plan.stopping import Stopping
-from autobatch.runtime.backend import Backend
+from autobatch.runtime.backend import Backend, RunOptions
 from autobatch.runtime.losses import loss_slot
 from autobatch.runtime.step import Clock, Step
 from autobatch.schedule.make import make_schedule, repeat_schedule
@@ -56,6 +56,11 @@ class Choices:
 
         return min(self.threads, most_threads()) if self.threads > 1 else 1
 
+    @property
+    def options(self) -> RunOptions:
+        """How the backend runs."""
+        return RunOptions(self.dtype, self.precision, self.n_threads, self.max_bytes)
+
 
 class Planning:
     """Plans the mini-batches of one function, and keeps what can be used again.
@@ -80,7 +85,7 @@ class Planning:
         if known is None or cells is not known[1]:
             clock.lap("layout")
         key = self._key(minibatch, choices, cells)
-        found = self.cache.find(key, choices.policy, self.planner) if key is not None else None
+        found = self.cache.find(key, choices.policy, self.planner, choices.backend) if key is not None else None
         if found is not None:
             graph = of_instances(minibatch.instances, found.graph.words, found.graph.floats, found.graph.types)
             self._recorder.types.check(graph.type_id)
@@ -142,13 +147,13 @@ class Planning:
         return (
             tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.name,
             revision_of(policy), choices.purpose, choices.dtype, choices.rewrites, choices.max_bytes,
-            choices.backend.name, choices.precision, choices.n_threads,
-            choices.has_aux,
+            choices.precision, choices.n_threads, choices.has_aux,
         )  # fmt: skip
 
     def _plan(self, graph: Graph, choices: Choices, cells: PlannedTypes, clock: Clock) -> Planned:
         """Rewrite, schedule and place, in parts if the whole does not fit."""
         scheduled: list[tuple[Graph, Schedule]] = []
+        options = choices.options
 
         def plan_part(graph: Graph) -> Part:
             rewritten, rewrites = rewrite(graph, choices.rewrites)
@@ -163,9 +168,8 @@ class Planning:
                 check_plan(plan, cells)
             clock.lap("place")
             unseen_share = getattr(choices.policy, "unseen_share", None)
-            scratch = choices.backend.scratch_size(plan, cells, choices.dtype, choices.precision, choices.n_threads)
-            n_bytes = plan.n_bytes(choices.dtype) + scratch * choices.dtype.itemsize
-            return Part(graph, rewrites, plan, n_bytes, unseen_share)
+            executable = choices.backend.prepare(plan, cells, options)
+            return Part(graph, rewrites, plan, executable, unseen_share)
 
         def plan_again(graph: Graph) -> Part:
             clock.lap("merge")
@@ -179,6 +183,4 @@ class Planning:
         self, graph: Graph, planned: Planned, choices: Choices, cells: PlannedTypes, clock: Clock, plan_hit: bool | None
     ) -> Step:
         rate = self.cache.hit_rate
-        return Step(
-            graph, planned.whole_bytes, choices.max_bytes, planned.parts, cells, clock, plan_hit, rate, choices.threads
-        )
+        return Step(graph, planned.whole_bytes, choices.max_bytes, planned.parts, cells, clock, plan_hit, rate)

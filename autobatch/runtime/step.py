@@ -119,7 +119,6 @@ class Step:
         whole_bytes: what the values of the whole would take.
         parts: what runs, one after the other; the whole, unless that takes more than `max_bytes`.
         plan_hit, plan_hit_rate: as in `LastCall`.
-        threads: of matrix products.
         counts: of each part that has run.
     """
 
@@ -131,7 +130,6 @@ class Step:
     clock: Clock
     plan_hit: bool | None = None
     plan_hit_rate: float = 0.0
-    threads: int = 1
     counts: list[Counts] = field(default_factory=list)
 
     @property

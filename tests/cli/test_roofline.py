@@ -72,13 +72,14 @@ def run_model(model: str, mode: str, provider: Provider | None = None) -> tuple[
     return loss, workload, instances
 
 
-def list_all(loss: Any, workload: Any) -> list[Matmul]:
-    backend = loss.backend
+def list_all(loss: Any, workload: Any, mode: str) -> list[Matmul]:
+    (part,) = loss.prepare(workload.first(BATCH_SIZE), mode == "train").parts
+    executable = part.executable
     trainable = workload.model.parameters()
-    made = make_gradients(trainable, backend.cells.row_parameters, {}) if backend.cells.training else {}
+    made = make_gradients(trainable, executable.cells.row_parameters, {}) if mode == "train" else {}
     gradients = {id(trainable[name]): gradient for name, gradient in made.items()}
-    memory = Memory(backend.dtype)
-    return list(list_matmuls(backend, backend.plan, backend.cells, Stages(), memory, gradients))
+    memory = Memory(executable.options.dtype)
+    return list(list_matmuls(executable, Stages(), memory, gradients))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -88,7 +89,7 @@ def test_the_products_listed_are_those_that_run(model: str, mode: str) -> None:
     provider = Noting()
     loss, workload, _ = run_model(model, mode, provider)
     ran = list(provider.noted)
-    listed = [describe(one.a, one.b, one.out, one.adds) for one in list_all(loss, workload)]
+    listed = [describe(one.a, one.b, one.out, one.adds) for one in list_all(loss, workload, mode)]
     assert [one[:3] for one in listed] == [one[:3] for one in ran]
     assert listed == ran
     assert len(ran) > 3
@@ -104,7 +105,7 @@ def test_operations_are_those_counted_by_hand() -> None:
     merge = 2 * n_inner * 5 * DIM * 2 * DIM
     output = 2 * (n_leaves + n_inner) * n_classes * DIM
     kinds = {name: kind for kind, name in enumerate(loss.last.graph.types.names)}
-    found = Matmuls(list_all(loss, workload)).flops()
+    found = Matmuls(list_all(loss, workload, "train")).flops()
     assert found == {
         Part("forward", ONCE): leaf,
         Part("forward", kinds["merge"]): merge,
@@ -117,7 +118,7 @@ def test_operations_are_those_counted_by_hand() -> None:
         Part("weights", kinds["merge"]): merge,
     }
     inference, workload, _ = run_model("tree-lstm", "infer")
-    assert sum(Matmuls(list_all(inference, workload)).flops().values()) == leaf + merge + output
+    assert sum(Matmuls(list_all(inference, workload, "infer")).flops().values()) == leaf + merge + output
 
 
 @pytest.mark.parametrize("provider", ["numpy", "noting"])
@@ -126,7 +127,7 @@ def test_products_run_alone_compute_what_numpy_does(provider: str) -> None:
     found = []
     for compiled in (True, False):
         loss, workload, _ = run_model("tree-lstm", "train", Noting() if provider == "noting" else None)
-        listed = list_all(loss, workload)
+        listed = list_all(loss, workload, "train")
         if compiled:
             matmuls = Matmuls(listed)
             matmuls.run()

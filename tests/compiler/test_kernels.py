@@ -21,30 +21,22 @@ from autobatch.compiler.stage import Stage, compile_backward, compile_forward
 from autobatch.compiler.view import views_of
 from autobatch.jit.addresses import address_of
 from autobatch.ops.operators import OPS
-from autobatch.plan.plan import PlannedCell, PlannedTypes
-from autobatch.runtime.interpreter.reference import Reference
+from autobatch.plan.plan import PlannedCell
 from twin_cases import CASES
 from vector_code import compile_for, inner_loops
 
 FLOAT32 = np.dtype("float32")
 
 
-class Planned(Reference):
-    """Keeps the cells of its last run."""
-
-    cells: PlannedTypes
-
-
 def plan_cells(case: int, dim: int = 6) -> dict[str, PlannedCell]:
     """The cells of a model, planned for training, by name."""
     model, instances = CASES[case].draw(seed=0, n_instances=6, dim=dim)
-    return cells_of(ab.batched(model.loss, backend=Planned()), instances)
+    return cells_of(ab.batched(model.loss, backend="reference"), instances)
 
 
 def cells_of(batched: Any, instances: list[Any]) -> dict[str, PlannedCell]:
-    """The cells of a function that runs on a `Planned` backend."""
-    batched.value_and_grad(instances)
-    return {cell.program.name: cell for cell in batched.backend.cells.cells}
+    """The cells of a function."""
+    return {cell.program.name: cell for cell in batched.prepare(instances, training=True).cells.cells}
 
 
 def kinds(stage: Stage) -> list[str]:
@@ -134,7 +126,7 @@ RECURRENCE = """def kernel(memory, own, k):
 def test_loops_are_vectorised(processor: str, tmp_path: Path) -> None:
     """No loop over elements does arithmetic on one at a time, but for those that whole vectors leave over."""
     vectors = [tuple(np.ones(5) for _ in range(3))]
-    cells = plan_cells(0) | cells_of(ab.batched(lambda one: ab.sum(normalised(*one)), backend=Planned()), vectors)
+    cells = plan_cells(0) | cells_of(ab.batched(lambda one: ab.sum(normalised(*one)), backend="reference"), vectors)
     kernels = [
         (source.text, "float32")
         for name in ("merge", "normalised")
@@ -188,9 +180,10 @@ from autobatch.compiler.numba.loading import load
 def double(x):
     return ab.tanh(2.0 * x)
 
-backend = Cpu(jitted=True)
-print(ab.batched(lambda x: double(double(x)), backend=backend)([np.ones(3), np.zeros(3)]).tolist())
-(cell,) = (c for c in backend._compiled.values() if c.cell.program.name == "double")
+run = ab.batched(lambda x: double(double(x)), backend=Cpu(jitted=True))
+print(run([np.ones(3), np.zeros(3)]).tolist())
+(part,) = run.prepare([np.ones(3), np.zeros(3)]).parts
+(cell,) = (c for c in part.executable.types.cells.values() if c.cell.program.name == "double")
 (step,) = cell.stage("forward").steps
 print(load(step.source.text, "float32", "int32").cache_hits)
 """

@@ -26,6 +26,7 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell
 from autobatch.trace.cell import Tracer
 from random_programs import draw_instances, draw_model
+from stations import planned_types, record
 
 MODELS = ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"]
 W = ab.Parameter(np.arange(9.0).reshape(3, 3) / 7)
@@ -133,8 +134,8 @@ def random_cells(seed: int) -> Iterator[PlannedCell]:
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=seed % 2 == 0)
     loss = ab.batched(model.everything)
-    loss._recorder.record(draw_instances(rng, model, n=4))
-    yield from loss._planned_types(training=True).cells
+    record(loss, draw_instances(rng, model, n=4))
+    yield from planned_types(loss, training=True).cells
 
 
 def elements(view: View, shape: tuple[int, ...], at: tuple[int, ...]) -> int:

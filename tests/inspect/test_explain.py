@@ -15,6 +15,7 @@ from autobatch.cli.main import dispatch
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.schedule.make import make_schedule
 from random_programs import draw_instances, draw_model
+from stations import record
 
 PNG = b"\x89PNG\r\n"
 
@@ -248,7 +249,7 @@ def test_every_type_that_ran_alone_is_named(seed: int, policy: str) -> None:
     instances = draw_instances(rng, model, n=4)
     loss = ab.batched(model.loss, policy=policy)
     report = loss.explain(instances)
-    graph, _ = rewrite(loss._recorder.record(instances))
+    graph, _ = rewrite(record(loss, instances))
     batches = [(graph.types.names[kind], nodes.size) for kind, nodes in make_schedule(graph, loss.policy)]
     assert {t.name: (t.nodes, t.batches, t.alone) for t in report.types} == {
         name: (

@@ -16,6 +16,7 @@ from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.runtime.interpreter.reference import Reference
 from literature_cells import SEVEN, Weights, trace_cell
 from random_programs import draw_instances, draw_model
+from stations import planned_types, record
 
 WIDTH = 6
 
@@ -62,7 +63,7 @@ def moved_bytes(plan: Plan, cells: PlannedTypes, itemsize: int) -> int:
 
 def run(loss: ab.Batched, instances: list[Any]) -> tuple[Any, Plan, PlannedTypes]:
     result = loss.value_and_grad(instances)
-    step = loss._prepare(*loss._read(instances), training=True)
+    step = loss.prepare(instances, training=True)
     return result, step.parts[0].plan, step.cells
 
 
@@ -119,7 +120,7 @@ class Pairs(ab.Module):
 def test_what_one_node_gives_lies_side_by_side_where_joins_leave_a_choice() -> None:
     loss = ab.batched(Pairs().run)
     loss([np.ones(WIDTH)])
-    (cell,) = (c for c in loss._planned_types(training=False).cells if c.type.name == "merge")
+    (cell,) = (c for c in planned_types(loss, training=False).cells if c.type.name == "merge")
     h_left, c_left, h_right, c_right = (place.column for place in cell.layout.inputs)
     assert h_right - h_left == WIDTH
     assert sorted((c_left, h_left, h_right, c_right)) == [c_left, h_left, h_right, c_right]
@@ -132,8 +133,8 @@ def test_places_of_random_cells_do_not_overlap(seed: int, training: bool) -> Non
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)
     loss = ab.batched(model.loss)
-    loss._recorder.record(draw_instances(rng, model, n=4))
-    for cell in loss._planned_types(training).cells:
+    record(loss, draw_instances(rng, model, n=4))
+    for cell in planned_types(loss, training).cells:
         layout, vars = cell.layout, cell.program.vars
         used: set[tuple[int, int]] = set()
         copied = {i for i, join in layout.joins.items() if len(join.copied) == len(join.indices)}

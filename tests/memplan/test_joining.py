@@ -240,7 +240,7 @@ def test_models_move_no_more_and_launch_less(case: Case) -> None:
         assert loss.last is not None
         gradients = {name: np.asarray(g).copy() for name, g in grads.items()}
         found.append((float(value), gradients, loss.last.launches, loss.last.copied_bytes))
-        step = loss._prepare(*loss._read(instances), training=True)
+        step = loss.prepare(instances, training=True)
         assert not [m for m in movements(step.parts[0].plan, step.cells) if m.how == "copy"]
     (value, gradients, launches, moved), (other, others, fewer, less) = found
     assert value == pytest.approx(other, rel=TOLERANCE)

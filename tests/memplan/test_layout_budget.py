@@ -134,7 +134,7 @@ def test_a_cell_of_24_children_is_planned_in_no_time() -> None:
     loss = ab.batched(model.loss, backend="reference")
     loss([2])
     loss([24])
-    node = max((t for t in loss._recorder.types.types if t.name == "node"), key=lambda t: len(t.program.vars))
+    node = max((t for t in loss.recorder.types.types if t.name == "node"), key=lambda t: len(t.program.vars))
     layout_cache._known.clear()
     start = time.process_time()
     MemoryPlanner().plan_cell(node, training=True)

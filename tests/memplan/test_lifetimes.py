@@ -15,6 +15,7 @@ from autobatch.plan.plan_check import check_plan
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.make import make_schedule
 from random_programs import draw_instances, draw_model
+from stations import planned_types, record
 
 START = 7
 
@@ -61,8 +62,8 @@ class Chain(ab.Module):
 
 
 def place(loss: ab.Batched, instances: list[Any], training: bool) -> Plan:
-    graph = loss._recorder.record(instances)
-    cells = loss._planned_types(training)
+    graph = record(loss, instances)
+    cells = planned_types(loss, training)
     plan = loss.planner.place(graph, make_schedule(graph, loss.policy), cells)
     check_plan(plan, cells)
     return plan

@@ -22,7 +22,7 @@ SIZE = 12  # instances
 def plan_model(name: str, training: bool) -> tuple[Plan, PlannedTypes]:
     workload = load_workload(name, None, dim=8, seed=0)
     loss = workload.batched("loss", "score", "reference")
-    step = loss._prepare(*loss._read(workload.first(SIZE)), training)
+    step = loss.prepare(workload.first(SIZE), training)
     (part,) = step.parts
     return part.plan, step.cells
 
@@ -69,7 +69,7 @@ def test_products_and_what_passes_through_need_launches_of_their_own() -> None:
     model = Through()
     loss = ab.batched(model.run, rewrites=())
     instances = [np.ones(4), np.zeros(4)]
-    step = loss._prepare(*loss._read(instances), training=True)
+    step = loss.prepare(instances, training=True)
     found = {(m.source, m.backward): m for m in movements(step.parts[0].plan, step.cells)}
     assert (found["product output 0", False].how, found["product output 0", False].launches) == ("scatter", 1)
     assert (found["product output 1", False].how, found["product output 1", False].launches) == ("scatter", 1)

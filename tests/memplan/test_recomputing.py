@@ -50,7 +50,7 @@ def derivatives(seed: int, smooth: bool = True) -> list[Derivative]:
     model = draw_model(rng, smooth=smooth)
     loss = ab.batched(model.everything, policy="depth", rewrites=())
     loss(draw_instances(rng, model, n=4))
-    return [differentiate(node_type.program) for node_type in loss._recorder.types.types]
+    return [differentiate(node_type.program) for node_type in loss.recorder.types.types]
 
 
 # --- equal gradients ---
@@ -147,7 +147,7 @@ def test_arithmetic_made_again_gives_the_same_bits(backend: Callable[[], Any]) -
     for planner in (KEPT, MemoryPlanner(), MemoryPlanner(recomputes="all")):
         loss = ab.batched(model.loss, planner=planner, backend=backend())
         value, grads = loss.value_and_grad([1, 2, 3])
-        cell = planner.plan_cell(next(t for t in loss._recorder.types.types if t.name == "turn"), training=True)
+        cell = planner.plan_cell(next(t for t in loss.recorder.types.types if t.name == "turn"), training=True)
         assert cell.derivative is not None
         found.append((value.tobytes(), *(grads[name].tobytes() for name in ("matrix", "scale"))))
         assert bool(cell.derivative.again) == (planner is not KEPT)

@@ -61,7 +61,7 @@ def test_random_programs(seed: int, backend: Callable[[], Any]) -> None:
 
 
 def cells_of(loss: ab.Batched, instances: list[Any]) -> list[PlannedCell]:
-    step = loss._prepare(*loss._read(instances), training=True)
+    step = loss.prepare(instances, training=True)
     return [step.cells.cells[kind] for kind in np.unique(step.graph.type_id)]
 
 

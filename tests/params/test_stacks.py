@@ -18,6 +18,7 @@ from autobatch.params import stacks
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.params.parameter import Parameter
 from autobatch.params.stacks import Home, Stack, Targets, make_gradients, make_row, make_stack, settle
+from stations import planned_types
 
 WIDTH = 3
 N_WORDS = 5
@@ -329,7 +330,7 @@ def test_a_parameter_that_two_cells_stack_otherwise_is_copied_once_per_run() -> 
     """`read` stacks three weights; the two that `compare` wants lie side by side there, or are copied."""
     model, loss = make_loss()
     loss.value_and_grad(draw_words(0))
-    planned = loss._planned_types(training=True)
+    planned = planned_types(loss, training=True)
     moved = stacks.refresh(planned.stacks)
     assert len(planned.stacks) == 5
     assert moved in (0, 2 * model.w[0].data.nbytes)
@@ -408,7 +409,7 @@ def test_a_mini_batch_in_parts_adds_to_stacked_gradients(kind: type[Gates]) -> N
     words = draw_words(0, n=12)
     value, grads = loss.value_and_grad(words)
     whole = {name: np.asarray(g).copy() for name, g in grads.items()}
-    needed = loss._prepare(*loss._read(words), training=True).parts[0].n_bytes
+    needed = loss.prepare(words, training=True).parts[0].n_bytes
     split = ab.batched(model.loss, planner=MemoryPlanner(stacks=True), max_bytes=needed // 2)
     in_parts, grads = split.value_and_grad(words)
     assert split.last is not None

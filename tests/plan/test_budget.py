@@ -14,11 +14,14 @@ import autobatch as ab
 from autobatch.graph.build import make_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.rewrite.passes import PASSES
-from autobatch.ops.randomness import Randomness
+from autobatch.params.store import HOST
 from autobatch.plan.budget import cut
-from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.plan.plan import Plan
+from autobatch.runtime.backend import RunOptions
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
+from autobatch.runtime.memory import Memory
+from noting_backend import NotingBackend
 from random_programs import draw_instances, draw_model
 from refusals import refused
 from twin_cases import draw_lattices_case
@@ -67,18 +70,14 @@ class Chains(ab.Module):
         return self.norm(states[-1]), {"last": states[-1], "norms": [self.norm(x) for x in states], "n": len(words)}
 
 
-class Watched(Reference):
-    """Notes the bytes of each plan that it runs, on a buffer of NaN."""
+def watched(extra_bytes: Callable[[Plan, RunOptions], int] = lambda plan, options: 0) -> NotingBackend:
+    """The reference backend on a buffer of NaN, noting what it runs."""
+    return NotingBackend(Reference(poison=True), extra_bytes=extra_bytes)
 
-    def __init__(self) -> None:
-        super().__init__(poison=True)
-        self.planned: list[int] = []
 
-    def forward(
-        self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], random: Randomness, max_bytes: int | None = None
-    ) -> list[Any]:
-        self.planned.append(plan.n_bytes(dtype))
-        return super().forward(plan, cells, dtype, random, max_bytes)
+def ran_bytes(loss: ab.Batched) -> list[int]:
+    """The bytes of the values of each plan that a watched backend has run."""
+    return [ran.inner.n_bytes for ran in loss.backend.ran]  # type: ignore[attr-defined]
 
 
 def draw_chains(n: int, seed: int, longest: int = 12) -> list[list[int]]:
@@ -89,7 +88,7 @@ def draw_chains(n: int, seed: int, longest: int = 12) -> list[list[int]]:
 def pair(function: Callable[[Chains], Any], **options: Any) -> tuple[ab.Batched, ab.Batched]:
     """A function batched without limit and, on a backend of its own, with one to be set."""
     model = Chains().astype("float64")
-    return tuple(ab.batched(function(model), backend=Watched(), **options) for _ in range(2))  # type: ignore[return-value]
+    return tuple(ab.batched(function(model), backend=watched(), **options) for _ in range(2))  # type: ignore[return-value]
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -106,7 +105,7 @@ def assert_within(loss: ab.Batched, whole: ab.Batched) -> None:
     assert loss.last is not None
     assert whole.last is not None
     assert loss.max_bytes is not None
-    ran = loss.backend.planned[-loss.last.parts :]  # type: ignore[attr-defined]
+    ran = ran_bytes(loss)[-loss.last.parts :]
     assert max(ran) == loss.last.planned_bytes <= loss.last.buffer_bytes <= loss.max_bytes
     assert (loss.last.nodes, loss.last.graph.n_nodes) == (whole.last.nodes, whole.last.nodes)
     assert loss.last.graph.n_instances == whole.last.graph.n_instances
@@ -207,7 +206,7 @@ def test_masks_are_those_of_the_whole_and_of_eager_mode() -> None:
     losses = whole(chains)
     parts.max_bytes = planned(whole) // 4
     assert_close(parts(chains), losses)
-    model: Any = parts._recorder.module
+    model: Any = parts.recorder.module
     for key, chain in enumerate(chains):
         with ab.randomness(seed=5, step=3, key=key):
             np.testing.assert_allclose(model.loss(chain), losses[key], rtol=1e-12)
@@ -217,7 +216,7 @@ def test_masks_are_those_of_the_whole_and_of_eager_mode() -> None:
 def test_instances_are_recorded_once() -> None:
     whole, parts = pair(lambda m: m.loss)
     chains = draw_chains(16, seed=6)
-    model: Any = parts._recorder.module
+    model: Any = parts.recorder.module
     whole.value_and_grad(chains)
     parts.max_bytes = planned(whole) // 5
     parts.value_and_grad(iter(chains))
@@ -259,7 +258,7 @@ def test_random_programs_in_parts(seed: int) -> None:
     model = draw_model(rng, smooth=True).astype("float64")
     instances = draw_instances(rng, model, n=12)
     rewrites = PASSES if seed % 2 else ("forward", "dead")
-    whole, parts = (ab.batched(model.loss, backend=Watched(), rewrites=rewrites) for _ in range(2))
+    whole, parts = (ab.batched(model.loss, backend=watched(), rewrites=rewrites) for _ in range(2))
     value, grads = whole.value_and_grad(instances)
     grads = {name: np.array(gradient) for name, gradient in grads.items()}
     sizes = []
@@ -274,7 +273,7 @@ def test_random_programs_in_parts(seed: int) -> None:
         scale = max(1.0, float(np.abs(gradient).max(initial=0)))
         np.testing.assert_allclose(np.asarray(found_grads[name]), gradient, rtol=1e-12, atol=1e-12 * scale)
     assert parts.last is not None
-    assert max(parts.backend.planned) <= parts.max_bytes  # type: ignore[attr-defined]
+    assert max(ran_bytes(parts)) <= parts.max_bytes
     assert 2 <= parts.last.parts <= 12
 
 
@@ -283,7 +282,7 @@ def test_explain_says_what_was_planned_and_held_and_into_how_many_parts_it_was_c
     chains = draw_chains(24, seed=7)
     report = whole.explain(chains, training=True)
     assert (report.parts, report.whole_bytes, report.max_bytes) == (1, report.planned_bytes, None)
-    assert report.planned_bytes == report.buffer_bytes == whole.backend.planned[-1]  # type: ignore[attr-defined]
+    assert report.planned_bytes == report.buffer_bytes == ran_bytes(whole)[-1]
     assert f"memory of values: {report.planned_bytes} bytes planned, {report.planned_bytes} held\n" in str(report)
     assert "parts" not in str(report)
     inference = whole.explain(chains)
@@ -323,7 +322,7 @@ def test_an_instance_that_does_not_fit_alone_is_refused(training: bool) -> None:
             run[1](batch)
     with refused(ab.PlanError, text.replace("instance 2", "instance 0")):
         run[1](chains[2:3])
-    assert parts.backend.planned == []  # type: ignore[attr-defined]
+    assert ran_bytes(parts) == []
     parts.max_bytes = needed
     run[1](chains)
     assert (parts.step, planned(parts)) == (int(training), needed)
@@ -342,22 +341,18 @@ def test_of_several_that_do_not_fit_the_largest_is_named(training: bool) -> None
     text = f"cannot {purpose} instance 3, the largest of 4 that need too much: its 26 nodes need {planned(whole)} bytes"
     with refused(ab.PlanError, text, "leave such instances out"):
         run[1](chains)
-    assert parts.backend.planned == []  # type: ignore[attr-defined]
+    assert ran_bytes(parts) == []
 
 
-class Scratching(Watched):
-    """Says that it takes scratch memory: a hundred elements for each row of the largest batch."""
-
-    def scratch_size(
-        self, plan: Plan, cells: PlannedTypes, dtype: np.dtype[Any], precision: str, n_threads: int
-    ) -> int:
-        return 100 * int(np.diff(plan.schedule.batch_ptr).max())
+def row_scratch(plan: Plan, options: RunOptions) -> int:
+    """A hundred elements for each row of the largest batch."""
+    return 100 * int(np.diff(plan.schedule.batch_ptr).max()) * options.dtype.itemsize
 
 
 def test_scratch_memory_counts() -> None:
     """The norms of all states are one batch; a part has fewer rows in it, and takes less."""
     model = Chains().astype("float64")
-    whole, parts = (ab.batched(model.loss, backend=backend) for backend in (Watched(), Scratching()))
+    whole, parts = (ab.batched(model.loss, backend=backend) for backend in (watched(), watched(row_scratch)))
     chains = [[1, 2, 3]] * 24
     losses = whole(chains)
     assert_close(parts(chains), losses)
@@ -366,7 +361,7 @@ def test_scratch_memory_counts() -> None:
     assert_close(parts(chains), losses)
     assert parts.last is not None
     assert parts.last.parts == 2
-    values = max(parts.backend.planned[-2:])  # type: ignore[attr-defined]
+    values = max(ran_bytes(parts)[-2:])
     assert planned(parts) == values + 8 * 100 * 36 <= parts.max_bytes
 
 
@@ -377,15 +372,18 @@ def test_the_cpu_backend_holds_no_more_than_it_may(training: bool, monkeypatch: 
     model, instances = draw_lattices_case(0, 16, 4)
     whole, parts = (ab.batched(model.loss, backend=Cpu(poison=True)) for _ in range(2))
     losses = (whole.value_and_grad if training else whole)(instances)
-    assert whole.backend.kept.nbytes > 0  # type: ignore[attr-defined]
+    (part,) = whole.prepare(instances, training).parts
+    assert part.executable.prepared.kept_size > 0
     for share in (1.0, 0.4, 0.7, 0.2, 1.0):
         parts.max_bytes = int(share * planned(whole))
         found = (parts.value_and_grad if training else parts)(instances)
         assert_close(found[0] if training else found, losses[0] if training else losses)
         assert parts.last is not None
-        backend: Any = parts.backend
-        held = sum(array.nbytes for array in (backend._buffer, backend.scratch, backend.kept))
-        assert max(planned(parts), held) <= parts.last.buffer_bytes <= parts.max_bytes
+        assert planned(parts) <= parts.last.buffer_bytes <= parts.max_bytes
+        memory = parts.backend.pool.take()  # type: ignore[attr-defined]
+        held = sum(array.nbytes for array in (memory.buffer, memory.scratch, memory.kept))
+        parts.backend.pool.give_back(memory)  # type: ignore[attr-defined]
+        assert held == parts.last.buffer_bytes
         assert 1 / share <= parts.last.parts <= 4 / share
 
 
@@ -435,16 +433,16 @@ def test_the_buffer_grows_seldom_and_holds_what_is_said() -> None:
 
 
 def test_the_old_buffer_is_gone_before_there_is_a_new_one() -> None:
-    backend, floats = Reference(), np.dtype(np.float32)
+    memory, floats = Memory(HOST), np.dtype(np.float32)
     tracemalloc.start()
     try:
         for size in (10**6, 11 * 10**5):
-            backend._reserve(size, floats, None)
+            memory.reserve(size, floats, None)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert backend.counts().buffer_bytes == 4 * 10**6 * 5 // 4
-    assert peak < 1.01 * backend.counts().buffer_bytes
+    assert memory.n_bytes == 4 * 10**6 * 5 // 4
+    assert peak < 1.01 * memory.n_bytes
 
 
 def test_the_buffer_does_not_grow_beyond_the_budget_and_shrinks_to_it() -> None:

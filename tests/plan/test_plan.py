@@ -25,6 +25,7 @@ from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Schedule
 from autobatch.trace.record import Recorder
 from random_programs import draw_instances, draw_model
+from stations import planned_types, record
 
 
 class Sums(ab.Module):
@@ -86,8 +87,8 @@ def test_plans_of_random_programs_pass_the_checker_under_every_policy(policy: st
         rng = np.random.default_rng(seed)
         model = draw_model(rng, smooth=True)
         loss = ab.batched(model.loss, policy=policy)
-        graph, _ = rewrite(loss._recorder.record(draw_instances(rng, model, n=5)), PASSES if seed % 2 else DEFAULT)
-        cells = loss._planned_types(training)
+        graph, _ = rewrite(record(loss, draw_instances(rng, model, n=5)), PASSES if seed % 2 else DEFAULT)
+        cells = planned_types(loss, training)
         plan = loss.planner.place(graph, make_schedule(graph, loss.policy), cells)
         check_plan(plan, cells)
         n_added += int(plan.adds.sum())
@@ -160,8 +161,8 @@ def test_the_checker_refuses_any_wrong_number(seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)
     loss = ab.batched(model.loss)
-    graph = loss._recorder.record(draw_instances(rng, model, n=4))
-    cells = loss._planned_types(training=True)
+    graph = record(loss, draw_instances(rng, model, n=4))
+    cells = planned_types(loss, training=True)
     plan = loss.planner.place(graph, make_schedule(graph, loss.policy), cells)
     check_plan(plan, cells)
     name = ("dest", "row", "node_at")[seed % 3]
@@ -234,8 +235,8 @@ def test_a_buffer_of_more_than_two_thousand_million_elements_has_long_destinatio
         return [total(x) for _ in range(40)]
 
     loss = ab.batched(run)
-    graph = loss._recorder.record([None])
-    plan = loss.planner.place(graph, make_schedule(graph, loss.policy), loss._planned_types(training=False))
+    graph = record(loss, [None])
+    plan = loss.planner.place(graph, make_schedule(graph, loss.policy), planned_types(loss, training=False))
     assert plan.size > 2**31
     assert plan.dest.dtype == np.int64
     places = plan.destinations(1)

@@ -164,18 +164,18 @@ def test_results_are_those_without_a_cache_bit_for_bit(seed: int) -> None:
         assert [getattr(kept.last, name) for name in counts] == [getattr(planned.last, name) for name in counts]
     assert kept.last is not None
     assert kept.last.plan_hit_rate > 0.2
-    assert len(kept._planning.cache) == 5
-    assert (hit(planned), planned._planning.cache.lookups) == (None, 0)
+    assert len(kept.planning.cache) == 5
+    assert (hit(planned), planned.planning.cache.lookups) == (None, 0)
 
 
 def to_float64(loss: ab.Batched) -> None:
-    assert loss._recorder.module is not None
-    loss._recorder.module.astype("float64")
+    assert loss.recorder.module is not None
+    loss.recorder.module.astype("float64")
 
 
 def freeze(loss: ab.Batched) -> None:
-    assert loss._recorder.module is not None
-    loss._recorder.module.parameters()["table"].trainable = False
+    assert loss.recorder.module is not None
+    loss.recorder.module.parameters()["table"].trainable = False
 
 
 CHANGES: dict[str, Callable[[ab.Batched], Any]] = {
@@ -197,7 +197,7 @@ def test_what_a_plan_depends_on_makes_it_another_one(change: str) -> None:
     loss = make(Chains(), "either")
     graphs = loss.record_all([("", (1, 2)), ("", (3,))])
     run_training = change == "trainable"
-    other = make(loss._recorder.module, "loss")
+    other = make(loss.recorder.module, "loss")
     trained = other.record_all([(1, 2)])
     call: Callable[[], Any] = (lambda: other.value_and_grad(trained)) if run_training else (lambda: loss(graphs))
     for n_placed in (1, 1):
@@ -237,7 +237,7 @@ def test_the_one_not_used_for_longest_goes() -> None:
         loss(graphs)
         hits.append(hit(loss))
     assert hits == [False, False, True, False, True, False, False]
-    assert len(loss._planning.cache) == 2
+    assert len(loss.planning.cache) == 2
 
 
 def test_masks_go_by_the_keys_of_the_instances_at_hand() -> None:
@@ -279,7 +279,7 @@ def test_parts_are_found_as_they_were_cut() -> None:
         kept.step = 0
         assert_same(run(kept, graphs), expected)
     assert kept.last is not None
-    assert (hit(kept), kept.last.parts > 2, len(kept._planning.cache)) == (True, True, 3)
+    assert (hit(kept), kept.last.parts > 2, len(kept.planning.cache)) == (True, True, 3)
 
 
 def test_what_is_recorded_afresh_is_not_looked_for() -> None:
@@ -287,8 +287,8 @@ def test_what_is_recorded_afresh_is_not_looked_for() -> None:
     words = draw_words(3, seed=3)
     for instances in (words, words, []):
         loss(instances)
-        assert loss._planning.cache.lookups == 0
-    assert (hit(loss), len(loss._planning.cache)) == (None, 0)
+        assert loss.planning.cache.lookups == 0
+    assert (hit(loss), len(loss.planning.cache)) == (None, 0)
 
 
 def test_graphs_of_another_function_are_refused_though_they_hold_the_same() -> None:
@@ -356,7 +356,7 @@ def test_auto_counts_minibatches_that_are_not_planned() -> None:
             assert loss.last is not None
             story.append((loss.last.batches, loss.policy.settled, loss.policy.why, loss.policy._seen))
         told.append(story)
-        assert loss._planning.cache.hits == (0 if size == 0 else 10 - len({why for _, _, why, _ in story}))
+        assert loss.planning.cache.hits == (0 if size == 0 else 10 - len({why for _, _, why, _ in story}))
     assert told[0] == told[1]
     assert told[0][-1][1]
 

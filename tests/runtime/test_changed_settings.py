@@ -13,8 +13,12 @@ import pytest
 import autobatch as ab
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell
-from autobatch.runtime.cpu.backend import MOST_BOUND, Cpu
+from autobatch.runtime.backend import RunOptions
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.cpu.compiled import MOST_BOUND, BoundStages
+from autobatch.runtime.cpu.stages import CompiledCell
 from autobatch.runtime.interpreter.reference import Reference
+from noting_backend import NotingBackend, count_live
 from twin_cases import draw_trees_case
 
 BACKENDS: dict[str, Callable[[], Any]] = {
@@ -97,10 +101,11 @@ def test_precision_changes_on_a_used_compiled_function() -> None:
 def test_scratch_memory_has_a_size_for_each_precision() -> None:
     """Whichever was asked for before; rows are rounded in memory of their own."""
     run, used = ab.batched(Net(64).loss), Cpu(jitted=False)
-    step = run._prepare(*run._read([2]), training=True)
+    step = run.prepare([2], training=True)
 
     def size(backend: Cpu, precision: str) -> int:
-        return backend.scratch_size(step.parts[0].plan, step.cells, np.dtype(np.float32), precision, 1)
+        options = RunOptions(np.dtype(np.float32), precision)
+        return backend.prepare(step.parts[0].plan, step.cells, options).n_bytes
 
     wanted = {precision: size(Cpu(jitted=False), precision) for precision in ("float32", "bf16")}
     assert wanted["float32"] < wanted["bf16"]
@@ -197,7 +202,7 @@ def test_a_plan_depends_on_the_number_of_threads_where_memory_is_limited(monkeyp
     monkeypatch.setattr("autobatch.blas.threads.usable_cores", lambda: 8)
     monkeypatch.setattr("autobatch.blas.threads._all_pools", list)  # of which torch may have been told to use one
     model = Net(24)
-    run = ab.batched(model.loss, backend=Sized(), max_bytes=10**9)
+    run = ab.batched(model.loss, backend=sized(), max_bytes=10**9)
     graphs = run.record_all([4] * 16)
     run(graphs)
     assert run.last is not None
@@ -212,11 +217,9 @@ def test_a_plan_depends_on_the_number_of_threads_where_memory_is_limited(monkeyp
             assert hit is None or run.last.plan_hit
 
 
-class Sized(Reference):
-    """Says that each thread takes some scratch memory."""
-
-    def scratch_size(self, plan: Any, cells: Any, dtype: Any, precision: str, n_threads: int) -> int:
-        return 100 * n_threads
+def sized() -> NotingBackend:
+    """The reference backend, of which each thread is said to take some scratch memory."""
+    return NotingBackend(Reference(), extra_bytes=lambda plan, options: 100 * options.threads * options.dtype.itemsize)
 
 
 def test_a_backend_keeps_the_steps_of_so_many_sets_of_types() -> None:
@@ -224,20 +227,23 @@ def test_a_backend_keeps_the_steps_of_so_many_sets_of_types() -> None:
     model, backend = Net(3), Cpu(jitted=False)
     run = ab.batched(model.kinds, backend=backend)
     rng = np.random.default_rng(0)
+    before = count_live(BoundStages)
     drawn = [tuple(rng.choice(9, size=3, replace=False).tolist()) for _ in range(2 * MOST_BOUND)]
     for kinds in drawn:
         run.value_and_grad([kinds])
-    assert len(backend._bound) == MOST_BOUND
+    assert count_live(BoundStages) - before == MOST_BOUND
     np.testing.assert_allclose(run(drawn[:5]), [model.kinds(kinds) for kinds in drawn[:5]], rtol=1e-5)
 
 
 def test_a_backend_forgets_the_cells_of_planners_before() -> None:
     model, backend = Net(3), Cpu(jitted=False)
     run = ab.batched(model.loss, backend=backend)
-    counts = set[tuple[int, int]]()
+    counts = set[int]()
     for _ in range(6):
         run.planner = Noting()
         run([2])
         run.value_and_grad([2, 3])
-        counts.add((len(backend._compiled), len(backend._weight_stages)))
+        counts.add(count_live(CompiledCell))
     assert len(counts) <= 2
+    del run
+    assert count_live(CompiledCell) < max(counts), "nobody uses them any more"

@@ -8,7 +8,7 @@ import pytest
 import autobatch as ab
 from autobatch.runtime.cpu import pieces
 from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.cpu.pieces import count_pieces, find_alone, rows_of_piece
+from autobatch.runtime.cpu.pieces import BatchList, count_pieces, find_alone, rows_of_piece
 from parity import TOLERANCES, compare, compare_gradients
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
@@ -74,10 +74,9 @@ def test_batches_that_add_are_alone(seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)
     loss = ab.batched(model.everything, backend="reference")
-    plan = loss._prepare(*loss._read(draw_instances(rng, model, n=5)), training=True, has_aux=True).parts[0].plan
-    found = find_alone(
-        plan.schedule.batch_type, plan.schedule.batch_ptr, plan.dest_base, plan.dest_ptr, plan.adds, plan.tables.out_ptr
-    )  # fmt: skip
+    plan = loss.prepare(draw_instances(rng, model, n=5), training=True, has_aux=True).parts[0].plan
+    batches = BatchList(plan.schedule.batch_type, plan.schedule.batch_ptr)
+    found = find_alone(batches, plan.dest_base, plan.dest_ptr, plan.adds, plan.tables.out_ptr)
     for batch, alone in zip(plan.batches, found, strict=True):
         nodes = plan.node_at[plan.type_ptr[batch.kind] :][batch.start : batch.end]
         outputs = range(plan.tables.out_ptr[batch.kind + 1] - plan.tables.out_ptr[batch.kind])

@@ -30,7 +30,9 @@ from autobatch.ir.precision import rounded
 from autobatch.runtime.backend import Backend
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cpu.rounding import RoundedStep, multiply_in_float32
+from autobatch.runtime.cpu.stages import CompiledCell
 from autobatch.runtime.interpreter.reference import Reference
+from noting_backend import NotingBackend
 from twin_cases import CASES, Case
 
 Array = Any
@@ -290,9 +292,11 @@ def test_bf16_is_multiplied_as_the_measured_table_says(
     assert Chooser().choose_bf16(64, 320, 128) == "float32"
 
 
-def rounded_steps(backend: Cpu) -> list[RoundedStep]:
+def rounded_steps(backend: NotingBackend) -> list[RoundedStep]:
     """The products of rows with matrices of a backend that has run."""
-    stages = [cell.stage(name) for cell in backend._compiled.values() for name in ("forward", "backward")]
+    plans: list[Any] = [ran.inner for ran in backend.ran]
+    cells: set[CompiledCell] = {cell for plan in plans for cell in plan.types.cells.values()}
+    stages = [cell.stage(name) for cell in cells for name in ("forward", "backward")]
     return [step for stage in stages for step in stage.steps if isinstance(step, RoundedStep)]
 
 
@@ -308,7 +312,7 @@ def test_where_bf16_is_slower_the_same_is_computed_in_float32(
     model, instances = CASES[0].draw(seed=3, n_instances=6, dim=21)
     model.astype("float32")
     expected = gradients(model, instances, "reference", "bf16")
-    backend = Cpu(poison=True, jitted=True)
+    backend = NotingBackend(Cpu(poison=True, jitted=True))
     monkeypatch.setitem(BACKENDS, "cpu", lambda: backend)
     assert distance(gradients(model, instances, "cpu", "bf16"), expected) < 2**-9
     steps = rounded_steps(backend)

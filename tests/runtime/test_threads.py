@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.plan.plan import Plan
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.system import turns
+from noting_backend import NotingBackend
 
 DIM = 3
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
@@ -185,7 +187,7 @@ def test_training_in_a_thread_beside_inference_and_prefetching_in_others(backend
     """Each sees the results of its own function: seeds, steps and gradients are not mixed up."""
 
     def train(run: Any, losses: list[float]) -> None:
-        optimizer = ab.optim.Adam(run.value_and_grad.__self__._recorder.module, lr=0.01)
+        optimizer = ab.optim.Adam(run.value_and_grad.__self__.recorder.module, lr=0.01)
         for batch in run.prefetch(draw_batches(15)):
             value, grads = run.value_and_grad(batch)
             optimizer.step(grads)
@@ -338,14 +340,12 @@ def test_a_child_process_does_not_wait_for_threads_that_it_does_not_have() -> No
     model, reached, done = Trees(), threading.Event(), threading.Event()
     run: Any = ab.batched(model.loss)
     expected = run([(1, 2)])
-    forward = run.backend.forward
 
-    def slow(*args: Any) -> Any:
+    def wait(plan: Plan) -> None:
         reached.set()
         assert done.wait(30)
-        return forward(*args)
 
-    run.backend.forward = slow
+    run.backend = NotingBackend(run.backend, on_run=wait)
     thread = threading.Thread(target=lambda: run([(1, 2)]))
     thread.start()
     assert reached.wait(30)

@@ -212,24 +212,24 @@ def test_cells_that_are_traced_again_stop_at_the_same_outputs(backend: str) -> N
         for instances in (graphs, xs, graphs):
             _, grads = loss.value_and_grad(instances, reduce="sum")
             np.testing.assert_allclose(grads["W"], sum(slopes), rtol=1e-12)
-    n_types = len(loss._recorder.types)
+    n_types = len(loss.recorder.types)
     assert loss.last.plan_hit
     loss.value_and_grad(xs)
-    assert len(loss._recorder.types) == n_types == 3
+    assert len(loss.recorder.types) == n_types == 3
 
 
 def test_inference_and_cells_without_singular_ops_have_no_other_types() -> None:
     model = Beside(ab.tanh)
     loss = ab.batched(model.used, backend="reference")
     loss.value_and_grad(draw(4))
-    n_types = len(loss._recorder.types)
+    n_types = len(loss.recorder.types)
     singular = Beside(SINGULAR["log"])
     other = ab.batched(singular.used, backend="reference")
     with np.errstate(all="ignore"):
         other(draw(4))
-    assert len(other._recorder.types) == n_types
+    assert len(other.recorder.types) == n_types
     other.value_and_grad(draw(4))
-    assert other._recorder.types.names == ["constant", "both#1", "both#2"]
+    assert other.recorder.types.names == ["constant", "both#1", "both#2"]
     assert other.last is not None
     assert loss.last is not None
     assert other.last.batches == loss.last.batches

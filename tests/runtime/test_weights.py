@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.ops.randomness import Randomness
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cpu.weights import sum_rows
 from autobatch.runtime.interpreter.reference import Reference
@@ -58,8 +59,10 @@ class Chain(ab.Module):
         return self.loss(words) + self.curved(self.step(self.start, words[0]))
 
 
-def direct_stages(cpu: Cpu) -> dict[str, bool]:
-    return {stage.cell.program.name: stage.is_direct for stage in cpu._weight_stages.values()}
+def direct_stages(loss: Any) -> dict[str, bool]:
+    """Of each cell whether its weight stage runs directly."""
+    (part,) = loss.prepare(SENTENCES, training=True).parts
+    return {cell.cell.program.name: cell.weights.is_direct for cell in part.executable.types.cells.values()}
 
 
 @pytest.mark.parametrize("has_aux", [False, True])
@@ -68,14 +71,14 @@ def test_gradients_are_those_of_the_interpreter(function: str, has_aux: bool) ->
     if (function == "partly") != has_aux:
         pytest.skip("only one of them returns something beside the loss")
     model = Chain()
-    cpu = Cpu(poison=True)
-    found, expected = (
-        ab.batched(getattr(model, function), module=model, backend=backend).value_and_grad(SENTENCES, has_aux=has_aux)
-        for backend in (cpu, Reference(poison=True))
+    ours, theirs = (
+        ab.batched(getattr(model, function), module=model, backend=backend)
+        for backend in (Cpu(poison=True), Reference(poison=True))
     )
+    found, expected = (loss.value_and_grad(SENTENCES, has_aux=has_aux) for loss in (ours, theirs))
     for name, gradient in expected[1].items():
         np.testing.assert_allclose(found[1][name], gradient, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
-    is_direct = direct_stages(cpu)
+    is_direct = direct_stages(ours)
     assert is_direct["step"]
     assert is_direct["score"]
     assert is_direct.get("curved", False) is False
@@ -112,16 +115,19 @@ def test_a_warm_weight_stage_allocates_no_array() -> None:
     batches = [[RNG.integers(0, 2000, 8).tolist() for _ in range(n)] for n in (24, 20)]
     for words in (*batches, *batches):
         _, grads = loss.value_and_grad(words)
-    stage = next(s for s in cpu._weight_stages.values() if s.cell.program.name == "step")
-    kind = next(k for k, cell in enumerate(cpu.cells.cells) if cell is stage.cell)
-    targets = cpu._targets
-    assert targets is not None
+    (part,) = loss.prepare(batches[1], training=True).parts
+    types, plan = part.executable.types.cells, part.plan
+    kind, stage = next((k, cell.weights) for k, cell in types.items() if cell.cell.program.name == "step")
+    run = part.executable.forward(Randomness(key=np.arange(20)))
+    owners = {id(p): grads[name] for name, p in model.parameters().items()}
+    run.backward({0: np.ones(20, np.float32)}, owners)
+    targets = run.memory.targets(owners, part.executable.cells.stacks)
     for gradient in grads.values():
         if isinstance(gradient, ab.Rows):
             gradient.clear()
     tracemalloc.start()
     try:
-        assert stage.run(cpu.plan, kind, cpu._buffer, cpu.chooser, targets.arrays)
+        assert stage.run(plan, kind, run.memory.buffer, cpu.chooser, targets.arrays)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

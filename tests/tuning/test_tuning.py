@@ -16,11 +16,13 @@ import pytest
 import autobatch as ab
 from autobatch.errors import BackendError, PlanError
 from autobatch.memplan.planner import MemoryPlanner
+from autobatch.plan.plan import Plan
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.tuning import CostModel, Trial, Variant, Work, costs, store
 from autobatch.tuning.variant import LAYOUTS, OTHERS, REWRITES, WORDS, read_decisions, write_decisions
-from clockwork import Clockwork, Counted, Pairs, decided, make, set_clock, train
+from clockwork import Clockwork, Pairs, decided, make, set_clock, train
+from noting_backend import NotingBackend
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
 
@@ -135,7 +137,7 @@ def test_work_is_counted_from_the_plan() -> None:
 
     for training, sizes in ((False, [(3, 5, 4)]), (True, [(3, 4, 5), (3, 5, 4), (4, 5, 3)])):
         asked.clear()
-        step = loss._prepare(*loss._read([[np.ones(4)] * 3]), training)
+        step = loss.prepare([[np.ones(4)] * 3], training)
         work = costs.measure_work(step.parts[0].plan, step.cells, speed)
         assert sorted(asked) == sizes
         assert (work.products, round(work.product_s, 9)) == (len(sizes), 60.0 * len(sizes))
@@ -275,7 +277,7 @@ def test_threads_are_measured_per_class_of_sizes(clock: Clockwork) -> None:
     train(loss, 1)
     assert decided(loss) == {}
     train(loss, 60)
-    assert (decided(loss), loss.settled, backend.runs) == ({"threads": 4}, True, 61)
+    assert (decided(loss), loss.settled, len(backend.ran)) == ({"threads": 4}, True, 61)
     assert set(clock.asked) == {1, 2, 4}
     train(loss, 1, size=20)
     assert len(loss.decisions) == 3
@@ -295,12 +297,11 @@ def test_winners_are_tried_together(clock: Clockwork) -> None:
 def test_how_much_is_made_again_is_chosen_by_time(clock: Clockwork, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where saved values cost what there is, as much is made again as pays; in inference there is nothing to choose."""
 
-    class Wide(Counted):
-        def forward(self, plan: Any, *rest: Any) -> list[Any]:
-            self.clock.now += 1e-6 * (plan.size - 2 * plan.mirror)
-            return Reference.forward(self, plan, *rest)
+    def take_time(plan: Plan) -> None:
+        clock.now += 1e-6 * (plan.size - 2 * plan.mirror)
 
-    loss = ab.batched(Gated().loss, policy="depth", backend=Wide(clock), tune="auto")
+    backend = NotingBackend(Reference(), on_run=take_time)
+    loss = ab.batched(Gated().loss, policy="depth", backend=backend, tune="auto")
     for _ in range(150):
         loss.value_and_grad([2, 3, 4, 5])
     assert (decided(loss)["recomputes"], loss.settled) == ("more", True)
@@ -452,7 +453,7 @@ def test_what_is_no_number_of_threads_is_refused(n_threads: Any) -> None:
 def signature() -> str:
     loss = ab.batched(Pairs().loss)
     loss([2])
-    return store.sign_model(loss._recorder.types.types, "cpu")
+    return store.sign_model(loss.recorder.types.types, "cpu")
 
 
 def test_an_entry_holds_for_a_model_with_its_widths() -> None:
@@ -460,7 +461,7 @@ def test_an_entry_holds_for_a_model_with_its_widths() -> None:
         model = ab.Linear(width, 3, rng=np.random.default_rng(0))
         loss = ab.batched(lambda x: ab.sum(model(x)), module=model)
         loss([np.ones(width)])
-        return store.sign_model(loss._recorder.types.types, *options)
+        return store.sign_model(loss.recorder.types.types, *options)
 
     assert sign(4) == sign(4)
     assert len({sign(4), sign(5), sign(4, "cpu"), sign(4, "cpu", "bf16")}) == 4

@@ -53,7 +53,7 @@ def test_a_copy_of_a_used_function_goes_on_by_itself(trees: list[Any], backend: 
     assert twin.backend is not loss.backend
     before = loss(trees)
     assert np.array_equal(twin(trees), before)
-    model = twin.value_and_grad.__self__._recorder.module
+    model = twin.value_and_grad.__self__.recorder.module
     _, grads = twin.value_and_grad(twin.record_all(trees))
     ab.optim.Adam(model, lr=0.1).step(grads)
     assert np.array_equal(loss(trees), before)
@@ -146,7 +146,7 @@ def test_a_copy_in_the_midst_of_choosing_chooses_by_itself(trees: list[Any], clo
         for _ in range(2):
             assert np.array_equal(twin(trees[:n]), loss(trees[:n]))
     types = {id(graph.types) for graph in twin.policy._lessons}
-    assert types <= {id(twin._recorder.types)}
+    assert types <= {id(twin.recorder.types)}
 
 
 def test_a_policy_of_two_functions_learns_from_mini_batches_of_one(trees: list[Any]) -> None:
@@ -190,7 +190,7 @@ def test_a_batched_function_may_be_a_cell_itself(backend: str, clone: str, n: in
         np.testing.assert_allclose(twin(inputs), expected, rtol=1e-6)
         if cell is not square:
             assert grads["weight"].shape == (3, 3)
-            assert (twin._recorder.module is model) == (clone == "copy")
+            assert (twin.recorder.module is model) == (clone == "copy")
 
 
 def test_copies_and_pickles_of_a_cell_are_the_cell() -> None:

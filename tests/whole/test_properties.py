@@ -16,6 +16,7 @@ from autobatch.graph.build import merge_graphs
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.runtime.interpreter.reference import Reference
 from random_programs import Instance, RandomModel, draw_instances, draw_model
+from stations import record
 
 pytestmark = pytest.mark.usefixtures("_checked")
 RELATIVE = 1e-10
@@ -121,7 +122,7 @@ def test_recorded_graphs_are_the_instances(seed: int) -> None:
     work = draw_workload(seed)
     loss = ab.batched(work.model.everything, backend=Reference(poison=True))
     graphs = loss.record_all(work.instances)
-    merged, direct = merge_graphs(graphs), loss._recorder.record(work.instances)
+    merged, direct = merge_graphs(graphs), record(loss, work.instances)
     assert merged.words.tobytes() == direct.words.tobytes()
     assert merged.floats.tobytes() == direct.floats.tobytes()
     assert merged.structures == direct.structures
@@ -142,9 +143,9 @@ def test_the_draws_have_all_that_programs_can_have() -> None:
         loss(work.instances)
         assert loss.last is not None
         note_graph(seen, loss.last.graph)
-        note_types(seen, loss._recorder.types.types)
+        note_types(seen, loss.recorder.types.types)
         kinds = loss.last.graph.type_id
-        without_ports = {t.number for t in loss._recorder.types.types if not t.program.ports}
+        without_ports = {t.number for t in loss.recorder.types.types if not t.program.ports}
         n_edges = np.diff(loss.last.graph.edge_ptr)
         seen["a port without edges"] += sum(k not in without_ports for k in kinds[n_edges == 0].tolist())
     everything = {

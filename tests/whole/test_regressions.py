@@ -135,7 +135,7 @@ def test_thousands_of_mini_batches_without_growth(n_batches: int) -> None:
     batches = [draw_batch(rng, 32) for _ in range(10)]
     for trees in batches * 20:
         loss.value_and_grad(trees)
-    calls, ids, n_grown = loss._recorder.calls, [], 0
+    calls, ids, n_grown = loss.recorder.calls, [], 0
     sizes = len(calls.forms), len(calls.types)
     tracemalloc.start()
     try:
@@ -212,7 +212,7 @@ def test_a_sum_with_a_number_is_no_sum_of_one_value() -> None:
 
     loss = batch(model, run)
     ab.testing.check_batched(run, loss, [1, 2])
-    assert len(loss._recorder.types) == 5
+    assert len(loss.recorder.types) == 5
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

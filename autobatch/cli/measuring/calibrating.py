@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from time import perf_counter
 
 import numpy as np
 
 from autobatch import policies
 from autobatch.cli.workload import Workload, record
 from autobatch.graph.graph import Graph
+from autobatch.inspect.profiling import Profile
 from autobatch.jit.arrays import FloatArray
-from autobatch.plan.plan import Batch, PlannedCell
+from autobatch.plan.plan import PlannedCell
 from autobatch.policies.cost import MeasuredCosts, TypeCost
-from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import Schedule
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows
@@ -49,31 +48,29 @@ class Chopped:
         return Schedule(np.array(kinds, np.int32), np.array(ends, np.int32), whole.order)
 
 
-class Stopwatch:
-    """Takes the time of every batch of a backend whose timer it is.
+class Laps:
+    """How long batches took.
 
     Attributes:
-        laps: microseconds, by stage, type and number of rows.
+        us: microseconds, by stage, type and number of rows.
     """
 
     def __init__(self) -> None:
-        self.laps: dict[tuple[str, int, int], list[float]] = defaultdict(list)
-        self._began = perf_counter()
+        self.us: dict[tuple[str, int, int], list[float]] = defaultdict(list)
 
-    def lap(self, stage: str, batch: Batch | None) -> None:
-        """Note that a batch is done; see `autobatch.runtime.backend.Timer`."""
-        us = 1e6 * (perf_counter() - self._began)
-        if batch is not None:
-            self.laps[stage, batch.kind, batch.end - batch.start].append(us)
-        self._began = perf_counter()
+    def add(self, profile: Profile) -> None:
+        """Take in the batches of all calls of a profile."""
+        for call in profile.calls:
+            for span in call.batches:
+                self.us[span.stage, span.kind, span.rows].append(1e3 * span.ms)
 
     def medians(self, kind: int) -> tuple[FloatArray, FloatArray]:
         """Give the numbers of rows that a type ran with often enough, and the microseconds forward and backward."""
         sizes = sorted(
-            n for way, k, n in self.laps if (way, k) == ("forward", kind) and len(self.laps[way, k, n]) >= MIN_LAPS
+            n for way, k, n in self.us if (way, k) == ("forward", kind) and len(self.us[way, k, n]) >= MIN_LAPS
         )
-        sizes = sizes or [n for way, k, n in self.laps if (way, k) == ("forward", kind)]
-        us = [sum(float(np.median(self.laps[way, kind, n])) for way in ("forward", "backward")) for n in sizes]
+        sizes = sizes or [n for way, k, n in self.us if (way, k) == ("forward", kind)]
+        us = [sum(float(np.median(self.us[way, kind, n])) for way in ("forward", "backward")) for n in sizes]
         return np.array(sizes, np.float64), np.array(us)
 
 
@@ -93,22 +90,23 @@ def calibrate(workload: Workload, advance: Callable[[str], None] = lambda what: 
         DataError: there are fewer than `MIN_INSTANCES` instances.
     """
     loss = workload.batched("loss", "score", "reference")
-    loss.backend, clock = Reference(), Stopwatch()
-    loss.backend.timer = clock
+    laps = Laps()
     n_instances = max(MIN_INSTANCES, min(MAX_INSTANCES, len(workload.dataset.items)))
     graphs = record(loss, workload.first(n_instances))
     loss.value_and_grad(graphs)
-    clock.laps.clear()
     for n_rows in SIZES:
         loss.policy = Chopped(n_rows)
-        for _ in range(REPEATS):
-            loss.value_and_grad(graphs[: max(MIN_INSTANCES, n_rows)])
-            advance(f"batches of {n_rows} rows")
+        with loss.profile(n_calls=REPEATS) as profile:
+            for _ in range(REPEATS):
+                loss.value_and_grad(graphs[: max(MIN_INSTANCES, n_rows)])
+                advance(f"batches of {n_rows} rows")
+        laps.add(profile)
     types, itemsize = loss.last.graph.types, workload.model.dtype.itemsize
+    cells = loss.prepare(graphs, training=True).cells.cells
     costs = []
     for kind, (name, outline) in enumerate(zip(types.names, types.outlines, strict=True)):
-        launch_us, row_us, efficient_rows = fit_cost(*clock.medians(kind))
-        row_bytes = count_elements(loss.backend.cells.cells[kind]) * itemsize
+        launch_us, row_us, efficient_rows = fit_cost(*laps.medians(kind))
+        row_bytes = count_elements(cells[kind]) * itemsize
         costs.append(TypeCost(name, outline, launch_us, row_us, efficient_rows, float(row_bytes)))
     return MeasuredCosts("reference", workload.dim, "train", tuple(costs))
 

@@ -33,9 +33,10 @@ from autobatch.jit.addresses import address_of
 from autobatch.jit.loops import compiled
 from autobatch.params.rows import Gradient
 from autobatch.params.stacks import Targets
-from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
+from autobatch.params.store import HOST
+from autobatch.plan.plan import Batch, PlannedCell
 from autobatch.runtime.activity import Activity
-from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.cpu.backend import CompiledPlan
 from autobatch.runtime.interpreter.frame import RowRange
 
 Array = NDArray[Any]
@@ -177,24 +178,20 @@ class Memory:
 
 
 def list_matmuls(
-    backend: Cpu,
-    plan: Plan,
-    cells: PlannedTypes,
-    stages: Stages,
-    memory: Memory,
-    gradients: dict[int, Gradient],
+    executable: CompiledPlan, stages: Stages, memory: Memory, gradients: dict[int, Gradient]
 ) -> Iterator[Matmul]:
     """List the products of a mini-batch: of its forward pass, and in training of its backward pass and weights.
 
     Args:
-        backend, plan, cells: what ran, and where.
-        stages: of the cells.
+        executable: what ran.
+        stages: of its cells.
         memory: for the operands.
         gradients: by `id` of each trainable parameter, arrays that the products of the weights are added to.
 
     Cost: some microseconds per product.
     """
-    lister = _Lister(backend, plan, cells, stages, memory)
+    plan, cells = executable.plan, executable.cells
+    lister = _Lister(executable, stages, memory)
     yield from lister.stage("forward", plan.batches)
     if not cells.training:
         return
@@ -211,10 +208,11 @@ def list_matmuls(
 class _Lister:
     """Lists products, with operands in one memory."""
 
-    def __init__(self, backend: Cpu, plan: Plan, cells: PlannedTypes, stages: Stages, memory: Memory) -> None:
-        self.plan, self.cells, self.chooser, self.stages, self.memory = plan, cells, backend.chooser, stages, memory
-        first = cells.tables.block_ptr[:-1]
-        self._mean_rows = backend.prepared(plan).mean_rows[first]
+    def __init__(self, executable: CompiledPlan, stages: Stages, memory: Memory) -> None:
+        self.plan, self.cells, self.chooser = executable.plan, executable.cells, executable.backend.chooser
+        self.stages, self.memory = stages, memory
+        plan, first = self.plan, self.cells.tables.block_ptr[:-1]
+        self._mean_rows = executable.prepared.mean_rows[first]
         self.buffer = memory.take("buffer", plan.size)
         kinds = plan.schedule.batch_type
         self._kinds = np.unique(kinds).tolist()
@@ -232,7 +230,7 @@ class _Lister:
             first, last = 0, len(stage.steps)
             if batch.kind in apart:
                 first, last = stage.n_before, last - stage.n_after
-            yield from self._steps(Part(name, batch.kind), stage, RowRange(self.plan, batch), first, last)
+            yield from self._steps(Part(name, batch.kind), stage, RowRange(self.plan, batch, HOST), first, last)
         for kind in apart:
             stage = self.stages.of(self.cells.cells[kind], name)
             last = len(stage.steps)
@@ -280,7 +278,7 @@ class _Lister:
 
     def _all_rows(self, kind: int) -> RowRange:
         n_rows = int(self.plan.type_ptr[kind + 1] - self.plan.type_ptr[kind])
-        return RowRange(self.plan, Batch(kind, 0, n_rows, self.plan.type_bases[kind]))
+        return RowRange(self.plan, Batch(kind, 0, n_rows, self.plan.type_bases[kind]), HOST)
 
     def _matrix(self, stage: Stage, term: Term) -> Array:
         """A matrix that rows are multiplied by: a parameter where it lies, or numbers."""

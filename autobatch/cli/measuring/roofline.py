@@ -28,7 +28,7 @@ from autobatch.errors import BackendError
 from autobatch.inspect.profiling import RUNNING, Call
 from autobatch.params.stacks import make_gradients
 from autobatch.policies.auto import Auto
-from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.cpu.backend import CompiledPlan, Cpu
 
 PLANNING, AROUND, OPTIMIZER = Part("planning", ONCE), Part("around", ONCE), Part("optimizer", ONCE)
 BESIDES: Mapping[str, str] = {
@@ -160,18 +160,18 @@ class _Racer:
 
     def take_in(self, parameters: Mapping[str, Any]) -> None:
         """Run every mini-batch once, and list its products."""
-        backend, plans = self.loss.backend, []
-        for number in range(len(self.minibatches)):
+        executables: list[CompiledPlan] = []
+        for number, minibatch in enumerate(self.minibatches):
             self.step(number)
             self.tally.add(self.loss.last)
-            plans.append((backend.plan, backend.cells))
-        memory, stages = Memory(backend.dtype), Stages()
-        memory.take("buffer", max(plan.size for plan, _ in plans))
-        for plan, cells in plans:
+            executables.append(self.loss.prepare(minibatch, self.optimizer is not None).parts[-1].executable)
+        memory, stages = Memory(executables[0].options.dtype), Stages()
+        memory.take("buffer", max(executable.plan.size for executable in executables))
+        for executable in executables:
+            cells = executable.cells
             made = make_gradients(parameters, cells.row_parameters, {}) if cells.training else {}
             gradients = {id(parameters[name]): gradient for name, gradient in made.items()}
-            listed = list_matmuls(backend, plan, cells, stages, memory, gradients)
-            self.matmuls.append(Matmuls(list(listed)))
+            self.matmuls.append(Matmuls(list(list_matmuls(executable, stages, memory, gradients))))
 
     def step(self, number: int) -> None:
         """Run a mini-batch."""
@@ -261,7 +261,7 @@ def race_matmuls(
     }
     with limit_threads(1):
         times = take_turns(runs, n_minibatches, n_repeats, lambda what, repeat: step_done(what))
-    peaks = measure(list_providers(), MAX_SIZE, MAX_SIZE, MAX_SIZE, loss.backend.dtype.name)
+    peaks = measure(list_providers(), MAX_SIZE, MAX_SIZE, MAX_SIZE, str(loss.recorder.module.dtype))
     library = max(peaks, key=lambda name: peaks[name])
     return Roofline(
         policy=loss.policy.name,

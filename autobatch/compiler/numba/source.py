@@ -20,8 +20,9 @@ from autobatch.compiler.fusing import Block, Kernel
 from autobatch.compiler.loop import Loop
 from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.numba.nest import Nest
-from autobatch.compiler.numba.writer import Writer, letter_of
+from autobatch.compiler.numba.writer import Writer
 from autobatch.compiler.storing import Spot, Storage, is_number
+from autobatch.compiler.table import letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE

@@ -1,4 +1,4 @@
-"""The names and addresses in the source of a kernel, and the table that says where the rows of each batch are."""
+"""The names and addresses in the source of a kernel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from autobatch.compiler.fusing import Kernel
 from autobatch.compiler.lowered import Home, Lowered
 from autobatch.compiler.storing import Storage
+from autobatch.compiler.table import letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED
@@ -19,25 +20,12 @@ ARRAYS = {
 }  # fmt: skip
 
 
-STAGES = ("forward", "backward")  # each has scratch memory of its own
 SLOTS = {
     "buffer": "real", "scratch": "real", "kept": "real", "ptr": "int64", "dest": "place", "adds": "bool_",
     "shared": "real", "table": "int64", "ints": "int32", "floats": "float64",
 }  # fmt: skip
 """The first slots of the memory of a stage: arrays and their types. Edges of groups and tables of rows follow."""
 COMMON = ("buffer", "scratch", "kept", "ptr", "dest", "adds")  # the first slots, the same for all types
-
-
-def columns_of(layout: Layout, n_outputs: int) -> tuple[str, ...]:
-    """The columns of the table that says where the rows of each batch are."""
-    domains = [letter_of(d) for d in range(NODE, len(layout.input_width) - 1)]
-    areas = [f"{area}_{domain}" for area in ("rows", "inputs", "mirror", "saved", *STAGES) for domain in domains]
-    return ("start", "shift", *areas, "kept_n", *(f"output_{number}" for number in range(n_outputs)))
-
-
-def letter_of(domain: int) -> str:
-    """`n` for nodes, or the number of a group of edges."""
-    return "n" if domain == NODE else str(domain)
 
 
 def is_step(name: str) -> bool:

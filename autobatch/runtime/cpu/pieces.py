@@ -26,6 +26,27 @@ ROUND_ROWS = 16
 """Pieces have a multiple of so many rows, and products take whole tiles of them."""
 
 
+class BatchList(NamedTuple):
+    """The batches of a schedule: batch b is of `type[b]`, with rows ptr[b]:ptr[b + 1]."""
+
+    type: IntArray
+    ptr: IntArray
+
+
+class AllPieces(NamedTuple):
+    """How rows are cut.
+
+    Attributes:
+        counts: [T, 2] pieces of batches, and of all rows.
+        most: [T] rows of a piece.
+        n_threads: that take pieces.
+    """
+
+    counts: LongArray
+    most: LongArray
+    n_threads: int
+
+
 class Calls(NamedTuple):
     """The calls of a stage, in order.
 
@@ -64,16 +85,16 @@ def count_pieces(n_rows: int, most: int, n_threads: int) -> int:
 
 @compiled
 def list_calls(
-    batch_type: IntArray, batch_ptr: IntArray, n_pieces: LongArray, most: LongArray, steps: LongArray, n_threads: int,
-    backward: bool,
-) -> tuple[LongArray, LongArray, LongArray]:  # fmt: skip
-    """List the calls of a stage, and divide them; see `Calls`.
+    batches: BatchList, pieces: AllPieces, steps: LongArray, alone: NDArray[np.bool_], backward: bool
+) -> Calls:
+    """List the calls of a stage, and divide them.
 
     Args:
-        n_pieces: [T, 2] of batches, and of all rows.
-        most: [T] rows of a piece.
         steps: [T, 3] before, in and after batches.
+        alone: see `Calls`.
     """
+    batch_type, batch_ptr = batches.type, batches.ptr
+    n_pieces, most, n_threads = pieces.counts, pieces.most, pieces.n_threads
     n_types, n_batches = most.size, batch_type.size
     first, n_steps, n_calls, n_whole = np.zeros((n_types, 4), np.int64), 0, 0, 0
     for kind in range(n_types):
@@ -115,15 +136,15 @@ def list_calls(
                 piece += 1
                 piece_ptr[piece] = at
     ptr[n_batches + 2] = piece
-    return calls, piece_ptr[: piece + 1], ptr
+    return Calls(calls, piece_ptr[: piece + 1], ptr, alone)
 
 
 @compiled
 def find_alone(
-    batch_type: IntArray, batch_ptr: IntArray, dest_base: LongArray, dest_ptr: LongArray, adds: NDArray[np.bool_],
-    out_ptr: IntArray,
-) -> NDArray[np.bool_]:  # fmt: skip
+    batches: BatchList, dest_base: LongArray, dest_ptr: LongArray, adds: NDArray[np.bool_], out_ptr: IntArray
+) -> NDArray[np.bool_]:
     """Find the batches of which values are added to others."""
+    batch_type, batch_ptr = batches.type, batches.ptr
     alone = np.zeros(batch_type.size, np.bool_)
     done = np.zeros(out_ptr.size - 1, np.int64)
     for batch in range(batch_type.size):

@@ -36,7 +36,7 @@ from autobatch.compiler.numba.writer import SLOTS
 from autobatch.ir.precision import rounded
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
-from autobatch.runtime.cpu.stage_memory import Run, StageMemory
+from autobatch.runtime.cpu.stage_memory import StageMemory, StageRun
 from autobatch.runtime.cpu.steps import (
     B_FLIPPED,
     B_STEP,
@@ -72,7 +72,7 @@ class RoundedStep(ProductStep):
         stage.turn_width += ROWS_AT_ONCE * (shape[-1] if self.term.transposed else shape[-2])
         self.way = FLOAT32
 
-    def bind(self, run: Run) -> int:
+    def bind(self, run: StageRun) -> int:
         """Round the matrix as it is in this run."""
         matrix = readable(self.stage.shared[self.term.weight][0])
         matrix = matrix.T if self.term.transposed else matrix

@@ -13,12 +13,15 @@ from autobatch.compiler.fusing import Kernel
 from autobatch.compiler.loop import Alone, Product
 from autobatch.compiler.lowered import Home
 from autobatch.compiler.numba.support import transpose
-from autobatch.compiler.numba.writer import ARRAYS, COMMON, is_step, letter_of
+from autobatch.compiler.numba.writer import ARRAYS, COMMON, is_step
 from autobatch.compiler.stage import Stage
+from autobatch.compiler.table import letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Weight
 from autobatch.jit.addresses import LINE
 from autobatch.ops.define import run_kernel
+from autobatch.ops.randomness import Randomness
+from autobatch.params.store import HOST
 from autobatch.plan.plan import Batch, Plan, PlannedCell
 from autobatch.runtime.interpreter.frame import RowRange
 
@@ -32,15 +35,15 @@ class Arrays(NamedTuple):
     addresses: Array
 
 
-class Run(NamedTuple):
+class StageRun(NamedTuple):
     """What a stage of a type runs on.
 
     Attributes:
         common: buffer, scratch memory of pieces and of all rows, and destinations: the same for all types.
         place: the name of the type of destinations.
-        table: see `autobatch.runtime.cpu.table`.
+        table: see `autobatch.compiler.table`.
         mean_rows: of pieces, per domain; see `autobatch.runtime.cpu.table`.
-        randomness: where the nodes in some rows draw from.
+        randomness: of the mini-batch.
     """
 
     plan: Plan
@@ -50,12 +53,12 @@ class Run(NamedTuple):
     table: Array
     mean_rows: Array
     chooser: Chooser
-    randomness: Any
+    randomness: Randomness
 
     def rows(self, k: int, n_column: int) -> RowRange:
         """The rows of a piece."""
         start = int(self.table[k, 0])
-        return RowRange(self.plan, Batch(self.kind, start, start + int(self.table[k, n_column]), ()))
+        return RowRange(self.plan, Batch(self.kind, start, start + int(self.table[k, n_column]), ()), HOST)
 
 
 class StageMemory:
@@ -72,7 +75,7 @@ class StageMemory:
         used = {"table", *(name for source in stage.sources if source is not None for name in source.arrays)}
         self._own_slots = sorted(used - {*COMMON})
         self.arrays: list[Array | int] = []
-        self.run: Run
+        self.run: StageRun
         self._find_shared(stage)
         self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,15 @@ from autobatch.jit.addresses import address_of
 from autobatch.jit.compiling import compiling
 from autobatch.plan.plan import PlannedCell
 from autobatch.runtime.cpu.rounding import RoundedStep
-from autobatch.runtime.cpu.stage_memory import Run, StageMemory, flat
+from autobatch.runtime.cpu.stage_memory import StageMemory, StageRun, flat
 from autobatch.runtime.cpu.steps import AloneStep, KernelStep, ProductStep, Step
+from autobatch.runtime.cpu.weights import WeightStage
 
 Array = NDArray[Any]
 
 
 class CompiledCell:
-    """The stages of a planned cell in one float type, each compiled when first needed."""
+    """The stages of a planned cell in one float type and precision, each compiled when first needed."""
 
     def __init__(self, cell: PlannedCell, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
         self.cell, self.dtype, self.jitted, self.precision = cell, dtype, jitted, precision
@@ -34,6 +36,11 @@ class CompiledCell:
                 stage = compile_forward(self.cell) if name == "forward" else compile_backward(self.cell)
             self._stages[name] = CompiledStage(self.cell, stage, self.dtype, self.jitted, self.precision)
         return self._stages[name]
+
+    @cached_property
+    def weights(self) -> WeightStage:
+        """The stage that adds to the gradients of parameters."""
+        return WeightStage(self.cell, self.dtype)
 
 
 class CompiledStage(StageMemory):
@@ -74,7 +81,7 @@ class CompiledStage(StageMemory):
         self.addresses[:, :, 1] = np.array([address_of(memory) for memory in self.memory])[:, None]
         self.addresses[:, :, 2] = [address_of(step.own) for step in self.steps]
 
-    def bind(self, run: Run) -> None:
+    def bind(self, run: StageRun) -> None:
         """Take the arrays and parameters of a run."""
         self.run = run
         self._compute_shared()

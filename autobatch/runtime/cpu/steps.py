@@ -22,7 +22,8 @@ from autobatch.blas.threads import threads_now
 from autobatch.compiler.loop import Alone, Product
 from autobatch.compiler.numba.loading import load, load_plain
 from autobatch.compiler.numba.source import Source
-from autobatch.compiler.numba.writer import SLOTS, letter_of
+from autobatch.compiler.numba.writer import SLOTS
+from autobatch.compiler.table import letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.precision import rounded, rounded_args
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction
@@ -30,7 +31,7 @@ from autobatch.jit.addresses import address_of, aligned, array_at, call_at
 from autobatch.jit.compiling import compiling
 from autobatch.jit.loops import by_address, compiled
 from autobatch.ops.define import run_kernel
-from autobatch.runtime.cpu.stage_memory import Run, StageMemory
+from autobatch.runtime.cpu.stage_memory import StageMemory, StageRun
 
 Array = NDArray[Any]
 Call = Callable[[int], object]
@@ -74,7 +75,7 @@ class KernelStep:
         self.function = None if stage.jitted else load_plain(source.text, stage.dtype)
         self.addresses: dict[str, int] = {}
 
-    def bind(self, run: Run) -> int:
+    def bind(self, run: StageRun) -> int:
         """Find the address of the kernel for the destinations of a run."""
         if not self.stage.jitted:
             return 0
@@ -108,7 +109,7 @@ class ProductStep:
         self.panels: Array = np.empty(0, np.uint32)
         self.chosen_for, self.n_rows, self.dtype = (-1, 0), 0, stage.dtype.name
 
-    def bind(self, run: Run) -> int:
+    def bind(self, run: StageRun) -> int:
         """Choose the library, by the mean number of rows, and take the weight as it is in this run."""
         shared = self.stage.shared[self.term.weight]
         self._choose(run)
@@ -120,7 +121,7 @@ class ProductStep:
             self._take(weight)
         return multiply.address if self.own[ROUTINE] and self.stage.jitted and weight.size else 0
 
-    def _choose(self, run: Run) -> bool:
+    def _choose(self, run: StageRun) -> bool:
         """Choose the library; whether it was chosen anew."""
         shared = self.stage.shared[self.term.weight]
         inner, n = shared.shape[:0:-1] if self.term.transposed else shared.shape[1:]
@@ -175,7 +176,7 @@ class AloneStep:
     def __init__(self, stage: StageMemory, alone: Alone) -> None:
         self.stage, self.alone, self.own = stage, alone, np.zeros(0, np.int64)
 
-    def bind(self, run: Run) -> int:
+    def bind(self, run: StageRun) -> int:
         """It has no address."""
         return 0
 
@@ -190,7 +191,7 @@ class AloneStep:
             domain = lowered.vars[self.alone.args[1 if op.segments == "spread" else 0]].domain
             static = {**static, "segments": rows.segments(domain)}
         if op.random:
-            static = {**static, "random": run.randomness(rows)}
+            static = {**static, "random": rows.randomness(run.randomness, self.stage.cell.type.owner)}
         args = [self._argument(arg, k) for arg in self.alone.args]
         if self.stage.precision == "bf16":
             for at in rounded_args(lowered.vars, self.alone.target):

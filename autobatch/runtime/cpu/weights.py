@@ -34,7 +34,6 @@ from autobatch.plan.plan import Plan, PlannedCell
 from autobatch.runtime.cpu.pieces import Calls
 from autobatch.runtime.cpu.rounding import Outers
 from autobatch.runtime.cpu.team import Sweeps
-from autobatch.runtime.interpreter.frame import dense
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]
@@ -76,6 +75,12 @@ class Place(NamedTuple):
     first: int
     step: int
     n_rows: int
+
+
+def dense(gradient: Gradient) -> Array:
+    """A gradient that is an array, as one whose parameter is not read by lookup alone must be."""
+    assert not isinstance(gradient, Rows), "only the parameters in row_parameters have Rows"
+    return gradient
 
 
 class WeightStage:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED, Var
+from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments
-from autobatch.params.rows import Gradient, Rows
+from autobatch.params.store import Store
 from autobatch.plan.plan import Batch, Plan
 
-Array: TypeAlias = NDArray[Any]
+Array: TypeAlias = Any  # of a device, or NumPy's
 Env: TypeAlias = dict[int, Any]
 
 
@@ -38,8 +38,8 @@ class Frame:
 class RowRange:
     """The rows of a batch, or all rows of a type."""
 
-    def __init__(self, plan: Plan, batch: Batch) -> None:
-        self.plan, (self.kind, self.start, self.end, self.bases) = plan, batch
+    def __init__(self, plan: Plan, batch: Batch, store: Store) -> None:
+        self.plan, (self.kind, self.start, self.end, self.bases), self.store = plan, batch, store
         self.n = self.end - self.start
         self.block = plan.first_block(self.kind)
 
@@ -58,28 +58,30 @@ class RowRange:
     def segments(self, domain: int) -> Segments:
         """The edges of each node."""
         ptr = self.plan.segment_ptr[self.block + 1 + domain][self.start : self.end + 1]
-        return Segments(np, ptr - ptr[0])
+        return Segments(self.store.xp, self.store.put(ptr - ptr[0]))
 
-    def spread(self, per_node: Array, domain: int) -> Array:
-        """A flag per node as one per row of a domain."""
-        return per_node if domain == NODE else per_node[self.segments(domain).rows]
+    def select(self, per_node: Array, domain: int) -> Array:
+        """The numbers of the rows of a domain whose nodes have a flag."""
+        if domain != NODE:
+            ptr = self.plan.segment_ptr[self.block + 1 + domain][self.start : self.end + 1]
+            per_node = np.repeat(per_node, np.diff(ptr))
+        return self.store.put(np.flatnonzero(per_node))
+
+    def randomness(self, source: Randomness, owner: Any) -> Randomness:
+        """Where the nodes in these rows draw from: keyed by their instances, as the caller numbers them.
+
+        Args:
+            source: of the mini-batch.
+            owner: the module that says whether dropout is on; None where `source` does.
+        """
+        first = self.plan.type_ptr[self.kind]
+        nodes = self.plan.node_at[first + self.start : first + self.end]
+        keys = source.key[np.searchsorted(self.plan.graph.instance_ptr, nodes, side="right") - 1]
+        training = source.training if owner is None else owner.training
+        return Randomness(source.seed, source.step, self.store.put(keys), training)
 
     def destinations(self, number: int) -> tuple[Array, Array, Array]:
         """Pointers to the destinations of each row of an output, these, and whether it is added to what is there."""
         base = self.plan.dest_base[self.plan.tables.out_ptr[self.kind] + number]
         ptr = self.plan.dest_ptr[base + self.start : base + self.end + 1]
         return ptr, self.plan.dest[ptr[0] : ptr[-1]], self.plan.adds[ptr[0] : ptr[-1]]
-
-
-def add_at(window: Array, places: Array, values: Array) -> None:
-    """Add values to rows of `window`, which may come several times, in order."""
-    while places.size:
-        _, first = np.unique(places, return_index=True)
-        window[places[first]] += values[first]
-        places, values = np.delete(places, first), np.delete(values, first, axis=0)
-
-
-def dense(gradient: Gradient) -> Array:
-    """A gradient that is an array, as one whose parameter is not read by lookup alone must be."""
-    assert not isinstance(gradient, Rows), "only the parameters in row_parameters have Rows"
-    return gradient

@@ -1,0 +1,50 @@
+"""Where a device keeps numbers: the memory that parameters are read from, and that values and gradients lie in."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.jit.addresses import aligned
+
+
+class Store(Protocol):
+    """The memory of one device, and the array functions that work there.
+
+    Attributes:
+        xp: the module of array functions: NumPy, or what does the same with the device's arrays.
+    """
+
+    xp: Any
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
+        """A flat array of the device, of `size` elements that are not set, which begins with a cache line."""
+
+    def put(self, array: Any) -> Any:
+        """The array on the device: itself if it is there, else a copy of a NumPy array."""
+
+    def get(self, array: Any) -> NDArray[Any]:
+        """An array of the device as a NumPy array: itself if it is one, else a copy."""
+
+
+class HostStore:
+    """The memory of the processor: arrays are NumPy's."""
+
+    xp: Any = np
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """See `Store`."""
+        return aligned(size, dtype)
+
+    def put(self, array: Any) -> Any:
+        """See `Store`."""
+        return array
+
+    def get(self, array: Any) -> NDArray[Any]:
+        """See `Store`."""
+        return array  # type: ignore[no-any-return]
+
+
+HOST = HostStore()

@@ -1,0 +1,58 @@
+"""The memory of a run on the CPU: the buffer, and scratch memory of pieces and of whole types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.jit.addresses import aligned
+from autobatch.params.store import HOST
+from autobatch.runtime.cpu.compiled import Prepared
+from autobatch.runtime.memory import Memory
+
+Array = NDArray[Any]
+
+
+class CpuMemory(Memory):
+    """What one run computes in.
+
+    Attributes:
+        scratch: [threads, size] what pieces use by turns.
+        kept: [1, size] what steps of all rows leave for those of batches.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(HOST)
+        self.scratch = self.kept = np.empty((1, 0), np.float32)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes held."""
+        return super().n_bytes + int(self.scratch.nbytes + self.kept.nbytes)
+
+    def reserve_all(
+        self, size: int, prepared: Prepared, dtype: np.dtype[Any], n_threads: int, max_bytes: int | None
+    ) -> None:
+        """Have room for `size` elements, and scratch memory for a prepared plan, all within the limit."""
+        limit = None if max_bytes is None else max_bytes // dtype.itemsize
+        turns, kept = n_threads * prepared.scratch_size, prepared.kept_size
+        if limit is not None and size + max(self.scratch.size, turns) + max(self.kept.size, kept) > limit:
+            self.scratch = self.kept = np.empty((1, 0), dtype)  # what is left from a larger mini-batch goes first
+        needed = max(self.scratch.size, turns) + max(self.kept.size, kept)
+        self.reserve(size, dtype, None if limit is None else (limit - needed) * dtype.itemsize)
+        self.scratch = self._reserved(self.scratch, n_threads, prepared.scratch_size, dtype)
+        self.kept = self._reserved(self.kept, 1, prepared.kept_size, dtype)
+
+    def poison(self) -> None:
+        """Fill all with NaN."""
+        for array in (self.buffer, self.scratch, self.kept):
+            array.fill(np.nan)
+
+    def _reserved(self, array: Array, n_rows: int, size: int, dtype: np.dtype[Any]) -> Array:
+        """The array, if it is large enough, or another."""
+        if array.dtype == dtype and len(array) == n_rows and array.shape[1] >= size:
+            return array
+        self.allocations += 1
+        return aligned((n_rows, size), dtype)

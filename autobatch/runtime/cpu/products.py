@@ -1,0 +1,69 @@
+"""Weight stages that no `WeightStage` can run directly: interpreted, with products and sums of rows done faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autobatch.blas.choosing import Chooser
+from autobatch.blas.product import readable
+from autobatch.compiler.numba.support import add_rows
+from autobatch.ir.passes.autodiff import ROW_SUM
+from autobatch.ir.precision import rounded_args
+from autobatch.ir.program import Instruction
+from autobatch.ops.randomness import Randomness
+from autobatch.runtime.backend import RunOptions
+from autobatch.runtime.cpu.rounding import add_outer
+from autobatch.runtime.interpreter.frame import Frame
+from autobatch.runtime.interpreter.interpreter import Interpreter
+from autobatch.runtime.interpreter.values import Values
+
+
+class FastProducts(Interpreter):
+    """Interprets cells; products that are added to a gradient go to the fastest library, sums of rows take one pass.
+
+    Args:
+        chooser: of the libraries.
+        jitted: whether loops are compiled.
+    """
+
+    def __init__(
+        self, values: Values, options: RunOptions, randomness: Randomness, chooser: Chooser, jitted: bool
+    ) -> None:
+        super().__init__(values, options, randomness)
+        self._chooser, self._jitted = chooser, jitted
+
+    def run(self, frame: Frame, indices: Iterable[int]) -> None:
+        """Run instructions of a weight stage."""
+        for index in indices:
+            if self._add_product(frame, index) or self._add_rows_at_once(frame, index):
+                frame.env[index] = frame.targets[index]
+                self.launches += 1
+            else:
+                super().run(frame, (index,))
+
+    def _add_product(self, frame: Frame, index: int) -> bool:
+        """Add an outer product of rows to its target, if it is one and has one."""
+        source, target = frame.vars[index].source, frame.targets.get(index)
+        assert isinstance(source, Instruction)
+        if target is None or source.op.name != "row_sum_outer":
+            return False
+        x, y = (frame.env[arg] for arg in source.args)
+        if len(x) != len(y):
+            return False
+        x, y = readable(x), readable(y)
+        provider = self._chooser.choose(x.shape[1], y.shape[1], len(x), x.dtype.name, a_flipped=True)
+        if self.options.precision == "bf16" and rounded_args(frame.vars, index):
+            way = self._chooser.choose_bf16(x.shape[1], y.shape[1], len(x), a_flipped=True)
+            add_outer(x, y, target[0], way, provider)
+        else:
+            provider.multiply(x.T, y, target[0], accumulate=True)
+        return True
+
+    def _add_rows_at_once(self, frame: Frame, index: int) -> bool:
+        """Add a sum of rows to its target, if it is one and has one."""
+        source, target = frame.vars[index].source, frame.targets.get(index)
+        assert isinstance(source, Instruction)
+        if target is None or source.op is not ROW_SUM or not self._jitted or frame.env[source.args[0]].ndim != 2:
+            return False
+        add_rows(frame.env[source.args[0]], target[0])
+        return True

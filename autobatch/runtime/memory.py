@@ -1,0 +1,85 @@
+"""The memory of runs: a buffer for the values of a plan, and what backward notes, kept from one run to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from autobatch.errors import BackendError
+from autobatch.params.rows import Gradient
+from autobatch.params.stacks import Stack, Targets
+from autobatch.params.store import Store
+from autobatch.runtime.activity import Activity
+
+
+class Memory:
+    """What one run computes in.
+
+    Attributes:
+        buffer: the values of its plan, and perhaps some elements more.
+        activity: the nodes that the loss depends on, while it is differentiated.
+        allocations: arrays that were made anew since they were last counted.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.activity, self.allocations = store, Activity(), 0
+        self.buffer: Any = store.empty(0, np.dtype(np.float32))
+        self._targets: Targets | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes held."""
+        return int(self.buffer.nbytes)
+
+    def reserve(self, size: int, dtype: np.dtype[Any], max_bytes: int | None) -> None:
+        """Have room for `size` elements: at least a quarter more than before where it grows, within the limit."""
+        held = self.buffer.size if self.buffer.dtype == dtype else 0
+        limit = max(size, held * 5 // 4 if max_bytes is None else max_bytes // dtype.itemsize)
+        if not size <= held <= limit:
+            self.buffer = self.store.empty(0, dtype)  # the old one is freed before there is a new one
+            self.buffer = self.store.empty(max(size, min(held * 5 // 4, limit)), dtype)
+            self.allocations += 1
+
+    def targets(self, gradients: Mapping[int, Gradient], stacks: Iterable[Stack]) -> Targets:
+        """What a run adds gradients to: that of the last run where it had the same."""
+        if self._targets is None or not self._targets.restart(gradients, stacks):
+            self._targets = Targets(gradients, stacks)
+        return self._targets
+
+    def take_allocations(self) -> int:
+        """Count the arrays that were made anew since the last time."""
+        found, self.allocations = self.allocations, 0
+        return found
+
+
+M = TypeVar("M", bound=Memory)
+
+
+def check_open(is_open: bool) -> None:
+    """Refuse to differentiate a run whose memory belongs to another one; BackendError."""
+    if not is_open:
+        raise BackendError(
+            "differentiating a run: the run is closed, and its values are gone; keep it open until then."
+        )
+
+
+class Pool(Generic[M]):
+    """Memory that no run uses; as many runs may be alive as there is room for.
+
+    Args:
+        make: makes memory where there is none left.
+    """
+
+    def __init__(self, make: Callable[[], M]) -> None:
+        self._make = make
+        self._free: list[M] = []
+
+    def take(self) -> M:
+        """Take the memory that was given back last."""
+        return self._free.pop() if self._free else self._make()
+
+    def give_back(self, memory: M) -> None:
+        """Let another run have this memory."""
+        self._free.append(memory)

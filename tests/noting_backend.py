@@ -1,0 +1,54 @@
+"""A backend that runs on another one, and notes what it is asked for."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+from autobatch.ops.randomness import Randomness
+from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.runtime.backend import Backend, Executable, Run, RunOptions, Timer
+
+
+class NotingBackend:
+    """Runs on another backend.
+
+    Args:
+        inner: the other one.
+        on_run: is given each plan that is run, before it is.
+        extra_bytes: of scratch memory that a plan is said to take beside what the other one takes.
+
+    Attributes:
+        ran: the executables that were run, in order.
+    """
+
+    def __init__(
+        self,
+        inner: Backend,
+        on_run: Callable[[Plan], object] = lambda plan: None,
+        extra_bytes: Callable[[Plan, RunOptions], int] = lambda plan, options: 0,
+    ) -> None:
+        self.inner, self.name, self.on_run, self.extra_bytes = inner, inner.name, on_run, extra_bytes
+        self.ran: list[NotedExecutable] = []
+
+    def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> NotedExecutable:
+        return NotedExecutable(self, plan, options, self.inner.prepare(plan, cells, options))
+
+
+class NotedExecutable:
+    """An executable of the other backend."""
+
+    def __init__(self, backend: NotingBackend, plan: Plan, options: RunOptions, inner: Executable) -> None:
+        self.backend, self.plan, self.options, self.inner = backend, plan, options, inner
+        self.n_bytes = inner.n_bytes + backend.extra_bytes(plan, options)
+
+    def forward(self, randomness: Randomness, timer: Timer | None = None) -> Run:
+        self.backend.on_run(self.plan)
+        self.backend.ran.append(self)
+        return self.inner.forward(randomness, timer)
+
+
+def count_live(kind: type) -> int:
+    """How many objects of a class there are."""
+    gc.collect()
+    return sum(type(one) is kind for one in gc.get_objects())
