@@ -237,7 +237,7 @@ class Batched:
         >>> double = ab.batched(lambda x: 2.0 * x)
         >>> (part,) = double.prepare([np.ones(3), np.ones(3)]).parts
         >>> part.plan.schedule.n_batches, part.plan.size
-        (1, 22)
+        (1, 16)
         """
         read = self._read(instances)
         with running():
