@@ -154,14 +154,7 @@ class Optimizer(ABC):
             CheckpointError: it was stored by another optimizer or for another model.
             DataError: a hyperparameter is out of range. In both cases nothing has changed.
         """
-        kind = type(self).__name__
-        doing = f"cannot load the state of the optimizer {kind}"
-        if not OptimizerState.__required_keys__ <= state.keys():
-            raise CheckpointError(
-                f"{doing}: it holds {', '.join(state) or 'nothing'}; give what {kind}.state_dict() returned."
-            )
-        if state["kind"] != kind:
-            raise CheckpointError(f"{doing}: it was stored by {state['kind']}; make that optimizer instead.")
+        doing = check_kind("optimizer", self, state, OptimizerState.__required_keys__)
         check_entries(doing, dict.fromkeys(state["options"], ()), dict.fromkeys(self._options, ()))
         check_entries(doing, dict.fromkeys({**self._steps, **state["overrides"]}, ()), dict.fromkeys(self._steps, ()))
         check_entries(doing, dict.fromkeys(state["steps"], ()), dict.fromkeys(self._steps, ()))
@@ -282,6 +275,29 @@ class Optimizer(ABC):
                     f"{parameter.shape}; pass the gradients as value_and_grad returns them."
                 )
         return read
+
+
+def check_kind(what: str, owner: object, state: Mapping[str, Any], keys: frozenset[str]) -> str:
+    """Check that stored state has all keys and was stored by the class of its owner.
+
+    Args:
+        what: "optimizer" or "schedule".
+
+    Returns:
+        "cannot load the state of the optimizer Adam": the beginning of an error.
+
+    Raises:
+        CheckpointError: the state is another one.
+    """
+    kind = type(owner).__name__
+    doing = f"cannot load the state of the {what} {kind}"
+    if not keys <= state.keys():
+        raise CheckpointError(
+            f"{doing}: it holds {', '.join(state) or 'nothing'}; give what {kind}.state_dict() returned."
+        )
+    if state["kind"] != kind:
+        raise CheckpointError(f"{doing}: it was stored by {state['kind']}; make that {what} instead.")
+    return doing
 
 
 COMMON_LIMITS: Mapping[str, float] = {"lr": math.inf, "weight_decay": math.inf, "lazy": math.inf}

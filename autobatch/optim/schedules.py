@@ -1,93 +1,112 @@
-"""Learning-rate schedules: plain objects that set `optimizer.lr`.
+"""Schedules of the learning rate: functions from the number of steps taken to the rate of the next step.
 
-Making one sets the rate of the first step; `step()` after each `optimizer.step` sets that of the next. Whether a step
-is a mini-batch or an epoch is the caller's choice. Groups of the optimizer move along, each by its `lr_factor`.
+A new schedule sets the rate of the first step, and each `step()` that of the next. A step may be a mini-batch or an
+epoch. Groups of the optimizer follow, each by its `lr_factor`. A schedule overwrites what else sets `optimizer.lr`;
+`PlateauRate`, which follows a measure instead of a count, multiplies it.
 
-All but `PlateauRate` compute the rate from the number of steps and the rate that the optimizer had when the schedule
-was made, so rounding does not pile up, and they overwrite what else has set `optimizer.lr` in between. A schedule that
-goes on from stored state sets the same rates bit for bit; load the optimizer's state too, in either order.
+Stored state (`state_dict`) sets the same rates bit for bit. The state of the optimizer is stored apart; the two are
+loaded in either order.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
-from typing import TypedDict
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, TypedDict
 
 from autobatch.errors import CheckpointError, DataError
-from autobatch.optim.base import Optimizer
+from autobatch.optim.base import Optimizer, check_kind
 from autobatch.params.module import check_entries
 
 SMALLEST_CHANGE = 1e-8  # of the rate by PlateauRate; torch's default `eps`
 
 
 class RateState(TypedDict):
-    """What a schedule needs to go on as if it had never stopped, fit for JSON."""
+    """The state of a schedule; it can be written as JSON."""
 
     kind: str
     """Name of the schedule's class."""
     values: dict[str, float | str | None]
-    """What it was made with and how far it is, by name."""
+    """Its arguments and its progress, by name."""
 
 
-class LearningRate(ABC):
-    """The base of all schedules: an optimizer, and numbers that are stored.
+def _allow(convert: Callable[[Any], Any], needed: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
+    """Metadata of a field: how its value is stored, and the values that it may have, in words and as a test."""
+    return {"convert": convert, "needed": needed, "holds": holds}
 
-    Subclasses keep those as attributes, and refuse wrong ones in `_check`.
-    """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+COUNT = _allow(int, "at least 0", lambda n: n >= 0)
+POSITIVE = _allow(int, "at least 1", lambda n: n >= 1)
+RATE = _allow(float, "at least 0, and no infinity", lambda x: 0.0 <= x < math.inf)
+BELOW_1 = _allow(float, "at least 0 and below 1", lambda x: 0.0 <= x < 1.0)
+SHARE = _allow(float, "0 to 1", lambda x: 0.0 <= x <= 1.0)
+MAYBE_SHARE = _allow(lambda x: x if x is None else float(x), "0 to 1", lambda x: x is None or 0.0 <= x <= 1.0)
+MODE = _allow(str, "'min' or 'max'", lambda mode: mode in ("min", "max"))
+BEST = _allow(lambda x: x, "a number or None", lambda x: x is None or not math.isnan(x))
+
+
+@dataclass(eq=False)
+class LearningRate:
+    """The base of all schedules. The other fields of a subclass are its state."""
+
+    optimizer: Optimizer = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for one in self._stored():
+            setattr(self, one.name, one.metadata["convert"](getattr(self, one.name)))
+        self._check(self._values())
 
     def state_dict(self) -> RateState:
-        """Copy all that the next step depends on, apart from the optimizer."""
+        """Copy the arguments and the progress, without the optimizer."""
         return {"kind": type(self).__name__, "values": self._values()}
 
     def load_state_dict(self, state: RateState) -> None:
-        """Go on from a stored state, replacing what the schedule was made with.
+        """Continue from a stored state, with the arguments that it holds.
 
         Raises:
             CheckpointError: it was stored by another schedule, or is damaged; nothing has changed.
         """
-        kind = type(self).__name__
-        doing = f"cannot load the state of the schedule {kind}"
-        if not RateState.__required_keys__ <= state.keys():
-            raise CheckpointError(
-                f"{doing}: it holds {', '.join(state) or 'nothing'}; give what {kind}.state_dict() returned."
-            )
-        if state["kind"] != kind:
-            raise CheckpointError(f"{doing}: it was stored by {state['kind']}; make that schedule instead.")
-        check_entries(doing, dict.fromkeys(state["values"], ()), dict.fromkeys(self._values(), ()))
-        loaded = copy.copy(self)
-        vars(loaded).update(state["values"])
+        doing = check_kind("schedule", self, state, RateState.__required_keys__)
+        values = state["values"]
+        check_entries(doing, dict.fromkeys(values, ()), dict.fromkeys(self._values(), ()))
         try:
-            loaded._check()
+            self._check(values)
         except (DataError, TypeError) as error:
-            raise CheckpointError(f"{doing}: {error} Give what {kind}.state_dict() returned.") from error
-        vars(self).update(state["values"])
+            raise CheckpointError(f"{doing}: {error} Give what {type(self).__name__}.state_dict() returned.") from error
+        vars(self).update(values)
 
-    @abstractmethod
-    def _check(self) -> None:
-        """Raise DataError where a number is out of range."""
+    def _stored(self) -> list[Field[Any]]:
+        return [one for one in fields(self) if one.name != "optimizer"]
 
     def _values(self) -> dict[str, float | str | None]:
-        return {name: value for name, value in vars(self).items() if name != "optimizer"}
+        return {one.name: getattr(self, one.name) for one in self._stored()}
 
-    def _require(self, holds: bool, name: str, needed: str) -> None:
-        if not holds:
-            raise DataError(f"{type(self).__name__} has {name}={getattr(self, name)}; give {needed}.")
+    def _check(self, values: Mapping[str, Any]) -> None:
+        """Raise DataError where a value is out of range."""
+        for one in self._stored():
+            if not one.metadata["holds"](values[one.name]):
+                raise DataError(
+                    f"{type(self).__name__} has {one.name}={values[one.name]}; give {one.metadata['needed']}."
+                )
 
 
-class _FactorRate(LearningRate):
-    """Schedules that multiply the first rate by a factor that depends on the number of steps alone."""
+@dataclass(eq=False)
+class _FactorRate(LearningRate, ABC):
+    """A schedule whose rate is the first rate times a function of the number of steps."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__(optimizer)
-        self.base_lr = optimizer.lr
-        self.n_taken = 0
-        self._check()
+    base_lr: float = field(init=False, metadata=RATE)
+    n_taken: int = field(init=False, default=0, metadata=COUNT)
+
+    def __post_init__(self) -> None:
+        self.base_lr = self.optimizer.lr
+        super().__post_init__()
         self._set_rate()
+
+    @abstractmethod
+    def factor_at(self, n_taken: int) -> float:
+        """The rate after this many steps, as a share of the first rate."""
 
     def step(self) -> None:
         """Count a step, and set the rate of the next."""
@@ -98,57 +117,24 @@ class _FactorRate(LearningRate):
         super().load_state_dict(state)
         self._set_rate()
 
-    @abstractmethod
-    def factor_at(self, n_taken: int) -> float:
-        """The share of the first rate, after this many steps."""
-
-    def _check(self) -> None:
-        self._require(0.0 <= self.base_lr < math.inf, "base_lr", "at least 0, and no infinity")
-        self._require(self.n_taken >= 0, "n_taken", "at least 0")
-
     def _set_rate(self) -> None:
         self.optimizer.lr = self.base_lr * self.factor_at(self.n_taken)
 
 
+@dataclass(eq=False)
 class ConstantRate(_FactorRate):
-    """The rate as it is; or `factor` times it for `n_steps`, and then as it is.
+    """The rate of the optimizer, times `factor` in the first `n_steps`; torch's ConstantLR."""
 
-    Args:
-        optimizer: its `lr` is the rate.
-        factor: share of the rate at first, at least 0.
-        n_steps: for how long, at least 0.
-
-    Raises:
-        DataError: a number is out of range.
-
-    Source: torch.optim.lr_scheduler.ConstantLR, equal step by step.
-    """
-
-    def __init__(self, optimizer: Optimizer, factor: float = 1.0, n_steps: int = 0) -> None:
-        self.factor, self.n_steps = float(factor), int(n_steps)
-        super().__init__(optimizer)
+    factor: float = field(default=1.0, metadata=RATE)
+    n_steps: int = field(default=0, metadata=COUNT)
 
     def factor_at(self, n_taken: int) -> float:
         return self.factor if n_taken < self.n_steps else 1.0
 
-    def _check(self) -> None:
-        super()._check()
-        self._require(0.0 <= self.factor < math.inf, "factor", "at least 0, and no infinity")
-        self._require(self.n_steps >= 0, "n_steps", "at least 0")
 
-
+@dataclass(eq=False)
 class StepRate(_FactorRate):
-    """The rate times `factor`, again after every `n_steps`.
-
-    Args:
-        optimizer: its `lr` is the rate of the first `n_steps`.
-        n_steps: between two changes, at least 1.
-        factor: by which the rate changes, at least 0.
-
-    Raises:
-        DataError: a number is out of range.
-
-    Source: torch.optim.lr_scheduler.StepLR, equal step by step.
+    """The rate of the optimizer, times `factor` once more after every `n_steps`; torch's StepLR.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -160,35 +146,27 @@ class StepRate(_FactorRate):
     1.0 1.0 0.5 0.5 0.25
     """
 
-    def __init__(self, optimizer: Optimizer, n_steps: int, factor: float = 0.1) -> None:
-        self.n_steps, self.factor = int(n_steps), float(factor)
-        super().__init__(optimizer)
+    n_steps: int = field(metadata=POSITIVE)
+    factor: float = field(default=0.1, metadata=RATE)
 
     def factor_at(self, n_taken: int) -> float:
         return self.factor ** (n_taken // self.n_steps)
 
-    def _check(self) -> None:
-        super()._check()
-        self._require(self.n_steps >= 1, "n_steps", "at least 1")
-        self._require(0.0 <= self.factor < math.inf, "factor", "at least 0, and no infinity")
 
-
+@dataclass(eq=False)
 class CosineRate(_FactorRate):
-    """A straight line up to the rate, and half a cosine down from it.
+    """A linear warm-up to the rate of the optimizer, then half a cosine down.
 
     Args:
         optimizer: its `lr` is the peak.
-        n_steps: after how many steps the end is reached, warm-up included; the rate stays there.
-        warmup: after how many steps the peak is reached, below `n_steps`.
-        first_factor: share of the peak at the first step of the warm-up; None is 1 / (warmup + 1), so that the rate
-            rises evenly from 0 without a step at rate 0.
-        last_factor: share of the peak at the end.
+        n_steps: steps until the end, with the warm-up; the rate stays there.
+        warmup: steps until the peak, below `n_steps`.
+        first_factor: the first rate of the warm-up as a share of the peak; None is 1 / (warmup + 1), which rises evenly
+            from 0 without a step at rate 0.
+        last_factor: the rate at the end as a share of the peak.
 
-    Raises:
-        DataError: a number is out of range.
-
-    Source: Loshchilov and Hutter 2017 (arXiv:1608.03983), equation 5, without restarts;
-    torch.optim.lr_scheduler.CosineAnnealingLR, and behind LinearLR in a SequentialLR, equal step by step.
+    Source: Loshchilov and Hutter 2017 (arXiv:1608.03983), equation 5, without restarts; torch's CosineAnnealingLR, and
+    behind LinearLR in a SequentialLR.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -200,49 +178,38 @@ class CosineRate(_FactorRate):
     0.25 0.5 0.75 1.0 0.854 0.5 0.146 0.0
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        n_steps: int,
-        warmup: int = 0,
-        first_factor: float | None = None,
-        last_factor: float = 0.0,
-    ) -> None:
-        self.n_steps, self.warmup, self.last_factor = int(n_steps), int(warmup), float(last_factor)
-        self.first_factor = 1.0 / (max(warmup, 0) + 1) if first_factor is None else float(first_factor)
-        super().__init__(optimizer)
+    n_steps: int = field(metadata=COUNT)
+    warmup: int = field(default=0, metadata=COUNT)
+    first_factor: float | None = field(default=None, metadata=MAYBE_SHARE)
+    last_factor: float = field(default=0.0, metadata=SHARE)
 
     def factor_at(self, n_taken: int) -> float:
         if n_taken < self.warmup:
-            return self.first_factor + (1.0 - self.first_factor) * n_taken / self.warmup
+            first = 1.0 / (self.warmup + 1) if self.first_factor is None else self.first_factor
+            return first + (1.0 - first) * n_taken / self.warmup
         done = min(1.0, (n_taken - self.warmup) / (self.n_steps - self.warmup))
         return self.last_factor + (1.0 - self.last_factor) * (1.0 + math.cos(math.pi * done)) / 2.0
 
-    def _check(self) -> None:
-        super()._check()
-        self._require(0 <= self.warmup < self.n_steps, "warmup", f"at least 0 and below n_steps={self.n_steps}")
-        self._require(0.0 <= self.first_factor <= 1.0, "first_factor", "0 to 1")
-        self._require(0.0 <= self.last_factor <= 1.0, "last_factor", "0 to 1")
+    def _check(self, values: Mapping[str, Any]) -> None:
+        super()._check(values)
+        if values["warmup"] >= values["n_steps"]:
+            raise DataError(
+                f"CosineRate has warmup={values['warmup']}; give at least 0 and below n_steps={values['n_steps']}."
+            )
 
 
+@dataclass(eq=False)
 class PlateauRate(LearningRate):
-    """The rate times `factor`, each time that a measure has stopped getting better.
-
-    It is better when it goes below (mode "max": above) the best so far by more than `threshold` of that; NaN never is.
+    """The rate of the optimizer, times `factor` whenever a measure has stopped improving; torch's ReduceLROnPlateau.
 
     Args:
-        optimizer: its `lr` is changed from whatever it is.
-        factor: by which the rate changes, below 1.
-        patience: how many steps in a row may bring nothing better; the next one changes the rate.
+        optimizer: its `lr` is multiplied, whatever set it.
+        factor: below 1.
+        patience: how many steps in a row may bring no improvement; the next one without lowers the rate.
         mode: "min" for a loss, "max" for an accuracy.
-        threshold: share of the best by which it must be better.
-        cooldown: for how many steps after a change nothing is counted.
-        min_lr: the rate goes no lower; a change of at most 1e-8 is not made at all.
-
-    Raises:
-        DataError: a number is out of range, or there is no such mode.
-
-    Source: torch.optim.lr_scheduler.ReduceLROnPlateau with threshold_mode "rel", equal step by step.
+        threshold: an improvement is a measure below (mode "max": above) the best by more than this share of it.
+        cooldown: steps after a change that do not count.
+        min_lr: the lowest rate; changes of at most 1e-8 are not made.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -254,30 +221,21 @@ class PlateauRate(LearningRate):
     1.0 1.0 1.0 0.5 0.5
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        factor: float = 0.1,
-        patience: int = 10,
-        mode: str = "min",
-        threshold: float = 1e-4,
-        cooldown: int = 0,
-        min_lr: float = 0.0,
-    ) -> None:
-        super().__init__(optimizer)
-        self.factor, self.patience, self.mode = float(factor), int(patience), mode
-        self.threshold, self.cooldown, self.min_lr = float(threshold), int(cooldown), float(min_lr)
-        self.best: float | None = None
-        self.n_worse = 0
-        self.n_cooling = 0
-        self._check()
+    factor: float = field(default=0.1, metadata=BELOW_1)
+    patience: int = field(default=10, metadata=COUNT)
+    mode: str = field(default="min", metadata=MODE)
+    threshold: float = field(default=1e-4, metadata=BELOW_1)
+    cooldown: int = field(default=0, metadata=COUNT)
+    min_lr: float = field(default=0.0, metadata=RATE)
+    best: float | None = field(init=False, default=None, metadata=BEST)
+    n_worse: int = field(init=False, default=0, metadata=COUNT)
+    n_cooling: int = field(init=False, default=0, metadata=COUNT)
 
     def step(self, measure: float) -> None:
-        """Take the measure of a step, and change the rate if it is time."""
+        """Take the measure of a step, and lower the rate if it is time."""
+        self.n_worse += 1
         if self._is_better(float(measure)):
             self.best, self.n_worse = float(measure), 0
-        else:
-            self.n_worse += 1
         if self.n_cooling > 0:
             self.n_cooling -= 1
             self.n_worse = 0
@@ -291,12 +249,3 @@ class PlateauRate(LearningRate):
         if self.mode == "min":
             return measure < (math.inf if self.best is None else self.best * (1.0 - self.threshold))
         return measure > (-math.inf if self.best is None else self.best * (1.0 + self.threshold))
-
-    def _check(self) -> None:
-        self._require(0.0 <= self.factor < 1.0, "factor", "at least 0 and below 1")
-        self._require(self.mode in ("min", "max"), "mode", "'min' or 'max'")
-        self._require(0.0 <= self.threshold < 1.0, "threshold", "at least 0 and below 1")
-        self._require(0.0 <= self.min_lr < math.inf, "min_lr", "at least 0, and no infinity")
-        self._require(self.best is None or not math.isnan(self.best), "best", "a number or None")
-        for name in ("patience", "cooldown", "n_worse", "n_cooling"):
-            self._require(getattr(self, name) >= 0, name, "at least 0")

@@ -232,6 +232,47 @@ def test_stored_state_brings_its_own_numbers() -> None:
     assert optimizer.lr == 0.125
 
 
+STORED_BEFORE: list[tuple[MakeRate, Any, list[float]]] = [
+    (
+        lambda o: CosineRate(o, n_steps=2),
+        {
+            "kind": "CosineRate",
+            "values": {
+                "n_steps": 7, "warmup": 3, "last_factor": 0.0, "first_factor": 0.25, "base_lr": 1.0, "n_taken": 1,
+            },
+        },
+        [0.5, 0.75, 1.0, (2 + math.sqrt(2)) / 4, 0.5],
+    ),
+    (
+        lambda o: StepRate(o, n_steps=9),
+        {"kind": "StepRate", "values": {"n_steps": 2, "factor": 0.5, "base_lr": 1.0, "n_taken": 3}},
+        [0.5, 0.25, 0.25, 0.125],
+    ),
+    (
+        PlateauRate,
+        {
+            "kind": "PlateauRate",
+            "values": {
+                "factor": 0.5, "patience": 1, "mode": "min", "threshold": 0.0001, "cooldown": 0, "min_lr": 0.0,
+                "best": -1.0, "n_worse": 1, "n_cooling": 0,
+            },
+        },
+        [LR, 0.5 * LR, 0.5 * LR, 0.25 * LR],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "stored", "rates"), STORED_BEFORE, ids=lambda given: str(type(given).__name__))
+def test_state_that_was_stored_by_earlier_versions_is_read(make: MakeRate, stored: Any, rates: list[float]) -> None:
+    """Written out as version 0.1 stored it; the rates by hand."""
+    optimizer = make_optimizer()
+    rate = make(optimizer)
+    rate.load_state_dict(stored)
+    for expected in rates:
+        assert optimizer.lr == pytest.approx(expected, rel=1e-15)
+        rate.step(0.0) if isinstance(rate, PlateauRate) else rate.step()
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
