@@ -1,4 +1,4 @@
-"""Matrix products by the library that is fastest here: NumPy, MKL, torch, SciPy, or NumPy's own with better routines.
+"""Matrix products by the library that is fastest here: NumPy, MKL, torch, SciPy or our own.
 
 `get_provider(name)` and `Chooser` give a `Provider`, which multiplies views without copies; `calling` calls one by
 address from compiled code; `limit_threads` keeps its threads few; `bf16` rounds and multiplies 16-bit numbers. `gemm`

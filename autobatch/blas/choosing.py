@@ -32,7 +32,7 @@ from autobatch.system.cache import UNREADABLE, cache_folder, find_entry, keep_en
 from autobatch.system.files import write_whole
 from autobatch.system.processor import cpu_name, has_avx512, has_bf16
 
-FORMAT = "autobatch matmul 3"
+FORMAT = "autobatch matmul 4"
 MAX_SIZE = 1024
 BY_SIZE = "by size"  # in place of the name of an only provider
 FLOAT32 = "float32"  # how to multiply numbers of bf16 where their own products are slower

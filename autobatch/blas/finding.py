@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -20,14 +17,13 @@ import numpy as np
 from autobatch.blas.own import gemm
 from autobatch.blas.own.tiles import can_tile
 from autobatch.blas.provider import Absent, ByAddress, ByNumPy, ByTorch, Provider
-from autobatch.blas.threads import Pool, look_again
+from autobatch.blas.threads import look_again
 from autobatch.errors import BackendError
 from autobatch.system.processor import has_avx512
 
 ROUTINES = {"float32": "sgemm", "float64": "dgemm", "uint16": "gemm_bf16bf16f32"}
 OPENBLAS_NAMES = ("scipy_{}_64_", "scipy_{}_", "{}_64_", "{}_")  # in wheels of NumPy and SciPy, and elsewhere
-AVX2_ROUTINES = ("Haswell", "Zen")
-AVX512_ROUTINES = "SkylakeX"
+AVX2_ROUTINES = ("Haswell", "Zen")  # names of OpenBLAS for processors without AVX-512
 
 
 def get_provider(name: str) -> Provider:
@@ -67,6 +63,16 @@ def find_versions() -> dict[str, str]:
     return told
 
 
+def faster_routines() -> str | None:
+    """Name the routines that NumPy's OpenBLAS leaves unused where it does not recognise a processor with AVX-512.
+
+    The environment variable OPENBLAS_CORETYPE selects them, if it is set before Python starts.
+    """
+    pool = _pool_of_numpy()
+    unused = pool is not None and has_avx512() and pool.architecture in AVX2_ROUTINES
+    return "SkylakeX" if unused else None
+
+
 def _try(name: str) -> Provider | str:
     try:
         return get_provider(name)
@@ -86,28 +92,6 @@ def _find_numpy() -> Provider:
     if pool is None:
         return ByNumPy({})
     return ByNumPy(_addresses(ctypes.CDLL(pool.filepath), OPENBLAS_NAMES))
-
-
-def _find_openblas() -> Provider:
-    pool = _pool_of_numpy()
-    remedy = "choose numpy"
-    if pool is None or sys.platform != "linux":
-        raise Absent("openblas", "NumPy's library is not an OpenBLAS of which a second copy can be loaded", remedy)
-    if not has_avx512() or pool.architecture not in AVX2_ROUTINES:
-        raise Absent("openblas", f"nothing better is known than its {pool.architecture} routines", remedy)
-    try:
-        library = _load_a_copy(pool.filepath)
-    except OSError as error:
-        raise Absent("openblas", f"a second copy of NumPy's OpenBLAS cannot be loaded ({error})", remedy) from None
-    names = ("scipy_openblas_{}64_", "openblas_{}64_", "openblas_{}")
-    taken, get, put = (
-        _find_symbol(library, [name.format(what) for name in names])
-        for what in ("get_corename", "get_num_threads", "set_num_threads")
-    )
-    if taken is None or _text_of(taken) != AVX512_ROUTINES:
-        raise Absent("openblas", f"NumPy's OpenBLAS has no {AVX512_ROUTINES} routines", remedy)
-    look_again(Pool(f"openblas {AVX512_ROUTINES}", get, put))
-    return ByAddress("openblas", f"{pool.version} {AVX512_ROUTINES}", _addresses(library, OPENBLAS_NAMES))
 
 
 def _find_mkl() -> Provider:
@@ -157,7 +141,6 @@ def _find_packed() -> Provider:
 
 FINDERS: Mapping[str, Callable[[], Provider]] = {
     "numpy": _find_numpy,
-    "openblas": _find_openblas,
     "mkl": _find_mkl,
     "torch": _find_torch,
     "scipy": _find_scipy,
@@ -173,25 +156,6 @@ def _pool_of_numpy() -> Any:
     pools = [pool for pool in ThreadpoolController().lib_controllers if pool.internal_api == "openblas"]
     own = [pool for pool in pools if Path(pool.filepath).parent in (home.parent / "numpy.libs", home / ".libs")]
     return next(iter(own or pools), None)
-
-
-def _load_a_copy(path: str) -> ctypes.CDLL:
-    """Load a library a second time: from another file, as the system knows a loaded library by its file.
-
-    OpenBLAS reads from the environment which routines to use, once, when it is loaded.
-    """
-    settings = {"OPENBLAS_CORETYPE": AVX512_ROUTINES, "OPENBLAS_NUM_THREADS": "1"}
-    before = {name: os.environ.get(name) for name in settings}
-    with tempfile.TemporaryDirectory() as folder:
-        copy = shutil.copy(path, os.path.join(folder, "libopenblas_avx512.so"))
-        os.environ.update(settings)
-        try:
-            return ctypes.CDLL(copy)
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
 
 
 def _files_of_mkl() -> Iterator[Path]:
@@ -215,11 +179,6 @@ def _addresses(library: ctypes.CDLL, patterns: Sequence[str], spell: Callable[[s
 
 def _find_symbol(library: ctypes.CDLL, names: Sequence[str]) -> Any:
     return next((getattr(library, name) for name in names if hasattr(library, name)), None)
-
-
-def _text_of(function: Any) -> str:
-    function.restype = ctypes.c_char_p
-    return (function() or b"").decode()
 
 
 def _address_in(capsule: Any) -> int:

@@ -1,8 +1,7 @@
 """Libraries that multiply matrices, behind one interface.
 
 NumPy is always there. The others are looked for when named or listed, never at import: MKL in its wheel, SciPy and
-torch in their packages, and `openblas`: a second copy of NumPy's own library, told to use its AVX-512 routines where
-it took lesser ones because it does not know the processor (on an AMD EPYC of 2024 that doubled its speed).
+torch in their packages.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ _before: dict[str, tuple[Pool, int]] = {}  # what was in force outside all block
 _now: dict[str, int] = {}  # what is, in each library
 _number = 1  # in force inside the open blocks
 _pools: list[Pool] | None = None
-_added: list[Pool] = []
 
 
 @contextmanager
@@ -93,12 +92,11 @@ def threads_in_force() -> dict[str, int]:
     return {pool.name: int(pool.get()) for pool in _all_pools()}
 
 
-def look_again(*added: Pool) -> None:
-    """Take in libraries that were loaded, and such that cannot be found by their file."""
+def look_again() -> None:
+    """Include libraries that were loaded since the last look."""
     global _pools
     with _lock:
         _pools = None
-        _added.extend(added)
         if _asked:
             _put_in_force()
 
@@ -137,6 +135,6 @@ def _all_pools() -> list[Pool]:
         from threadpoolctl import ThreadpoolController
 
         found = ThreadpoolController().select(user_api="blas").lib_controllers
-        _pools = [Pool(one.filepath, one.get_num_threads, one.set_num_threads) for one in found] + _added
+        _pools = [Pool(one.filepath, one.get_num_threads, one.set_num_threads) for one in found]
     torch = sys.modules.get("torch")  # counts threads for itself
     return _pools if torch is None else [*_pools, Pool("torch", torch.get_num_threads, torch.set_num_threads)]

@@ -9,6 +9,7 @@ import tracemalloc
 from importlib.metadata import PackageNotFoundError
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -139,7 +140,7 @@ def test_matrices_that_do_not_fit_are_refused(provider: Provider) -> None:
 
 
 def test_a_provider_that_is_unknown_or_absent_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BackendError, match=r"no matmul provider 'blas'; choose one of numpy, openblas, mkl"):
+    with pytest.raises(BackendError, match=r"no matmul provider 'blas'; choose one of numpy, mkl, torch"):
         get_provider("blas")
 
     def nothing(name: str) -> str:
@@ -161,7 +162,7 @@ def test_a_provider_that_is_unknown_or_absent_is_told(monkeypatch: pytest.Monkey
     for module in (finding, tiles):
         monkeypatch.setattr(module, "has_avx512", lambda: False)
     assert [one.name for one in list_providers()] == ["numpy"]
-    assert sorted(list_absent()) == ["mkl", "openblas", "packed", "scipy", "torch"]
+    assert sorted(list_absent()) == ["mkl", "packed", "scipy", "torch"]
 
 
 def test_without_an_openblas_numpy_multiplies_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +172,20 @@ def test_without_an_openblas_numpy_multiplies_all_the_same(monkeypatch: pytest.M
     out = np.ones((2, 2))
     numpy.multiply(np.eye(2), np.eye(2), out, accumulate=True)
     assert out.tolist() == [[2.0, 1.0], [1.0, 2.0]]
-    with pytest.raises(BackendError, match="not an OpenBLAS of which a second copy"):
-        finding._find_openblas()
+    assert finding.faster_routines() is None
+
+
+@pytest.mark.parametrize(
+    ("has_avx512", "architecture", "expected"),
+    [(True, "Haswell", "SkylakeX"), (True, "SkylakeX", None), (False, "Haswell", None)],
+)
+def test_routines_that_openblas_leaves_unused_are_named(
+    has_avx512: bool, architecture: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = SimpleNamespace(architecture=architecture)
+    monkeypatch.setattr(finding, "_pool_of_numpy", lambda: pool)
+    monkeypatch.setattr(finding, "has_avx512", lambda: has_avx512)
+    assert finding.faster_routines() == expected
 
 
 def test_threads_are_limited_inside_blocks_and_set_back(provider: Provider) -> None:
@@ -440,3 +453,4 @@ def test_the_doctor_tells_every_library_and_its_speed(monkeypatch: pytest.Monkey
     for name, why in list_absent().items():
         assert f"Without {name}: {why}." in told.output
     assert "Chosen for 4 rows: numpy." in told.output
+    assert ("OPENBLAS_CORETYPE=SkylakeX" in told.output) == (finding.faster_routines() is not None)

@@ -6,6 +6,7 @@ import click
 
 from autobatch.blas import Chooser, find_bf16, list_absent, list_providers, measure
 from autobatch.blas.choosing import fastest
+from autobatch.blas.finding import faster_routines
 from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import measure_packed
 from autobatch.blas.own.tiles import can_tile_bf16
@@ -66,6 +67,11 @@ def show_speeds() -> None:
     click.echo()
     for name, why in list_absent().items():
         click.echo(f"Without {name}: {why}.")
+    if routines := faster_routines():
+        click.echo(
+            f"NumPy's OpenBLAS does not recognise this processor. It may be faster, above all in float64, where the "
+            f"environment has OPENBLAS_CORETYPE={routines} before Python starts."
+        )
     try:
         find_bf16()
     except BackendError as absent:
