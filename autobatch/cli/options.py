@@ -94,16 +94,15 @@ policy_option = click.option(
     metavar="NAME",
     default="auto",
     show_default=True,
-    shell_complete=completion.complete_policy,
+    shell_complete=completion.complete_policies,
     help=f"What decides which nodes run together: auto, {', '.join(policies.names())}, or a policy's file.",
 )
 backend_option = click.option(
     "--backend",
-    metavar="NAME",
+    type=click.Choice(("auto", *NAMES)),
     default="auto",
     show_default=True,
-    shell_complete=completion.complete_backend,
-    help=f"What runs the batches: {', '.join(('auto', *NAMES))}.",
+    help="What runs the batches.",
 )
 precision_option = click.option(
     "--precision",
