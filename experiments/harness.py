@@ -25,6 +25,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.machine import describe_machine
 from autobatch.models.data.dataset import Dataset, load_trees
 
@@ -63,7 +64,7 @@ S = TypeVar("S", bound=Settings)
 def run(settings: S, measure: Callable[[S], Findings | Iterator[Findings]], name: str | None = None) -> None:
     """Read changed settings from the command line, measure, print each table and write its record.
 
-    Records bear the name of the script, or the one that is given.
+    Records bear the name of the script, or the one that is given. Errors that a user can cause end in a sentence.
     """
     changes = dict(word.partition("=")[::2] for word in sys.argv[1:])
     out = Path(changes.pop("out", ROOT / "experiments" / "results"))
@@ -73,6 +74,11 @@ def run(settings: S, measure: Callable[[S], Findings | Iterator[Findings]], name
     values = {name: read_setting(name, text, getattr(settings, name)) for name, text in changes.items()}
     settings = replace(settings, **values)
     use_threads(settings.threads)
+    sys.exit(run_to_the_end(lambda: _measure(settings, measure, out, name)))
+
+
+def _measure(settings: S, measure: Callable[[S], Findings | Iterator[Findings]], out: Path, name: str | None) -> None:
+    """Measure, print each table and write its record."""
     started = time.strftime("%Y-%m-%d %H:%M")
     load = os.getloadavg()[0]
     measured = measure(settings)

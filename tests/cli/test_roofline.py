@@ -1,4 +1,4 @@
-"""`autobatch bench --roofline`: the products listed are those that run, their operations those counted by hand."""
+"""The experiment `roofline`: the products listed are those that run, their operations those counted by hand."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from autobatch.blas.finding import get_provider
 from autobatch.blas.product import Matrix
 from autobatch.blas.provider import Provider
-from autobatch.cli.measuring.matmuls import ONCE, Matmul, Matmuls, Memory, Part, Stages, list_matmuls
 from autobatch.cli.measuring.racing import MODES
-from autobatch.cli.measuring.roofline import race_matmuls
 from autobatch.cli.workload import load_workload, record
 from autobatch.params.stacks import make_gradients
 from autobatch.runtime.cpu.backend import Cpu
 from commands import Command
+from matmuls import ONCE, Matmul, Matmuls, Memory, Part, Stages, list_matmuls
+from roofline import Config, race_matmuls
 
 DIM, BATCH_SIZE = 6, 8
 MODELS = ("tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm")
@@ -144,9 +144,8 @@ def test_products_run_alone_compute_what_numpy_does(provider: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_parts_add_up(mode: str) -> None:
     workload = load_workload("tree-lstm", None, DIM, seed=0)
-    done = list[str]()
-    found = race_matmuls(workload, "auto", "cpu", mode, BATCH_SIZE, 2, 2, step_done=done.append)
-    assert len(done) == 3 * 2 * 6
+    found = race_matmuls(workload, Config(dim=DIM, batch_size=BATCH_SIZE, mode=mode, minibatches=2, repeats=2))
+    assert [len(laps) for laps in found.seconds.values()] == 6 * [2 * 2]
     ms, matmul_ms = (sum(getattr(line, name) for line in found.lines) for name in ("ms", "matmul_ms"))
     assert sum(found.besides().values()) == pytest.approx(ms - matmul_ms)
     assert {line.stage for line in found.lines if not line.cell} >= {"planning", "around", "forward"}
@@ -163,7 +162,7 @@ def test_parts_add_up(mode: str) -> None:
 def test_the_command_prints_a_table_and_writes_the_figures(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "roofline.jsonl"
     small = ("--dim", DIM, "--batch-size", BATCH_SIZE, "--minibatches", 1, "--repeats", 1)
-    status, out, err = command("tree-lstm", "--roofline", *small, "--json", path)
+    status, out, err = command("tree-lstm", "--roofline", *small, "--json", path, "--out", tmp_path)
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "tree-lstm, listops, dim 6, train; per mini-batch of 8, policy score, one thread"
@@ -173,7 +172,11 @@ def test_the_command_prints_a_table_and_writes_the_figures(command: Command, tmp
     (result,) = [json.loads(line) for line in path.read_text().splitlines()]
     assert f"The step takes {result['ratio']:.2f} times the time of its matmuls alone" in out
     assert (result["mode"], result["backend"], result["policy"]) == ("train", "cpu", "score")
-    status, out, _ = command("tree-lstm", "--roofline", *small, "--mode", "infer", "--policy", "agenda")
+    record = json.loads((tmp_path / "roofline-tree-lstm.json").read_text())
+    assert record["figures"]["ratio"] == result["ratio"]
+    status, out, _ = command(
+        "tree-lstm", "--roofline", *small, "--mode", "infer", "--policy", "agenda", "--out", tmp_path
+    )
     assert (status, "backward" in out, ", infer; per mini-batch of 8, policy agenda," in out) == (0, False, True)
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -15,24 +12,11 @@ import pytest
 
 import autobatch as ab
 from autobatch.cli import progress
-from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.main import dispatch
-from autobatch.cli.measuring import compile_times
-from autobatch.cli.measuring.compile_times import CELLS, LAYOUTS, LOOPS, REST
 from autobatch.cli.progress import show_compilation, show_progress
-from autobatch.cli.workload import load_workload
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.compiling import Compilation, compiling, watch_compilation
 from autobatch.jit.loops import by_address, compiled
 from autobatch.runtime.cpu.steps import call_steps
-
-PROCESS = """
-import json, os
-folder = os.environ["AUTOBATCH_CACHE"]
-print(json.dumps("loop x"))
-print(json.dumps({answers}[len(os.listdir(folder))]))
-open(os.path.join(folder, "kept"), "w").close()
-"""
 
 
 def square(x: int) -> int:
@@ -134,74 +118,6 @@ def test_on_a_terminal_all_is_named_and_nothing_stays(
             numba.njit(lambda x: x + 1)(2)
     assert noted == ["compiling cell 'x' (forward)"] * with_bar
     assert ("compiling cell 'x' (forward)" in capsys.readouterr().out) == (not with_bar)
-
-
-# --- bench --compile ---
-
-
-def test_the_bench_tells_cold_and_cached_times(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The processes themselves are another test's: here they answer at once."""
-    answers = [{"cell 'leaf' (forward)": 2.5, LAYOUTS: 0.5, CELLS: 3.0, LOOPS: 40.0, REST: 1.0},
-               {"cell 'leaf' (forward)": 0.125, LAYOUTS: 0.5, CELLS: 0.625, LOOPS: 0.5, REST: 0.25}]  # fmt: skip
-    script = tmp_path / "process.py"
-    script.write_text(PROCESS.format(answers=answers))
-    popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen([sys.executable, str(script)], **more))
-    path = tmp_path / "times.jsonl"
-    arguments = ["bench", "tree-lstm", "--compile", "--dim", "8", "--json", str(path)]
-    assert run_to_the_end(lambda: dispatch(arguments)) == 0
-    rows = [line.rsplit(maxsplit=2) for line in capfd.readouterr().out.splitlines()[3:]]
-    assert rows == [
-        ["cell 'leaf' (forward)", "2.50", "0.12"], [LAYOUTS, "0.50", "0.50"], [CELLS, "3.00", "0.62"],
-        [LOOPS, "40.00", "0.50"], [REST, "1.00", "0.25"],
-    ]  # fmt: skip
-    (result,) = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [result["cold_s"], result["cached_s"]] == answers
-    script.write_text("import sys\nsys.exit(3)\n")
-    assert run_to_the_end(lambda: dispatch(arguments)) == 2
-    assert "a process ended with status 3" in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_cells_are_compiled_once_and_loaded_by_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = load_workload("tree-lstm", "listops", 4, 0)
-    noted: list[list[str]] = []
-    run_process = compile_times._run_process
-
-    def run(arguments: list[str], caches: Mapping[str, str], note: Callable[[str], None]) -> dict[str, float]:
-        noted.append([])
-        return run_process(arguments, caches, noted[-1].append)
-
-    monkeypatch.setattr(compile_times, "_run_process", run)
-    found = compile_times.time_compilation(workload, 4, print)
-    cold, cached = noted
-    assert {"compiling cell 'merge' (forward)", "compiling cell 'leaf' (backward)"} <= set(cold)
-    assert not any("cell" in what for what in cached)
-    assert found.cold.keys() == found.cached.keys()
-    assert found.cold[CELLS] == pytest.approx(
-        sum(s for what, s in found.cold.items() if what not in (CELLS, LOOPS, REST))
-    )
-    assert found.cached[CELLS] < found.cold[CELLS] / 2
-
-
-@pytest.mark.parametrize(
-    ("flag", "option", "value"),
-    [
-        ("--compile", "--policy", "score"),
-        ("--compile", "--repeats", "2"),
-        ("--compile", "--threads", "1"),
-        ("--roofline", "--threads", "2"),
-        ("--roofline", "--precision", "bf16"),
-        ("--roofline", "--tune", "auto"),
-    ],
-)
-def test_options_without_a_meaning_are_refused(
-    capfd: pytest.CaptureFixture[str], flag: str, option: str, value: str
-) -> None:
-    assert run_to_the_end(lambda: dispatch(["bench", "tree-lstm", flag, option, value])) == 2
-    assert f"{flag} takes no {option}; leave it out" in capfd.readouterr().err
 
 
 def test_a_full_disk_costs_the_cache_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from autobatch.cli import completion, options
-from autobatch.cli.measuring.compile_times import time_compilation
-from autobatch.cli.measuring.peers import given, run_peers
+from autobatch.cli.measuring.forwarding import forward
 from autobatch.cli.measuring.racing import MODES, Timing, race
-from autobatch.cli.measuring.roofline import N_RUNS, race_matmuls
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.results import describe_run, format_table, open_json, say_precision
-from autobatch.cli.threads import DEFAULT_THREADS, threads_in_force, use_threads
+from autobatch.cli.threads import threads_in_force, use_threads
 from autobatch.cli.workload import load_workload
-
-COMPILATION_OPTIONS = ("model", "data", "dim", "batch_size", "seed", "json_path", "compilation")
-ROOFLINE_OPTIONS = (
-    "model", "data", "dim", "batch_size", "policies", "backend", "mode", "minibatches", "repeats", "seed", "json_path",
-    "roofline",
-)  # fmt: skip
 
 
 @click.command()
@@ -63,26 +54,25 @@ ROOFLINE_OPTIONS = (
 @click.option(
     "--peers",
     is_flag=True,
-    help="Compare with the same model in PyTorch, written in several ways, each model if none is given, and with trees "
-    "in JAX where that is installed; from a checkout, with real data beside it where there is some.",
+    help="Compare with the same model in PyTorch, written in several ways, and with trees in JAX if it is installed. "
+    "Without MODEL, compare all models. Data: beside the checkout if there is some, else generated.",
 )
 @click.option(
     "--roofline",
     is_flag=True,
-    help="Compare a step with its matrix products alone, part by part: on the cpu backend, under one policy (auto), in "
-    "mode train unless others are given.",
+    help="Compare a step with its matrix products alone, part by part. Default mode: train.",
 )
 @click.option(
     "--compile",
     "compilation",
     is_flag=True,
-    help="Time how long compiling takes until the model runs: with empty caches, and from full ones.",
+    help="Time compilation until the model runs, with empty caches and with full ones.",
 )
 @click.option(
     "--out",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="With --peers: where the records go.  [default: experiments/results]",
+    help="With --peers, --roofline or --compile: the folder for the record.  [default: experiments/results]",
 )
 @click.pass_context
 @show_compilation()
@@ -110,15 +100,12 @@ def bench(
     """Time MODEL under several policies on the same mini-batches.
 
     MODEL is a name that `autobatch models` lists, or package.module:Class; its parameters are random. The policies take
-    turns after an untimed round; the median of the repeated runs of a mini-batch counts, and means over the
-    mini-batches are shown. A run merges recorded instances, schedules, places and executes; recording is not timed.
+    turns after an untimed round. The table shows the median of the runs of a mini-batch, averaged over mini-batches. A
+    run merges recorded instances, schedules, plans and executes them; recording is not timed.
 
-    With --roofline, a step of one policy is timed beside its matrix products alone: of the same sizes, in the same
-    order, by the same libraries, on one thread. The ratio of the two, and where the rest of the time goes, are told.
-    With --compile, two fresh processes, the first of them with empty caches, say how long compiling takes.
-
-    With --peers, all options but --json have a meaning too, and what is not given is as in the experiment
-    against_torch: models, widths and sizes of mini-batches in turn, both modes, one thread and two.
+    --peers, --roofline and --compile run an experiment of a checkout of the repository, which also writes a record.
+    --roofline times a step beside its matrix products alone: the same sizes, in the same order, by the same libraries,
+    on one thread of the cpu backend. --compile starts two fresh processes, the first of them with empty caches.
 
     \b
     Examples:
@@ -129,20 +116,21 @@ def bench(
       autobatch bench tree-lstm --roofline --dim 256 --batch-size 256
       autobatch bench tree-lstm --compile
     """
+    flags = [
+        flag for flag, given in (("--peers", peers), ("--roofline", roofline), ("--compile", compilation)) if given
+    ]
+    if len(flags) > 1:
+        raise click.UsageError("--peers, --roofline and --compile measure different things; give one of them.")
     if peers and threads == "auto":
         raise click.UsageError("--peers compares at given numbers of threads; give one.")
-    if peers + roofline + compilation > 1:
-        raise click.UsageError("--peers, --roofline and --compile measure different things; give one of them.")
     if peers:
-        return run_peers(ctx)
+        return forward(ctx, "--peers")
     if model is None:
         raise click.UsageError("Missing argument 'MODEL'.")
+    if flags:
+        return forward(ctx, flags[0])
     if out is not None:
-        raise click.UsageError("--out goes with --peers; --json names a file for results.")
-    if roofline:
-        return _compare_with_matmuls(ctx, json_path)
-    if compilation:
-        return _time_compilation(ctx, json_path)
+        raise click.UsageError("--out goes with --peers, --roofline and --compile; --json names a file for results.")
     use_threads(threads)
     workload = load_workload(model, data, dim, seed, precision=precision).running(threads, tune)
     n_steps = (repeats + 1) * minibatches * len(policies)
@@ -162,55 +150,6 @@ def bench(
             figures = {"instances_per_s": timing.instances_per_s, "ms": timing.ms, **timing.counts}
             results.write({**described, **figures, "minibatches": minibatches, "repeats": repeats})
     return 0
-
-
-def _compare_with_matmuls(ctx: click.Context, json_path: Path | None) -> int:
-    """Time steps and their matrix products alone."""
-    chosen = {**ctx.params, "policies": ("auto",), "backend": "cpu", "mode": "train"}
-    chosen |= _take_options(ctx, "--roofline", ROOFLINE_OPTIONS)
-    (policy, *others), model, dim, mode = (chosen[name] for name in ("policies", "model", "dim", "mode"))
-    if others:
-        raise click.UsageError(f"--roofline takes one policy, not {1 + len(others)}.")
-    use_threads(DEFAULT_THREADS)
-    workload = load_workload(model, chosen["data"], dim, chosen["seed"])
-    batch_size, minibatches, repeats = (chosen[name] for name in ("batch_size", "minibatches", "repeats"))
-    with open_json(json_path) as results:
-        with show_progress((repeats + 1) * minibatches * N_RUNS) as progress:
-            found = race_matmuls(
-                workload, policy, chosen["backend"], mode, batch_size, minibatches, repeats,
-                step_done=lambda what: progress.advance(f"timing {model}", what),
-            )  # fmt: skip
-        click.echo(
-            f"{model}, {workload.dataset.name}, dim {dim}, {mode}; per mini-batch of {batch_size}, policy "
-            f"{found.policy}, one thread\n\n{found}"
-        )
-        described = describe_run(workload, batch_size, found.policy, found.backend, mode)
-        figures = {"instances_per_s": 1e3 * batch_size / found.ms, **found.figures()}
-        results.write({**described, **figures, "minibatches": minibatches, "repeats": repeats})
-    return 0
-
-
-def _time_compilation(ctx: click.Context, json_path: Path | None) -> int:
-    """Time the first steps of the model in processes of their own."""
-    _take_options(ctx, "--compile", COMPILATION_OPTIONS)
-    model, data, dim, batch_size, seed = (ctx.params[name] for name in ("model", "data", "dim", "batch_size", "seed"))
-    workload = load_workload(model, data, dim, seed)
-    workload.first(batch_size)
-    with open_json(json_path) as results:
-        with show_progress(1) as progress:
-            found = time_compilation(workload, batch_size, progress.note)
-        click.echo(f"{model}, {workload.dataset.name}, dim {dim}; the first steps forward and backward\n\n{found}")
-        results.write({**describe_run(workload, batch_size, "score", "cpu", "compile"), **found.figures()})
-    return 0
-
-
-def _take_options(ctx: click.Context, flag: str, known: Sequence[str]) -> dict[str, Any]:
-    """Take what is given on the command line; others than the known ones are refused."""
-    taken = given(ctx)
-    unknown = [param.opts[0] for param in ctx.command.params if param.name in taken and param.name not in known]
-    if unknown:
-        raise click.UsageError(f"{flag} takes no {unknown[0]}; leave it out.")
-    return taken
 
 
 def format_timings(timings: Sequence[Timing]) -> str:

@@ -1,8 +1,9 @@
-"""`autobatch bench --roofline`: the time of a step over that of its matrix products alone.
+"""Question: how much longer does a step take than its matrix products alone, and where does the rest go?
 
-On each mini-batch four things take turns: a step; its products alone; a step with a clock around every batch; its
-products with a clock around every part. The first two give the ratio, the others say where it comes from. Products
-run once before they are timed, so that nothing of the step is left in the caches: what is told is the stricter ratio.
+`autobatch bench MODEL --roofline` runs this. On each mini-batch four things take turns: a step; its products alone; a
+step with a clock around every batch; its products with a clock around every part. The first two give the ratio, the
+others say where it comes from. Products run once before they are timed, so that nothing of the step is left in the
+caches: this gives the stricter ratio.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 import autobatch as ab
-from autobatch.blas.choosing import MAX_SIZE, measure
+from autobatch.blas.choosing import MAX_SIZE
+from autobatch.blas.choosing import measure as measure_products
 from autobatch.blas.finding import list_providers
 from autobatch.blas.threads import limit_threads
-from autobatch.cli.measuring.matmuls import ONCE, Matmuls, Memory, Part, Stages, list_matmuls
 from autobatch.cli.measuring.racing import take_turns
-from autobatch.cli.results import Tally, format_table
-from autobatch.cli.workload import Workload, record
+from autobatch.cli.results import Tally, describe_run, format_table, open_json
+from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import BackendError
 from autobatch.inspect.profiling import RUNNING, Call
 from autobatch.params.stacks import make_gradients
 from autobatch.policies.auto import Auto
 from autobatch.runtime.cpu.backend import CompiledPlan, Cpu
+from harness import Findings, Settings, run
+from matmuls import ONCE, Matmuls, Memory, Part, Stages, list_matmuls
 
 PLANNING, AROUND, OPTIMIZER = Part("planning", ONCE), Part("around", ONCE), Part("optimizer", ONCE)
 BESIDES: Mapping[str, str] = {
@@ -40,7 +44,26 @@ BESIDES: Mapping[str, str] = {
     "optimizer": "optimizer",
 }
 """What takes the time besides products, by stage."""
-N_RUNS = 6  # of a mini-batch in a round
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """Mini-batches are the first ones, in the order of the data's files."""
+
+    model: str = "tree-lstm"
+    data: str = ""
+    """A name or path, in place of what the model has built in."""
+    dim: int = 128
+    batch_size: int = 64
+    policy: str = "auto"
+    backend: str = "cpu"
+    """It has to compile cells."""
+    mode: str = "train"
+    """"infer" computes losses, "train" losses and gradients, and takes a step of Adam."""
+    minibatches: int = 4
+    repeats: int = 5
+    json: str = ""
+    """A file for the figures in one line, as `autobatch bench --json` writes it."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +93,7 @@ class Roofline:
         ms, matmul_ms: of a step, and of its products alone, both without a clock inside.
         peak: GFLOP/s of the fastest product of large squares, and the library that it is of.
         lines: the parts of a step, with a clock around each.
+        seconds: of all timed runs, by what ran.
     """
 
     policy: str
@@ -80,6 +104,7 @@ class Roofline:
     peak_library: str
     counts: dict[str, float]
     lines: list[Line] = field(default_factory=list)
+    seconds: Mapping[str, list[float]] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
@@ -224,32 +249,29 @@ def split_call(call: Call) -> dict[Part, float]:
     return dict(found)
 
 
-def race_matmuls(
-    workload: Workload,
-    policy: str,
-    backend: str,
-    mode: str,
-    batch_size: int,
-    n_minibatches: int,
-    n_repeats: int,
-    step_done: Callable[[str], None] = lambda what: None,
-) -> Roofline:
-    """Time steps and their products alone, which take turns.
+def measure(config: Config) -> Findings:
+    """Time steps and their products alone."""
+    with open_json(Path(config.json) if config.json else None) as results:
+        workload = load_workload(config.model, config.data, config.dim, config.seed)
+        found = race_matmuls(workload, config)
+        figures = {"instances_per_s": 1e3 * config.batch_size / found.ms, **found.figures()}
+        described = describe_run(workload, config.batch_size, found.policy, found.backend, config.mode)
+        results.write({**described, **figures, "minibatches": config.minibatches, "repeats": config.repeats})
+    title = (
+        f"{config.model}, {workload.dataset.name}, dim {config.dim}, {config.mode}; per mini-batch of "
+        f"{config.batch_size}, policy {found.policy}, one thread"
+    )
+    return Findings(found.seconds, {**described, **figures}, f"{title}\n\n{found}", config.model.replace(":", "-"))
 
-    Args:
-        workload: the model and its data; mode train changes the model's parameters.
-        policy, backend: their names; the backend has to compile cells.
-        mode: "infer" computes losses, "train" losses and gradients, and takes a step of Adam.
-        batch_size: instances in a mini-batch.
-        n_minibatches: how many mini-batches, in the order of the data's files.
-        n_repeats: timed rounds over all of them.
-        step_done: called after each of the (n_repeats + 1) × n_minibatches × N_RUNS runs.
+
+def race_matmuls(workload: Workload, config: Config) -> Roofline:
+    """Time steps and their products alone, which take turns; mode train changes the model's parameters.
 
     Raises:
         DataError: the data is too small.
         BackendError: the backend does not compile cells, or the cells multiply no matrices.
     """
-    racer = _make_racer(workload, policy, backend, mode, batch_size, n_minibatches)
+    racer = _make_racer(workload, config)
     loss = racer.loss
     runs: dict[str, Callable[[int], object]] = {
         "step": racer.step,
@@ -260,8 +282,8 @@ def race_matmuls(
         "matmuls in parts": racer.multiply_in_parts,
     }
     with limit_threads(1):
-        times = take_turns(runs, n_minibatches, n_repeats, lambda what, repeat: step_done(what))
-    peaks = measure(list_providers(), MAX_SIZE, MAX_SIZE, MAX_SIZE, str(loss.recorder.module.dtype))
+        times = take_turns(runs, config.minibatches, config.repeats)
+    peaks = measure_products(list_providers(), MAX_SIZE, MAX_SIZE, MAX_SIZE, str(loss.recorder.module.dtype))
     library = max(peaks, key=lambda name: peaks[name])
     return Roofline(
         policy=loss.policy.name,
@@ -272,24 +294,24 @@ def race_matmuls(
         peak_library=library,
         counts=racer.tally.means(),
         lines=_make_lines(racer, loss.last.graph.types.names),
+        seconds={what: [lap for laps in by_minibatch for lap in laps] for what, by_minibatch in times.items()},
     )
 
 
-def _make_racer(
-    workload: Workload, policy: str, backend: str, mode: str, batch_size: int, n_minibatches: int
-) -> _Racer:
+def _make_racer(workload: Workload, config: Config) -> _Racer:
     """Record the mini-batches, settle the policy, run each once and list its products."""
-    loss = workload.batched("loss", policy, backend, plan_cache=0)
+    loss = workload.batched("loss", config.policy, config.backend, plan_cache=0)
     if not isinstance(loss.backend, Cpu):
         raise BackendError(
             f"timing the matmuls of compiled cells alone: the backend {loss.backend.name!r} does not compile cells; "
             f"choose cpu."
         )
-    graphs = record(loss, workload.first(batch_size * n_minibatches))
-    minibatches = [graphs[start : start + batch_size] for start in range(0, len(graphs), batch_size)]
+    graphs = record(loss, workload.first(config.batch_size * config.minibatches))
+    minibatches = [graphs[start : start + config.batch_size] for start in range(0, len(graphs), config.batch_size)]
     if isinstance(loss.policy, Auto):
         loss.policy = loss.policy.settle([loss.merged(one) for one in minibatches], n_uses=1)
-    racer = _Racer(loss, ab.optim.Adam(workload.model, lr=1e-3) if mode == "train" else None, minibatches)
+    optimizer = ab.optim.Adam(workload.model, lr=1e-3) if config.mode == "train" else None
+    racer = _Racer(loss, optimizer, minibatches)
     racer.take_in({name: p for name, p in workload.model.parameters().items() if p.trainable})
     if not all(matmuls.listed for matmuls in racer.matmuls):
         raise BackendError(
@@ -334,7 +356,11 @@ def _make_lines(racer: _Racer, names: Sequence[str]) -> list[Line]:
 def _mean_parts(times: Sequence[Sequence[Mapping[Part, float]]]) -> dict[Part, float]:
     """Milliseconds of each part: medians of the timed runs of a mini-batch, the first one is not, and their means."""
     found: defaultdict[Part, list[float]] = defaultdict(list)
-    for runs in times:
-        for part in {part for run in runs[1:] for part in run}:
-            found[part].append(statistics.median(run.get(part, 0.0) for run in runs[1:]))
+    for laps in times:
+        for part in {part for lap in laps[1:] for part in lap}:
+            found[part].append(statistics.median(lap.get(part, 0.0) for lap in laps[1:]))
     return {part: 1e3 * float(np.sum(medians)) / len(times) for part, medians in found.items()}
+
+
+if __name__ == "__main__":
+    run(Config(), measure)

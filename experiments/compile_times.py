@@ -1,10 +1,10 @@
-"""`autobatch bench --compile`: how long it takes until a model runs, with empty caches and with full ones.
+"""Question: how long does it take until a model runs, with empty caches and with full ones?
 
-Two fresh processes do the same, one after the other, with cache folders of their own that are empty at first. Each runs
-a mini-batch forward, then forward and backward with a step of Adam: first on the reference backend, which compiles the
-library's own loops, then on the cpu backend, which compiles the cells. Time is what a first run takes more than a
-second one; that of cells is what planning their layouts, lowering, and compiling or loading their kernels took. What is
-left went into measuring the libraries of matrix products, mostly.
+`autobatch bench MODEL --compile` runs this. Two fresh processes do the same, one after the other, with cache folders of
+their own that are empty at first. Each runs a mini-batch forward, then forward and backward with a step of Adam: first
+on the reference backend, which compiles the library's own loops, then on the cpu backend, which compiles the cells. The
+time is that of a first run minus that of a second one; that of cells is what planning their layouts, lowering, and
+compiling or loading their kernels took. The rest is mostly the measurement of the libraries of matrix products.
 """
 
 from __future__ import annotations
@@ -17,21 +17,37 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import autobatch as ab
-from autobatch.cli.results import format_table
-from autobatch.cli.threads import DEFAULT_THREADS, use_threads
+from autobatch.cli.progress import show_progress
+from autobatch.cli.results import describe_run, format_table, open_json
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import AutobatchError
 from autobatch.jit.compiling import Compilation, watch_compilation
+from harness import Findings, Settings, run
 
 LAYOUTS = "layouts of cells"
 CELLS = "the cells of this model"
 LOOPS = "the library's loops, once for all models"
 REST = "the rest of the first steps"
 CACHES = {"AUTOBATCH_CACHE": "cells", "NUMBA_CACHE_DIR": "loops"}
+PROCESS = "process"  # the first argument of a process that this one starts
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """The mini-batch is the first one, in the order of the data's files."""
+
+    model: str = "tree-lstm"
+    data: str = ""
+    """A name or path, in place of what the model has built in."""
+    dim: int = 128
+    batch_size: int = 64
+    json: str = ""
+    """A file for the figures in one line, as `autobatch bench --json` writes it."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,20 @@ class CompileTimes:
     def figures(self) -> dict[str, Any]:
         """For JSON."""
         return {"cold_s": self.cold, "cached_s": self.cached}
+
+
+def measure(config: Config) -> Findings:
+    """Time the first steps of the model in processes of their own."""
+    with open_json(Path(config.json) if config.json else None) as results:
+        workload = load_workload(config.model, config.data, config.dim, config.seed)
+        workload.first(config.batch_size)
+        with show_progress(1) as progress:
+            found = time_compilation(workload, config.batch_size, progress.note)
+        figures = {**describe_run(workload, config.batch_size, "score", "cpu", "compile"), **found.figures()}
+        results.write(figures)
+    title = f"{config.model}, {workload.dataset.name}, dim {config.dim}; the first steps forward and backward"
+    seconds = {"cold": [found.cold[CELLS]], "cached": [found.cached[CELLS]]}
+    return Findings(seconds, figures, f"{title}\n\n{found}", config.model.replace(":", "-"))
 
 
 def time_compilation(workload: Workload, batch_size: int, note: Callable[[str], None]) -> CompileTimes:
@@ -77,8 +107,8 @@ def time_compilation(workload: Workload, batch_size: int, note: Callable[[str], 
 def _run_process(
     arguments: list[str], caches: Mapping[str, str], note: Callable[[str], None]
 ) -> dict[str, float]:  # fmt: skip
-    """Run this module; pass on what it says is compiled; give the seconds that it measured."""
-    command = [sys.executable, "-m", "autobatch.cli.measuring.compile_times", *arguments]
+    """Start this script as a process; pass on the names of what it compiles; return the seconds that it measured."""
+    command = [sys.executable, __file__, PROCESS, *arguments]
     measured: dict[str, float] = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **caches}) as process:
         assert process.stdout is not None, "it is a pipe"
@@ -138,7 +168,6 @@ def _first_steps(workload: Workload, backend: str, batch_size: int) -> tuple[flo
 
 def main(model: str, data: str, dim: str, batch_size: str, seed: str) -> None:
     """Measure, and print JSON: what is compiled, a line each, and at the end the seconds."""
-    use_threads(DEFAULT_THREADS)
     workload = load_workload(model, data, int(dim), int(seed))
 
     def say(what: object) -> None:
@@ -148,4 +177,7 @@ def main(model: str, data: str, dim: str, batch_size: str, seed: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:2] == [PROCESS]:
+        main(*sys.argv[2:])
+    else:
+        run(Config(), measure)

@@ -1,4 +1,4 @@
-"""`autobatch bench --peers`: what it tells the experiment, what it refuses, and a whole run in the small."""
+"""`autobatch bench --peers`, `--roofline`, `--compile`: what they tell experiments and refuse, and a small run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autobatch.cli import experiment
-from autobatch.cli.measuring import peers
+from autobatch.cli.measuring import forwarding
 from commands import Command
 
 
@@ -22,9 +22,10 @@ def command(command: Command) -> Command:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout whose experiment prints what it is told and fails."""
+    """A checkout whose experiments print what they are told and fail."""
     (tmp_path / "harness.py").write_text("")
-    (tmp_path / "against_torch.py").write_text("import sys\nprint(*sys.argv[1:])\nsys.exit(3)\n")
+    for name in ("against_torch", "roofline", "compile_times"):
+        (tmp_path / f"{name}.py").write_text("import sys\nprint(*sys.argv[1:])\nsys.exit(3)\n")
     monkeypatch.setattr(experiment, "FOLDER", tmp_path)
     return tmp_path
 
@@ -38,11 +39,45 @@ def test_only_what_is_given_is_told(command: Command, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flag", "options", "told"),
+    [
+        ("--roofline", ["--dim", 8, "--policy", "depth", "--repeats", 2], ["dim=8", "policy=depth", "repeats=2"]),
+        ("--compile", ["--dim", 8, "--batch-size", 4, "--seed", 1], ["batch_size=4", "dim=8", "seed=1"]),
+    ],
+)
+def test_experiments_of_a_model_are_told_its_name(
+    command: Command, folder: Path, flag: str, options: list[object], told: list[str]
+) -> None:
+    path = folder / "results.jsonl"
+    status, out, err = command("tree-lstm", flag, *options, "--json", path)
+    assert (status, sorted(out.split()), err) == (3, sorted([*told, "model=tree-lstm", f"json={path}"]), "")
+
+
+@pytest.mark.parametrize(
+    ("flag", "option", "value"),
+    [
+        ("--compile", "--policy", "score"),
+        ("--compile", "--repeats", "2"),
+        ("--compile", "--threads", "1"),
+        ("--roofline", "--threads", "2"),
+        ("--roofline", "--precision", "bf16"),
+        ("--roofline", "--tune", "auto"),
+        ("--peers", "--json", "x.jsonl"),
+    ],
+)
+def test_options_that_an_experiment_does_not_take_are_refused(
+    command: Command, flag: str, option: str, value: str
+) -> None:
+    status, _, err = command("tree-lstm", flag, option, value)
+    assert status == 2
+    assert f"{flag} takes no {option}; leave it out" in err
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--peers", "--json", "x.jsonl"], "--json does not go with --peers"),
         (["--peers", "--policy", "depth,agenda"], "--peers takes one policy, not 2"),
-        (["tree-lstm", "--out", "records"], "--out goes with --peers"),
+        (["tree-lstm", "--out", "records"], "--out goes with --peers, --roofline and --compile"),
         ([], "Missing argument 'MODEL'"),
     ],
 )
@@ -61,7 +96,7 @@ def test_outside_a_checkout_nothing_runs(command: Command, folder: Path) -> None
 
 
 def test_without_torch_nothing_runs(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    monkeypatch.setattr(forwarding, "find_spec", lambda name: None)
     status, out, err = command("--peers")
     assert (status, out) == (2, "")
     assert err == ("autobatch: comparing with PyTorch: the package torch is not installed; pip install torch.\n")
