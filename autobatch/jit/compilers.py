@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from autobatch.jit.compiling import without_collection
+from autobatch.jit.internals import has_internals
 
 
 class Compilers(NamedTuple):
@@ -28,8 +29,10 @@ class Compilers(NamedTuple):
 
 
 @cache
-def make_compilers() -> Compilers:
-    """Make the three classes. Loads Numba."""
+def make_compilers() -> Compilers | None:
+    """Make the three classes; None where this version of Numba lacks what they extend. Loads Numba."""
+    if not has_internals():
+        return None
     from numba import extending
     from numba.core import codegen, compiler, types
 

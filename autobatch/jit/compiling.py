@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from autobatch.jit.internals import has_internals
+
 
 class Compilation(NamedTuple):
     """Something that is compiled, or was.
@@ -115,6 +117,9 @@ def watch_compilation(
     compiling loop 'double'
     (6, 8)
     """
+    if not has_internals():  # what is compiled stays unnamed
+        yield
+        return
     from numba.core import event
 
     events: Any = event

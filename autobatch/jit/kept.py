@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autobatch.jit.internals import has_internals
 from autobatch.system.files import write_whole
 
 DIGEST_BYTES = sha256().digest_size
@@ -35,7 +36,11 @@ class Keepers(NamedTuple):
 def keep(dispatcher: Any) -> Any:
     """Let a function that Numba compiles for Python, or for other functions, be kept; give it back."""
     if hasattr(dispatcher, "py_func"):  # it is the plain function where NUMBA_DISABLE_JIT is set
-        dispatcher._cache = _make_keepers().cache(dispatcher.py_func)
+        keepers = _make_keepers()
+        if keepers is None:
+            dispatcher.enable_caching()
+        else:
+            dispatcher._cache = keepers.cache(dispatcher.py_func)
     return dispatcher
 
 
@@ -45,10 +50,12 @@ def compile_callback(function: Callable[..., Any], is_kept: bool, **options: Any
     Raises:
         OSError: it is to be kept, and cannot be written.
     """
-    from numba import types
+    from numba import cfunc, types
 
-    signature = (types.int64,) * function.__code__.co_argcount, types.void
-    callback = _make_keepers().callback(function, signature, locals={}, options=options)
+    arguments, keepers = (types.int64,) * function.__code__.co_argcount, _make_keepers()
+    if keepers is None:
+        return cfunc(types.void(*arguments), cache=is_kept, **options)(function)
+    callback = keepers.callback(function, (arguments, types.void), locals={}, options=options)
     if is_kept:
         callback.enable_caching()
     callback.compile()
@@ -56,8 +63,10 @@ def compile_callback(function: Callable[..., Any], is_kept: bool, **options: Any
 
 
 @cache
-def _make_keepers() -> Keepers:
-    """Make the two classes. Loads Numba."""
+def _make_keepers() -> Keepers | None:
+    """Make the two classes; None where this version of Numba lacks what they extend. Loads Numba."""
+    if not has_internals():
+        return None
     from numba.core import caching, ccallback
 
     FunctionCache: Any = caching.FunctionCache

@@ -32,6 +32,8 @@ from autobatch.jit.kept import compile_callback, keep
 P = ParamSpec("P")
 R = TypeVar("R")
 
+WITHOUT_WRAPPERS = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+"""For Numba: compile no code that takes arguments from C or from Python."""
 VALUES_ALONE = 2
 """The last format of marshal whose bytes are those of the values alone: later ones tell how often a value is held."""
 
@@ -59,28 +61,31 @@ class Compiled(Generic[P, R]):
         """What Numba asks of an object it meets as a global: here, the compiled function it stands for."""
         import numba
 
-        type_of = numba.types.Dispatcher if self.is_kept else make_compilers().loop
+        compilers = make_compilers()
+        type_of = numba.types.Dispatcher if self.is_kept or compilers is None else compilers.loop
         return type_of(self._for_loops())
 
     def _for_python(self) -> Any:
         if self._dispatcher is None:
-            self._dispatcher = keep(self._compile("", pipeline_class=make_compilers().called))
+            compilers = make_compilers()
+            own = {} if compilers is None else {**WITHOUT_WRAPPERS, "pipeline_class": compilers.called}
+            self._dispatcher = keep(self._compile("", **own))
         return self._dispatcher
 
     def _for_loops(self) -> Any:
         """Inlined, and without what takes arguments from Python: compiling that took a quarter of the time."""
         if self._inlined is None:
-            if self.is_kept:
-                self._inlined = keep(self._compile("inlined_"))
+            compilers = make_compilers()
+            if self.is_kept or compilers is None:
+                self._inlined = keep(self._compile("inlined_", **WITHOUT_WRAPPERS))
             else:
-                self._inlined = self._compile("inlined_", pipeline_class=make_compilers().inlined)
+                self._inlined = self._compile("inlined_", **WITHOUT_WRAPPERS, pipeline_class=compilers.inlined)
         return self._inlined
 
     def _compile(self, prefix: str, **options: Any) -> Any:
         import numba
 
         options |= {"nogil": True, "error_model": "numpy", "forceinline": True}
-        options |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": True}
         if self.liberties:
             options["fastmath"] = set(self.liberties)
         return numba.njit(**options)(self._named(prefix))
