@@ -191,15 +191,15 @@ class Optimizer(ABC):
             ids, values = np.asarray(grad.ids, np.int64), np.asarray(grad.values, data.dtype, order="C").reshape(-1)
             zeros = _lend(self._zeros, data.dtype, max(N_ZEROS, width))
             update_rows(
-                ONLY if self._options["lazy"] else ALL, n_rows, width, flat, step, first, second, ids, values, zeros,
-                self._touched_rows(name, n_rows), constants,
+                ONLY if self._options["lazy"] else ALL, (n_rows, width, step), flat, first, second,
+                (ids, values, self._touched_rows(name, n_rows)), zeros, constants,
             )  # fmt: skip
         else:
             if name in self._touched:
                 self._touched[name].fill(True)
             if known.grad is None or known.grad.array is not grad:
                 known.grad = to_lines(np.asarray(grad, data.dtype))
-            update_dense(n_rows, width, flat, step, first, second, known.grad.flat, known.grad.step, constants)
+            update_dense((n_rows, width, step), flat, first, second, known.grad.flat, known.grad.step, constants)
         if known.data.array is not data:
             data[...] = known.data.array
 

@@ -12,7 +12,7 @@ indices numbers would be taken one by one.
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,21 +29,23 @@ PROBE, N_NUMBERS = N_CONSTANTS, N_CONSTANTS + 4
 """Behind the constants: a number, its state and its gradient, to try the rule on."""
 N_ZEROS = 4096
 """Numbers without a gradient that are taken together."""
+PROBE_SPAN = (PROBE, 0, PROBE + 3, 1)
 unsigned = np.uint64
+Span: TypeAlias = tuple[int, int, int, int]
+"""Consecutive numbers: the index of the first in the data, in the state and in the gradient, and how many there are."""
+Lying: TypeAlias = tuple[int, int, int]
+"""Rows in memory: how many, numbers in each, and numbers from the beginning of one to the next."""
 
 
 @compiled
-def update(
-    data: Array, at: int, first: Array | None, second: Array | None, own: int, grad: Array, of: int, size: int,
-    constants: Array,
-) -> None:  # fmt: skip
-    """Change `size` numbers, from data[at], first[own] and second[own] on, by the gradients from grad[of] on."""
+def update(data: Array, first: Array | None, second: Array | None, grad: Array, constants: Array, span: Span) -> None:
+    """Change consecutive numbers by the rule of the optimizer, which its number of state arrays tells."""
     if first is None:
-        update_plainly(data, at, grad, of, size, constants)
+        update_plainly(data, grad, constants, span)
     elif second is None:
-        update_by_momentum(data, at, first, own, grad, of, size, constants)
+        update_by_momentum(data, first, grad, constants, span)
     else:
-        update_by_moments(data, at, first, second, own, grad, of, size, constants)
+        update_by_moments(data, first, second, grad, constants, span)
 
 
 @compiled
@@ -56,19 +58,20 @@ def rows_that_change(which: int, first: Array | None, second: Array | None, cons
         return ONLY
     constants[PROBE], constants[PROBE + 1 :] = 1, 0
     if first is None:
-        update(constants, PROBE, None, None, PROBE + 1, constants, PROBE + 3, 1, constants)
+        update(constants, None, None, constants, constants, PROBE_SPAN)
     elif second is None:
-        update(constants, PROBE, constants[PROBE + 1 :], None, 0, constants, PROBE + 3, 1, constants)
+        update(constants, constants[PROBE + 1 :], None, constants, constants, PROBE_SPAN)
     else:
-        update(constants, PROBE, constants[PROBE + 1 :], constants[PROBE + 2 :], 0, constants, PROBE + 3, 1, constants)
+        update(constants, constants[PROBE + 1 :], constants[PROBE + 2 :], constants, constants, PROBE_SPAN)
     if constants[PROBE] != 1 or constants[PROBE + 1] != 0 or constants[PROBE + 2] != 0:
         return ALL
     return ONLY if first is None else TOUCHED
 
 
 @compiled
-def update_plainly(data: Array, at: int, grad: Array, of: int, size: int, constants: Array) -> None:
+def update_plainly(data: Array, grad: Array, constants: Array, span: Span) -> None:
     """Change numbers that have no state; constants: lr and decay."""
+    at, _, of, size = span
     lr, decay = constants[0], constants[1]
     for i in range(size):
         a, g = unsigned(at + i), grad[unsigned(of + i)]
@@ -78,10 +81,9 @@ def update_plainly(data: Array, at: int, grad: Array, of: int, size: int, consta
 
 
 @compiled
-def update_by_momentum(
-    data: Array, at: int, velocity: Array, own: int, grad: Array, of: int, size: int, constants: Array
-) -> None:
+def update_by_momentum(data: Array, velocity: Array, grad: Array, constants: Array, span: Span) -> None:
     """Change numbers by their velocity; constants: lr, decay, momentum, and 1 for Nesterov's form or 0."""
+    at, own, of, size = span
     lr, decay, momentum, nesterov = constants[0], constants[1], constants[2], constants[3]
     for i in range(size):
         a, s, g = unsigned(at + i), unsigned(own + i), grad[unsigned(of + i)]
@@ -95,14 +97,13 @@ def update_by_momentum(
 
 
 @compiled
-def update_by_moments(
-    data: Array, at: int, mean: Array, mean_square: Array, own: int, grad: Array, of: int, size: int, constants: Array
-) -> None:
+def update_by_moments(data: Array, mean: Array, mean_square: Array, grad: Array, constants: Array, span: Span) -> None:
     """Change numbers by their moments.
 
     Constants: the rate, the decay that is added to the gradient, both betas, 1 - each, the root of 1 - beta_2**step,
     eps, and by what the numbers shrink first.
     """
+    at, own, of, size = span
     rate, decay, beta_1, beta_2 = constants[0], constants[1], constants[2], constants[3]
     share_1, share_2, root, eps, shrink = constants[4], constants[5], constants[6], constants[7], constants[8]
     for i in range(size):
@@ -118,36 +119,38 @@ def update_by_moments(
 
 @compiled
 def update_dense(
-    n_rows: int, width: int, data: Array, step: int, first: Array | None, second: Array | None,
-    grad: Array, grad_step: int, constants: Array,
-) -> None:  # fmt: skip
+    rows: Lying, data: Array, first: Array | None, second: Array | None, grad: Array, grad_step: int, constants: Array
+) -> None:
     """Change all rows of a parameter.
 
     Args:
-        n_rows, width: of the parameter.
-        data, grad: flat, from the first number on; rows begin `step` and `grad_step` numbers apart.
+        rows: of `data`.
+        data, grad: flat, from the first number on; the rows of `grad` begin `grad_step` numbers apart.
         first, second: flat; rows follow one another.
     """
+    n_rows, width, step = rows
     if step == width and grad_step == width:
         n_rows, width = 1, n_rows * width
     for row in range(n_rows):
-        update(data, row * step, first, second, row * width, grad, row * grad_step, width, constants)
+        update(data, first, second, grad, constants, (row * step, row * width, row * grad_step, width))
 
 
 @compiled
 def update_rows(
-    which: int, n_rows: int, width: int, data: Array, step: int, first: Array | None, second: Array | None,
-    ids: LongArray, values: Array, zeros: Array, touched: Array, constants: Array,
+    which: int, rows: Lying, data: Array, first: Array | None, second: Array | None,
+    gradient: tuple[LongArray, Array, Array], zeros: Array, constants: Array,
 ) -> None:  # fmt: skip
     """Change rows of a parameter whose gradient is some rows.
 
     Args:
         which: ONLY or ALL; of these, the rule may leave out some (`rows_that_change`).
-        n_rows, width, data, step, first, second: as for `update_dense`.
-        ids, values: the rows of the gradient, increasing; values are flat.
-        zeros: N_ZEROS of them, or `width` if that is more.
-        touched: of each row whether it ever had a gradient; those of `ids` are added.
+        rows, data, first, second: as for `update_dense`.
+        gradient: the ids of its rows, increasing; their values, flat; and for each row of the parameter whether it ever
+            had a gradient, where those of the ids are added.
+        zeros: N_ZEROS of them, or the width of a row if that is more.
     """
+    n_rows, width, step = rows
+    ids, values, touched = gradient
     which = rows_that_change(which, first, second, constants)
     row = 0
     together = zeros.size // max(width, 1) if step == width else 1
@@ -160,9 +163,9 @@ def update_rows(
             end, limit = row + 1, min(stop, row + together)
             while end < limit and (which == ALL or touched[end]):
                 end += 1
-            update(data, row * step, first, second, row * width, zeros, 0, (end - row) * width, constants)
+            update(data, first, second, zeros, constants, (row * step, row * width, 0, (end - row) * width))
             row = end
         if at < ids.size:
             touched[stop] = True
-            update(data, stop * step, first, second, stop * width, values, at * width, width, constants)
+            update(data, first, second, values, constants, (stop * step, stop * width, at * width, width))
             row = stop + 1

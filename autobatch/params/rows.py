@@ -249,9 +249,8 @@ class Room:
         if smallest < 0 or largest >= max(self.shape[0], 1):
             wrong = smallest if smallest < 0 else largest
             raise DataError(f"cannot add to row {wrong} of Rows; the array has rows 0 to {self.shape[0] - 1}.")
-        return sum_rows(
-            n, largest, self._work, self._counts, values, first, step, self.width, self.ids, self.values.reshape(-1)
-        )
+        place, sums = (first, step, self.width), self.values.reshape(-1)
+        return sum_rows(n, largest, self._work, self._counts, values, place, self.ids, sums)
 
     def merge(self, held: int, other: Room, n: int) -> int:
         """Add the n rows that another room holds to those held here. The number of ids."""
@@ -267,7 +266,7 @@ N_BUCKETS = 2**N_BITS
 
 @compiled
 def sum_rows(
-    n: int, largest: int, work: LongArray, counts: LongArray, values: FloatArray, first: int, step: int, width: int,
+    n: int, largest: int, work: LongArray, counts: LongArray, values: FloatArray, place: tuple[int, int, int],
     ids: LongArray, sums: FloatArray,
 ) -> int:  # fmt: skip
     """Sort ids, which are work[0], and add up the rows of each; return how many there are.
@@ -276,9 +275,10 @@ def sum_rows(
         n, largest: how many ids, and the largest.
         work: four rows of at least n ints.
         counts: N_BUCKETS ints.
-        values, first, step: see `Rows.add`.
+        values: see `Rows.add`; place: where the first row begins, where the next one does after it, and its width.
         ids, sums: get the result; sums are flat.
     """
+    first, step, width = place
     keys, order, other_keys, other_order = work[0], work[1], work[2], work[3]
     for at in range(n):
         order[at] = at

@@ -252,7 +252,8 @@ def test_passes_take_several_numbers_at_a_time() -> None:
     long, flat = np.zeros(4, np.int64), np.zeros(64, np.float32)
     fresh = type(kernel)(kernel.python)
     fresh._dispatcher = numba.njit(error_model="numpy")(kernel.python)
-    fresh(rules.ALL, 4, 16, flat, 16, flat.copy(), flat.copy(), long[:0], flat, flat, np.zeros(4, bool), flat.copy())
+    gradient = long[:0], flat, np.zeros(4, bool)
+    fresh(rules.ALL, (4, 16, 16), flat, flat.copy(), flat.copy(), gradient, flat.copy(), flat.copy())
     code = next(iter(fresh._dispatcher.inspect_asm().values()))
     assert min(code.count("sqrtps"), code.count("divps")) >= 2
 
