@@ -344,8 +344,8 @@ def multiply_all(numbers: Array, first: int, end: int, size: int) -> None:
     for p in range(first, end):
         how, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds = numbers[p]
         if how == LIBRARY:
-            call_product(size, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step, adds)
+            call_product(size, address, (a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step), adds)
         elif how == PACKED_ROWS:
-            multiply_rows(m, n, k, a, a_step, b, out, out_step, adds)
+            multiply_rows(m, n, k, (a, a_step), b, (out, out_step), adds)
         else:
             pack_float32(b, a_flipped, b_flipped, k, n, out)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from autobatch.jit.loops import built, compiled
 
 Call = Callable[..., None]
-"""(size, address, *Product, beta): size is that of the routine's own factors alpha and beta, 4 bytes or 8; beta 0
+"""(size, address, product, beta): size is that of the routine's own factors alpha and beta, 4 bytes or 8; beta 0
 overwrites out, 1 adds to it."""
 TRANSPOSED, AS_IT_LIES = ord("T"), ord("N")
 FACTOR_BYTES: Mapping[str, int] = {"float32": 4, "float64": 8, "uint16": 4}
@@ -30,10 +30,9 @@ def repeat_product(times: int, size: int, address: int, product: Numbers, beta: 
     a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step = product
     for time in range(times):
         turn = time % copies[0]
-        call_product(
-            size, address, a_flipped, b_flipped, m, n, k, a + turn * copies[1], a_step, b + turn * copies[2], b_step,
-            out, out_step, beta,
-        )  # fmt: skip
+        a_now, b_now = a + turn * copies[1], b + turn * copies[2]
+        moved = (a_flipped, b_flipped, m, n, k, a_now, a_step, b_now, b_step, out, out_step)
+        call_product(size, address, moved, beta)
 
 
 @built
@@ -49,10 +48,8 @@ def call_product() -> Call:
     byte, word, single = ir.IntType(8), ir.IntType(64), ir.FloatType()
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words, beta = args
-        size, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step = toolbox.unpack_tuple(
-            builder, words, 13
-        )
+        size, address, product, beta = args
+        a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step = toolbox.unpack_tuple(builder, product)
 
         def keep(value: Any) -> Any:
             slot = toolbox.alloca_once(builder, value.type)
@@ -76,14 +73,11 @@ def call_product() -> Call:
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def call_routine(typing: Any, words: Any, beta: Any) -> Any:
-        return types.void(types.UniTuple(types.int64, 13), types.float64), emit
+    def call_routine(typing: Any, size: Any, address: Any, product: Any, beta: Any) -> Any:
+        return types.void(types.int64, types.int64, types.UniTuple(types.int64, 11), types.float64), emit
 
     @numba.njit(forceinline=True)
-    def call(
-        size: int, address: int, a_flipped: int, b_flipped: int, m: int, n: int, k: int,
-        a: int, a_step: int, b: int, b_step: int, out: int, out_step: int, beta: float,
-    ) -> None:  # fmt: skip
-        call_routine((size, address, a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step), beta)
+    def call(size: int, address: int, product: Numbers, beta: float) -> None:
+        call_routine(size, address, product, beta)
 
     return call

@@ -43,15 +43,12 @@ def multiply(x: Array, w: Array, out: Array, is_bf16: bool, adds: bool, is_flipp
     place = address(out), out.strides[0] // 4
     if not is_bf16:
         packed.pack_float32(address(lies), steps[0], steps[1], inner, n, address(words))
-        packed.multiply_float32(
-            m, n, inner, address(wide), wide.shape[1], address(words), place[0], place[1], int(adds)
-        )  # fmt: skip
+        packed.multiply_float32(m, n, inner, (address(wide), wide.shape[1]), address(words), place, int(adds))
         return
     packed.pack_bf16(address(lies), steps[0], steps[1], inner, n, address(words))
     rows = np.full(packed.rows_words(inner), 0x7FC07FC0, np.uint32)
-    packed.multiply_bf16(
-        m, n, inner, address(wide), wide.shape[1], address(words), place[0], place[1], int(adds), address(rows)
-    )  # fmt: skip
+    lines = address(wide), wide.shape[1]
+    packed.multiply_bf16(m, n, inner, lines, address(words), place, int(adds), address(rows))
 
 
 def assert_close(found: Array, x: Array, w: Array, before: Array, is_bf16: bool) -> None:
@@ -114,7 +111,7 @@ def test_gradients_of_matrices(size: tuple[int, int, int], is_bf16: bool) -> Non
     if is_bf16:
         scratch = np.empty(packed.outer_words(m, n), np.uint32)
         packed.add_outer_bf16(
-            rows, m, n, address(x), m + 2, address(y), n + 1, address(out), n + 4, address(scratch)
+            rows, m, n, (address(x), m + 2), (address(y), n + 1), (address(out), n + 4), address(scratch)
         )  # fmt: skip
     else:
         gemm.make_provider().multiply(x[:, :m].T, y[:, :n], out, accumulate=True)
@@ -130,17 +127,11 @@ def test_sums_stay_in_registers() -> None:
 
     block: Any = tiles.block_float32
     types: Any = numba.types
-    rows = types.UniTuple(types.int64, 4)
-    signature = types.void(*12 * [types.int64], rows, rows)
+    pair, triple, rows = (types.UniTuple(types.int64, n) for n in (2, 3, 4))
+    signature = types.void(triple, triple, triple, pair, types.int64, rows, rows)
 
-    def call(
-        m: int, n: int, inner: int, a: int, a_row: int, a_inner: int, panels: int, panel_inner: int, panel_step: int,
-        out: int, out_row: int, adds: int, next_rows: tuple[int, ...], next_columns: tuple[int, ...],
-    ) -> None:  # fmt: skip
-        block(
-            m, n, inner, a, a_row, a_inner, panels, panel_inner, panel_step, out, out_row, adds, next_rows,
-            next_columns,
-        )  # fmt: skip
+    def call(size: Any, a: Any, panels: Any, out: Any, adds: int, next_rows: Any, next_columns: Any) -> None:
+        block(size, a, panels, out, adds, next_rows, next_columns)
 
     (assembly,) = numba.njit(signature)(call).inspect_asm().values()
     of_rows = sum(tiles.VECTORS * n_rows for n_rows in range(1, tiles.ROWS + 1))

@@ -61,15 +61,15 @@ def sgemm(
         for first in range(0, inner, at_once):
             n_inner = min(at_once, inner - first)
             n_next, place = min(at_once, inner - first - n_inner), a + WORD * (first * row + left * column)
-            panels, panel_inner, panel_step = place, row, WIDTH
+            panels = place, row, WIDTH
             if not lies:
-                panels, panel_inner, panel_step = packed, WIDTH, WIDTH * n_inner
-                pack_float32(place, row, column, n_inner, n_columns, panels)
+                panels = packed, WIDTH, WIDTH * n_inner
+                pack_float32(place, row, column, n_inner, n_columns, packed)
             next_rows = b + WORD * (first + n_inner) * b_inner, b_inner, n_next if b_row == 1 else 0, n
             next_columns = place + WORD * n_inner * row, row, n_next if column == 1 else 0, n_columns
             block_float32(
-                n, n_columns, n_inner, b + WORD * first * b_inner, b_row, b_inner, panels, panel_inner, panel_step,
-                out + WORD * left, out_row, 1 if adds or first else 0, next_rows, next_columns,
+                (n, n_columns, n_inner), (b + WORD * first * b_inner, b_row, b_inner), panels,
+                (out + WORD * left, out_row), 1 if adds or first else 0, next_rows, next_columns,
             )  # fmt: skip
 
 
@@ -92,4 +92,4 @@ def repeat_packed(times: int, product: Numbers, panels: int, copies: Copies) -> 
     """Multiply rows by a packed matrix; see `autobatch.blas.calling.repeat_product`."""
     _, _, m, n, inner, a, a_step, _, _, out, out_step = product
     for time in range(times):
-        multiply_float32(m, n, inner, a + time % copies[0] * copies[1], a_step, panels, out, out_step, 0)
+        multiply_float32(m, n, inner, (a + time % copies[0] * copies[1], a_step), panels, (out, out_step), 0)

@@ -21,7 +21,7 @@ from time import perf_counter
 
 import numpy as np
 
-from autobatch.blas.own.tiles import LANES, NO_ROWS, WIDTH, WORD, block_bf16, block_float32, turn
+from autobatch.blas.own.tiles import LANES, NO_ROWS, WIDTH, WORD, Strided, block_bf16, block_float32, turn
 from autobatch.jit.addresses import array_at
 from autobatch.jit.loops import compiled
 
@@ -153,26 +153,25 @@ def round_rows(source: int, row: int, n_rows: int, inner: int, out: int) -> None
 
 
 @compiled
-def multiply_float32(
-    m: int, n: int, inner: int, a: int, a_row: int, packed: int, out: int, out_row: int, adds: int
-) -> None:
+def multiply_float32(m: int, n: int, inner: int, a: Strided, packed: int, out: Strided, adds: int) -> None:
     """Multiply rows by a packed matrix.
 
     Args:
         m, n, inner: rows, columns, and inner indices, at least 1.
-        a: address of the rows; a_row: words from one row to the next.
+        a, out: (m, inner) and (m, n).
         packed: address of the matrix, packed by `pack_float32`.
-        out: address of (m, n), with rows `out_row` words apart; adds: 1 adds to what is there, 0 overwrites it.
+        adds: 1 adds to what is in `out`, 0 overwrites it.
     """
+    (rows, a_row), (target, out_row) = a, out
     for top in range(0, m, ROWS_AT_ONCE):
         bottom = min(top + ROWS_AT_ONCE, m)
         for first in range(0, inner, INNER_AT_ONCE):
             n_inner = min(INNER_AT_ONCE, inner - first)
-            next_rows = a + WORD * (bottom * a_row + first), a_row, min(ROWS_AT_ONCE, m - bottom), n_inner
+            next_rows = rows + WORD * (bottom * a_row + first), a_row, min(ROWS_AT_ONCE, m - bottom), n_inner
             block_float32(
-                bottom - top, n, n_inner, a + WORD * (top * a_row + first), a_row, 1,
-                packed + WORD * first * WIDTH, WIDTH, WIDTH * inner, out + WORD * top * out_row, out_row, adds + first,
-                next_rows, NO_ROWS,
+                (bottom - top, n, n_inner), (rows + WORD * (top * a_row + first), a_row, 1),
+                (packed + WORD * first * WIDTH, WIDTH, WIDTH * inner), (target + WORD * top * out_row, out_row),
+                adds + first, next_rows, NO_ROWS,
             )  # fmt: skip
 
 
@@ -183,25 +182,24 @@ def rows_words(inner: int) -> int:
 
 
 @compiled
-def multiply_bf16(
-    m: int, n: int, inner: int, a: int, a_row: int, packed: int, out: int, out_row: int, adds: int, scratch: int
-) -> None:
+def multiply_bf16(m: int, n: int, inner: int, a: Strided, packed: int, out: Strided, adds: int, scratch: int) -> None:
     """Round rows and multiply them by a matrix packed by `pack_bf16`; sums are float32.
 
     Args:
-        m, n, inner, a, a_row, packed, out, out_row, adds: as for `multiply_float32`; the rows are float32.
+        m, n, inner, a, packed, out, adds: as for `multiply_float32`; the rows are float32.
         scratch: address of `rows_words(inner)` words, for some dozens of rounded rows, which stay in the cache.
     """
+    (rows, a_row), (target, out_row) = a, out
     pairs = (inner + 1) // 2
     for top in range(0, m, ROWS_AT_ONCE):
         bottom = min(top + ROWS_AT_ONCE, m)
-        round_rows(a + WORD * top * a_row, a_row, bottom - top, inner, scratch)
+        round_rows(rows + WORD * top * a_row, a_row, bottom - top, inner, scratch)
         for first in range(0, pairs, INNER_AT_ONCE):
-            next_rows = a + WORD * bottom * a_row, a_row, 0 if first else min(ROWS_AT_ONCE, m - bottom), inner
+            next_rows = rows + WORD * bottom * a_row, a_row, 0 if first else min(ROWS_AT_ONCE, m - bottom), inner
             block_bf16(
-                bottom - top, n, min(INNER_AT_ONCE, pairs - first), scratch + WORD * first, pairs, 1,
-                packed + WORD * first * WIDTH, WIDTH, WIDTH * pairs, out + WORD * top * out_row, out_row, adds + first,
-                next_rows, NO_ROWS,
+                (bottom - top, n, min(INNER_AT_ONCE, pairs - first)), (scratch + WORD * first, pairs, 1),
+                (packed + WORD * first * WIDTH, WIDTH, WIDTH * pairs), (target + WORD * top * out_row, out_row),
+                adds + first, next_rows, NO_ROWS,
             )  # fmt: skip
 
 
@@ -212,24 +210,23 @@ def outer_words(m: int, n: int) -> int:
 
 
 @compiled
-def add_outer_bf16(
-    rows: int, m: int, n: int, x: int, x_row: int, y: int, y_row: int, out: int, out_row: int, scratch: int
-) -> None:
+def add_outer_bf16(rows: int, m: int, n: int, x: Strided, y: Strided, out: Strided, scratch: int) -> None:
     """Add x' @ y, both rounded to bf16, to `out`: the gradient of a matrix. Pairs are of rows.
 
     Args:
-        rows, m, n: x is (rows, m), y (rows, n), out (m, n): addresses, and words from row to row.
+        rows, m, n: x is (rows, m), y (rows, n), out (m, n).
         scratch: address of `outer_words(m, n)` words.
     """
+    (x_first, x_row), (y_first, y_row) = x, y
     left = scratch + WORD * OUTER_AT_ONCE * ((n + WIDTH - 1) // WIDTH) * WIDTH
     for first in range(0, rows, 2 * OUTER_AT_ONCE):
         n_rows = min(2 * OUTER_AT_ONCE, rows - first)
-        pack_bf16(y + WORD * first * y_row, y_row, 1, n_rows, n, scratch)
-        _pair_rows(x + WORD * first * x_row, x_row, n_rows, m, left)
+        pack_bf16(y_first + WORD * first * y_row, y_row, 1, n_rows, n, scratch)
+        _pair_rows(x_first + WORD * first * x_row, x_row, n_rows, m, left)
         pairs, follows, n_next = (n_rows + 1) // 2, first + n_rows, min(2 * OUTER_AT_ONCE, rows - first - n_rows)
-        next_x, next_y = x + WORD * follows * x_row, y + WORD * follows * y_row
+        next_x, next_y = x_first + WORD * follows * x_row, y_first + WORD * follows * y_row
         block_bf16(
-            m, n, pairs, left, 1, m, scratch, WIDTH, WIDTH * pairs, out, out_row, 1,
+            (m, n, pairs), (left, 1, m), (scratch, WIDTH, WIDTH * pairs), out, 1,
             (next_x, x_row, n_next, m), (next_y, y_row, n_next, n),
         )  # fmt: skip
 
@@ -259,14 +256,14 @@ def measure_packed(m: int, n: int, inner: int, is_bf16: bool) -> float:
     out, panels = np.zeros((m, n), np.float32), np.empty(panel_words(inner, n, is_bf16), np.uint32)
     rounded = np.empty(rows_words(inner), np.uint32)
     (pack_bf16 if is_bf16 else pack_float32)(w.ctypes.data, n, 1, inner, n, panels.ctypes.data)
-    operands, target = (m, n, inner, x.ctypes.data, inner), (panels.ctypes.data, out.ctypes.data, n, 0)
+    operands = (m, n, inner, (x.ctypes.data, inner), panels.ctypes.data, (out.ctypes.data, n), 0)
     scratch = rounded.ctypes.data
 
     def run() -> None:
         if is_bf16:
-            multiply_bf16(*operands, *target, scratch)
+            multiply_bf16(*operands, scratch)
         else:
-            multiply_float32(*operands, *target)
+            multiply_float32(*operands)
 
     return round(2e-9 * m * n * inner / _least_time(run), 2)
 
@@ -279,7 +276,8 @@ def measure_outer(m: int, n: int, rows: int) -> float:
     rng = np.random.default_rng(0)
     x, y = rng.random((rows, m), np.float32), rng.random((rows, n), np.float32)
     out, scratch = np.zeros((m, n), np.float32), np.empty(outer_words(m, n), np.uint32)
-    arguments = (rows, m, n, x.ctypes.data, m, y.ctypes.data, n, out.ctypes.data, n, scratch.ctypes.data)
+    operands = (x.ctypes.data, m), (y.ctypes.data, n), (out.ctypes.data, n)
+    arguments = (rows, m, n, *operands, scratch.ctypes.data)
     return round(2e-9 * m * n * rows / _least_time(lambda: add_outer_bf16(*arguments)), 2)
 
 

@@ -22,22 +22,27 @@ from autobatch.system.processor import has_avx512, has_bf16_vectors
 LANES, VECTORS, ROWS, TALL = 16, 4, 6, 16
 WIDTH = LANES * VECTORS  # columns of a panel
 WORD, LINE = 4, 64  # bytes; a vector that does not begin where a line of the cache does is read and written as two
+Strided: TypeAlias = tuple[int, int]
+"""A matrix in memory: its address, and words from one row to the next."""
+Grid: TypeAlias = tuple[int, int, int]
+"""A matrix in memory: its address, and words from one row and from one inner index to the next."""
+Panels: TypeAlias = tuple[int, int, int]
+"""A packed matrix: its address, and words from one inner index and from one panel to the next."""
 Tile = Callable[..., None]
-"""(n_rows, a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds): addresses, steps in words.
+"""(n_rows, a: Grid, panel: Strided, n_inner, out: Strided, n_columns, adds).
 
-The word of row r at inner index k lies at a + r * a_row + k * a_inner, that of column j at panel + k * panel_inner + j.
-Products with the first `n_columns` columns are written to `out`, or added to what is there; no others are read. Up to 6
-rows, which are multiplied by up to 64 columns; or 16, by up to 16.
+The rows of `panel` are inner indices. Products with the first `n_columns` columns are written to `out`, or added to
+what is there; no others are read. Up to 6 rows, which are multiplied by up to 64 columns; or 16, by up to 16.
 """
 Rows: TypeAlias = tuple[int, int, int, int]
 """Rows that will be read soon: an address, words from row to row, how many rows, and words of each."""
 NO_ROWS = (0, 0, 0, 0)
 Place: TypeAlias = tuple[int, int]  # of a vector in a tile: its row, and its number in the row
 Block = Callable[..., None]
-"""(m, n, inner, a, a_row, a_inner, panels, panel_inner, panel_step, out, out_row, adds, next_rows, next_columns).
+"""(size, a: Grid, panels: Panels, out: Strided, adds, next_rows: Rows, next_columns: Rows).
 
-Multiplies m rows by n columns as a `Tile` does; from one panel to the next there are panel_step words. Meanwhile what
-will be read next is asked for, evenly over the time.
+Multiplies as a `Tile` does; size is (m, n, inner), of m rows by n columns. Meanwhile it fetches what will be read next,
+evenly over the time.
 """
 
 
@@ -161,11 +166,13 @@ def _build_block(is_bf16: bool) -> Block:
 
     @numba.njit(error_model="numpy")
     def multiply(
-        m: int, n: int, inner: int, a: int, a_row: int, a_inner: int, panels: int, panel_inner: int, panel_step: int,
-        out: int, out_row: int, adds: int, next_rows: Rows, next_columns: Rows,
+        size: tuple[int, int, int], a: Grid, panels: Panels, out: Strided, adds: int, next_rows: Rows,
+        next_columns: Rows,
     ) -> None:  # fmt: skip
+        (m, n, inner), (first_row, a_row, a_inner), (place, out_row) = size, a, out
+        first_panel, panel_inner, panel_step = panels
         for left in range(0, n, WIDTH):
-            width, panel, i = min(WIDTH, n - left), panels + WORD * (left // WIDTH * panel_step), 0
+            width, panel, i = min(WIDTH, n - left), first_panel + WORD * (left // WIDTH * panel_step), 0
             while i < m:
                 is_tall = m - i >= TALL and width <= WIDTH - LANES
                 n_rows = TALL if is_tall else min(ROWS, m - i)
@@ -174,8 +181,8 @@ def _build_block(is_bf16: bool) -> Block:
                 fetch_share(next_columns, begin, end, m * n)
                 for j in range(0, width, LANES if is_tall else WIDTH):
                     tile(
-                        n_rows, a + WORD * i * a_row, a_row, a_inner, panel + WORD * j, panel_inner, inner,
-                        out + WORD * (i * out_row + left + j), out_row, width - j, adds,
+                        n_rows, (first_row + WORD * i * a_row, a_row, a_inner), (panel + WORD * j, panel_inner), inner,
+                        (place + WORD * (i * out_row + left + j), out_row), width - j, adds,
                     )  # fmt: skip
                 i += n_rows
 
@@ -189,24 +196,21 @@ def _build_tile(is_bf16: bool) -> Tile:
     tall = _build_rows(TALL, 1, is_bf16)
 
     @numba.njit(error_model="numpy")
-    def multiply(
-        n_rows: int, a: int, a_row: int, a_inner: int, panel: int, panel_inner: int, n_inner: int,
-        out: int, out_row: int, n_columns: int, adds: int,
-    ) -> None:  # fmt: skip
+    def multiply(n_rows: int, a: Grid, panel: Strided, n_inner: int, out: Strided, n_columns: int, adds: int) -> None:
         if n_rows == 6:
-            six(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+            six(a, panel, n_inner, out, n_columns, adds)
         elif n_rows == TALL:
-            tall(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+            tall(a, panel, n_inner, out, n_columns, adds)
         elif n_rows == 5:
-            five(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+            five(a, panel, n_inner, out, n_columns, adds)
         elif n_rows == 4:
-            four(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+            four(a, panel, n_inner, out, n_columns, adds)
         elif n_rows == 3:
-            three(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+            three(a, panel, n_inner, out, n_columns, adds)
         elif n_rows == 2:
-            two(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+            two(a, panel, n_inner, out, n_columns, adds)
         else:
-            one(a, a_row, a_inner, panel, panel_inner, n_inner, out, out_row, n_columns, adds)
+            one(a, panel, n_inner, out, n_columns, adds)
 
     return multiply
 
@@ -214,20 +218,22 @@ def _build_tile(is_bf16: bool) -> Tile:
 def _build_rows(n_rows: int, n_vectors: int, is_bf16: bool) -> Callable[..., None]:
     """Build the product of a number of rows with some vectors of a panel, n_inner > 0, for compiled code."""
     import numba
+    from numba.core import cgutils
 
+    toolbox: Any = cgutils
     intrinsic: Any = numba.extending.intrinsic
     types: Any = numba.types
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _Writer(builder, n_rows, n_vectors, is_bf16).write(*args)
+        a, panel, n_inner, out, n_columns, adds = args
+        a, panel, out = (toolbox.unpack_tuple(builder, one) for one in (a, panel, out))
+        _Writer(builder, n_rows, n_vectors, is_bf16).write(a, panel, n_inner, out, n_columns, adds)
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def multiply(
-        typing: Any, a: Any, a_row: Any, a_inner: Any, panel: Any, panel_inner: Any, n_inner: Any,
-        out: Any, out_row: Any, n_columns: Any, adds: Any,
-    ) -> Any:  # fmt: skip
-        return types.void(*10 * [types.int64]), emit
+    def multiply(typing: Any, a: Any, panel: Any, n_inner: Any, out: Any, n_columns: Any, adds: Any) -> Any:
+        pair, triple = (types.UniTuple(types.int64, n) for n in (2, 3))
+        return types.void(triple, pair, types.int64, pair, types.int64, types.int64), emit
 
     found: Callable[..., None] = multiply
     return found
@@ -245,14 +251,14 @@ class _Writer:
         self.ints, self.reals = ir.VectorType(self.int, LANES), ir.VectorType(ir.FloatType(), LANES)
 
     def write(
-        self, a: Any, a_row: Any, a_inner: Any, panel: Any, panel_inner: Any, n_inner: Any, out: Any, out_row: Any,
-        n_columns: Any, adds: Any,
-    ) -> None:  # fmt: skip
+        self, a: Sequence[Any], panel: Sequence[Any], n_inner: Any, out: Sequence[Any], n_columns: Any, adds: Any
+    ) -> None:
         """Sums begin with zero or with what is in `out`, stay in registers for all inner indices, and are written."""
+        (first_row, a_row, a_inner), (line, panel_inner), (target, out_row) = a, panel, out
         builder, tile = self.builder, [(r, v) for r in range(self.n_rows) for v in range(self.n_vectors)]
         masks = self._masks(n_columns)
         places = {
-            (r, v): self._address(out, (out_row, self._long(r)), (self._long(v), self._long(LANES)), of=self.reals)
+            (r, v): self._address(target, (out_row, self._long(r)), (self._long(v), self._long(LANES)), of=self.reals)
             for r, v in tile
         }
         for place in places.values():
@@ -268,11 +274,11 @@ class _Writer:
             sums[at] = builder.phi(self.reals)
             sums[at].add_incoming(starts[at], before)
         columns = [
-            self._read(self._address(panel, (k, panel_inner), (self._long(v), self._long(LANES)), of=self.reals), mask)
+            self._read(self._address(line, (k, panel_inner), (self._long(v), self._long(LANES)), of=self.reals), mask)
             for v, mask in enumerate(masks)
         ]
         for r in range(self.n_rows):
-            word = self._address(a, (a_inner, k), (a_row, self._long(r)), of=self.int)
+            word = self._address(first_row, (a_inner, k), (a_row, self._long(r)), of=self.int)
             row = self._splat(builder.load(word, align=WORD), self.ints)
             for v in range(self.n_vectors):
                 ends[r, v] = self._add_product(sums[r, v], row, columns[v])

@@ -126,8 +126,8 @@ def multiply_rounded(memory: int, own: int, k: int) -> None:
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     multiply_bf16(
-        row[numbers[ROWS]], numbers[N], numbers[INNER], address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B],
-        address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA],
+        row[numbers[ROWS]], numbers[N], numbers[INNER], (address_in(arrays, numbers, row, A), numbers[A + 3]),
+        numbers[B], (address_in(arrays, numbers, row, OUT), numbers[OUT + 3]), numbers[BETA],
         arrays[MEMORY] + numbers[SCRATCH],
     )  # fmt: skip
 
@@ -145,12 +145,16 @@ def multiply_in_float32(memory: int, own: int, k: int) -> None:
         round_to_float32(source + WORD * first * numbers[A + 3], numbers[A + 3], n_rows, inner, scratch)
         if numbers[ROUTINE]:
             call_product(
-                numbers[ITEMSIZE], numbers[ROUTINE], 0, numbers[B_FLIPPED], n_rows, numbers[N], inner, scratch, inner,
-                numbers[B], numbers[B_STEP], out, numbers[OUT + 3], numbers[BETA],
+                numbers[ITEMSIZE], numbers[ROUTINE],
+                (
+                    0, numbers[B_FLIPPED], n_rows, numbers[N], inner, scratch, inner, numbers[B], numbers[B_STEP], out,
+                    numbers[OUT + 3],
+                ),
+                numbers[BETA],
             )  # fmt: skip
         else:
             multiply_float32(
-                n_rows, numbers[N], inner, scratch, inner, numbers[B], out, numbers[OUT + 3], numbers[BETA]
+                n_rows, numbers[N], inner, (scratch, inner), numbers[B], (out, numbers[OUT + 3]), numbers[BETA]
             )
 
 
@@ -186,8 +190,8 @@ def add_outers(numbers: Array, scratch: int) -> None:
             add_outer_in_float32(one, scratch)
         else:
             add_outer_bf16(
-                one[OUTER_K], one[OUTER_M], one[OUTER_N], one[OUTER_X], one[OUTER_X + 1], one[OUTER_Y],
-                one[OUTER_Y + 1], one[OUTER_OUT], one[OUTER_OUT + 1], scratch,
+                one[OUTER_K], one[OUTER_M], one[OUTER_N], (one[OUTER_X], one[OUTER_X + 1]),
+                (one[OUTER_Y], one[OUTER_Y + 1]), (one[OUTER_OUT], one[OUTER_OUT + 1]), scratch,
             )  # fmt: skip
 
 
@@ -201,7 +205,7 @@ def add_outer_in_float32(one: Array, scratch: int) -> None:
         round_to_float32(one[OUTER_X] + WORD * first * one[OUTER_X + 1], one[OUTER_X + 1], n_rows, m, scratch)
         round_to_float32(one[OUTER_Y] + WORD * first * one[OUTER_Y + 1], one[OUTER_Y + 1], n_rows, n, right)
         call_product(
-            WORD, one[ROUTINE], 1, 0, m, n, n_rows, scratch, m, right, n, one[OUTER_OUT], one[OUTER_OUT + 1], 1.0
+            WORD, one[ROUTINE], (1, 0, m, n, n_rows, scratch, m, right, n, one[OUTER_OUT], one[OUTER_OUT + 1]), 1.0
         )
 
 

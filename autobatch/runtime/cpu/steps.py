@@ -217,9 +217,13 @@ def multiply(memory: int, own: int, k: int) -> None:
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     if row[numbers[ROWS]] > 0:
         call_product(
-            numbers[ITEMSIZE], numbers[ROUTINE], 0, numbers[B_FLIPPED], row[numbers[ROWS]], numbers[N], numbers[INNER],
-            address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B], numbers[B_STEP],
-            address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA],
+            numbers[ITEMSIZE], numbers[ROUTINE],
+            (
+                0, numbers[B_FLIPPED], row[numbers[ROWS]], numbers[N], numbers[INNER],
+                address_in(arrays, numbers, row, A), numbers[A + 3], numbers[B], numbers[B_STEP],
+                address_in(arrays, numbers, row, OUT), numbers[OUT + 3],
+            ),
+            numbers[BETA],
         )  # fmt: skip
 
 
@@ -230,8 +234,8 @@ def multiply_packed(memory: int, own: int, k: int) -> None:
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     if row[numbers[ROWS]] > 0:
         multiply_rows(
-            row[numbers[ROWS]], numbers[N], numbers[INNER], address_in(arrays, numbers, row, A), numbers[A + 3],
-            numbers[B], address_in(arrays, numbers, row, OUT), numbers[OUT + 3], numbers[BETA],
+            row[numbers[ROWS]], numbers[N], numbers[INNER], (address_in(arrays, numbers, row, A), numbers[A + 3]),
+            numbers[B], (address_in(arrays, numbers, row, OUT), numbers[OUT + 3]), numbers[BETA],
         )  # fmt: skip
 
 

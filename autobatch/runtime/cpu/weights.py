@@ -302,8 +302,12 @@ def add_product(numbers: LongArray, size: int) -> None:
     """Add a product a' @ b to what is there."""
     if numbers[M] and numbers[N]:
         call_product(
-            size, numbers[ROUTINE], 1, 0, numbers[M], numbers[N], numbers[K], numbers[A], numbers[A_STEP], numbers[B],
-            numbers[B_STEP], numbers[OUT], numbers[OUT_STEP], 1.0,
+            size, numbers[ROUTINE],
+            (
+                1, 0, numbers[M], numbers[N], numbers[K], numbers[A], numbers[A_STEP], numbers[B], numbers[B_STEP],
+                numbers[OUT], numbers[OUT_STEP],
+            ),
+            1.0,
         )  # fmt: skip
 
 
