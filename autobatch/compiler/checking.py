@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from autobatch.compiler.fusing import Kernel, Step, is_made_at_once
-from autobatch.compiler.loop import Alone, Loop, Operand, Product, Statement
+from autobatch.compiler.loop import Alone, Loop, Product, Statement
 from autobatch.compiler.lowered import STORED, Lowered
-from autobatch.compiler.numba.printing import name_of, show_statements
 from autobatch.compiler.overwriting import Range, overwritings, read_of_taken, written
+from autobatch.compiler.printing import name_of, show_statements
 from autobatch.compiler.reasons import Neighbours, target_of
 from autobatch.compiler.storing import Storage
 from autobatch.compiler.view import View
@@ -113,7 +113,7 @@ def _views(statement: Statement) -> list[View]:
     match statement:
         case Loop(target=target):
             own = [] if target.value == STORED else [target]
-            return [*own, *(o.view for o in statement.reads if isinstance(o, Operand) and o.moved is None)]
+            return [*own, *(operand.view for operand in statement.operands if operand.moved is None)]
         case Product(terms=terms):
             return [term.rows for term in terms]
         case Alone():

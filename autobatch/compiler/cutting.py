@@ -12,9 +12,10 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
-from autobatch.compiler.loop import Loop, Operand, Read, Statement
+from autobatch.compiler.loop import Loop, Operand, Position, Statement
 from autobatch.compiler.lowered import STORED, Lowered
 from autobatch.compiler.view import View
+from autobatch.ops.expression import Expression, replace_leaves
 
 
 def cut(lowered: Lowered) -> None:
@@ -139,17 +140,16 @@ class _Cutter:
 
     def _piece(self, loop: Loop, at: int, length: int, pieces: dict[int, list[int]]) -> Loop:
         """The part of a loop that begins at an index."""
-        _, strides = loop.nest
-        moved = iter(strides[1:])
-        reads: list[Read] = []
-        for read in loop.reads:
-            if isinstance(read, Operand):
-                (stride,) = next(moved) or (0,)
-                reads.append(read._replace(view=self._part(read.view, at, length, stride, pieces)))
-            else:
-                reads.append(read)
+        strides = dict(zip(loop.operands, loop.nest[1][1:], strict=True))
+
+        def part(leaf: Expression) -> Expression:
+            if not isinstance(leaf, Operand):
+                return leaf
+            (stride,) = strides[leaf] or (0,)
+            return replace(leaf, view=self._part(leaf.view, at, length, stride, pieces))
+
         target = self._part(loop.target, at, length, 1, pieces)
-        return replace(loop, shape=(length,), reads=tuple(reads), target=target)
+        return replace(loop, shape=(length,), expression=replace_leaves(loop.expression, part), target=target)
 
     def _part(self, view: View, at: int, length: int, stride: int, pieces: dict[int, list[int]]) -> View:
         offset = view.offset + at * stride
@@ -167,5 +167,5 @@ def _is_line(loop: Loop) -> bool:
         and len(axes) == 1
         and strides[0] == (1,)
         and all(stride in ((0,), (1,)) for stride in strides[1:])
-        and "{i}" not in loop.text
+        and not loop.reads(Position)
     )

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import NamedTuple
 
-from autobatch.compiler.loop import Loop, Product, Statement
+from autobatch.compiler.loop import EdgeCount, Loop, Product, Statement
 from autobatch.compiler.lowered import STORED, Lowered
 from autobatch.compiler.overwriting import writes_over
 from autobatch.ir.program import NODE, SHARED
@@ -65,7 +65,7 @@ def _known_from_data(lowered: Lowered, statements: list[Statement]) -> set[int]:
 
 def _reads_known(lowered: Lowered, loop: Loop, known: set[int]) -> bool:
     """Whether a loop reads data, what all rows share, and values that are made of these, and nothing else."""
-    if not loop.operands or "edges_" in loop.text:
+    if not loop.operands or loop.reads(EdgeCount):
         return False
     for operand in loop.operands:
         value = operand.view.value

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
 
 from autobatch.compiler.view import View
 from autobatch.ops.define import Shape
+from autobatch.ops.expression import Expression, leaves
+
+Combine: TypeAlias = Literal["", "sum", "max"]
 
 
 class Index(NamedTuple):
@@ -17,13 +21,14 @@ class Index(NamedTuple):
     step: int
 
 
-class Operand(NamedTuple):
-    """What a loop reads at each index.
+@dataclass(frozen=True)
+class Operand(Expression):
+    """What an expression reads of memory at each index, as a number of the model's float type.
 
     Attributes:
         view: which elements; its shape is that of the loop.
         moved: moves the view by an int of the row: a row of a table, the element of a label.
-        is_int: it is an int as it lies, and not a number of the model's float type.
+        is_int: it is an int as it lies, which can only be compared with another one.
     """
 
     view: View
@@ -31,13 +36,16 @@ class Operand(NamedTuple):
     is_int: bool = False
 
 
-class Number(NamedTuple):
-    """A number written into the program."""
+@dataclass(frozen=True)
+class Position(Expression):
+    """The number of the index, an int, in a loop over one axis."""
 
-    data: float
 
+@dataclass(frozen=True)
+class EdgeCount(Expression):
+    """How many edges of a group the node has, as a number of the model's float type."""
 
-Read: TypeAlias = Operand | Number
+    group: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,25 +55,27 @@ class Loop:
     Attributes:
         domain: the rows that it runs over.
         shape: the axes that it runs over.
-        text: the expression, with {0}, {1}, ... for what it reads, and {i} for the number of the index.
-        reads: what it reads.
+        expression: what it computes, of operands.
         target: which elements it makes, of which value; the strides of axes that it sums over are 0.
-        combine: "" where each element is made once; "+" and "max" join those that meet.
+        combine: "" where each element is made once; "sum" and "max" join those that meet.
         stored: where the target lies if it is no value: `output` number, or `port` gradient number.
     """
 
     domain: int
     shape: Shape
-    text: str
-    reads: tuple[Read, ...]
+    expression: Expression
     target: View
-    combine: str = ""
+    combine: Combine = ""
     stored: tuple[str, int] | None = None
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """What it reads, without numbers."""
-        return tuple(read for read in self.reads if isinstance(read, Operand))
+        """What it reads of memory, each once."""
+        return tuple(dict.fromkeys(leaf for leaf in leaves(self.expression) if isinstance(leaf, Operand)))
+
+    def reads(self, kind: type[Expression]) -> bool:
+        """Whether the expression has a leaf of a kind."""
+        return any(isinstance(leaf, kind) for leaf in leaves(self.expression))
 
     @property
     def axes(self) -> tuple[int, ...]:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.compiler.loop import Alone, Loop, Number, Operand, Product, Read, Statement, Term
+from autobatch.compiler.loop import Alone, Combine, Loop, Operand, Product, Statement, Term
 from autobatch.compiler.view import View, steps, views_of
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Var
 from autobatch.ops.define import Shape
+from autobatch.ops.expression import Expression, Number
 from autobatch.ops.linear import affine, matmul
 
 STORED = -1  # the target of loops that write to destinations or to the gradient of a port
@@ -116,7 +117,7 @@ class Lowering:
         """All of a value."""
         return View(index, 0, self.shape(index), steps(self.shape(index)))
 
-    def operand(self, arg: int, shape: Shape) -> Read:
+    def operand(self, arg: int, shape: Shape) -> Expression:
         """An argument, at every index of a shape."""
         number = self.number(arg)
         return Operand(self.views[arg].broadcast(shape)) if number is None else Number(number)
@@ -129,21 +130,20 @@ class Lowering:
         return None
 
     def loop(
-        self, domain: int, text: str, reads: Sequence[Read], target: View, combine: str = "", shape: Shape | None = None
+        self, domain: int, expression: Expression, target: View, combine: Combine = "", shape: Shape | None = None
     ) -> View:
         """Add a loop; return its target."""
         shape = target.shape if shape is None else shape
-        self.lowered.statements.append(Loop(domain, shape, text, tuple(reads), target, combine))
+        self.lowered.statements.append(Loop(domain, shape, expression, target, combine))
         return target
 
     def reduce(
         self,
         domain: int,
-        text: str,
-        reads: Sequence[Read],
+        expression: Expression,
         shape: Shape,
         axes: Sequence[int],
-        combine: str,
+        combine: Combine,
         target: int | None = None,
     ) -> View:
         """Combine the values of an expression along axes; the result keeps them, with length one.
@@ -154,13 +154,13 @@ class Lowering:
         kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
         made = self.new(kept, domain) if target is None else View(target, 0, kept, steps(kept))
         strides = tuple(0 if axis in axes else stride for axis, stride in enumerate(made.strides))
-        self.loop(domain, text, reads, made._replace(shape=shape, strides=strides), combine)
+        self.loop(domain, expression, made._replace(shape=shape, strides=strides), combine)
         return made
 
-    def store(self, what: str, number: int, domain: int, shape: Shape, read: Read) -> None:
+    def store(self, what: str, number: int, domain: int, expression: Expression, shape: Shape) -> None:
         """Add a loop that writes a value to its destinations, or to the gradient of a port."""
         target = View(STORED, 0, shape, steps(shape))
-        self.lowered.statements.append(Loop(domain, shape, "{0}", (read,), target, stored=(what, number)))
+        self.lowered.statements.append(Loop(domain, shape, expression, target, stored=(what, number)))
 
     def alone(self, index: int, why: str) -> None:
         """Let an instruction run as in the reference backend."""
@@ -229,7 +229,7 @@ class Lowering:
         view = self.views[rows]
         if view.is_contiguous and self._is_float(view.value):
             return view
-        return self.loop(self.domain(rows), "{0}", [Operand(view)], self.new(view.shape, self.domain(rows)))
+        return self.loop(self.domain(rows), Operand(view), self.new(view.shape, self.domain(rows)))
 
     def _is_float(self, value: int) -> bool:
         """Whether a value lies in memory as numbers of the model's float type."""

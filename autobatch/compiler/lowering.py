@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from autobatch.compiler.loop import Number, Operand
+from autobatch.compiler.loop import Operand
 from autobatch.compiler.lowered import Home, Lowered, Lowering
 from autobatch.compiler.rules import RULES, lower_elementwise
 from autobatch.compiler.view import View, steps
@@ -20,6 +20,7 @@ from autobatch.ir.derivative import Derivative
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Port, Var
 from autobatch.ops.elementwise import add
+from autobatch.ops.expression import Expression, Number
 from autobatch.plan.plan import PlannedCell
 
 
@@ -30,7 +31,8 @@ def lower_forward(cell: PlannedCell) -> Lowered:
     lowering = _Stage(program.name, "forward", vars, cell.layout, homes_of(vars, cell.layout, forward=True))
     lowering.run(program.instructions, needed=program.outputs)
     for number, output in enumerate(program.outputs):
-        lowering.store("output", number, NODE, vars[output].shape, lowering.operand(output, vars[output].shape))
+        shape = vars[output].shape
+        lowering.store("output", number, NODE, lowering.operand(output, shape), shape)
     return lowering.lowered
 
 
@@ -47,8 +49,8 @@ def lower_backward(cell: PlannedCell) -> Lowered:
     for number, gradient in enumerate(derivative.ports):
         if number not in layout.settled:
             port = vars[cell.program.ports[number]]
-            read = Number(0.0) if gradient is None else lowering.operand(gradient, port.shape)
-            lowering.store("port", number, port.domain, port.shape, read)
+            made = Number(0.0) if gradient is None else lowering.operand(gradient, port.shape)
+            lowering.store("port", number, port.domain, made, port.shape)
     return lowering.lowered
 
 
@@ -104,7 +106,7 @@ class _Stage(Lowering):
             if index in self.lowered.homes or index in readers:
                 gathered = self.new(self.shape(index), self.domain(index))
                 self.lowered.homes[gathered.value] = home
-                self.loop(self.domain(index), "{0}", [Operand(gathered)], self.whole(index))
+                self.loop(self.domain(index), Operand(gathered), self.whole(index))
             else:
                 self.lowered.homes[index] = home
 
@@ -125,7 +127,7 @@ class _Stage(Lowering):
         if self.views[index].value == index and self.domain(index) != SHARED:
             parent = self.views[source.args[0]]
             target = View(index, 0, parent.shape, steps(parent.shape))
-            self.loop(self.domain(index), "{0}", [Operand(parent)], target)
+            self.loop(self.domain(index), Operand(parent), target)
 
     def _sums_of_products(self, indices: Sequence[int], needed: set[int]) -> dict[int, _Sum]:
         """The sums of two or more products, which the library can add up; the largest that there are."""
@@ -172,8 +174,10 @@ class _Stage(Lowering):
             return
         made = self.new(shape, domain)
         self.product(domain, parts.products, made.value)
-        reads = [Operand(made), *(self.operand(arg, shape) for arg in parts.others)]
-        self.loop(domain, " + ".join(f"{{{k}}}" for k in range(len(reads))), reads, self.whole(index))
+        total: Expression = Operand(made)
+        for arg in parts.others:
+            total += self.operand(arg, shape)
+        self.loop(domain, total, self.whole(index))
 
 
 class _Sum(NamedTuple):

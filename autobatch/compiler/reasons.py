@@ -15,7 +15,7 @@ from typing import NamedTuple
 from autobatch.compiler.fusing import Kernel, Step, is_made_at_once
 from autobatch.compiler.loop import Alone, Loop, Product, Statement
 from autobatch.compiler.lowered import STORED, Lowered
-from autobatch.compiler.numba.printing import MADE, name_of
+from autobatch.compiler.printing import name_of
 
 NO_REASON = "nothing stands between; each is in the first loop nest that it may be in"
 OFF = "fusion is switched off"
@@ -162,7 +162,7 @@ class Neighbours:
             return f"one runs for every {_row(made.domain)}, the other for every {_row(reads.domain)}"
         value = made.target.value
         if made.combine:
-            return f"{self.name(maker)} is a {MADE[made.combine]}, known only after its loop"
+            return f"{self.name(maker)} is a {made.combine}, known only after its loop"
         if made.axes != reads.axes:
             return f"one loop goes over {_axes(made.axes)}, the other over {_axes(reads.axes)}"
         operands = [operand for operand in reads.operands if operand.view.value == value]

@@ -5,26 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from autobatch.compiler.loop import Index, Number, Operand, Read
+from autobatch.compiler.loop import Combine, EdgeCount, Index, Operand, Position
 from autobatch.compiler.lowered import Lowering
-from autobatch.compiler.scalar import POWERS, to_text
 from autobatch.compiler.view import View, steps
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight
 from autobatch.ops.define import Shape
+from autobatch.ops.expression import Call, Expression, Number, Read, call, replace_leaves
 
 FEW_IDS = 8  # an op that looks up more at once runs alone
+
+POWERS: dict[float, Callable[[Expression], Expression]] = {
+    2.0: lambda x: x * x,
+    1.0: lambda x: x,
+    0.5: lambda x: call("sqrt", x),
+    -1.0: lambda x: 1.0 / x,
+    -0.5: lambda x: 1.0 / call("sqrt", x + 0.0),  # of -0 infinity
+}
 
 Rule = Callable[[Lowering, int, Instruction], "str | None"]
 
 
 def lower_elementwise(low: Lowering, index: int, source: Instruction) -> None:
     """One expression for every element."""
-    shape = low.shape(index)
-    reads = [low.operand(arg, shape) for arg in source.args]
-    text, numbers = to_text(source.op)
-    if source.op.name == "pow" and isinstance(reads[1], Number) and reads[1].data in POWERS:
-        text, reads, numbers = POWERS[reads[1].data], [reads[0]], (1.0, 0.0)
-    low.loop(low.domain(index), text, [*reads, *map(Number, numbers)], low.whole(index))
+    shape, scalar = low.shape(index), source.op.scalar
+    assert scalar is not None, "only element-wise ops have this rule"
+    args = [low.operand(arg, shape) for arg in source.args]
+    bound = replace_leaves(scalar, lambda leaf: args[leaf.number] if isinstance(leaf, Read) else leaf)
+    match bound:
+        case Call("power", (base, Number(exponent))) if exponent in POWERS:
+            bound = POWERS[exponent](base)
+    low.loop(low.domain(index), bound, low.whole(index))
 
 
 def lower_product(low: Lowering, index: int, source: Instruction) -> str | None:
@@ -37,7 +47,7 @@ def lower_product(low: Lowering, index: int, source: Instruction) -> str | None:
         else:
             made = low.new(shape, domain)
             low.product(domain, [product], made.value)
-            low.loop(domain, "{0} + {1}", [Operand(made), low.operand(source.args[2], shape)], low.whole(index))
+            low.loop(domain, Operand(made) + low.operand(source.args[2], shape), low.whole(index))
         return None
     if source.op.name == "affine":
         return "its weight is not shared by all rows, or its input is"
@@ -49,39 +59,35 @@ def lower_product(low: Lowering, index: int, source: Instruction) -> str | None:
     axes: Shape = (*rows, *inner, *columns)  # the columns last: they lie side by side
     summed = len(rows)
     left, right = low.views[x], low.views[y]
-    reads = [
-        Operand(left._replace(shape=axes, strides=(*left.strides, *(0 for _ in columns)))),
-        Operand(right._replace(shape=axes, strides=(*(0 for _ in rows), *right.strides))),
-    ]
-    low.reduce(domain, "{0} * {1}", reads, axes, (summed,), "+", target=index)
+    by_row = Operand(left._replace(shape=axes, strides=(*left.strides, *(0 for _ in columns))))
+    by_column = Operand(right._replace(shape=axes, strides=(*(0 for _ in rows), *right.strides)))
+    low.reduce(domain, by_row * by_column, axes, (summed,), "sum", target=index)
     return None
 
 
 def lower_dot(low: Lowering, index: int, source: Instruction) -> None:
     """A sum of products of elements."""
     shape = low.shape(source.args[0])
-    reads = [low.operand(arg, shape) for arg in source.args]
-    low.reduce(low.domain(index), "{0} * {1}", reads, shape, (0,), "+", target=index)
+    x, y = (low.operand(arg, shape) for arg in source.args)
+    low.reduce(low.domain(index), x * y, shape, (0,), "sum", target=index)
 
 
 def lower_outer(low: Lowering, index: int, source: Instruction) -> None:
     """Every element of one by every element of the other."""
     shape = low.shape(index)
     x, y = (low.views[arg] for arg in source.args)
-    reads = [
-        Operand(x._replace(shape=shape, strides=(*x.strides, 0))),
-        Operand(y._replace(shape=shape, strides=(0, *y.strides))),
-    ]
-    low.loop(low.domain(index), "{0} * {1}", reads, low.whole(index))
+    by_row = Operand(x._replace(shape=shape, strides=(*x.strides, 0)))
+    by_column = Operand(y._replace(shape=shape, strides=(0, *y.strides)))
+    low.loop(low.domain(index), by_row * by_column, low.whole(index))
 
 
 def lower_reduction(low: Lowering, index: int, source: Instruction) -> None:
     """A sum or the largest element along axes."""
     (x,) = source.args
     shape = low.shape(x)
-    combine = "+" if source.op.name == "sum" else "max"
-    low.reduce(low.domain(index), "{0}", [low.operand(x, shape)], shape, _axes(shape, source.static["axis"]), combine,
-               target=index)  # fmt: skip
+    combine: Combine = "sum" if source.op.name == "sum" else "max"
+    axes = _axes(shape, source.static["axis"])
+    low.reduce(low.domain(index), low.operand(x, shape), shape, axes, combine, target=index)
 
 
 def lower_softmax(low: Lowering, index: int, source: Instruction) -> None:
@@ -89,30 +95,30 @@ def lower_softmax(low: Lowering, index: int, source: Instruction) -> None:
     shape, domain = low.shape(index), low.domain(index)
     axes = _axes(shape, source.static["axis"])
     x = low.operand(source.args[0], shape)
-    peak = _broadcast(low.reduce(domain, "{0}", [x], shape, axes, "max"), shape)
+    peak = _broadcast(low.reduce(domain, x, shape, axes, "max"), shape)
     if source.op.name == "softmax":
-        power = Operand(low.loop(domain, "exp({0} - {1})", [x, peak], low.new(shape, domain)))
-        total = _broadcast(low.reduce(domain, "{0}", [power], shape, axes, "+"), shape)
-        low.loop(domain, "{0} / {1}", [power, total], low.whole(index))
+        power = Operand(low.loop(domain, call("exp", x - peak), low.new(shape, domain)))
+        total = _broadcast(low.reduce(domain, power, shape, axes, "sum"), shape)
+        low.loop(domain, power / total, low.whole(index))
     else:
-        sums = low.reduce(domain, "exp({0} - {1})", [x, peak], shape, axes, "+")
-        log_sum = _broadcast(low.loop(domain, "log({0})", [Operand(sums)], low.new(sums.shape, domain)), shape)
-        low.loop(domain, "{0} - {1} - {2}", [x, peak, log_sum], low.whole(index))
+        sums = low.reduce(domain, call("exp", x - peak), shape, axes, "sum")
+        log_sum = _broadcast(low.loop(domain, call("log", Operand(sums)), low.new(sums.shape, domain)), shape)
+        low.loop(domain, x - peak - log_sum, low.whole(index))
 
 
 def lower_layer_norm(low: Lowering, index: int, source: Instruction) -> str | None:
     """The mean, the mean of what rounding left of it, the variance, and one pass with all."""
     shape, domain = low.shape(index), low.domain(index)
-    axes, size = (len(shape) - 1,), Number(float(shape[-1]))
+    axes, size, eps = (len(shape) - 1,), float(shape[-1]), float(source.static["eps"])
     x, gain, bias = (low.operand(arg, shape) for arg in source.args)
     for _ in range(2):
-        total = low.reduce(domain, "{0}", [x], shape, axes, "+")
-        mean = _broadcast(low.loop(domain, "{0} / {1}", [Operand(total), size], low.new(total.shape, domain)), shape)
-        x = Operand(low.loop(domain, "{0} - {1}", [x, mean], low.new(shape, domain)))
-    squares = low.reduce(domain, "{0} * {0}", [x], shape, axes, "+")
-    reads: list[Read] = [Operand(squares), size, Number(float(source.static["eps"])), Number(1.0)]
-    scale = low.loop(domain, "{3} / sqrt({0} / {1} + {2})", reads, low.new(squares.shape, domain))
-    low.loop(domain, "{0} * {1} * {2} + {3}", [x, _broadcast(scale, shape), gain, bias], low.whole(index))
+        total = low.reduce(domain, x, shape, axes, "sum")
+        mean = _broadcast(low.loop(domain, Operand(total) / size, low.new(total.shape, domain)), shape)
+        x = Operand(low.loop(domain, x - mean, low.new(shape, domain)))
+    squares = low.reduce(domain, x * x, shape, axes, "sum")
+    deviation = call("sqrt", Operand(squares) / size + eps)
+    scale = _broadcast(low.loop(domain, 1.0 / deviation, low.new(squares.shape, domain)), shape)
+    low.loop(domain, x * scale * gain + bias, low.whole(index))
     return None
 
 
@@ -127,7 +133,7 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> str | None:
     if not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
         return "its ids are no data of the node, or many"
     if not math.prod(low.shape(ids)):
-        low.loop(low.domain(index), "{0}", [Number(0.0)], low.whole(index))  # of no elements, but made
+        low.loop(low.domain(index), Number(0.0), low.whole(index))  # of no elements, but made
         return None
     row_shape = low.shape(table)[1:]
     row = math.prod(row_shape)
@@ -136,7 +142,7 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> str | None:
     for number in range(math.prod(low.shape(ids))):
         at = View(id_view.value, _element(id_view, number), (), ())
         target = View(index, number * row, row_shape, steps(row_shape))
-        low.loop(low.domain(index), "{0}", [Operand(rows, Index(at, row))], target)
+        low.loop(low.domain(index), Operand(rows, Index(at, row)), target)
     return None
 
 
@@ -152,16 +158,16 @@ def lower_cross_entropy(low: Lowering, index: int, source: Instruction) -> str |
     if number is None and not _is_int(low, label):
         return "its label is neither a number nor data of the node"
     x, view = low.operand(logits, shape), low.views[logits]
-    peak = low.reduce(domain, "{0}", [x], shape, (0,), "max")
-    sums = low.reduce(domain, "exp({0} - {1})", [x, _broadcast(peak, shape)], shape, (0,), "+")
+    peak = low.reduce(domain, x, shape, (0,), "max")
+    sums = low.reduce(domain, call("exp", x - _broadcast(peak, shape)), shape, (0,), "sum")
     one = View(view.value, view.offset, (), ())
     if number is None:
         at = View(low.views[label].value, low.views[label].offset, (), ())
         chosen = Operand(one, Index(at, view.strides[0]))
     else:
         chosen = Operand(one._replace(offset=view.offset + int(number) * view.strides[0]))
-    scalar = [Operand(v._replace(shape=(), strides=())) for v in (sums, peak)]
-    low.loop(domain, "log({0}) - ({1} - {2})", [scalar[0], chosen, scalar[1]], low.whole(index))
+    total, largest = (Operand(v._replace(shape=(), strides=())) for v in (sums, peak))
+    low.loop(domain, call("log", total) - (chosen - largest), low.whole(index))
     return None
 
 
@@ -171,7 +177,7 @@ def lower_one_hot(low: Lowering, index: int, source: Instruction) -> str | None:
     if low.shape(label) != () or not _is_int(low, label):
         return "its label is not one int of the node"
     at = Operand(low.views[label].broadcast(low.shape(index)), is_int=True)
-    low.loop(low.domain(index), "({1} if {i} == {0} else {2})", [at, Number(1.0), Number(0.0)], low.whole(index))
+    low.loop(low.domain(index), call("select", call("equal", Position(), at), 1.0, 0.0), low.whole(index))
     return None
 
 
@@ -186,10 +192,10 @@ def lower_join(low: Lowering, index: int, source: Instruction) -> None:
     made = [part for arg, part in zip(source.args, parts, strict=True) if low.lies_in(arg, part)]
     if sum(part.size for part in parts) < math.prod(shape):
         for gap in _between(low.whole(index), made):
-            low.loop(domain, "{0}", [Number(0.0)], gap)
+            low.loop(domain, Number(0.0), gap)
     for arg, part in zip(source.args, parts, strict=True):
         if part not in made:
-            low.loop(domain, "{0}", [low.operand(arg, part.shape)], part)
+            low.loop(domain, low.operand(arg, part.shape), part)
 
 
 def _between(whole: View, parts: list[View]) -> Iterator[View]:
@@ -207,7 +213,7 @@ def _between(whole: View, parts: list[View]) -> Iterator[View]:
 def lower_spread(low: Lowering, index: int, source: Instruction) -> None:
     """The value of a node, at each of its edges."""
     shape = low.shape(index)
-    low.loop(low.domain(index), "{0}", [low.operand(source.args[0], shape)], low.whole(index))
+    low.loop(low.domain(index), low.operand(source.args[0], shape), low.whole(index))
 
 
 def lower_sum_n(low: Lowering, index: int, source: Instruction) -> str | None:
@@ -217,10 +223,10 @@ def lower_sum_n(low: Lowering, index: int, source: Instruction) -> str | None:
     if group < 0:
         return "its argument is not one per edge"
     if source.op.name == "sum_n":
-        low.loop(group, "{0}", [low.operand(x, shape)], low.whole(index), "+")
+        low.loop(group, low.operand(x, shape), low.whole(index), "sum")
     else:
-        peak = low.loop(group, "{0}", [low.operand(x, shape)], low.new(shape, NODE), "max")
-        low.loop(NODE, f"({{0}} if edges_{group} > 0 else {{1}})", [Operand(peak), Number(0.0)], low.whole(index))
+        peak = Operand(low.loop(group, low.operand(x, shape), low.new(shape, NODE), "max"))
+        low.loop(NODE, call("select", call("greater", EdgeCount(group), 0.0), peak, 0.0), low.whole(index))
     return None
 
 
@@ -229,7 +235,7 @@ def lower_count_n(low: Lowering, index: int, source: Instruction) -> str | None:
     group = low.domain(source.args[0])
     if group < 0:
         return "its argument is not one per edge"
-    low.loop(NODE, f"real(edges_{group})", [], low.whole(index))
+    low.loop(NODE, EdgeCount(group), low.whole(index))
     return None
 
 
@@ -240,10 +246,10 @@ def lower_softmax_n(low: Lowering, index: int, source: Instruction) -> str | Non
     if group < 0:
         return "its argument is not one per edge"
     x = low.operand(arg, shape)
-    peak = Operand(low.loop(group, "{0}", [x], low.new(shape, NODE), "max"))
-    power = Operand(low.loop(group, "exp({0} - {1})", [x, peak], low.new(shape, group)))
-    total = Operand(low.loop(group, "{0}", [power], low.new(shape, NODE), "+"))
-    low.loop(group, "{0} / {1}", [power, total], low.whole(index))
+    peak = Operand(low.loop(group, x, low.new(shape, NODE), "max"))
+    power = Operand(low.loop(group, call("exp", x - peak), low.new(shape, group)))
+    total = Operand(low.loop(group, power, low.new(shape, NODE), "sum"))
+    low.loop(group, power / total, low.whole(index))
     return None
 
 

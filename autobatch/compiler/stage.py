@@ -15,9 +15,9 @@ from autobatch.compiler.hoisting import Parts, hoist
 from autobatch.compiler.loop import Alone, Product
 from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.lowering import lower_backward, lower_forward
-from autobatch.compiler.numba.printing import show_lowered, show_statements, show_steps, show_storage
 from autobatch.compiler.numba.source import Source, write_kernel
 from autobatch.compiler.numba.writer import SLOTS
+from autobatch.compiler.printing import show_lowered, show_statements, show_steps, show_storage
 from autobatch.compiler.reasons import Neighbours, show_apart
 from autobatch.compiler.storing import Storage, store
 from autobatch.compiler.table import name_columns

@@ -20,6 +20,7 @@ import numpy as np
 
 from autobatch.errors import DataError, ShapeError
 from autobatch.ops.eager import freeze, plain_array
+from autobatch.ops.expression import Expression, trace_scalar
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
 from autobatch.ops.randomness import EAGER
 
@@ -37,7 +38,7 @@ class Op:
         kernel: `kernel(xp, *arrays, out=out, **static)`; arrays and out are `(rows, *shape)`. A view op returns
             its result instead and takes no `out`.
         pullback: `pullback(g, y, *args, **static)`, one gradient per argument; None for ops without a derivative.
-        scalar: for element-wise ops, the expression of one element in the kernel's argument names.
+        scalar: for element-wise ops, the expression of one element, which reads the arguments by number.
         view: the result is a view of the first argument: no memory, no launch.
         copies: the kernel only moves bytes.
         row_sum: `row_sum(xp, *arrays, out=out, **static)` adds the result's sum over all rows to out `(1, *shape)`.
@@ -54,7 +55,7 @@ class Op:
     shape: Callable[..., Shape]
     kernel: Callable[..., Any]
     pullback: Callable[..., tuple[Any, ...]] | None = None
-    scalar: str | None = None
+    scalar: Expression | None = None
     view: bool = False
     copies: bool = False
     row_sum: Callable[..., None] | None = None
@@ -108,15 +109,19 @@ def define_op(name: str, **parts: Any) -> Op:
 
 
 def define_elementwise(
-    name: str, scalar: str, kernel: Callable[..., Any], pullback: Any = None, singular: bool = False
+    name: str,
+    scalar: Callable[..., Expression],
+    kernel: Callable[..., Any],
+    pullback: Any = None,
+    singular: bool = False,
 ) -> Op:
-    """Define an op that broadcasts its arguments and works element by element."""
+    """Define an op that broadcasts its arguments and works element by element: on one of each as `scalar` does."""
     return define_op(
         name,
         shape=lambda *shapes: broadcast(name, *shapes),
         kernel=kernel,
         pullback=pullback,
-        scalar=scalar,
+        scalar=trace_scalar(scalar),
         singular=singular,
     )
 

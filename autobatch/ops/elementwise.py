@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from autobatch.ops.define import Array, Op, define_elementwise, define_op
+from autobatch.ops.expression import call
 
 
 def negate(xp: Any, x: Array, out: Array) -> Array:
@@ -17,30 +18,30 @@ def negate(xp: Any, x: Array, out: Array) -> Array:
 
 add = define_elementwise(
     "add",
-    "x + y",
+    lambda x, y: x + y,
     kernel=lambda xp, x, y, out: xp.add(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (g, g),
 )
 sub = define_elementwise(
     "sub",
-    "x - y",
+    lambda x, y: x - y,
     kernel=lambda xp, x, y, out: xp.subtract(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (g, -g),
 )
 mul = define_elementwise(
     "mul",
-    "x * y",
+    lambda x, y: x * y,
     kernel=lambda xp, x, y, out: xp.multiply(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (g * y, g * x),
 )
 div = define_elementwise(
-    "div", "x / y",
+    "div", lambda x, y: x / y,
     kernel=lambda xp, x, y, out: xp.true_divide(x, y, out=out),
     pullback=lambda g, out, x, y: (g / y, -(g * out) / y),
     singular=True,
 )  # fmt: skip
 pow = define_elementwise(
-    "pow", "x ** y",
+    "pow", lambda x, y: call("power", x, y),
     kernel=lambda xp, x, y, out: xp.power(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (
         g * where(equal(y, 0.0), 0.0, y * x ** (y - 1.0)),  # x ** 0 and 0 ** y are flat
@@ -48,47 +49,47 @@ pow = define_elementwise(
     ),
     singular=True,
 )  # fmt: skip
-neg = define_elementwise("neg", "-x", kernel=negate, pullback=lambda g, out, x: (-g,))
+neg = define_elementwise("neg", lambda x: -x, kernel=negate, pullback=lambda g, out, x: (-g,))
 exp = define_elementwise(
     "exp",
-    "exp(x)",
+    lambda x: call("exp", x),
     kernel=lambda xp, x, out: xp.exp(x, out=out),
     pullback=lambda g, out, x: (g * out,),
     singular=True,
 )
 log: Op = define_elementwise(
     "log",
-    "log(x)",
+    lambda x: call("log", x),
     kernel=lambda xp, x, out: xp.log(x, out=out),
     pullback=lambda g, out, x: (g / x,),
     singular=True,
 )
 sqrt = define_elementwise(
     "sqrt",
-    "sqrt(x)",
+    lambda x: call("sqrt", x),
     kernel=lambda xp, x, out: xp.sqrt(x, out=out),
     pullback=lambda g, out, x: (0.5 * g / out,),
     singular=True,
 )
 tanh = define_elementwise(
     "tanh",
-    "tanh(x)",
+    lambda x: call("tanh", x),
     kernel=lambda xp, x, out: xp.tanh(x, out=out),
     pullback=lambda g, out, x: (g * (1.0 - out * out),),
 )
 relu = define_elementwise(
     "relu",
-    "max(x, 0)",
+    lambda x: call("max", x, 0.0),
     kernel=lambda xp, x, out: xp.maximum(x, 0, out=out),
     pullback=lambda g, out, x: (g * (out > 0.0),),
 )
 softplus = define_elementwise(
-    "softplus", "log1p(exp(-abs(x))) + max(x, 0)",
+    "softplus", lambda x: call("softplus", x),
     kernel=lambda xp, x, out: xp.logaddexp(x, 0, out=out),
     pullback=lambda g, out, x: (g * sigmoid(x),),
 )  # fmt: skip
 squared_error = define_elementwise(
-    "squared_error", "(x - y) * (x - y)",
+    "squared_error", lambda x, y: (x - y) * (x - y),
     kernel=lambda xp, x, y, out: xp.square(xp.subtract(x, y, out=out, dtype=out.dtype), out=out),
     pullback=lambda g, out, x, y: (2.0 * g * (x - y), 2.0 * g * (y - x)),
 )  # fmt: skip
@@ -102,16 +103,21 @@ def _sigmoid(xp: Any, x: Array, out: Array) -> None:
 
 
 sigmoid: Op = define_elementwise(
-    "sigmoid", "1 / (1 + exp(-x))", kernel=_sigmoid, pullback=lambda g, out, x: (g * (out * (1.0 - out)),)
+    "sigmoid", lambda x: call("sigmoid", x), kernel=_sigmoid, pullback=lambda g, out, x: (g * (out * (1.0 - out)),)
 )
 
-# Comparisons give 0 or 1 in the model's float type, so that every value of a program is a float.
-less = define_elementwise("less", "x < y", lambda xp, x, y, out: xp.less(x, y, out=out))
-less_equal = define_elementwise("less_equal", "x <= y", lambda xp, x, y, out: xp.less_equal(x, y, out=out))
-greater = define_elementwise("greater", "x > y", lambda xp, x, y, out: xp.greater(x, y, out=out))
-greater_equal = define_elementwise("greater_equal", "x >= y", lambda xp, x, y, out: xp.greater_equal(x, y, out=out))
-equal: Op = define_elementwise("equal", "x == y", lambda xp, x, y, out: xp.equal(x, y, out=out))
-not_equal = define_elementwise("not_equal", "x != y", lambda xp, x, y, out: xp.not_equal(x, y, out=out))
+
+def _define_comparison(name: str, kernel: Any) -> Op:
+    """Define an op that gives 0 or 1 in the model's float type, so that every value of a program is a float."""
+    return define_elementwise(name, lambda x, y: call("select", call(name, x, y), 1.0, 0.0), kernel)
+
+
+less = _define_comparison("less", lambda xp, x, y, out: xp.less(x, y, out=out))
+less_equal = _define_comparison("less_equal", lambda xp, x, y, out: xp.less_equal(x, y, out=out))
+greater = _define_comparison("greater", lambda xp, x, y, out: xp.greater(x, y, out=out))
+greater_equal = _define_comparison("greater_equal", lambda xp, x, y, out: xp.greater_equal(x, y, out=out))
+equal: Op = _define_comparison("equal", lambda xp, x, y, out: xp.equal(x, y, out=out))
+not_equal = _define_comparison("not_equal", lambda xp, x, y, out: xp.not_equal(x, y, out=out))
 
 
 def _where(xp: Any, condition: Array, x: Array, y: Array, out: Array) -> None:
@@ -119,7 +125,7 @@ def _where(xp: Any, condition: Array, x: Array, y: Array, out: Array) -> None:
 
 
 where: Op = define_elementwise(
-    "where", "x if condition != 0 else y",
+    "where", lambda condition, x, y: call("select", call("not_equal", condition, 0.0), x, y),
     kernel=_where,
     pullback=lambda g, out, condition, x, y: (None, where(condition, g, 0.0), where(condition, 0.0, g)),
 )  # fmt: skip

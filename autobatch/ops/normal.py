@@ -14,6 +14,7 @@ from typing import Any
 from autobatch.errors import DataError
 from autobatch.ops.define import Array, Op, define_elementwise
 from autobatch.ops.elementwise import exp, sigmoid, where
+from autobatch.ops.expression import call
 
 GELU_SCALE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715  # Hendrycks and Gimpel 2016, the tanh form
 FORMS = ("none", "tanh")
@@ -117,13 +118,21 @@ def _gelu_tanh_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
 
 
 erf: Op = define_elementwise(
-    "erf", "erf(x)", kernel=_erf, pullback=lambda g, out, x: (g * (2.0 / math.sqrt(math.pi)) * exp(-(x * x)),)
+    "erf",
+    lambda x: call("erf", x),
+    kernel=_erf,
+    pullback=lambda g, out, x: (g * (2.0 / math.sqrt(math.pi)) * exp(-(x * x)),),
 )
 ndtr: Op = define_elementwise(
-    "ndtr", "ndtr(x)", kernel=_ndtr, pullback=lambda g, out, x: (g * (0.5 * GELU_SCALE) * exp(-0.5 * (x * x)),)
+    "ndtr",
+    lambda x: call("ndtr", x),
+    kernel=_ndtr,
+    pullback=lambda g, out, x: (g * (0.5 * GELU_SCALE) * exp(-0.5 * (x * x)),),
 )
-_gelu_op = define_elementwise("gelu", "gelu(x)", kernel=_gelu, pullback=_gelu_pullback)
-_gelu_tanh_op = define_elementwise("gelu_tanh", "gelu_tanh(x)", kernel=_gelu_tanh, pullback=_gelu_tanh_pullback)
+_gelu_op = define_elementwise("gelu", lambda x: call("gelu", x), kernel=_gelu, pullback=_gelu_pullback)
+_gelu_tanh_op = define_elementwise(
+    "gelu_tanh", lambda x: call("gelu_tanh", x), kernel=_gelu_tanh, pullback=_gelu_tanh_pullback
+)
 
 
 def gelu(x: Any, approximate: str = "none") -> Any:

@@ -16,11 +16,9 @@ import autobatch as ab
 from autobatch.compiler.fusing import Kernel
 from autobatch.compiler.loop import Alone, Product
 from autobatch.compiler.numba.loading import load
-from autobatch.compiler.scalar import to_text
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
 from autobatch.compiler.view import views_of
 from autobatch.jit.addresses import address_of
-from autobatch.ops.operators import OPS
 from autobatch.plan.plan import PlannedCell
 from twin_cases import CASES
 from vector_code import compile_for, inner_loops
@@ -78,24 +76,6 @@ def test_the_reasons_are_printed() -> None:
     assert "a product stands between" in text
     assert "it reads what is only known after the loop" in text
     assert "def kernel(" in text
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("add", ("{0} + {1}", ())),
-        ("sigmoid", ("sigmoid({0})", ())),
-        ("relu", ("larger({0}, {1})", (0.0,))),
-        ("less", ("({2} if {0} < {1} else {3})", (1.0, 0.0))),
-        ("where", ("{1} if {0} != {3} else {2}", (0.0,))),
-    ],
-)
-def test_scalar_expressions(name: str, expected: tuple[str, tuple[float, ...]]) -> None:
-    text, numbers = to_text(OPS[name])
-    assert (text.replace("(", "").replace(")", ""), numbers) == (
-        expected[0].replace("(", "").replace(")", ""),
-        expected[1],
-    )
 
 
 def test_views_are_strides() -> None:

@@ -37,7 +37,6 @@ HELPERS = ("part", "larger", "plus", "power", "collect", "may_store", "send")
 PLAIN: Mapping[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
-    "log1p": np.log1p,
     "tanh": np.tanh,
     "sigmoid": lambda x: np.exp(min(x, 0)) / (1 + np.exp(-abs(x))) if x == x else x,
     "softplus": lambda x: np.logaddexp(x, 0),

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-import re
+from typing import NamedTuple
 
 from autobatch.compiler.fusing import Block
-from autobatch.compiler.loop import Loop, Number, Operand
+from autobatch.compiler.loop import EdgeCount, Loop, Operand, Position
 from autobatch.compiler.lowered import Home
 from autobatch.compiler.numba.writer import Writer, add, multiply, table_and_step
+from autobatch.compiler.printing import show_expression
 from autobatch.compiler.storing import Spot, is_number, is_row_number
 from autobatch.ir.program import SHARED
+from autobatch.ops.expression import Expression, Number
+
+FUNCTIONS = {"max": "larger"}  # by other names than in expressions
+COMBINE = {"sum": "plus", "max": "larger"}
+
+
+class Element(NamedTuple):
+    """What is read or written at an index of a nest: a variable, or an element of an array.
+
+    Attributes:
+        at: the index of the element; "" for a variable.
+        is_data: it is of a type that data have, and not of the model's float type.
+    """
+
+    array: str
+    at: str = ""
+    is_data: bool = False
 
 
 class Nest:
@@ -19,87 +37,104 @@ class Nest:
         self.writer, self.spot, self.block = writer, spot, block
         self.before: list[str] = []
         self.known: dict[tuple[str, str, tuple[int, ...]], str] = {}
+        self.tags: dict[str, str] = {}
 
-    def scoped(self, lines: list[str]) -> list[str]:
-        """The lines with elements of ranges as calls that say which range; see `autobatch.compiler.numba.scoped`.
+    def statements(self) -> list[str]:
+        """The lines of all loops."""
+        reads, targets = [], []
+        for loop in self.block.loops:
+            strides = loop.nest[1]
+            reads.append({o: self._read(o, along) for o, along in zip(loop.operands, strides[1:], strict=True)})
+            targets.append(self._targets(loop, strides[0]))
+        self.tags = self._tag({element.array for elements in targets for element in elements})
+        return [
+            line
+            for loop, read, elements in zip(self.block.loops, reads, targets, strict=True)
+            for line in self._lines(loop, read, elements)
+        ]
+
+    def _tag(self, written: set[str]) -> dict[str, str]:
+        """What says of each range that it overlaps no other one; see `autobatch.compiler.numba.scoped`.
 
         No range that is written overlaps another one: a block reads what it makes as numbers, and parts of one value
         are disjoint.
         """
         names = [name for (_, _, strides), name in self.known.items() if strides == (1,)]
-        written = {line.split("[")[0] for line in lines}
         if len(names) < 2 or written.isdisjoint(names):
-            return lines
-        tags = {name: f"{self.spot.block}, {tag}, {len(names)}" for tag, name in enumerate(names)}
+            return {}
+        return {name: f"{self.spot.block}, {tag}, {len(names)}" for tag, name in enumerate(names)}
 
-        def read(found: re.Match[str]) -> str:
-            return f"get({found[1]}, i, {tags[found[1]]})" if found[1] in tags else found[0]
+    def _lines(self, loop: Loop, reads: dict[Operand, Element], targets: list[Element]) -> list[str]:
+        """The lines of a loop: what it computes is written to the first target, and from there to the others."""
 
-        changed = []
-        for line in lines:
-            target, _, expression = line.partition(" = ")
-            expression = re.sub(r"\b(x\d+)\[i\]", read, expression)
-            name = target.split("[")[0]
-            in_range = name in tags and target == f"{name}[i]"
-            changed.append(f"put({name}, i, {expression}, {tags[name]})" if in_range else f"{target} = {expression}")
-        return changed
+        def show(leaf: Expression) -> str:
+            match leaf:
+                case Operand():
+                    element = reads[leaf]
+                    text = self._load(element)
+                    return f"real({text})" if element.is_data and not leaf.is_int else text
+                case Number(data):
+                    return self.writer.real(data)
+                case EdgeCount(group):
+                    self.writer.groups.add(group)
+                    return f"real(edges_{group})"
+                case Position():
+                    return "i" if loop.axes else "0"
+            raise TypeError(f"{leaf!r} is no leaf of a loop")
 
-    def statement(self, loop: Loop) -> list[str]:
-        """The lines of a loop."""
-        writer = self.writer
-        axes, strides = loop.nest
-        names = iter([self._read(o, s) for o, s in zip(loop.operands, strides[1:], strict=True)])
-        texts = [writer.real(read.data) if isinstance(read, Number) else next(names) for read in loop.reads]
-        for group in re.findall(r"edges_(\d+)", loop.text):
-            writer.groups.add(int(group))
-        expression = loop.text.format(*texts, i="i" if axes else "0")
-        value = loop.target.value
+        text = show_expression(loop.expression, show, FUNCTIONS)
         if loop.combine:
-            return self._combine(loop, expression, strides[0])
-        if loop.stored is not None:
-            return [f"{self._stored(loop, strides[0])} = {expression}"]
+            text = f"{COMBINE[loop.combine]}({self._load(targets[0])}, {text})"
         lines = []
-        is_number_here = writer.storage.made.get(value) == self.spot
-        if is_number_here:
-            lines.append(f"v{value} = {expression}")
-            expression = f"v{value}"
-        if not is_number_here or value in writer.storage.homes or value in writer.storage.aliases:
-            lines.append(f"{self._element_of(*writer.address(loop.target), strides[0])} = {expression}")
+        for element in targets:
+            lines.append(self._assign(element, text))
+            text = self._load(element)
         return lines
 
-    def _combine(self, loop: Loop, expression: str, strides: tuple[int, ...]) -> list[str]:
-        writer = self.writer
-        if is_number(writer.lowered, loop):
-            place = f"v{loop.target.value}"
-        else:
-            place = self._element_of(*writer.address(loop.target), strides)
-        joined = f"plus({place}, {expression})" if loop.combine == "+" else f"larger({place}, {expression})"
-        return [f"{place} = {joined}"]
+    def _load(self, element: Element) -> str:
+        array, at, _ = element
+        if array in self.tags and at == "i":
+            return f"get({array}, i, {self.tags[array]})"
+        return f"{array}[{at}]" if at else array
 
-    def _stored(self, loop: Loop, strides: tuple[int, ...]) -> str:
+    def _assign(self, element: Element, text: str) -> str:
+        array, at, _ = element
+        if array in self.tags and at == "i":
+            return f"put({array}, i, {text}, {self.tags[array]})"
+        return f"{array}[{at}] = {text}" if at else f"{array} = {text}"
+
+    def _targets(self, loop: Loop, strides: tuple[int, ...]) -> list[Element]:
+        """Where a loop writes: to a variable, to memory or to both."""
+        writer, value = self.writer, loop.target.value
+        if loop.stored is not None:
+            return [self._stored(loop.stored, loop.target.offset, strides)]
+        if loop.combine:
+            is_variable = is_number(writer.lowered, loop)
+            return [Element(f"v{value}") if is_variable else self._element(*writer.address(loop.target), strides)]
+        found = [Element(f"v{value}")] if writer.storage.made.get(value) == self.spot else []
+        if not found or value in writer.storage.homes or value in writer.storage.aliases:
+            found.append(self._element(*writer.address(loop.target), strides))
+        return found
+
+    def _stored(self, stored: tuple[str, int], offset: int, strides: tuple[int, ...]) -> Element:
         """Where an output or the gradient of a port is written."""
-        writer = self.writer
-        assert loop.stored is not None
-        what, number = loop.stored
+        writer, (what, number) = self.writer, stored
         if what == "output":
             writer.need_window("output", number)
-            return self._element_of(f"output_{number}_w", writer.size(loop.target.offset), strides)
+            return self._element(f"output_{number}_w", writer.size(offset), strides)
         place = writer.layout.inputs[number]
         home = Home("mirror", place.domain, place.column)
         writer.arguments["buffer"] = None
-        return self._element_of(
-            "buffer", add([writer.row_of(home), writer.size(home.column + loop.target.offset)]), strides
-        )
+        first = add([writer.row_of(home), writer.size(home.column + offset)])
+        return self._element("buffer", first, strides)
 
-    def _read(self, operand: Operand, strides: tuple[int, ...]) -> str:
-        """The text of what a loop reads at an index."""
-        writer, storage = self.writer, self.writer.storage
-        value = operand.view.value
-        row_number = is_row_number(writer.lowered, value) and value in storage.made
-        if operand.moved is None and storage.made.get(value) == self.spot:
-            return f"v{value}"
-        if row_number and storage.made[value].step == self.spot.step:
-            return f"v{value}"
+    def _read(self, operand: Operand, strides: tuple[int, ...]) -> Element:
+        """What a loop reads at an index."""
+        writer, value = self.writer, operand.view.value
+        made = writer.storage.made.get(value)
+        is_row_number_here = made is not None and made.step == self.spot.step and is_row_number(writer.lowered, value)
+        if is_row_number_here or (made == self.spot and operand.moved is None):
+            return Element(f"v{value}")
         moved = ""
         if operand.moved is not None and writer.lowered.domains[value] == SHARED:
             array, step = table_and_step(value)
@@ -111,14 +146,13 @@ class Nest:
                 ids, first = writer.address(operand.moved.view)
                 moved = multiply(f"{ids}[{first}]", writer.size(operand.moved.step))
             array, first = writer.address(operand.view, moved)
-        text = self._element_of(array, first, strides)
-        return f"real({text})" if array in ("ints", "floats") and not operand.is_int else text
+        return self._element(array, first, strides)
 
-    def _element_of(self, array: str, first: str, strides: tuple[int, ...]) -> str:
+    def _element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
         """The element of a range at the index of the nest; the range gets a name before the nest."""
-        writer, axes = self.writer, self.block.axes
+        writer, axes, is_data = self.writer, self.block.axes, array in ("ints", "floats")
         if not axes:
-            return f"{array}[{first}]"
+            return Element(array, first, is_data)
         key = (array, first, strides)
         if key not in self.known:
             name = self.known[key] = writer.name()
@@ -134,9 +168,9 @@ class Nest:
                 self.before.append(f"{name} = {text}")
         name = self.known[key]
         if not any(strides):
-            return name
+            return Element(name, is_data=is_data)
         if strides == (1,):
-            return f"{name}[i]"
+            return Element(name, "i", is_data)
         indices = [f"i{axis}" for axis in range(len(axes) - 1)] + ["i"]
         moves = [multiply(i, writer.size(s)) for i, s in zip(indices, strides, strict=True) if s]
-        return f"{array}[{add([name, *moves])}]"
+        return Element(array, add([name, *moves]), is_data)

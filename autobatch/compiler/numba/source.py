@@ -27,7 +27,7 @@ from autobatch.compiler.view import View
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE
 
-INITIAL = {"+": 0.0, "max": -math.inf}
+INITIAL = {"sum": 0.0, "max": -math.inf}
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ class _KernelWriter(Writer):
     def _write_rows(self, spot: Spot, block: Block) -> None:
         """The loop nest of a block."""
         nest = Nest(self, spot, block)
-        texts = [nest.statement(loop) for loop in block.loops]
+        lines = nest.statements()
         for line in nest.before:
             self.line(line)
         depth = 0
@@ -133,7 +133,7 @@ class _KernelWriter(Writer):
             self.line(f"for {'i' if last else f'i{axis}'} in range({self.size(size)}):")
             self.indent += 1
             depth += 1
-        for line in nest.scoped([line for lines in texts for line in lines]):
+        for line in lines:
             self.line(line)
         self.indent -= depth
         for loop in block.loops:

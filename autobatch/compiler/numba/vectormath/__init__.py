@@ -13,7 +13,6 @@ from typing import Any
 from autobatch.compiler.numba.vectormath.float32 import (
     exp32,
     gelu_tanh32,
-    log1p32,
     log32,
     sigmoid32,
     softplus32,
@@ -22,7 +21,6 @@ from autobatch.compiler.numba.vectormath.float32 import (
 from autobatch.compiler.numba.vectormath.float64 import (
     exp64,
     gelu_tanh64,
-    log1p64,
     log64,
     sigmoid64,
     softplus64,
@@ -35,7 +33,6 @@ FUNCTIONS: Mapping[str, Mapping[str, Compiled[[Any], Any]]] = {
     "float32": {
         "exp": exp32,
         "log": log32,
-        "log1p": log1p32,
         "tanh": tanh32,
         "sigmoid": sigmoid32,
         "softplus": softplus32,
@@ -47,7 +44,6 @@ FUNCTIONS: Mapping[str, Mapping[str, Compiled[[Any], Any]]] = {
     "float64": {
         "exp": exp64,
         "log": log64,
-        "log1p": log1p64,
         "tanh": tanh64,
         "sigmoid": sigmoid64,
         "softplus": softplus64,
@@ -57,6 +53,6 @@ FUNCTIONS: Mapping[str, Mapping[str, Compiled[[Any], Any]]] = {
         "gelu_tanh": gelu_tanh64,
     },
 }
-"""By dtype and name: element-wise ops that are no instruction (but for `pow`), and what those are written with."""
+"""By dtype and name: functions of expressions that are no instruction, but for the power."""
 
 __all__ = ["FUNCTIONS"]

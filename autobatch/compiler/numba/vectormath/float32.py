@@ -39,7 +39,7 @@ ROUND_TO_SMALL_POWER = np.float32(ROUND + BIAS - 64)
 SIGMOID_LEAST, SIGMOID_LARGEST = np.float32(-104), np.float32(40)  # beyond, it is 0 and 1
 TWICE_LOG2_E, HALF_LOG_2 = np.float32(2 * math.log2(math.e)), np.float32(math.log(2) / 2)
 NORMAL, TO_NORMAL = np.float32(2.0**-126), np.float32(2.0**23)
-ROOT_2_LESS_1, ROOT_HALF_LESS_1 = np.float32(math.sqrt(2) - 1), np.float32(math.sqrt(0.5) - 1)
+ROOT_2_LESS_1 = np.float32(math.sqrt(2) - 1)
 
 TWICE_SCALE = 2.0 * GELU_SCALE
 GELU_LEAST = np.float32(-20)  # gelu is 0 long before
@@ -114,20 +114,6 @@ def log32(x: Float) -> Float:
     result = (f + (_log1p_near_zero(f) + n * LOG_2_LOW)) + n * LOG_2_HIGH
     result = result if x < INFINITY else x
     return result if x > ZERO else (-INFINITY if x == ZERO else NAN)
-
-
-@contracted
-def log1p32(x: Float) -> Float:
-    """log(1 + x); -infinity at -1, NaN below. What 1 + x loses to rounding is added, divided by 1 + x."""
-    is_near = (x > ROOT_HALF_LESS_1) & (x < ROOT_2_LESS_1)
-    u = ONE + x
-    n, f = _split_power(u)
-    f = x if is_near else f
-    n = ZERO if is_near else np.float32(n)
-    lost = ZERO if is_near else (x - (u - ONE)) / u
-    result = (f + (_log1p_near_zero(f) + (n * LOG_2_LOW + lost))) + n * LOG_2_HIGH
-    result = result if x < INFINITY else x
-    return result if x > -ONE else (-INFINITY if x == -ONE else NAN)
 
 
 @contracted

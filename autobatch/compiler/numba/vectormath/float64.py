@@ -27,12 +27,6 @@ def log64(x: Float) -> Float:
 
 
 @in_kernels
-def log1p64(x: Float) -> Float:
-    """log(1 + x); -infinity at -1, NaN below."""
-    return np.log1p(x)
-
-
-@in_kernels
 def tanh64(x: Float) -> Float:
     """tanh(x)."""
     return math.tanh(x)

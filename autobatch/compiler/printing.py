@@ -6,17 +6,22 @@ statement that combines what meets says how, and over which axes: `%9: () = max 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from autobatch.compiler.fusing import Kernel, Step
-from autobatch.compiler.loop import Alone, Loop, Number, Operand, Product, Read, Statement
+from autobatch.compiler.loop import Alone, EdgeCount, Index, Loop, Operand, Position, Product, Statement
 from autobatch.compiler.lowered import STORED, Lowered
 from autobatch.compiler.storing import Storage
 from autobatch.compiler.view import View
 from autobatch.ir.program import Instruction, show_lines
 from autobatch.ops.define import Shape
+from autobatch.ops.expression import Call, Expression, Number
 
-MADE = {"+": "sum", "max": "max"}
+SYMBOLS = {
+    "less": ("<", 1), "less_equal": ("<=", 1), "greater": (">", 1), "greater_equal": (">=", 1), "equal": ("==", 1),
+    "not_equal": ("!=", 1), "add": ("+", 2), "subtract": ("-", 2), "multiply": ("*", 3), "divide": ("/", 3),
+}  # fmt: skip
+"""Of functions of two arguments, and how strongly they bind."""
 AREAS = {
     "inputs": "the inputs", "mirror": "the gradients of the inputs", "saved": "the saved values",
     "gather": "where readers left gradients", "kept": "scratch rows of all nodes", "scratch": "scratch rows of a batch",
@@ -64,6 +69,38 @@ def name_of(statement: Statement) -> str:
     return f"%{target.value if isinstance(target, View) else target}"
 
 
+def show_expression(tree: Expression, leaf: Callable[[Expression], str], names: Mapping[str, str] | None = None) -> str:
+    """An expression in the notation of Python.
+
+    Args:
+        leaf: shows what it reads, and numbers.
+        names: of functions, where they differ from those of `autobatch.ops.expression`.
+
+    >>> from autobatch.ops.elementwise import squared_error
+    >>> show_expression(squared_error.scalar, lambda leaf: f"%{leaf.number}")
+    '(%0 - %1) * (%0 - %1)'
+    """
+
+    def inside(tree: Expression, outer: int) -> str:
+        text, binds = show(tree)
+        return text if binds >= outer else f"({text})"
+
+    def show(tree: Expression) -> tuple[str, int]:
+        match tree:
+            case Call("select", (condition, x, y)):
+                return f"{inside(x, 1)} if {inside(condition, 1)} else {inside(y, 1)}", 0
+            case Call("negate", (x,)):
+                return f"-{inside(x, 4)}", 4
+            case Call(name, (x, y)) if name in SYMBOLS:
+                symbol, binds = SYMBOLS[name]
+                return f"{inside(x, binds)} {symbol} {inside(y, binds + 1)}", binds
+            case Call(name, args):
+                return f"{(names or {}).get(name, name)}({', '.join(inside(arg, 0) for arg in args)})", 5
+        return leaf(tree), 5
+
+    return inside(tree, 0)
+
+
 def show_storage(lowered: Lowered, storage: Storage) -> str:
     """Where the values are that have memory, and what the stage needs beside the layout."""
     lines: dict[str, list[str]] = {}
@@ -98,25 +135,29 @@ def _show_statement(lowered: Lowered, statement: Statement) -> str:
 
 
 def _show_loop(lowered: Lowered, loop: Loop, star: str) -> str:
-    text = loop.text.format(*(_show_read(lowered, read) for read in loop.reads), i="i")
+    text = show_expression(loop.expression, lambda leaf: _show_leaf(lowered, leaf))
     if loop.combine:
         kept = tuple(size for size, stride in zip(loop.shape, loop.target.strides, strict=True) if stride)
-        return f"%{loop.target.value}: {star}{kept} = {MADE[loop.combine]} over {star}{loop.shape} of {text}"
+        return f"%{loop.target.value}: {star}{kept} = {loop.combine} over {star}{loop.shape} of {text}"
     if loop.target.value == STORED:
         return f"{name_of(loop)}: {star}{loop.shape} = {text}"
     return f"{_show_view(lowered, loop.target)}: {star}{loop.shape} = {text}"
 
 
-def _show_read(lowered: Lowered, read: Read) -> str:
-    match read:
+def _show_leaf(lowered: Lowered, leaf: Expression) -> str:
+    match leaf:
         case Number(data):
             return repr(data)
+        case Position():
+            return "i"
+        case EdgeCount(group):
+            return f"edges_{group}"
         case Operand(view, None):
             return _show_view(lowered, view)
-        case Operand(view, moved):
-            assert moved is not None
+        case Operand(view, Index() as moved):
             at = f"{_show_view(lowered, moved.view)} * {moved.step}"
             return f"%{view.value}[{view.offset} + {at} ...]" if view.offset else f"%{view.value}[{at} ...]"
+    raise TypeError(f"{leaf!r} is no leaf of a loop")
 
 
 def _show_view(lowered: Lowered, view: View) -> str:

@@ -1,0 +1,125 @@
+"""Scalar expressions as trees: what an element-wise op, or a loop of the compiler, computes at one index.
+
+An op says `lambda x, y: (x - y) * (x - y)`. Applied to `Read(0)` and `Read(1)`, that makes the tree which the compiler
+matches on and every target prints in its own language. Arithmetic of expressions and numbers makes expressions;
+whatever has no operator in Python is made by `call`, by its name in `FUNCTIONS`, the list of what a target has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import TypeAlias
+
+OPERATORS = {"add": 2, "subtract": 2, "multiply": 2, "divide": 2, "negate": 1}
+COMPARISONS = dict.fromkeys(("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"), 2)
+MATHEMATICS = {"power": 2, "max": 2} | dict.fromkeys(
+    ("exp", "log", "sqrt", "tanh", "sigmoid", "softplus", "erf", "ndtr", "gelu", "gelu_tanh"), 1
+)
+FUNCTIONS = OPERATORS | COMPARISONS | MATHEMATICS | {"select": 3}
+"""How many arguments each takes; a comparison is only the first one of `select`."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A number that is computed at every index."""
+
+    def __add__(self, other: Term) -> Call:
+        return call("add", self, other)
+
+    def __radd__(self, other: float) -> Call:
+        return call("add", other, self)
+
+    def __sub__(self, other: Term) -> Call:
+        return call("subtract", self, other)
+
+    def __rsub__(self, other: float) -> Call:
+        return call("subtract", other, self)
+
+    def __mul__(self, other: Term) -> Call:
+        return call("multiply", self, other)
+
+    def __rmul__(self, other: float) -> Call:
+        return call("multiply", other, self)
+
+    def __truediv__(self, other: Term) -> Call:
+        return call("divide", self, other)
+
+    def __rtruediv__(self, other: float) -> Call:
+        return call("divide", other, self)
+
+    def __neg__(self) -> Call:
+        return call("negate", self)
+
+
+Term: TypeAlias = Expression | float
+
+
+@dataclass(frozen=True)
+class Number(Expression):
+    """A number of the model's float type."""
+
+    data: float
+
+
+@dataclass(frozen=True)
+class Read(Expression):
+    """An element of an argument of an op."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Call(Expression):
+    """A function of `FUNCTIONS`, applied."""
+
+    name: str
+    args: tuple[Expression, ...]
+
+    def __post_init__(self) -> None:
+        if self.name not in FUNCTIONS:
+            raise ValueError(f"an expression calls {self.name!r}; there are {', '.join(FUNCTIONS)}.")
+        if len(self.args) != FUNCTIONS[self.name]:
+            raise ValueError(f"an expression calls {self.name!r} with {len(self.args)} arguments.")
+        if (self.name == "select") != is_condition(self.args[0]) or any(map(is_condition, self.args[1:])):
+            raise ValueError("a comparison is the first argument of 'select', and nothing else is.")
+
+
+def call(name: str, *args: Term) -> Call:
+    """Apply a function to expressions and numbers.
+
+    >>> call("tanh", Read(0))
+    Call(name='tanh', args=(Read(number=0),))
+    """
+    return Call(name, tuple(arg if isinstance(arg, Expression) else Number(float(arg)) for arg in args))
+
+
+def is_condition(tree: Expression) -> bool:
+    """Whether an expression is a comparison, which is true or false and no number."""
+    return isinstance(tree, Call) and tree.name in COMPARISONS
+
+
+def trace_scalar(scalar: Callable[..., Expression]) -> Expression:
+    """The tree of a function of numbers.
+
+    >>> trace_scalar(lambda x: x * 2.0)
+    Call(name='multiply', args=(Read(number=0), Number(data=2.0)))
+    """
+    return scalar(*map(Read, range(len(signature(scalar).parameters))))
+
+
+def leaves(tree: Expression) -> Iterator[Expression]:
+    """What an expression is made of, from left to right: numbers, and what it reads."""
+    if isinstance(tree, Call):
+        for arg in tree.args:
+            yield from leaves(arg)
+    else:
+        yield tree
+
+
+def replace_leaves(tree: Expression, change: Callable[[Expression], Expression]) -> Expression:
+    """The same expression of other leaves."""
+    if isinstance(tree, Call):
+        return replace(tree, args=tuple(replace_leaves(arg, change) for arg in tree.args))
+    return change(tree)
