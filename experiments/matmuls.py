@@ -24,7 +24,7 @@ from autobatch.blas.own.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.compiler.loop import Product, Term
-from autobatch.compiler.lowered import Home
+from autobatch.compiler.lowered import Area, Home
 from autobatch.compiler.lowering import homes_of
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
 from autobatch.compiler.view import View, views_of
@@ -312,18 +312,21 @@ class _Lister:
         n_rows, (first_row, _), number = rows.count(domain), rows.of(domain), domain - NODE
         step, start, column, memory = width, 0, 0, self.buffer
         match home:
-            case Home("inputs" | "mirror" as area, _, column):
+            case Home(Area.INPUTS | Area.GRADIENTS as area, _, column):
                 step = cell.layout.input_width[number]
-                start = rows.bases[number] + (self.plan.mirror if area == "mirror" else 0)
-            case Home("saved", _, column):
+                start = rows.bases[number] + (self.plan.mirror if area is Area.GRADIENTS else 0)
+            case Home(Area.SAVED, _, column):
                 step = cell.layout.saved_width[number]
                 start = int(self.plan.saved_base[rows.block + number]) + first_row * step
-            case Home("kept", _, column) if stage is not None:
-                step = stage.storage.kept_width
-                memory, start = self.memory.take((rows.kind, "kept"), (first_row + n_rows) * step), first_row * step
-            case Home("scratch", _, column) if stage is not None:
-                step = stage.storage.scratch_width[domain]
-                memory = self.memory.take(("scratch", number), n_rows * step)
+            case Home(Area.PERSISTENT, _, column) if stage is not None:
+                step = stage.storage.persistent_width
+                memory, start = (
+                    self.memory.take((rows.kind, Area.PERSISTENT), (first_row + n_rows) * step),
+                    first_row * step,
+                )
+            case Home(Area.BATCH, _, column) if stage is not None:
+                step = stage.storage.batch_width[domain]
+                memory = self.memory.take((Area.BATCH, number), n_rows * step)
             case _:
                 memory, offset = self.memory.take("own", n_rows * step), 0
         first, itemsize = start + column + offset, memory.itemsize

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from autobatch.compiler.fusing import Kernel, Step, is_made_at_once
 from autobatch.compiler.loop import Alone, Loop, Product, Statement
-from autobatch.compiler.lowered import STORED, Lowered
+from autobatch.compiler.lowered import STORED, Area, Lowered
 from autobatch.compiler.overwriting import Range, overwritings, read_of_taken, written
 from autobatch.compiler.printing import name_of, show_statements
 from autobatch.compiler.reasons import Neighbours, target_of
@@ -97,7 +97,7 @@ def _is_known(lowered: Lowered, value: int, made: set[int]) -> bool:
     if value in made or any(_is_known(lowered, part, made) for part in lowered.parts.get(value, ())):
         return True
     home = lowered.homes.get(value)
-    if home is not None and home.area in ("gather", "ints", "floats"):
+    if home is not None and home.area in (Area.GATHER, Area.INTS, Area.FLOATS):
         return True
     if lowered.domains[value] == SHARED:
         return True
@@ -105,7 +105,7 @@ def _is_known(lowered: Lowered, value: int, made: set[int]) -> bool:
         return False
     source = lowered.vars[value].source
     if isinstance(source, Instruction):  # backward knows what forward left in memory
-        return lowered.stage == "backward" and home is not None and home.area in ("saved", "inputs")
+        return lowered.stage == "backward" and home is not None and home.area in (Area.SAVED, Area.INPUTS)
     return not isinstance(source, Incoming)
 
 

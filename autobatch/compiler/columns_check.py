@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from autobatch.compiler.fusing import Block, Kernel, Step
 from autobatch.compiler.loop import Alone, Loop, Operand, Product
-from autobatch.compiler.lowered import STORED, Home, Lowered
+from autobatch.compiler.lowered import STORED, Area, Home, Lowered
 from autobatch.compiler.storing import Spot, Storage, is_number, is_row_number
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
@@ -26,8 +26,8 @@ from autobatch.plan.plan import PlannedCell
 
 BATCHES = ((0, 1), (2, 3))  # the nodes of each
 EDGES = (2, 0, 1, 2)  # of each node, in every group
-PER_ROW = ("row", "gather", "output", "number")  # memory that every row of a kernel has for itself, in its turn
-UNCHANGED = ("ints", "floats")
+PER_ROW = (Area.ROW, Area.GATHER, Area.OUTPUT, Area.REGISTER)  # that each row of a kernel has for itself, in its turn
+UNCHANGED = (Area.INTS, Area.FLOATS)
 
 Row: TypeAlias = tuple[int, int]
 """A node, and the number of one of its edges; -1 for the row of the node itself."""
@@ -91,7 +91,7 @@ class _Stage:
     def _known(self) -> list[int]:
         """The values that are in memory before the stage runs: ports; for backward also what forward left."""
         n_program = len(self.cell.program.vars)
-        areas = ("inputs", "saved") if self.lowered.stage == "backward" else ("inputs",)
+        areas = (Area.INPUTS, Area.SAVED) if self.lowered.stage == "backward" else (Area.INPUTS,)
         found = [v for v, home in self.lowered.homes.items() if home.area in areas and v < n_program]
         vars = self.lowered.vars
         is_backward = self.lowered.stage == "backward"
@@ -115,10 +115,10 @@ class _Stage:
         return self._place(home, home.column + view.offset, row)
 
     def _place(self, home: Home, column: int, row: Row) -> Column:
-        if home.area in ("row", "gather", "output"):
+        if home.area in PER_ROW:
             return home.area, home.domain, column
-        if home.area == "scratch":
-            return "scratch", home.domain, self.nodes.index(row[0]), row[1], column
+        if home.area is Area.BATCH:
+            return home.area, home.domain, self.nodes.index(row[0]), row[1], column
         return home.area, home.domain, row, column
 
     def _has_memory(self, value: int) -> bool:
@@ -200,7 +200,7 @@ class _Stage:
         for (area, of), (first, size) in kernel.spares.items():
             values = [v for v, home in self.lowered.homes.items() if home[:2] == (area, of)]
             for k in range(size):
-                self.memory["row", NODE, first + k] = [Element(STORED, k, row)]
+                self.memory[Area.ROW, NODE, first + k] = [Element(STORED, k, row)]
                 if values:
                     self.memory[area, of, k] = [Element(value, k, row) for value in values]
         for at, block in enumerate(kernel.blocks):
@@ -210,11 +210,11 @@ class _Stage:
             for edge in range(EDGES[node] if block.domain != NODE else 0):
                 self._begin(block, (node, edge))
                 self._run_nest(Spot(step, at), block, (node, edge))
-        for of in (of for area, of in kernel.spares if area == "output"):
-            first_place, _ = kernel.spares["output", of]
+        for of in (of for area, of in kernel.spares if area is Area.OUTPUT):
+            first_place, _ = kernel.spares[Area.OUTPUT, of]
             for k in (k for first, size in kernel.written(of) for k in range(first, first + size)):
-                self._check(("row", NODE, first_place + k), STORED, k, row, f"the window of output {of}")
-                self._check(("output", of, k), STORED, k, row, f"output {of}")
+                self._check((Area.ROW, NODE, first_place + k), STORED, k, row, f"the window of output {of}")
+                self._check((Area.OUTPUT, of, k), STORED, k, row, f"output {of}")
 
     def _begin(self, block: Block, row: Row) -> None:
         """Write what combined values begin with: a node's before the block, an edge's before its nest."""
@@ -238,11 +238,11 @@ class _Stage:
     def _read(self, spot: Spot, loop: Loop, operand: Operand, number: int, row: Row) -> None:
         """Read what a loop reads at an index: a number of the nest or of the row, or memory."""
         value, who = operand.view.value, f"the loop that makes %{loop.target.value}"
-        made = self.storage.made.get(value)
+        made = self.storage.registers.get(value)
         if operand.moved is not None:  # data chooses the element
             self._fetch(_whole(value, self.lowered.sizes[value]), row, who)
         elif made == spot or (made is not None and made.step == spot.step and is_row_number(self.lowered, value)):
-            self._check(("number", value), value, number, row, who)
+            self._check((Area.REGISTER, value), value, number, row, who)
         else:
             self._fetch(View(value, number, (), ()), row, who)
 
@@ -252,7 +252,7 @@ class _Stage:
         if loop.stored is not None:
             what, of = loop.stored
             place = self.cell.layout.inputs[of] if what == "port" else None
-            home = Home("output", of, 0) if place is None else Home("mirror", place.domain, place.column)
+            home = Home(Area.OUTPUT, of, 0) if place is None else Home(Area.GRADIENTS, place.domain, place.column)
             self.memory[self._place(home, home.column + number, row)] = [Element(STORED, number, row)]
         elif loop.combine:
             column = self._combined(loop, number, row)
@@ -261,21 +261,21 @@ class _Stage:
             self._keep(loop, number, row)
         else:
             made = [Element(value, number, row, id(loop))]
-            if self.storage.made.get(value) == spot:
-                self.memory["number", value] = made
-            if self.storage.made.get(value) != spot or self._has_memory(value):
+            if self.storage.registers.get(value) == spot:
+                self.memory[Area.REGISTER, value] = made
+            if self.storage.registers.get(value) != spot or self._has_memory(value):
                 self.memory[self._column(value, number, row)] = made
 
     def _combined(self, loop: Loop, number: int, row: Row) -> Column:
         """Where a loop combines: in a number, or in an element of memory."""
         value = loop.target.value
-        return ("number", value) if is_number(self.lowered, loop) else self._column(value, number, row)
+        return (Area.REGISTER, value) if is_number(self.lowered, loop) else self._column(value, number, row)
 
     def _keep(self, loop: Loop, number: int, row: Row) -> None:
         """Write a number that is combined to its place, if it has one."""
         value = loop.target.value
         if is_number(self.lowered, loop) and self._has_memory(value):
-            self.memory[self._column(value, number, row)] = self.memory["number", value]
+            self.memory[self._column(value, number, row)] = self.memory[Area.REGISTER, value]
 
     # In the end.
 
@@ -294,7 +294,7 @@ class _Stage:
                 for k in range(place.width):
                     value = STORED if view is None else view.value
                     number = k if view is None else next(_elements(view.shape, view.strides, view.offset + k))
-                    column = self._place(Home("mirror", place.domain, place.column), place.column + k, row)
+                    column = self._place(Home(Area.GRADIENTS, place.domain, place.column), place.column + k, row)
                     self._check(column, value, number, row, f"the gradient of port {of}")
 
     def _left(self) -> Iterator[int]:
@@ -310,10 +310,8 @@ class _Stage:
         read.update(value for _, scatters in derivative.tables for scatter in scatters for value in scatter)
         read.update(gradient for _, gradient in derivative.parameters)
         found = {self.lowered.views[value].value for value in read}
-        yield from (v for v in found if self.lowered.homes.get(v, _NOWHERE).area in ("saved", "inputs"))
-
-
-_NOWHERE = Home("", NODE, 0)
+        homes = self.lowered.homes
+        yield from (v for v in found if v in homes and homes[v].area in (Area.SAVED, Area.INPUTS))
 
 
 def _args(source: object) -> tuple[int, ...]:

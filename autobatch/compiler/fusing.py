@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from autobatch.compiler.loop import Alone, Loop, Product, Statement
-from autobatch.compiler.lowered import STORED, Lowered
+from autobatch.compiler.lowered import STORED, Area, Lowered
 from autobatch.compiler.overwriting import overwritings
 
 
@@ -32,12 +32,12 @@ class Kernel:
 
     Attributes:
         why: it does not go on with the kernel before.
-        spares: where ("gather", number) and ("output", number) have a row of scratch memory, and its size.
+        spares: where what is gathered, and outputs, by number, have a part of the scratch row, and its size.
     """
 
     blocks: list[Block] = field(default_factory=list)
     why: str = ""
-    spares: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    spares: dict[tuple[Area, int], tuple[int, int]] = field(default_factory=dict)
 
     def written(self, number: int) -> list[tuple[int, int]]:
         """The ranges of an output, cut in pieces maybe, that the kernel makes: where each begins, and its size."""

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autobatch.compiler.loop import EdgeCount, Loop, Product, Statement
-from autobatch.compiler.lowered import STORED, Lowered
+from autobatch.compiler.lowered import STORED, Area, Lowered
 from autobatch.compiler.overwriting import writes_over
 from autobatch.ir.program import NODE, SHARED
 
-DATA = ("ints", "floats")
-ROWS_THAT_STAY = ("saved", "inputs")
+DATA = (Area.INTS, Area.FLOATS)
+ROWS_THAT_STAY = (Area.SAVED, Area.INPUTS)
 
 
 class Parts(NamedTuple):
@@ -85,7 +85,7 @@ def _is_kept_apart(lowered: Lowered, value: int) -> bool:
     """Whether a value has a row of its own for every node, of saved or of scratch memory, and no other value in it."""
     home = lowered.homes.get(value)
     alone = value not in lowered.aliases and not lowered.parts.get(value)
-    return alone and lowered.domains[value] == NODE and (home is None or home.area == "saved")
+    return alone and lowered.domains[value] == NODE and (home is None or home.area is Area.SAVED)
 
 
 def _made_for(lowered: Lowered, before: list[Statement], statements: list[Statement]) -> list[Statement]:
@@ -104,7 +104,7 @@ def _can_wait(lowered: Lowered, statement: Statement) -> bool:
     if not isinstance(statement, Product) or statement.domain != NODE or lowered.stage != "backward":
         return False
     home = lowered.homes.get(statement.target)
-    if home is None or home.area != "saved" or not _is_kept_apart(lowered, statement.target):
+    if home is None or home.area is not Area.SAVED or not _is_kept_apart(lowered, statement.target):
         return False
     read = {value for other in lowered.statements for value in lowered.values_read(other)}
     rows = [lowered.homes.get(term.rows.value) for term in statement.terms]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +21,32 @@ from autobatch.ops.linear import affine, matmul
 STORED = -1  # the target of loops that write to destinations or to the gradient of a port
 
 
-class Home(NamedTuple):
-    """Columns from `column` on of an area: "inputs", "mirror" or "saved" of a domain, or one of another kind."""
+class Area(StrEnum):
+    """The memory that a value of a stage is in; each target says what that is there.
 
-    area: str
+    The first four are the storage classes that buffer assignment chooses from. The others are given: what the plan has
+    in its buffer for inputs of nodes, their gradients and residuals; the first destination of an output, and what is
+    gathered of its gradient; data of nodes; and what all rows share.
+    """
+
+    REGISTER = "register"  # a variable of a loop nest or, if there is one per node, of a kernel
+    ROW = "row"  # scratch memory that each row of a kernel uses again
+    BATCH = "batch"  # scratch memory with a row for each of a batch
+    PERSISTENT = "persistent"  # scratch memory with a row for each node of the type
+    INPUTS = "inputs"
+    GRADIENTS = "mirror"
+    SAVED = "saved"
+    OUTPUT = "output"
+    GATHER = "gather"
+    INTS = "ints"
+    FLOATS = "floats"
+    SHARED = "shared"
+
+
+class Home(NamedTuple):
+    """Columns from `column` on of an area, in the rows of a domain; of outputs a number is the domain."""
+
+    area: Area
     domain: int
     column: int
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from autobatch.compiler.loop import Operand
-from autobatch.compiler.lowered import Home, Lowered, Lowering
+from autobatch.compiler.lowered import Area, Home, Lowered, Lowering
 from autobatch.compiler.rules import RULES, lower_elementwise
 from autobatch.compiler.view import View, steps
 from autobatch.ir.derivative import Derivative
@@ -61,12 +61,12 @@ def homes_of(vars: Sequence[Var], layout: Layout, forward: bool) -> dict[int, Ho
         match var.source:
             case Port(number=number):
                 place = layout.inputs[number]
-                homes[index] = Home("inputs", place.domain, place.column)
+                homes[index] = Home(Area.INPUTS, place.domain, place.column)
             case Attribute(is_float=is_float, column=column):
-                homes[index] = Home("floats" if is_float else "ints", NODE, column)
-    areas = [("saved", layout.saved), ("inputs", layout.inner)]
+                homes[index] = Home(Area.FLOATS if is_float else Area.INTS, NODE, column)
+    areas = [(Area.SAVED, layout.saved), (Area.INPUTS, layout.inner)]
     if not forward:
-        areas.append(("mirror", layout.gradients))
+        areas.append((Area.GRADIENTS, layout.gradients))
     for area, places in areas:
         for index, place in places.items():
             homes[index] = Home(area, place.domain, place.column)
@@ -102,7 +102,7 @@ class _Stage(Lowering):
         """Make the gradients of the outputs known: read where they lie, or copied if they have a place."""
         readers = self._readers_that_need_memory(derivative.backward)
         for number, index in enumerate(derivative.incoming):
-            home = Home("gather", number, 0)  # of output `number`, not of a domain
+            home = Home(Area.GATHER, number, 0)  # of output `number`, not of a domain
             if index in self.lowered.homes or index in readers:
                 gathered = self.new(self.shape(index), self.domain(index))
                 self.lowered.homes[gathered.value] = home

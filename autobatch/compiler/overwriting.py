@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from autobatch.compiler.loop import Alone, Loop, Product, Statement
-from autobatch.compiler.lowered import STORED, Lowered
+from autobatch.compiler.lowered import STORED, Area, Lowered
 from autobatch.compiler.view import View, steps
 
 
@@ -83,7 +83,7 @@ def _range(lowered: Lowered, view: View, strides: tuple[int, ...] | None) -> Ran
         whole = lowered.aliases[view.value]
         view = view._replace(value=whole.value, offset=view.offset + whole.offset)
     home = lowered.homes.get(view.value)
-    if home is None or home.area != "saved" or not view.size:
+    if home is None or home.area is not Area.SAVED or not view.size:
         return None
     reach = [stride * (size - 1) for size, stride in zip(view.shape, view.strides, strict=True)]
     first = home.column + view.offset

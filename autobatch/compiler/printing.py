@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from autobatch.compiler.fusing import Kernel, Step
 from autobatch.compiler.loop import Alone, EdgeCount, Index, Loop, Operand, Position, Product, Statement
-from autobatch.compiler.lowered import STORED, Lowered
+from autobatch.compiler.lowered import STORED, Area, Lowered
 from autobatch.compiler.storing import Storage
 from autobatch.compiler.view import View
 from autobatch.ir.program import Instruction, show_lines
@@ -23,10 +23,16 @@ SYMBOLS = {
 }  # fmt: skip
 """Of functions of two arguments, and how strongly they bind."""
 AREAS = {
-    "inputs": "the inputs", "mirror": "the gradients of the inputs", "saved": "the saved values",
-    "gather": "where readers left gradients", "kept": "scratch rows of all nodes", "scratch": "scratch rows of a batch",
-    "row": "the scratch row of a kernel", "ints": "int data", "floats": "float data",
-}  # fmt: skip
+    Area.ROW: "the scratch row of a kernel",
+    Area.BATCH: "scratch rows of a batch",
+    Area.PERSISTENT: "scratch rows of all nodes",
+    Area.INPUTS: "the inputs",
+    Area.GRADIENTS: "the gradients of the inputs",
+    Area.SAVED: "the saved values",
+    Area.GATHER: "where readers left gradients",
+    Area.INTS: "int data",
+    Area.FLOATS: "float data",
+}
 
 
 def show_statements(lowered: Lowered, statements: Iterable[Statement]) -> list[str]:
@@ -105,14 +111,14 @@ def show_storage(lowered: Lowered, storage: Storage) -> str:
     """Where the values are that have memory, and what the stage needs beside the layout."""
     lines: dict[str, list[str]] = {}
     for value, home in sorted(storage.homes.items()):
-        at = f"%{value} at {home.column}" if home.area != "gather" else f"%{value}: output {home.domain}"
-        lines.setdefault(AREAS.get(home.area, home.area), []).append(at)
+        at = f"%{value} at {home.column}" if home.area is not Area.GATHER else f"%{value}: output {home.domain}"
+        lines.setdefault(AREAS[home.area], []).append(at)
     text = [f"in {area}: {', '.join(values)}" for area, values in lines.items()]
     inside = [f"%{part} in {_show_view(lowered, view)}" for part, view in storage.aliases.items()]
     text += [f"part of another value: {', '.join(inside)}"] if inside else []
     if storage.shared:
         text.append(f"shared by all rows: {', '.join(f'%{v} at {c}' for v, c in storage.shared.items())}")
-    loose = [f"%{value}" for value in sorted(storage.made) if value not in storage.homes | storage.aliases]
+    loose = [f"%{value}" for value in sorted(storage.registers) if value not in storage.homes | storage.aliases]
     text += [f"never in memory: {', '.join(loose)}"] if loose else []
     return "\n".join(text) or "nothing has memory"
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autobatch.compiler.fusing import Block, Kernel, Step, is_made_at_once
 from autobatch.compiler.loop import Loop, Product
-from autobatch.compiler.lowered import STORED, Home, Lowered
+from autobatch.compiler.lowered import STORED, Area, Home, Lowered
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE, SHARED
 
@@ -30,20 +30,18 @@ class Storage:
     """Where the values of a stage are.
 
     Attributes:
-        homes: values in memory; areas beside those of the layout are "scratch" of a domain, "row" and "shared".
-        made: where each value is made at once; none for one made in parts or by another step.
-        row_width: elements of the row scratch.
-        scratch_width: columns of the batch scratch, by domain.
-        kept_width: columns of scratch that has a row for every node of the type.
+        homes: the values in memory: those that the layout has places for, and what was assigned to a storage class.
+        registers: the values that are in a register where they are made, which those made in parts are not.
+        row_width, batch_width, persistent_width: elements per row, of the batch by domain.
         shared: values that all rows share, which kernels read, and their places.
     """
 
     homes: dict[int, Home]
     aliases: dict[int, View]
-    made: dict[int, Spot] = field(default_factory=dict)
+    registers: dict[int, Spot] = field(default_factory=dict)
     row_width: int = 0
-    scratch_width: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    kept_width: int = 0
+    batch_width: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    persistent_width: int = 0
     shared: dict[int, int] = field(default_factory=dict)
     shared_width: int = 0
 
@@ -65,7 +63,7 @@ def store(lowered: Lowered, steps: list[Step], n_before: int = 0) -> Storage:
         sole = len(spots) == 1 and len(loops) == 1
         spot, loop = spots[0]
         if sole and loop is not None and (is_made_at_once(lowered, loop) or is_number(lowered, loop)):
-            storage.made[value] = spot
+            storage.registers[value] = spot
     for value, spots in makers.items():
         if value in storage.homes or value in storage.aliases:
             continue
@@ -73,17 +71,17 @@ def store(lowered: Lowered, steps: list[Step], n_before: int = 0) -> Storage:
         in_kernels = all(spot.block >= 0 for spot in [*readers[value], *(spot for spot, _ in spots)])
         domain = lowered.domains[value]
         if min(in_steps) < n_before and (len(in_steps) > 1 or not in_kernels):
-            storage.homes[value] = Home("kept", NODE, storage.kept_width)
-            storage.kept_width += lowered.sizes[value]
+            storage.homes[value] = Home(Area.PERSISTENT, NODE, storage.persistent_width)
+            storage.persistent_width += lowered.sizes[value]
         elif len(in_steps) > 1 or not in_kernels:
             _put_in_batch(storage, lowered, value)
-        elif value in storage.made and (
-            all(spot == storage.made[value] for spot in readers[value]) or is_row_number(lowered, value)
+        elif value in storage.registers and (
+            all(spot == storage.registers[value] for spot in readers[value]) or is_row_number(lowered, value)
         ):
             continue
         elif domain == NODE:
             step = spots[0][0].step
-            storage.homes[value] = Home("row", NODE, row_ends[step])
+            storage.homes[value] = Home(Area.ROW, NODE, row_ends[step])
             row_ends[step] += lowered.sizes[value]
         else:
             _put_in_batch(storage, lowered, value)
@@ -105,8 +103,8 @@ def is_number(lowered: Lowered, loop: Loop) -> bool:
 
 def _put_in_batch(storage: Storage, lowered: Lowered, value: int) -> None:
     domain = lowered.domains[value]
-    storage.homes[value] = Home("scratch", domain, storage.scratch_width[domain])
-    storage.scratch_width[domain] += lowered.sizes[value]
+    storage.homes[value] = Home(Area.BATCH, domain, storage.batch_width[domain])
+    storage.batch_width[domain] += lowered.sizes[value]
 
 
 def _give_rows_to_gathers_and_outputs(
@@ -123,15 +121,15 @@ def _give_rows_to_gathers_and_outputs(
                         row_ends[number] += size
 
 
-def _spares(lowered: Lowered, storage: Storage, kernel: Kernel, block: Block) -> list[tuple[tuple[str, int], int]]:
+def _spares(lowered: Lowered, storage: Storage, kernel: Kernel, block: Block) -> list[tuple[tuple[Area, int], int]]:
     found = []
     for loop in block.loops:
         if loop.stored is not None and loop.stored[0] == "output":
-            found.append((loop.stored, sum(kernel.written(loop.stored[1])[-1])))
+            found.append(((Area.OUTPUT, loop.stored[1]), sum(kernel.written(loop.stored[1])[-1])))
         for operand in loop.operands:
             home = storage.homes.get(operand.view.value)
-            if home is not None and home.area == "gather":
-                found.append((("gather", home.domain), lowered.sizes[operand.view.value]))
+            if home is not None and home.area is Area.GATHER:
+                found.append(((Area.GATHER, home.domain), lowered.sizes[operand.view.value]))
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from autobatch.compiler.lowered import Area, Home
 from autobatch.ir.program import NODE
 from autobatch.jit.loops import compiled
 
@@ -66,6 +67,12 @@ def name_columns(n_domains: int, n_outputs: int) -> tuple[str, ...]:
             names[getattr(columns, area) + domain] = f"{area}_{letter_of(NODE + domain)}"
     names |= {columns.outputs + number: f"output_{number}" for number in range(n_outputs)}
     return tuple(names[column] for column in range(len(names)))
+
+
+def column_of(home: Home, stage: str) -> str:
+    """Name the column that says where the rows of an area begin."""
+    names = {Area.BATCH: stage, Area.PERSISTENT: "kept"}
+    return f"{names.get(home.area, home.area)}_{letter_of(home.domain)}"
 
 
 def letter_of(domain: int) -> str:

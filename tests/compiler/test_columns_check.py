@@ -12,7 +12,7 @@ import autobatch as ab
 from autobatch.compiler import fusing, stage, storing
 from autobatch.compiler.fusing import Kernel, Step
 from autobatch.compiler.loop import Statement
-from autobatch.compiler.lowered import Lowered, Lowering
+from autobatch.compiler.lowered import Area, Lowered, Lowering
 from autobatch.compiler.storing import Storage
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
@@ -95,8 +95,8 @@ def test_memory_of_a_row_that_another_step_reads(monkeypatch: pytest.MonkeyPatch
     def wrong(lowered: Lowered, steps: list[Step], n_before: int) -> Storage:
         storage = right(lowered, steps, n_before)
         for value, home in storage.homes.items():
-            if home.area == "scratch":
-                storage.homes[value] = home._replace(area="row")
+            if home.area is Area.BATCH:
+                storage.homes[value] = home._replace(area=Area.ROW)
         return storage
 
     monkeypatch.setattr(stage, "store", wrong)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from autobatch.compiler.fusing import Block
 from autobatch.compiler.loop import EdgeCount, Loop, Operand, Position
-from autobatch.compiler.lowered import Home
+from autobatch.compiler.lowered import Area, Home
 from autobatch.compiler.numba.writer import Writer, add, multiply, table_and_step
 from autobatch.compiler.printing import show_expression
 from autobatch.compiler.storing import Spot, is_number, is_row_number
@@ -111,7 +111,7 @@ class Nest:
         if loop.combine:
             is_variable = is_number(writer.lowered, loop)
             return [Element(f"v{value}") if is_variable else self._element(*writer.address(loop.target), strides)]
-        found = [Element(f"v{value}")] if writer.storage.made.get(value) == self.spot else []
+        found = [Element(f"v{value}")] if writer.storage.registers.get(value) == self.spot else []
         if not found or value in writer.storage.homes or value in writer.storage.aliases:
             found.append(self._element(*writer.address(loop.target), strides))
         return found
@@ -120,10 +120,10 @@ class Nest:
         """Where an output or the gradient of a port is written."""
         writer, (what, number) = self.writer, stored
         if what == "output":
-            writer.need_window("output", number)
+            writer.need_window(Area.OUTPUT, number)
             return self._element(f"output_{number}_w", writer.size(offset), strides)
         place = writer.layout.inputs[number]
-        home = Home("mirror", place.domain, place.column)
+        home = Home(Area.GRADIENTS, place.domain, place.column)
         writer.arguments["buffer"] = None
         first = add([writer.row_of(home), writer.size(home.column + offset)])
         return self._element("buffer", first, strides)
@@ -131,7 +131,7 @@ class Nest:
     def _read(self, operand: Operand, strides: tuple[int, ...]) -> Element:
         """What a loop reads at an index."""
         writer, value = self.writer, operand.view.value
-        made = writer.storage.made.get(value)
+        made = writer.storage.registers.get(value)
         is_row_number_here = made is not None and made.step == self.spot.step and is_row_number(writer.lowered, value)
         if is_row_number_here or (made == self.spot and operand.moved is None):
             return Element(f"v{value}")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from autobatch.compiler.fusing import Block, Kernel
 from autobatch.compiler.loop import Loop
-from autobatch.compiler.lowered import Lowered
+from autobatch.compiler.lowered import Area, Lowered
 from autobatch.compiler.numba.nest import Nest
 from autobatch.compiler.numba.writer import Writer
 from autobatch.compiler.storing import Spot, Storage, is_number
@@ -183,7 +183,7 @@ class _KernelWriter(Writer):
 
     def _write_ends(self) -> list[str]:
         """Outputs that have more than one destination: what is stored first, for other outputs may be added to it."""
-        numbers = [number for area, number in self.kernel.spares if area == "output"]
+        numbers = [number for area, number in self.kernel.spares if area is Area.OUTPUT]
         passes = [""] if len(numbers) == 1 else ["if not adds[j]:", "if adds[j]:"]
         lines: list[str] = []
         for condition in passes:
@@ -205,13 +205,13 @@ class _KernelWriter(Writer):
         return found
 
 
-def _window_lines(area: str, number: int, column: str, size: str) -> list[str]:
+def _window_lines(area: Area, number: int, column: str, size: str) -> list[str]:
     """Where the gradient of an output is read, or an output written: at its only or first place, if it can be."""
     head = [
         f"        next_{number} = ptr[output_{number} + r]",
         f"        last_{number} = ptr[output_{number} + r + 1]",
     ]
-    if area == "gather":
+    if area is Area.GATHER:
         return [
             *head,
             f"        if last_{number} - next_{number} == 1:",

@@ -7,19 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from autobatch.compiler.fusing import Kernel
-from autobatch.compiler.lowered import Home, Lowered
+from autobatch.compiler.lowered import Area, Home, Lowered
 from autobatch.compiler.storing import Storage
-from autobatch.compiler.table import letter_of
+from autobatch.compiler.table import column_of, letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED
 
 ARRAYS = {
-    "inputs": "buffer", "mirror": "buffer", "saved": "buffer",
-    "scratch": "scratch", "kept": "kept", "row": "scratch", "shared": "shared", "ints": "ints", "floats": "floats",
+    Area.INPUTS: "buffer", Area.GRADIENTS: "buffer", Area.SAVED: "buffer",
+    Area.ROW: "scratch", Area.BATCH: "scratch", Area.PERSISTENT: "kept",
+    Area.SHARED: "shared", Area.INTS: "ints", Area.FLOATS: "floats",
 }  # fmt: skip
+"""The array that an area is in; a register is a variable, and what is at a destination is known by its address."""
 
-
+WINDOWS = (Area.GATHER, Area.OUTPUT)
 SLOTS = {
     "buffer": "real", "scratch": "real", "kept": "real", "ptr": "int64", "dest": "place", "adds": "bool_",
     "shared": "real", "table": "int64", "ints": "int32", "floats": "float64",
@@ -121,7 +123,7 @@ class Writer:
         """The array that a view is in, and where it begins there."""
         home, view = self.storage.home(operand) if operand.value not in self.storage.shared else self._shared(operand)
         terms = [self.row_of(home), self.size(home.column + view.offset), moved]
-        if home.area in ("gather", "output"):
+        if home.area in WINDOWS:
             name = f"{home.area}_{home.domain}"
             self.need_window(home.area, home.domain)
             return name, add([self.size(view.offset), moved])
@@ -129,19 +131,18 @@ class Writer:
         return ARRAYS[home.area], add(terms)
 
     def _shared(self, view: View) -> tuple[Home, View]:
-        return Home("shared", SHARED, self.storage.shared[view.value]), view
+        return Home(Area.SHARED, SHARED, self.storage.shared[view.value]), view
 
     def row_of(self, home: Home) -> str:
         """Where the row of an area begins."""
         area, domain = home.area, home.domain
-        if area in ("row", "shared", "gather", "output"):
+        if area in (Area.ROW, Area.SHARED, *WINDOWS):
             return ""
-        if area in ("ints", "floats"):
-            words = self.size(self.words[0 if area == "ints" else 1])
+        if area in (Area.INTS, Area.FLOATS):
+            words = self.size(self.words[0 if area is Area.INTS else 1])
             self.tops[f"{area}_r"] = multiply(f"({self.column('start')} + r)", words)
             return f"{area}_r"
-        letter = letter_of(domain)
-        base = self.column(f"{self.lowered.stage if area == 'scratch' else area}_{letter}")
+        base = self.column(column_of(home, self.lowered.stage))
         width = self.size(self._width(area, domain))
         if domain != NODE:
             self.groups.add(domain)
@@ -149,16 +150,20 @@ class Writer:
         self.tops[f"{base}_r"] = add([base, multiply("r", width)])
         return f"{base}_r"
 
-    def _width(self, area: str, domain: int) -> int:
-        if area in ("scratch", "kept"):
-            return self.storage.kept_width if area == "kept" else self.storage.scratch_width[domain]
-        widths = self.layout.saved_width if area == "saved" else self.layout.input_width
-        return widths[domain - NODE]
+    def _width(self, area: Area, domain: int) -> int:
+        match area:
+            case Area.BATCH:
+                return self.storage.batch_width[domain]
+            case Area.PERSISTENT:
+                return self.storage.persistent_width
+            case Area.SAVED:
+                return self.layout.saved_width[domain - NODE]
+        return self.layout.input_width[domain - NODE]
 
-    def need_window(self, area: str, number: int) -> None:
+    def need_window(self, area: Area, number: int) -> None:
         self.arguments.update(dict.fromkeys(("buffer", "scratch", "ptr", "dest")))
         self.column(f"output_{number}")
-        if area == "gather":
+        if area is Area.GATHER:
             self.column("shift")
         else:
             self.arguments["adds"] = None

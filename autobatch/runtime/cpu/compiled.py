@@ -94,12 +94,12 @@ class CompiledTypes:
         widths = self.widths
         blocks = slice(int(widths.block_ptr[kind]), int(widths.block_ptr[kind + 1]))
         forward = cell.stage("forward")
-        widths.columns[kind], widths.kept[kind] = len(forward.columns), forward.storage.kept_width
+        widths.columns[kind], widths.kept[kind] = len(forward.columns), forward.storage.persistent_width
         widths.turns[kind] = max(cell.stage(name).turn_width for name in self.stages)
         for number, name in enumerate(self.stages):
             stage = cell.stage(name)
             for domain in range(NODE, NODE + len(cell.cell.layout.input_width)):
-                widths.scratch[number, blocks.start + domain - NODE] = stage.storage.scratch_width[domain]
+                widths.scratch[number, blocks.start + domain - NODE] = stage.storage.batch_width[domain]
             widths.steps[number, kind] = stage.n_before, stage.n_per_batch, stage.n_after
         width = widths.inputs[blocks] + widths.saved[blocks] + widths.scratch[:, blocks].max(0)
         widths.most_rows[kind] = most_rows((int(width.sum()) + int(widths.kept[kind])) * self.dtype.itemsize)

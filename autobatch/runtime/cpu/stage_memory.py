@@ -11,11 +11,11 @@ from autobatch.blas.choosing import Chooser
 from autobatch.blas.product import readable
 from autobatch.compiler.fusing import Kernel
 from autobatch.compiler.loop import Alone, Product
-from autobatch.compiler.lowered import Home
+from autobatch.compiler.lowered import Area, Home
 from autobatch.compiler.numba.support import transpose
 from autobatch.compiler.numba.writer import ARRAYS, COMMON, is_step
 from autobatch.compiler.stage import Stage
-from autobatch.compiler.table import letter_of
+from autobatch.compiler.table import column_of, letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Weight
 from autobatch.jit.addresses import LINE
@@ -185,26 +185,27 @@ class StageMemory:
 
     def _array(self, home: Home) -> Array:
         plan, (buffer, scratch, kept, *_) = self.run.plan, self.run.common.arrays
-        if home.area in ("ints", "floats"):
-            return (plan.int_data if home.area == "ints" else plan.float_data)[self.run.kind].reshape(-1)
-        if home.area == "kept" and self._runs_steps_of_all_rows:
+        if home.area in (Area.INTS, Area.FLOATS):
+            return (plan.int_data if home.area is Area.INTS else plan.float_data)[self.run.kind].reshape(-1)
+        if home.area is Area.PERSISTENT and self._runs_steps_of_all_rows:
             return kept
         return buffer if ARRAYS[home.area] == "buffer" else scratch
 
     def _column(self, home: Home) -> str:
         """The column of the table that says where the rows of an area begin."""
-        if home.area in ("ints", "floats"):
+        if home.area in (Area.INTS, Area.FLOATS):
             return "start"
-        return f"{self.lowered.stage if home.area == 'scratch' else home.area}_{letter_of(home.domain)}"
+        return column_of(home, self.lowered.stage)
 
     def _width(self, home: Home) -> int:
         """Elements from one row of an area to the next."""
-        if home.area in ("ints", "floats"):
-            return self.cell.program.words(home.area == "floats")
-        if home.area in ("scratch", "kept"):
-            return self.storage.kept_width if home.area == "kept" else self.storage.scratch_width[home.domain]
+        if home.area in (Area.INTS, Area.FLOATS):
+            return self.cell.program.words(home.area is Area.FLOATS)
+        if home.area in (Area.BATCH, Area.PERSISTENT):
+            is_batch = home.area is Area.BATCH
+            return self.storage.batch_width[home.domain] if is_batch else self.storage.persistent_width
         layout = self.cell.layout
-        return (layout.saved_width if home.area == "saved" else layout.input_width)[home.domain - NODE]
+        return (layout.saved_width if home.area is Area.SAVED else layout.input_width)[home.domain - NODE]
 
 
 def flat(array: Array) -> Array:
