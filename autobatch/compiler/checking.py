@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from autobatch.compiler.fusing import Kernel, Step, is_made_at_once
 from autobatch.compiler.loop import Alone, Loop, Product, Statement
 from autobatch.compiler.lowered import STORED, Area, Lowered
+from autobatch.compiler.neighbours import Neighbours, target_of
 from autobatch.compiler.overwriting import Range, overwritings, read_of_taken, written
 from autobatch.compiler.printing import name_of, show_statements
-from autobatch.compiler.reasons import Neighbours, target_of
 from autobatch.compiler.storing import Storage
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
@@ -74,7 +74,7 @@ def check_storage(lowered: Lowered, steps: Sequence[Step], storage: Storage) -> 
         PlanError: names the first value that is not.
     """
     neighbours = Neighbours(lowered, steps)
-    for maker, reader, _ in neighbours.apart():
+    for maker, reader, *_ in neighbours.apart():
         value = target_of(neighbours.statements[maker])
         in_memory = value in storage.homes or value in storage.aliases
         here, there = neighbours.place[maker], neighbours.place[reader]

@@ -18,12 +18,11 @@ from autobatch.compiler.overwriting import overwritings
 
 @dataclass(eq=False)
 class Block:
-    """Loops over the same rows and axes; `why` it does not go on with the block before."""
+    """Loops over the same rows and axes."""
 
     domain: int
     axes: tuple[int, ...]
     loops: list[Loop] = field(default_factory=list)
-    why: str = ""
 
 
 @dataclass(eq=False)
@@ -31,12 +30,10 @@ class Kernel:
     """Blocks that run one after the other for each row.
 
     Attributes:
-        why: it does not go on with the kernel before.
         spares: where what is gathered, and outputs, by number, have a part of the scratch row, and its size.
     """
 
     blocks: list[Block] = field(default_factory=list)
-    why: str = ""
     spares: dict[tuple[Area, int], tuple[int, int]] = field(default_factory=dict)
 
     def written(self, number: int) -> list[tuple[int, int]]:
@@ -63,9 +60,7 @@ def fuse(lowered: Lowered, statements: list[Statement]) -> list[Step]:
         here = [k for k, found in enumerate(levels) if found == level]
         loops = [k for k in here if isinstance(statements[k], Loop)]
         if loops:
-            kernel = _make_blocks(order, loops)
-            kernel.why = order.why_apart(level, levels) if steps else ""
-            steps.append(kernel)
+            steps.append(_make_blocks(order, loops))
         for k in here:
             statement = statements[k]
             if not isinstance(statement, Loop):
@@ -75,9 +70,7 @@ def fuse(lowered: Lowered, statements: list[Statement]) -> list[Step]:
 
 def keep_apart(lowered: Lowered, statements: list[Statement]) -> list[Step]:
     """Every statement as a step of its own, as if nothing could be fused: what `fuse` is measured against."""
-    return [
-        Kernel([Block(s.domain, s.axes, [s])], why="nothing is fused") if isinstance(s, Loop) else s for s in statements
-    ]
+    return [Kernel([Block(s.domain, s.axes, [s])]) if isinstance(s, Loop) else s for s in statements]
 
 
 class _Order:
@@ -134,15 +127,6 @@ class _Order:
             filled.add(earliest[k])
         return earliest
 
-    def why_apart(self, level: int, levels: list[int]) -> str:
-        """What stands between the kernel of a level and the one before."""
-        for k, found in enumerate(levels):
-            if found == level - 1 and not self._is_loop(k):
-                statement = self.statements[k]
-                what = "a product" if isinstance(statement, Product) else "an op that runs alone"
-                return f"{what} stands between"
-        return "nothing stands between"
-
     def may_share_nest(self, k: int, earlier: int) -> bool:
         """Whether two loops over the same rows and axes can be one loop nest, where one must come before the other."""
         loop, made = self.statements[k], self.statements[earlier]
@@ -165,21 +149,18 @@ def _make_blocks(order: _Order, chosen: list[int]) -> Kernel:
     for k in chosen:
         loop = order.statements[k]
         assert isinstance(loop, Loop)
-        axes, earliest, why = loop.axes, 0, "it loops over other axes or rows"
+        axes, earliest = loop.axes, 0
         for maker in order.before[k]:
             if maker in place:
                 at, block = place[maker], kernel.blocks[place[maker]]
                 alike = (block.domain, block.axes) == (loop.domain, axes)
-                if alike and order.may_share_nest(k, maker):
-                    earliest = max(earliest, at)
-                elif at + 1 > earliest:
-                    earliest, why = at + 1, "it reads what is only known after the loop" if alike else why
+                earliest = max(earliest, at if alike and order.may_share_nest(k, maker) else at + 1)
         for at in range(earliest, len(kernel.blocks)):
             if (kernel.blocks[at].domain, kernel.blocks[at].axes) == (loop.domain, axes):
                 break
         else:
             at = len(kernel.blocks)
-            kernel.blocks.append(Block(loop.domain, axes, why=why if at else ""))
+            kernel.blocks.append(Block(loop.domain, axes))
         kernel.blocks[at].loops.append(loop)
         place[k] = at
     return kernel

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
+from autobatch.compiler.reasons import Reason
 from autobatch.compiler.view import View
 from autobatch.ops.define import Shape
 from autobatch.ops.expression import Expression, leaves
@@ -120,7 +121,7 @@ class Alone:
     domain: int
     target: int
     args: tuple[int, ...]
-    why: str
+    why: Reason
 
 
 Statement: TypeAlias = Loop | Product | Alone

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autobatch.compiler.loop import Alone, Combine, Loop, Operand, Product, Statement, Term
+from autobatch.compiler.reasons import Reason
 from autobatch.compiler.view import View, steps, views_of
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Var
@@ -185,7 +186,7 @@ class Lowering:
         target = View(STORED, 0, shape, steps(shape))
         self.lowered.statements.append(Loop(domain, shape, expression, target, stored=(what, number)))
 
-    def alone(self, index: int, why: str) -> None:
+    def alone(self, index: int, why: Reason) -> None:
         """Let an instruction run as in the reference backend."""
         source = self.source(index)
         self.lowered.statements.append(Alone(self.domain(index), index, source.args, why))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from autobatch.compiler.loop import Operand
 from autobatch.compiler.lowered import Area, Home, Lowered, Lowering
+from autobatch.compiler.reasons import Reason
 from autobatch.compiler.rules import RULES, lower_elementwise
 from autobatch.compiler.view import View, steps
 from autobatch.ir.derivative import Derivative
@@ -94,7 +95,7 @@ class _Stage(Lowering):
                 lower_elementwise(self, index, source)
             else:
                 rule = RULES.get(source.op.name)
-                why = f"{source.op.name} has no rule" if rule is None else rule(self, index, source)
+                why = Reason.NO_RULE if rule is None else rule(self, index, source)
                 if why is not None:
                     self.alone(index, why)
 

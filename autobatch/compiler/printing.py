@@ -59,11 +59,15 @@ def show_steps(lowered: Lowered, steps: Iterable[Step]) -> list[str]:
             continue
         lines.append(f"step {number}: kernel")
         for block in step.blocks:
-            axes = " x ".join(map(str, block.axes)) or "one element"
             rows = "" if block.domain < 0 else f" of every edge of group {block.domain}"
-            lines.append(f"  loop nest over {axes}{rows}:")
+            lines.append(f"  loop nest over {show_axes(block.axes)}{rows}:")
             lines += [f"    {line}" for line in show_statements(lowered, block.loops)]
     return lines
+
+
+def show_axes(axes: Shape) -> str:
+    """The axes of a loop nest."""
+    return " x ".join(map(str, axes)) or "one element"
 
 
 def name_of(statement: Statement) -> str:
@@ -135,7 +139,9 @@ def _show_statement(lowered: Lowered, statement: Statement) -> str:
             source = lowered.vars[target].source
             assert isinstance(source, Instruction)
             shape = lowered.vars[target].shape
-            return f"%{target}: {star}{shape} = {source.op.name}({', '.join(f'%{a}' for a in args)})  # alone: {why}"
+            return (
+                f"%{target}: {star}{shape} = {source.op.name}({', '.join(f'%{a}' for a in args)})  # alone: {why.value}"
+            )
         case Loop():
             return _show_loop(lowered, statement, star)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from autobatch.compiler.loop import Combine, EdgeCount, Index, Operand, Position
 from autobatch.compiler.lowered import Lowering
+from autobatch.compiler.reasons import Reason
 from autobatch.compiler.view import View, steps
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight
 from autobatch.ops.define import Shape
@@ -22,7 +23,7 @@ POWERS: dict[float, Callable[[Expression], Expression]] = {
     -0.5: lambda x: 1.0 / call("sqrt", x + 0.0),  # of -0 infinity
 }
 
-Rule = Callable[[Lowering, int, Instruction], "str | None"]
+Rule = Callable[[Lowering, int, Instruction], "Reason | None"]
 
 
 def lower_elementwise(low: Lowering, index: int, source: Instruction) -> None:
@@ -37,7 +38,7 @@ def lower_elementwise(low: Lowering, index: int, source: Instruction) -> None:
     low.loop(low.domain(index), bound, low.whole(index))
 
 
-def lower_product(low: Lowering, index: int, source: Instruction) -> str | None:
+def lower_product(low: Lowering, index: int, source: Instruction) -> Reason | None:
     """Rows times a shared matrix is a product; what every node has its own matrix for are loops."""
     product = low.product_of(index)
     shape, domain = low.shape(index), low.domain(index)
@@ -50,10 +51,10 @@ def lower_product(low: Lowering, index: int, source: Instruction) -> str | None:
             low.loop(domain, Operand(made) + low.operand(source.args[2], shape), low.whole(index))
         return None
     if source.op.name == "affine":
-        return "its weight is not shared by all rows, or its input is"
+        return Reason.WEIGHT_NOT_SHARED
     x, y = source.args
     if SHARED in (low.domain(x), low.domain(y)) and len(low.shape(x)) == len(low.shape(y)) == 2:
-        return "a shared matrix times matrices is left to the library"
+        return Reason.LEFT_TO_LIBRARY
     x_shape, y_shape = low.shape(x), low.shape(y)
     rows, columns, inner = x_shape[:-1], y_shape[1:], x_shape[-1:]
     axes: Shape = (*rows, *inner, *columns)  # the columns last: they lie side by side
@@ -106,7 +107,7 @@ def lower_softmax(low: Lowering, index: int, source: Instruction) -> None:
         low.loop(domain, x - peak - log_sum, low.whole(index))
 
 
-def lower_layer_norm(low: Lowering, index: int, source: Instruction) -> str | None:
+def lower_layer_norm(low: Lowering, index: int, source: Instruction) -> Reason | None:
     """The mean, the mean of what rounding left of it, the variance, and one pass with all."""
     shape, domain = low.shape(index), low.domain(index)
     axes, size, eps = (len(shape) - 1,), float(shape[-1]), float(source.static["eps"])
@@ -122,16 +123,16 @@ def lower_layer_norm(low: Lowering, index: int, source: Instruction) -> str | No
     return None
 
 
-def lower_lookup(low: Lowering, index: int, source: Instruction) -> str | None:
+def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | None:
     """Rows of a shared table, by ints of the node."""
     table, ids = source.args
     view = low.views[table]
     if low.domain(table) != SHARED or not isinstance(low.vars[view.value].source, Weight):
-        return "its table is no parameter"
+        return Reason.NO_TABLE
     if not view.is_whole(low.lowered.sizes[view.value]):
-        return "its table is part of a parameter"
+        return Reason.PART_OF_TABLE
     if not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
-        return "its ids are no data of the node, or many"
+        return Reason.NO_IDS
     if not math.prod(low.shape(ids)):
         low.loop(low.domain(index), Number(0.0), low.whole(index))  # of no elements, but made
         return None
@@ -146,17 +147,17 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> str | None:
     return None
 
 
-def lower_cross_entropy(low: Lowering, index: int, source: Instruction) -> str | None:
+def lower_cross_entropy(low: Lowering, index: int, source: Instruction) -> Reason | None:
     """The logarithm of the sum of exponentials, less the chosen element; both below the largest one."""
     logits, label = source.args
     shape, domain = low.shape(logits), low.domain(index)
     if len(shape) != 1:
-        return "its logits are not a vector"
+        return Reason.NO_VECTOR
     if low.domain(logits) == SHARED:
-        return "its logits are shared"
+        return Reason.SHARED_LOGITS
     number = low.number(label)
     if number is None and not _is_int(low, label):
-        return "its label is neither a number nor data of the node"
+        return Reason.NO_LABEL
     x, view = low.operand(logits, shape), low.views[logits]
     peak = low.reduce(domain, x, shape, (0,), "max")
     sums = low.reduce(domain, call("exp", x - _broadcast(peak, shape)), shape, (0,), "sum")
@@ -171,11 +172,11 @@ def lower_cross_entropy(low: Lowering, index: int, source: Instruction) -> str |
     return None
 
 
-def lower_one_hot(low: Lowering, index: int, source: Instruction) -> str | None:
+def lower_one_hot(low: Lowering, index: int, source: Instruction) -> Reason | None:
     """One where the number of the element is the label."""
     (label,) = source.args
     if low.shape(label) != () or not _is_int(low, label):
-        return "its label is not one int of the node"
+        return Reason.NO_INT
     at = Operand(low.views[label].broadcast(low.shape(index)), is_int=True)
     low.loop(low.domain(index), call("select", call("equal", Position(), at), 1.0, 0.0), low.whole(index))
     return None
@@ -216,12 +217,12 @@ def lower_spread(low: Lowering, index: int, source: Instruction) -> None:
     low.loop(low.domain(index), low.operand(source.args[0], shape), low.whole(index))
 
 
-def lower_sum_n(low: Lowering, index: int, source: Instruction) -> str | None:
+def lower_sum_n(low: Lowering, index: int, source: Instruction) -> Reason | None:
     """The sum, or the largest, of the edges of a node."""
     (x,) = source.args
     group, shape = low.domain(x), low.shape(index)
     if group < 0:
-        return "its argument is not one per edge"
+        return Reason.NOT_PER_EDGE
     if source.op.name == "sum_n":
         low.loop(group, low.operand(x, shape), low.whole(index), "sum")
     else:
@@ -230,21 +231,21 @@ def lower_sum_n(low: Lowering, index: int, source: Instruction) -> str | None:
     return None
 
 
-def lower_count_n(low: Lowering, index: int, source: Instruction) -> str | None:
+def lower_count_n(low: Lowering, index: int, source: Instruction) -> Reason | None:
     """How many edges a node has."""
     group = low.domain(source.args[0])
     if group < 0:
-        return "its argument is not one per edge"
+        return Reason.NOT_PER_EDGE
     low.loop(NODE, EdgeCount(group), low.whole(index))
     return None
 
 
-def lower_softmax_n(low: Lowering, index: int, source: Instruction) -> str | None:
+def lower_softmax_n(low: Lowering, index: int, source: Instruction) -> Reason | None:
     """Softmax along the edges of a node."""
     (arg,) = source.args
     group, shape = low.domain(arg), low.shape(index)
     if group < 0:
-        return "its argument is not one per edge"
+        return Reason.NOT_PER_EDGE
     x = low.operand(arg, shape)
     peak = Operand(low.loop(group, x, low.new(shape, NODE), "max"))
     power = Operand(low.loop(group, call("exp", x - peak), low.new(shape, group)))

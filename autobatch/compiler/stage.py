@@ -15,10 +15,10 @@ from autobatch.compiler.hoisting import Parts, hoist
 from autobatch.compiler.loop import Alone, Product
 from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.lowering import lower_backward, lower_forward
+from autobatch.compiler.neighbours import Neighbours, show_apart
 from autobatch.compiler.numba.source import Source, write_kernel
 from autobatch.compiler.numba.writer import SLOTS
-from autobatch.compiler.printing import show_lowered, show_statements, show_steps, show_storage
-from autobatch.compiler.reasons import Neighbours, show_apart
+from autobatch.compiler.printing import show_axes, show_lowered, show_statements, show_steps, show_storage
 from autobatch.compiler.storing import Storage, store
 from autobatch.compiler.table import name_columns
 from autobatch.plan.plan import PlannedCell
@@ -53,11 +53,11 @@ class Stage:
             if number == len(self.steps) - self.n_after:
                 lines.append("after all batches:")
             match step:
-                case Kernel(why=why):
-                    lines.append(f"step {number}: kernel" + (f", apart because {why}" if why else ""))
+                case Kernel(blocks=blocks):
+                    lines.append(f"step {number}: kernel")
                     lines += [
-                        f"  block {b} over {_show_axes(block.axes)}, loops: {len(block.loops)}{_because(block.why)}"
-                        for b, block in enumerate(step.blocks)
+                        f"  block {b} over {show_axes(block.axes)}, loops: {len(block.loops)}"
+                        for b, block in enumerate(blocks)
                     ]
                     assert source is not None
                     lines += ["  | " + line for line in source.text.splitlines()]
@@ -65,7 +65,7 @@ class Stage:
                     text = " + ".join(f"%{t.rows.value} @ %{t.weight}{'.T' if t.transposed else ''}" for t in terms)
                     lines.append(f"step {number}: product %{target} {'+=' if step.adds else '='} {text}")
                 case Alone(target=target, why=why):
-                    lines.append(f"step {number}: %{target} runs alone, for {why}")
+                    lines.append(f"step {number}: %{target} runs alone: {why.value}")
         return "\n".join(lines)
 
 
@@ -167,11 +167,3 @@ class _Watch:
         """Tell the source, step by step."""
         if self.note is not None:
             self.note("source", str(stage))
-
-
-def _show_axes(axes: tuple[int, ...]) -> str:
-    return " x ".join(map(str, axes)) or "one element"
-
-
-def _because(why: str) -> str:
-    return f" (apart: {why})" if why else ""

@@ -71,13 +71,6 @@ def test_one_source_serves_every_width() -> None:
     assert sources[0] == sources[1]
 
 
-def test_the_reasons_are_printed() -> None:
-    text = str(compile_forward(plan_cells(0)["node_loss"]))
-    assert "a product stands between" in text
-    assert "it reads what is only known after the loop" in text
-    assert "def kernel(" in text
-
-
 def test_views_are_strides() -> None:
     cell = plan_cells(0)["merge"]
     found = views_of(cell.program.vars)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +16,9 @@ from autobatch.cli.workload import load_workload
 from autobatch.compiler.checking import check_statements, check_steps, check_storage
 from autobatch.compiler.fusing import Kernel
 from autobatch.compiler.loop import Alone, Loop, Product
-from autobatch.compiler.reasons import NO_REASON, OFF, Apart, Neighbours, show_apart
+from autobatch.compiler.neighbours import Apart, Neighbours, show_apart
+from autobatch.compiler.printing import name_of
+from autobatch.compiler.reasons import Reason
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
@@ -105,16 +107,14 @@ def test_what_runs_once_is_apart() -> None:
     stage = compile_forward(plan(lambda x, n: ab.tanh(W @ x + V @ ab.lookup(table, n)), x=(3,), n="int"))
     neighbours = neighbours_of(stage)
     assert stage.n_before == 2
-    found = [neighbours.why(maker, reader) for maker, reader, _ in neighbours.apart()]
-    assert all("is a product" in why for why in found)
-    assert len(found) == 2 + 1
+    assert [apart.reason for apart in neighbours.apart()] == [Reason.PRODUCT] * 3
 
 
 def test_switched_off_is_said() -> None:
     cell = plan(lambda x: ab.tanh(x) * ab.exp(x), MemoryPlanner(fuses=False), x=(3,))
     stage = compile_forward(cell)
     assert [len(step.blocks) for step in stage.steps if isinstance(step, Kernel)] == [1] * 4
-    assert {why for _, _, why in neighbours_of(stage, fused=False).apart()} == {OFF}
+    assert {apart.reason for apart in neighbours_of(stage, fused=False).apart()} == {Reason.OFF}
 
 
 # Reasons of models and of random cells, checked by enumerating indices.
@@ -152,96 +152,105 @@ def written(loop: Loop) -> dict[int, list[int]]:
     return found
 
 
-def assert_true(neighbours: Neighbours, apart: Apart) -> str:
-    """Check that a reason holds; return which one it is."""
+def assert_true(neighbours: Neighbours, apart: Apart) -> None:
+    """Check that a reason holds."""
     made, reads = (neighbours.statements[k] for k in apart[:2])
-    what, here, there = apart.why, neighbours.place[apart.maker], neighbours.place[apart.reader]
-    if "is a product" in what:
-        assert isinstance(made, Product) or isinstance(reads, Product)
-        return "product"
-    if "runs alone" in what:
-        assert isinstance(made, Alone) or isinstance(reads, Alone)
-        return "alone"
+    here, there = neighbours.place[apart.maker], neighbours.place[apart.reader]
+    reason, others = apart.reason, [neighbours.statements[k] for k in apart.others]
+    if reason in (Reason.PRODUCT, Reason.INTERPRETED):
+        (other,) = others
+        assert other in (made, reads)
+        assert isinstance(other, Product if reason is Reason.PRODUCT else Alone)
+        return
     assert isinstance(made, Loop)
     assert isinstance(reads, Loop)
-    if what.startswith("one runs once"):
+    if reason is Reason.ONCE:
         assert (here.step in neighbours.once) != (there.step in neighbours.once)
-        return "once"
-    if here.step != there.step:
-        return assert_true_of_kernels(neighbours, apart)
-    if what.startswith("one runs for"):
-        assert made.domain != reads.domain
-        return "domain"
-    if "known only after" in what:
-        last = max(max(numbers) for numbers in written(made).values())
-        assert last > 0 or math.prod(made.shape) == 1 or made.axes != reads.axes
-        return "combined"
-    if what.startswith("one loop goes over"):
-        assert made.axes != reads.axes
-        return "axes"
-    if "is a part of" in what:
-        makers = [s for s in neighbours.statements if isinstance(s, Loop) and s.target.value == made.target.value]
-        size = neighbours.lowered.sizes[made.target.value]
-        read = {operand.view.value for operand in reads.operands}
-        is_part = len(makers) > 1 or len(written(made)) < size or not made.target.is_whole(size)
-        assert is_part or made.target.value not in read
-        return "part"
-    if "data chooses" in what:
-        assert any(operand.moved is not None for operand in reads.operands)
-        return "data"
-    if "other elements" in what:
-        views = [operand.view for operand in reads.operands if operand.view.value == made.target.value]
-        just = {number: element for element, numbers in written(made).items() for number in numbers}
-        assert any(
-            elements(view, reads.shape, at) != just.get(number)
-            for view in views
-            for number, at in enumerate(np.ndindex(*reads.shape))
-        )
-        return "elements"
-    if "which a later loop nest makes" in what:
-        others = [
-            k
-            for k in neighbours.read[apart.reader]
-            if k != apart.maker and neighbours.place[k].step == here.step and neighbours.place[k].block >= here.block
-        ]
-        assert others
-        return "another"
-    assert what == NO_REASON
-    return what
+    elif here.step != there.step:
+        assert_true_of_kernels(neighbours, apart)
+    else:
+        assert_true_of_nests(neighbours, apart, made, reads)
 
 
-def assert_true_of_kernels(neighbours: Neighbours, apart: Apart) -> str:
+def assert_true_of_nests(neighbours: Neighbours, apart: Apart, made: Loop, reads: Loop) -> None:
+    """Check a reason for two loops of a kernel in different loop nests, by what they do at each index."""
+    value, size = made.target.value, neighbours.lowered.sizes[made.target.value]
+    match apart.reason:
+        case Reason.ROWS:
+            assert made.domain != reads.domain
+        case Reason.COMBINED:
+            last = max(max(numbers) for numbers in written(made).values())
+            assert last > 0 or math.prod(made.shape) == 1 or made.axes != reads.axes
+        case Reason.AXES:
+            assert made.axes != reads.axes
+        case Reason.PART:
+            makers = [s for s in neighbours.statements if isinstance(s, Loop) and s.target.value == value]
+            is_part = len(makers) > 1 or len(written(made)) < size or not made.target.is_whole(size)
+            assert is_part or value not in {operand.view.value for operand in reads.operands}
+        case Reason.DATA:
+            assert any(operand.moved is not None for operand in reads.operands)
+        case Reason.ELEMENTS:
+            views = [operand.view for operand in reads.operands if operand.view.value == value]
+            just = {number: element for element, numbers in written(made).items() for number in numbers}
+            assert any(
+                elements(view, reads.shape, at) != just.get(number)
+                for view in views
+                for number, at in enumerate(np.ndindex(*reads.shape))
+            )
+        case Reason.LATER_NEST:
+            (other,) = apart.others
+            here, its = neighbours.place[apart.maker], neighbours.place[other]
+            assert other in neighbours.read[apart.reader]
+            assert other != apart.maker
+            assert its.step == here.step
+            assert its.block >= here.block
+        case reason:
+            assert reason is Reason.NONE
+
+
+def assert_true_of_kernels(neighbours: Neighbours, apart: Apart) -> None:
     """Check a reason for two loops in different kernels, by who waits for whom."""
-    named: defaultdict[str, list[int]] = defaultdict(list)
-    for k in range(len(neighbours.statements)):
-        named[neighbours.name(k)].append(k)
-    said = [named[name] for name in re.findall(r"%\d+|output \d+|gradient of port \d+", apart.why)]
     first, last = neighbours.place[apart.maker].step, neighbours.place[apart.reader].step
 
     def waits(reader: int, maker: int) -> bool:
         return any(k == maker or waits(k, maker) for k in neighbours.read[reader])
 
-    libraries = [found for found in said if not any(isinstance(neighbours.statements[k], Loop) for k in found)]
-    assert all(any(first < neighbours.place[k].step < last for k in found) for found in libraries)
-    if "stands between: it reads" in apart.why:
-        assert any(waits(k, apart.maker) and waits(apart.reader, k) for k in libraries[0])
-        return "between"
-    if "is made where" in apart.why:
-        assert any(apart.reader in neighbours.read[k] and neighbours.place[k].step == last for k in said[1])
-        return "with its reader"
-    if apart.why == NO_REASON:
-        return apart.why
-    assert any(waits(apart.reader, k) for k in libraries[-1])
-    if "in an earlier kernel" in apart.why:
-        assert any(apart.maker in neighbours.read[k] and neighbours.place[k].step < last for k in said[0])
-        return "read before"
-    assert any(waits(k, apart.maker) for k in libraries[0])
-    return "both wait"
+    def is_between(k: int) -> bool:
+        return not isinstance(neighbours.statements[k], Loop) and first < neighbours.place[k].step < last
+
+    match apart.reason, apart.others:
+        case Reason.BETWEEN, (k,):
+            assert is_between(k)
+            assert waits(k, apart.maker)
+            assert waits(apart.reader, k)
+        case Reason.BOTH_WAIT, (early, late):
+            assert is_between(early)
+            assert is_between(late)
+            assert waits(early, apart.maker)
+            assert waits(apart.reader, late)
+        case Reason.READ_BEFORE, (other, late):
+            assert apart.maker in neighbours.read[other]
+            assert neighbours.place[other].step < last
+            assert is_between(late)
+            assert waits(apart.reader, late)
+        case Reason.WITH_READER, (other, k):
+            assert apart.reader in neighbours.read[other]
+            assert neighbours.place[other].step == last
+            assert is_between(k)
+        case reason, others:
+            assert (reason, others) == (Reason.NONE, ())
 
 
-def count_reasons(cells: Iterator[PlannedCell]) -> Counter[str]:
+def assert_names(neighbours: Neighbours, apart: Apart) -> None:
+    """Check that the sentence of a reason names the statements that it is about beside the two, and no others."""
+    said = set(re.findall(r"%\d+|output \d+|gradient of port \d+", neighbours.sentence(apart)))
+    pair, others = ({name_of(neighbours.statements[k]) for k in found} for found in (apart[:2], apart.others))
+    assert others <= said <= pair | others
+
+
+def count_reasons(cells: Iterator[PlannedCell]) -> Counter[Reason]:
     """Check all reasons, and what passes made; count the reasons."""
-    seen: Counter[str] = Counter()
+    seen: Counter[Reason] = Counter()
     for cell in cells:
         for compile_stage in (compile_forward, compile_backward):
             stage = compile_stage(cell)
@@ -249,22 +258,24 @@ def count_reasons(cells: Iterator[PlannedCell]) -> Counter[str]:
             check_steps(stage.lowered, neighbours.statements, stage.steps)
             check_storage(stage.lowered, stage.steps, stage.storage)
             for apart in neighbours.apart():
-                seen[assert_true(neighbours, apart)] += 1
+                assert_true(neighbours, apart)
+                assert_names(neighbours, apart)
+                seen[apart.reason] += 1
     return seen
 
 
 def test_reasons_of_models() -> None:
     seen = count_reasons(model_cells())
-    assert seen["product"] > 20
-    assert seen["combined"] >= 4
-    assert seen[NO_REASON] <= 4
+    assert seen[Reason.PRODUCT] > 20
+    assert seen[Reason.COMBINED] >= 4
+    assert seen[Reason.NONE] <= 4
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_reasons_of_random_cells(seed: int) -> None:
     seen = count_reasons(random_cells(seed))
     assert seen.total() > 5
-    assert seen[NO_REASON] <= 0.2 * seen.total()
+    assert seen[Reason.NONE] <= 0.2 * seen.total()
 
 
 @pytest.mark.parametrize(

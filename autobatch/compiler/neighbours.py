@@ -1,0 +1,210 @@
+"""Why neighbouring ops of a compiled stage are not in one loop nest, told from what they are.
+
+Two statements are neighbours if one reads what the other makes. They are fused if they are in one block of one kernel.
+The reasons (`autobatch.compiler.reasons`) are found from definitions, on the finished steps, and not by asking the pass
+that made them: each is a fact that `tests/compiler/test_neighbours.py` checks anew.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+from autobatch.compiler.fusing import Kernel, Step, is_made_at_once
+from autobatch.compiler.loop import Alone, Loop, Product, Statement
+from autobatch.compiler.lowered import STORED, Lowered
+from autobatch.compiler.printing import name_of, show_axes
+from autobatch.compiler.reasons import Reason
+
+Why: TypeAlias = tuple[Reason, tuple[int, ...]]
+
+
+class Place(NamedTuple):
+    """Where a statement runs: a step, and the block in it (-1 where it is no kernel)."""
+
+    step: int
+    block: int
+
+
+class Apart(NamedTuple):
+    """Two neighbours that are not fused, and why; all by their numbers among the statements.
+
+    Attributes:
+        others: the statements that the sentence of the reason is about beside the two, in its order.
+    """
+
+    maker: int
+    reader: int
+    reason: Reason
+    others: tuple[int, ...] = ()
+
+
+class Neighbours:
+    """The statements of a stage in the order in which they run, and who reads whom.
+
+    Args:
+        lowered: the stage.
+        steps: all of it.
+        n_before, n_after: the first and the last steps that run once for all rows.
+        fused: whether steps were fused at all.
+    """
+
+    def __init__(
+        self, lowered: Lowered, steps: Sequence[Step], n_before: int = 0, n_after: int = 0, fused: bool = True
+    ) -> None:
+        self.lowered, self.steps, self.fused = lowered, steps, fused
+        self.once = {*range(n_before), *range(len(steps) - n_after, len(steps))}
+        self.statements: list[Statement] = []
+        self.place: list[Place] = []
+        for number, step in enumerate(steps):
+            if isinstance(step, Kernel):
+                for at, block in enumerate(step.blocks):
+                    self.statements += block.loops
+                    self.place += [Place(number, at)] * len(block.loops)
+            else:
+                self.statements.append(step)
+                self.place.append(Place(number, -1))
+
+    @cached_property
+    def makers(self) -> dict[int, list[int]]:
+        """The statements that make each value, or parts of it."""
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for k, statement in enumerate(self.statements):
+            value = target_of(statement)
+            if value != STORED:
+                found[value].append(k)
+        return found
+
+    @cached_property
+    def read(self) -> list[list[int]]:
+        """For each statement those whose values it reads."""
+        return [
+            sorted({m for value in self.lowered.values_read(s) for m in self._making(value)} - {k})
+            for k, s in enumerate(self.statements)
+        ]
+
+    @cached_property
+    def needed(self) -> list[set[int]]:
+        """For each statement all those that must run before it."""
+        found: list[set[int]] = [set() for _ in self.statements]
+        for k in sorted(range(len(self.statements)), key=lambda k: self.place[k]):
+            for maker in self.read[k]:
+                found[k] |= {maker} | found[maker]
+        return found
+
+    def _making(self, value: int) -> list[int]:
+        found = list(self.makers.get(value, ()))
+        for part in self.lowered.parts.get(value, ()):
+            found += self._making(part)
+        return found
+
+    def apart(self) -> Iterator[Apart]:
+        """The pairs of neighbours that are not fused."""
+        for reader, makers in enumerate(self.read):
+            for maker in makers:
+                if self.place[maker] != self.place[reader] or self.place[maker].block < 0:
+                    yield Apart(maker, reader, *self._why(maker, reader))
+
+    def _why(self, maker: int, reader: int) -> Why:
+        """Why two neighbours are not fused."""
+        for k in (maker, reader):
+            if not isinstance(self.statements[k], Loop):
+                is_product = isinstance(self.statements[k], Product)
+                return Reason.PRODUCT if is_product else Reason.INTERPRETED, (k,)
+        if not self.fused:
+            return Reason.OFF, ()
+        here, there = self.place[maker], self.place[reader]
+        if (here.step in self.once) != (there.step in self.once):
+            return Reason.ONCE, ()
+        return self._why_nests(maker, reader) if here.step == there.step else self._why_kernels(maker, reader)
+
+    def _why_kernels(self, maker: int, reader: int) -> Why:
+        """Why two loops are in different kernels."""
+        first, last = self.place[maker].step, self.place[reader].step
+        between = [
+            k for k, s in enumerate(self.statements) if not isinstance(s, Loop) and first < self.place[k].step < last
+        ]
+        late = [k for k in between if k in self.needed[reader]]
+        early = [k for k in between if maker in self.needed[k]]
+        for k in late:
+            if k in early:
+                return Reason.BETWEEN, (k,)
+        if early and late:
+            return Reason.BOTH_WAIT, (early[0], late[0])
+        others = [k for k, makers in enumerate(self.read) if maker in makers and self.place[k].step < last]
+        if late and others:
+            return Reason.READ_BEFORE, (others[0], late[0])
+        readers = [k for k, makers in enumerate(self.read) if reader in makers and self.place[k].step == last]
+        if between and readers:
+            return Reason.WITH_READER, (readers[0], between[0])
+        return Reason.NONE, ()
+
+    def _why_nests(self, maker: int, reader: int) -> Why:
+        """Why two loops of a kernel are in different loop nests."""
+        reason = self._why_not_one_nest(maker, reader)
+        if reason is not None:
+            return reason, ()
+        for other in self.read[reader]:
+            here, there, its = self.place[maker], self.place[reader], self.place[other]
+            if other != maker and its.step == there.step and here.block <= its.block < there.block:
+                return Reason.LATER_NEST, (other,)
+        return Reason.NONE, ()
+
+    def _why_not_one_nest(self, maker: int, reader: int) -> Reason | None:
+        """What keeps two loops out of one loop nest, wherever they are; None if nothing does."""
+        made, reads = self.statements[maker], self.statements[reader]
+        assert isinstance(made, Loop)
+        assert isinstance(reads, Loop)
+        if made.domain != reads.domain:
+            return Reason.ROWS
+        value = made.target.value
+        if made.combine:
+            return Reason.COMBINED
+        if made.axes != reads.axes:
+            return Reason.AXES
+        operands = [operand for operand in reads.operands if operand.view.value == value]
+        if not operands or len(self.makers[value]) > 1 or not is_made_at_once(self.lowered, made):
+            return Reason.PART
+        if any(operand.moved is not None for operand in operands):
+            return Reason.DATA
+        if not all(operand.view.is_whole(made.size) for operand in operands):
+            return Reason.ELEMENTS
+        return None
+
+    def sentence(self, apart: Apart) -> str:
+        """Why two neighbours are not fused, for people."""
+        pair = [self.statements[k] for k in (apart.maker, apart.reader)]
+        others = [self.statements[k] for k in apart.others]
+        return apart.reason.value.format(
+            maker=name_of(pair[0]),
+            reader=name_of(pair[1]),
+            names=list(map(name_of, others)),
+            kinds=["product" if isinstance(s, Product) else "op" for s in others],
+            rows=["node" if s.domain < 0 else f"edge of group {s.domain}" for s in pair],
+            axes=[show_axes(s.axes) for s in pair if isinstance(s, Loop)],
+            combine=pair[0].combine if isinstance(pair[0], Loop) else "",
+            rule=next((s.why.value for s in others if isinstance(s, Alone)), ""),
+        )
+
+
+def show_apart(neighbours: Neighbours) -> str:
+    """All pairs that are not fused; those with the same reason, and the same readers, in one line."""
+    makers: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for apart in neighbours.apart():
+        makers[neighbours.sentence(apart), apart.reader].append(apart.maker)
+    readers: defaultdict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+    for (why, reader), found in makers.items():
+        readers[why, tuple(found)].append(reader)
+    lines = [f"{_names(neighbours, found)} | {_names(neighbours, of)}: {why}" for (why, found), of in readers.items()]
+    return "\n".join(lines) or "all neighbours are fused"
+
+
+def _names(neighbours: Neighbours, found: Sequence[int]) -> str:
+    return ", ".join(dict.fromkeys(name_of(neighbours.statements[k]) for k in found))
+
+
+def target_of(statement: Statement) -> int:
+    """The value that a statement makes, `STORED` for one that writes to places."""
+    return statement.target.value if isinstance(statement, Loop) else statement.target
