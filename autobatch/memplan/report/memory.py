@@ -66,7 +66,7 @@ class MemoryReport:
 
     def _movement_lines(self) -> Iterator[str]:
         """A line per edge between types, with both ways where there are gradients, and one per copy inside."""
-        yield "between cells, by rule (float32; a launch of its own per batch where it is not the kernel's)"
+        yield "what moves (float32), and how; launches that do nothing else"
         width = max((len(f"{m.source} -> {m.target}") for m in self.movements), default=0)
         for m in self.movements:
             way = f"{m.target} -> {m.source}" if m.backward else f"{m.source} -> {m.target}"

@@ -1,23 +1,24 @@
-"""What moves between cells and inside them when a plan runs with fused kernels, by rule.
+"""What moves between cells and inside them when a plan runs with fused kernels, as the compiled stages say.
 
-A value goes to its readers' rows when it is made. That takes no launch of its own where the last op that makes it is
-element-wise, a reduction or a lookup: its kernel writes to the destinations, as the one that a parameter or data needs
-in any case. What comes straight from a matrix product, or is a port passed through, needs a *scatter*. Backward mirrors
-it: the gradient of an output is collected by the kernel that reads it first, but one that goes straight into a matrix
-product, or through, needs a *gather*. The gradient of a port that could not be made in its place needs a copy, and so
-do the parts of a join that were not made in it.
+A value goes to its readers' rows when it is made. That takes no launch of its own where the kernel that makes it writes
+to the destinations. What comes straight from a matrix product, or is a port passed through, is in memory already and
+needs a *scatter*. Backward mirrors it: the gradient of an output is collected by the kernel that reads it first, but
+one that goes straight into a matrix product, or through, needs a *gather*. All else that kernels only move is a *copy*,
+such as the gradient of a port that was not made in its place, or the part of a join that was not made in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from autobatch.ir.program import NODE, Instruction, Port, Var
-from autobatch.memplan.cell.inner import HARD_OPS
-from autobatch.ops.linear import affine
+from autobatch.compiler.copies import Copy, find_copies, only_copy
+from autobatch.compiler.loop import Loop
+from autobatch.compiler.printing import name_of
+from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.ir.program import NODE, Port
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 
 FLOAT_BYTES = 4
@@ -28,10 +29,10 @@ class Movement(NamedTuple):
     """Values of one kind that go from where they are made to where they are read.
 
     Attributes:
-        source, target: for people: `merge output 0`, `merge left.h`; of a copy inside a cell the join and its part.
-        how: by the kernel that makes or reads them, or by launches of their own.
+        source, target: for people: `merge output 0`, `merge left.h`; of a copy inside a cell two values.
+        how: by the kernel that makes or reads them, or by a loop that does nothing else.
         backward: whether they are gradients, which go the other way.
-        launches: of their own: one per batch.
+        launches: that do nothing else; one that moves several things counts for the first.
         n_bytes: moved, in float32, whichever way.
     """
 
@@ -43,19 +44,40 @@ class Movement(NamedTuple):
     n_bytes: int
 
 
+class _Stage:
+    """What a compiled stage of a type copies, and the launches that do nothing else, each told once."""
+
+    def __init__(self, stage: Stage, n_batches: int) -> None:
+        self.stage, self.copies = stage, list(find_copies(stage))
+        last = len(stage.steps) - stage.n_after
+        self._launches = {k: n_batches if stage.n_before <= k < last else 1 for k in only_copy(stage)}
+
+    def launches(self, copies: Iterable[Copy]) -> int:
+        """The launches of these copies that were not told before."""
+        return sum(self._launches.pop(step, 0) for step in {copy.step for copy in copies})
+
+
 def movements(plan: Plan, cells: PlannedTypes) -> list[Movement]:
     """List all that moves, per output of a type and reading port, then what the cells copy inside.
 
     Args:
         plan: placed, of any graph.
         cells: its types, planned for training if gradients are to be listed.
+
+    Cost: that of compiling the stages of each type, without what Numba makes of their source.
     """
-    return [*_between(plan, cells), *_inside(plan, cells)]
+    n_batches = np.bincount(plan.schedule.batch_type, minlength=len(cells.cells)).tolist()
+    stages: dict[int, list[_Stage]] = {}
+    for kind, cell in enumerate(cells.cells):
+        if n_batches[kind]:
+            compiled = [compile_forward(cell), *([compile_backward(cell)] if cell.derivative is not None else [])]
+            stages[kind] = [_Stage(stage, n_batches[kind]) for stage in compiled]
+    return [*_between(plan, cells, stages), *_inside(plan, cells, stages)]
 
 
-def _between(plan: Plan, cells: PlannedTypes) -> Iterator[Movement]:
+def _between(plan: Plan, cells: PlannedTypes, stages: Mapping[int, Sequence[_Stage]]) -> Iterator[Movement]:
     graph = plan.graph
-    names, n_batches = graph.types.names, np.bincount(plan.schedule.batch_type, minlength=len(cells.cells))
+    names = graph.types.names
     reader = np.repeat(np.arange(graph.n_nodes), np.diff(graph.edge_ptr))
     keys = np.stack([graph.type_id[graph.edge_src], graph.edge_out, graph.type_id[reader], graph.edge_in])
     found, counts = np.unique(keys, axis=1, return_counts=True)
@@ -70,87 +92,41 @@ def _between(plan: Plan, cells: PlannedTypes) -> Iterator[Movement]:
         (int(kind), int(out), "the user", int(n))
         for (kind, out), n in zip(asked.T.tolist(), counts.tolist(), strict=True)
     ]
-    launched: set[tuple[int, int, bool]] = set()
     for kind, out, target, n in sorted(targets):
-        cell = cells.cells[kind]
-        size = FLOAT_BYTES * n * cell.program.vars[cell.program.outputs[out]].size
-        ways = [(False, writes_in_kernel(cell, out))]
-        ways += [(True, reads_in_kernel(cell, out))] if cell.derivative is not None else []
-        for backward, in_kernel in ways:
-            how: How = "by kernel" if in_kernel else "gather" if backward else "scatter"
-            first = (kind, out, backward) not in launched
-            launched.add((kind, out, backward))
-            launches = 0 if in_kernel or not first else int(n_batches[kind])
-            yield Movement(f"{names[kind]} output {out}", target, how, backward, launches, size)
+        size = FLOAT_BYTES * n * cells.cells[kind].program.vars[cells.cells[kind].program.outputs[out]].size
+        for backward, stage in enumerate(stages[kind]):
+            copies = [c for c in stage.copies if (c.gathered if backward else _output(c)) == out]
+            how: How = "by kernel" if not copies else "gather" if backward else "scatter"
+            launches = stage.launches(copies)
+            yield Movement(f"{names[kind]} output {out}", target, how, bool(backward), launches, size)
 
 
-def _inside(plan: Plan, cells: PlannedTypes) -> Iterator[Movement]:
-    """What is copied inside cells: ports' gradients that are made elsewhere, and parts of joins."""
-    names = plan.graph.types.names
-    n_batches = np.bincount(plan.schedule.batch_type, minlength=len(cells.cells)).tolist()
-    for kind, cell in enumerate(cells.cells):
-        if not n_batches[kind]:
-            continue
-        derivative, layout = cell.derivative, cell.layout
-        rows = plan.block_rows[plan.first_block(kind) :]
-        if derivative is not None:
-            for number, gradient in enumerate(derivative.ports):
-                place = layout.inputs[number]
-                if gradient is not None and number not in layout.settled and place.width:
-                    size = FLOAT_BYTES * place.width * int(rows[place.domain - NODE])
-                    what = f"gradient of {_port_name(cell, number)}"
-                    yield Movement(f"{names[kind]} %{gradient}", what, "copy", True, n_batches[kind], size)
-        vars = cell.program.vars if derivative is None else derivative.vars
-        for value, join in layout.joins.items():
-            source = vars[value].source
-            assert isinstance(source, Instruction)
-            parts = [source.args[number] for number in join.copied]
-            if parts and vars[value].domain >= NODE:
-                n = sum(vars[part].size for part in parts) * int(rows[vars[value].domain - NODE])
-                what = f"{source.op.name} %{value}"
-                back = value >= len(cell.program.vars)
-                shown = ", ".join(f"%{part}" for part in parts)
-                yield Movement(f"{names[kind]} {shown}", what, "copy", back, n_batches[kind], FLOAT_BYTES * n)
+def _inside(plan: Plan, cells: PlannedTypes, stages: Mapping[int, Sequence[_Stage]]) -> Iterator[Movement]:
+    """What is copied inside cells."""
+    for kind, of_type in stages.items():
+        name, rows = plan.graph.types.names[kind], plan.block_rows[plan.first_block(kind) :]
+        for backward, stage in enumerate(of_type):
+            for copy in stage.copies:
+                if _output(copy) < 0 and copy.gathered < 0:
+                    (operand,) = copy.loop.operands
+                    source, target = f"{name} %{operand.view.value}", _show_target(cells.cells[kind], copy.loop)
+                    size = FLOAT_BYTES * copy.loop.size * int(rows[copy.loop.domain - NODE])
+                    yield Movement(source, target, "copy", bool(backward), stage.launches([copy]), size)
 
 
-def writes_in_kernel(cell: PlannedCell, output: int) -> bool:
-    """Whether the kernel that makes an output can write it to its destinations."""
-    return _made_in_kernel(cell.program.vars, cell.program.outputs[output])
+def _output(copy: Copy) -> int:
+    """The output that a copy writes; -1 if it writes something else."""
+    match copy.loop.stored:
+        case ("output", number):
+            return number
+    return -1
 
 
-def _made_in_kernel(vars: Sequence[Var], index: int) -> bool:
-    source = vars[index].source
-    if not isinstance(source, Instruction):
-        return not isinstance(source, Port)
-    if source.op.view:
-        return _made_in_kernel(vars, source.args[0])
-    if source.op.copies:
-        return all(_made_in_kernel(vars, part) for part in source.args)
-    return source.op is affine or source.op not in HARD_OPS
-
-
-def reads_in_kernel(cell: PlannedCell, output: int) -> bool:
-    """Whether the gradient of an output is read by kernels that can collect it, and by no product, nor passed on."""
-    derivative = cell.derivative
-    assert derivative is not None, "only types planned for training have gradients"
-    return _read_in_kernels(cell, derivative.incoming[output])
-
-
-def _read_in_kernels(cell: PlannedCell, index: int) -> bool:
-    derivative = cell.derivative
-    assert derivative is not None, "only types planned for training have gradients"
-    if index in derivative.ports:
-        return False
-    for reader in {*derivative.backward, *derivative.weights}:
-        source = derivative.vars[reader].source
-        if not isinstance(source, Instruction) or index not in source.args:
-            continue
-        if source.op.view or source.op.copies:
-            if not _read_in_kernels(cell, reader):
-                return False
-        elif source.op in HARD_OPS and reader in derivative.backward:
-            return False
-    return True
+def _show_target(cell: PlannedCell, loop: Loop) -> str:
+    match loop.stored:
+        case ("port", number):
+            return f"gradient of {_port_name(cell, number)}"
+    return name_of(loop)
 
 
 def _port_name(cell: PlannedCell, number: int) -> str:

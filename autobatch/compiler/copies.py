@@ -1,0 +1,58 @@
+"""What a compiled stage only moves: its loops that write elements as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.loop import Loop, Operand
+from autobatch.compiler.lowered import Area
+from autobatch.compiler.stage import Stage
+from autobatch.compiler.storing import Spot, is_row_number
+
+DATA = (Area.INTS, Area.FLOATS)
+
+
+class Copy(NamedTuple):
+    """A loop that copies.
+
+    Attributes:
+        step: its kernel.
+        gathered: the output whose gradient it reads where readers left it; -1 if it reads something else.
+    """
+
+    step: int
+    loop: Loop
+    gathered: int
+
+
+def find_copies(stage: Stage) -> Iterator[Copy]:
+    """Find the loops that read one element of a row and write it; what is known in a register, or data, is no such.
+
+    Elements that data choose, as a lookup does, are not copied but read where they lie.
+    """
+    storage = stage.storage
+    for number, step in enumerate(stage.steps):
+        for at, block in enumerate(step.blocks if isinstance(step, Kernel) else ()):
+            for loop in block.loops:
+                match loop.expression:
+                    case Operand(view, None) if not loop.combine and view.value not in storage.shared:
+                        made = storage.registers.get(view.value)
+                        if made == Spot(number, at):
+                            continue
+                        if made is not None and made.step == number and is_row_number(stage.lowered, view.value):
+                            continue
+                        home, _ = storage.home(view)
+                        if home.area not in DATA:
+                            yield Copy(number, loop, home.domain if home.area is Area.GATHER else -1)
+
+
+def only_copy(stage: Stage) -> set[int]:
+    """The kernels that do nothing else: launches of their own."""
+    copying = {id(copy.loop) for copy in find_copies(stage)}
+    return {
+        number
+        for number, step in enumerate(stage.steps)
+        if isinstance(step, Kernel) and all(id(loop) in copying for block in step.blocks for loop in block.loops)
+    }
