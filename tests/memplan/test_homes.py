@@ -86,14 +86,17 @@ def spread_bytes(plan: Plan, cells: PlannedTypes, itemsize: int) -> int:
 def test_nothing_is_copied_inside_the_seven_cells(name: str) -> None:
     """What the backend moves, forward and backward, is what goes between cells, to the byte.
 
-    Besides, `sum`, which squares are added up with, spreads its gradient to a port: a copy outside these cells.
+    Besides, `sum`, which squares are added up with, spreads its gradient to a port: a copy outside these cells. A kernel
+    sums up the products of an MV-RNN's own matrices in its row of scratch memory, and copies them into their join.
     """
     model = OneCell(SEVEN[name].body).astype("float64")
     instances = model.draw(5)
     loss = ab.batched(model.loss, backend=Reference(poison=True))
     (value, grads), plan, cells = run(loss, instances)
     assert loss.last is not None
-    assert not [m for m in movements(plan, cells) if m.how == "copy"]
+    copies = [m for m in movements(plan, cells) if m.how == "copy"]
+    assert len(copies) == (2 if name == "MV-RNN" else 0)
+    assert not any(m.launches for m in copies)
     assert loss.last.copied_bytes == moved_bytes(plan, cells, 8) + spread_bytes(plan, cells, 8)
     plain = ab.batched(model.loss, planner=MemoryPlanner(joins=False), backend=Reference(poison=True))
     expected, others = plain.value_and_grad(instances)
