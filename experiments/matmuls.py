@@ -3,7 +3,7 @@
 They are read off the plan and the compiled cells: the sizes and the order of a step, operands that lie in memory as the
 plan has them (rows a block apart, outputs where they are written), the model's own weights, and for each size the
 library that the cpu backend takes. The memory is one of their own, full of random numbers, as kernels do not run.
-Not among them: ops that run alone (a matrix per node), and what cells compute from parameters alone.
+Not among them: interpreted ops (a matrix per node), and what cells compute from parameters alone.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from autobatch.blas.own.packed import multiply_float32 as multiply_rows
 from autobatch.blas.own.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
-from autobatch.compiler.loop import Product, Term
 from autobatch.compiler.lowered import Area, Home
 from autobatch.compiler.lowering import homes_of
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.statement import Product, Term
 from autobatch.compiler.view import View, views_of
 from autobatch.ir.program import NODE, Instruction, Weight
 from autobatch.jit.addresses import address_of
@@ -320,10 +320,8 @@ class _Lister:
                 start = int(self.plan.saved_base[rows.block + number]) + first_row * step
             case Home(Area.PERSISTENT, _, column) if stage is not None:
                 step = stage.storage.persistent_width
-                memory, start = (
-                    self.memory.take((rows.kind, Area.PERSISTENT), (first_row + n_rows) * step),
-                    first_row * step,
-                )
+                memory = self.memory.take((rows.kind, Area.PERSISTENT), (first_row + n_rows) * step)
+                start = first_row * step
             case Home(Area.BATCH, _, column) if stage is not None:
                 step = stage.storage.batch_width[domain]
                 memory = self.memory.take((Area.BATCH, number), n_rows * step)

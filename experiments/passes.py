@@ -2,7 +2,7 @@
 
 The models that come with autobatch, and a gated cell that is written carelessly, with all passes, without each one, and
 with none, on the cpu backend. Counted, of all types that the mini-batch has: instructions that compute (neither views
-nor copies) forward and backward, steps of the compiled stages (kernels, products, ops that run alone) and the loop
+nor copies) forward and backward, steps of the compiled stages (kernels, products, interpreted ops) and the loop
 nests in the kernels; of the mini-batch: launches, floats saved per node, and kB of the buffer. Counts do not depend on
 the machine; times are multiples of those with all passes, by medians of rounds in which all ways take turns.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli.results import format_table
-from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.ir.program import Instruction
 from autobatch.memplan.planner import MemoryPlanner

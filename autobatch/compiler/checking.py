@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from autobatch.compiler.fusing import Kernel, Step, is_made_at_once
-from autobatch.compiler.loop import Alone, Loop, Product, Statement
+from autobatch.compiler.assignment import Storage
+from autobatch.compiler.fusion import Kernel, Step, is_made_at_once
 from autobatch.compiler.lowered import STORED, Area, Lowered
 from autobatch.compiler.neighbours import Neighbours, target_of
-from autobatch.compiler.overwriting import Range, overwritings, read_of_taken, written
 from autobatch.compiler.printing import name_of, show_statements
-from autobatch.compiler.storing import Storage
+from autobatch.compiler.reuse import Range, overwritings, read_of_taken, written
+from autobatch.compiler.statement import Interpreted, Loop, Product, Statement
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
 from autobatch.ir.program import SHARED, Incoming, Instruction
@@ -116,7 +116,7 @@ def _views(statement: Statement) -> list[View]:
             return [*own, *(operand.view for operand in statement.operands if operand.moved is None)]
         case Product(terms=terms):
             return [term.rows for term in terms]
-        case Alone():
+        case Interpreted():
             return []
 
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
-from autobatch.compiler.fusing import Block, Kernel, Step
-from autobatch.compiler.loop import Alone, Loop, Operand, Product
+from autobatch.compiler.assignment import Spot, Storage, is_number, is_row_number
+from autobatch.compiler.fusion import Block, Kernel, Step
 from autobatch.compiler.lowered import STORED, Area, Home, Lowered
-from autobatch.compiler.storing import Spot, Storage, is_number, is_row_number
+from autobatch.compiler.statement import Interpreted, Loop, Operand, Product
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
 from autobatch.ir.program import NODE, SHARED, Instruction
@@ -171,8 +171,8 @@ class _Stage:
             else:
                 self._run_whole(step)
 
-    def _run_whole(self, step: Product | Alone) -> None:
-        """Read all that a product, or an op that runs alone, reads; then make all that it makes."""
+    def _run_whole(self, step: Product | Interpreted) -> None:
+        """Read all that a product, or an interpreted op, reads; then make all that it makes."""
         size = self.lowered.sizes[step.target]
         if isinstance(step, Product):
             views = [term.rows for term in step.terms] + [_whole(step.target, size)] * step.adds

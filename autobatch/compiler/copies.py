@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from autobatch.compiler.fusing import Kernel
-from autobatch.compiler.loop import Loop, Operand
+from autobatch.compiler.assignment import Spot, is_row_number
+from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.stage import Stage
-from autobatch.compiler.storing import Spot, is_row_number
+from autobatch.compiler.statement import Loop, Operand
 
 DATA = (Area.INTS, Area.FLOATS)
 

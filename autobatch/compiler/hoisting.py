@@ -11,9 +11,9 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import NamedTuple
 
-from autobatch.compiler.loop import EdgeCount, Loop, Product, Statement
 from autobatch.compiler.lowered import STORED, Area, Lowered
-from autobatch.compiler.overwriting import writes_over
+from autobatch.compiler.reuse import writes_over
+from autobatch.compiler.statement import EdgeCount, Loop, Product, Statement
 from autobatch.ir.program import NODE, SHARED
 
 DATA = (Area.INTS, Area.FLOATS)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.compiler.loop import Alone, Combine, Loop, Operand, Product, Statement, Term
 from autobatch.compiler.reasons import Reason
+from autobatch.compiler.statement import Combine, Interpreted, Loop, Operand, Product, Statement, Term
 from autobatch.compiler.view import View, steps, views_of
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Var
@@ -91,7 +91,7 @@ class Lowered:
                 return {operand.view.value for operand in statement.operands}
             case Product(terms=terms):
                 return {term.rows.value for term in terms}
-            case Alone(args=args):
+            case Interpreted(args=args):
                 return {self.views[arg].value for arg in args}
 
 
@@ -186,10 +186,10 @@ class Lowering:
         target = View(STORED, 0, shape, steps(shape))
         self.lowered.statements.append(Loop(domain, shape, expression, target, stored=(what, number)))
 
-    def alone(self, index: int, why: Reason) -> None:
+    def interpret(self, index: int, why: Reason) -> None:
         """Let an instruction run as in the reference backend."""
         source = self.source(index)
-        self.lowered.statements.append(Alone(self.domain(index), index, source.args, why))
+        self.lowered.statements.append(Interpreted(self.domain(index), index, source.args, why))
         self._apart.add(index)
 
     def product(self, domain: int, terms: Sequence[tuple[int, int, bool]], target: int) -> None:

@@ -1,4 +1,4 @@
-"""A stage of a cell as loops, products and ops that run alone.
+"""A stage of a cell as loops, products and interpreted ops.
 
 What a rule of `autobatch.compiler.rules` expresses becomes loops: a softmax is a largest element, exponentials, their
 sum and quotients, which can then be fused with what is around them. An affine map of rows is a product and a sum with
@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from autobatch.compiler.loop import Operand
 from autobatch.compiler.lowered import Area, Home, Lowered, Lowering
 from autobatch.compiler.reasons import Reason
 from autobatch.compiler.rules import RULES, lower_elementwise
+from autobatch.compiler.statement import Operand
 from autobatch.compiler.view import View, steps
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.layout import Layout
@@ -97,7 +97,7 @@ class _Stage(Lowering):
                 rule = RULES.get(source.op.name)
                 why = Reason.NO_RULE if rule is None else rule(self, index, source)
                 if why is not None:
-                    self.alone(index, why)
+                    self.interpret(index, why)
 
     def gather(self, derivative: Derivative) -> None:
         """Make the gradients of the outputs known: read where they lie, or copied if they have a place."""
@@ -112,7 +112,7 @@ class _Stage(Lowering):
                 self.lowered.homes[index] = home
 
     def _readers_that_need_memory(self, indices: Iterable[int]) -> set[int]:
-        """The values that a product or an op that runs alone may read."""
+        """The values that a product or an interpreted op may read."""
         found: set[int] = set()
         for index in indices:
             op = self.source(index).op

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from autobatch.compiler.fusing import Kernel, Step, is_made_at_once
-from autobatch.compiler.loop import Alone, Loop, Product, Statement
+from autobatch.compiler.fusion import Kernel, Step, is_made_at_once
 from autobatch.compiler.lowered import STORED, Lowered
 from autobatch.compiler.printing import name_of, show_axes
 from autobatch.compiler.reasons import Reason
+from autobatch.compiler.statement import Interpreted, Loop, Product, Statement
 
 Why: TypeAlias = tuple[Reason, tuple[int, ...]]
 
@@ -185,7 +185,7 @@ class Neighbours:
             rows=["node" if s.domain < 0 else f"edge of group {s.domain}" for s in pair],
             axes=[show_axes(s.axes) for s in pair if isinstance(s, Loop)],
             combine=pair[0].combine if isinstance(pair[0], Loop) else "",
-            rule=next((s.why.value for s in others if isinstance(s, Alone)), ""),
+            rule=next((s.why.value for s in others if isinstance(s, Interpreted)), ""),
         )
 
 

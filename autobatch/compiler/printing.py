@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from autobatch.compiler.fusing import Kernel, Step
-from autobatch.compiler.loop import Alone, EdgeCount, Index, Loop, Operand, Position, Product, Statement
+from autobatch.compiler.assignment import Storage
+from autobatch.compiler.fusion import Kernel, Step
 from autobatch.compiler.lowered import STORED, Area, Lowered
-from autobatch.compiler.storing import Storage
+from autobatch.compiler.statement import EdgeCount, Index, Interpreted, Loop, Operand, Position, Product, Statement
 from autobatch.compiler.view import View
 from autobatch.ir.program import Instruction, show_lines
 from autobatch.ops.define import Shape
@@ -135,13 +135,12 @@ def _show_statement(lowered: Lowered, statement: Statement) -> str:
                 f"{_show_view(lowered, t.rows)} @ %{t.weight}{'.T' if t.transposed else ''}" for t in terms
             )
             return f"%{target}: {star}({lowered.sizes[target]},) {'+=' if adds else '='} {text}"
-        case Alone(target=target, args=args, why=why):
+        case Interpreted(target=target, args=args, why=why):
             source = lowered.vars[target].source
             assert isinstance(source, Instruction)
             shape = lowered.vars[target].shape
-            return (
-                f"%{target}: {star}{shape} = {source.op.name}({', '.join(f'%{a}' for a in args)})  # alone: {why.value}"
-            )
+            call = f"{source.op.name}({', '.join(f'%{arg}' for arg in args)})"
+            return f"%{target}: {star}{shape} = {call}  # interpreted: {why.value}"
         case Loop():
             return _show_loop(lowered, statement, star)
 

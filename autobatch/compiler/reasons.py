@@ -13,7 +13,7 @@ class Reason(Enum):
     """
 
     PRODUCT = "{names[0]} is a product, which a library computes"
-    INTERPRETED = "{names[0]} runs alone: {rule}"
+    INTERPRETED = "{names[0]} is interpreted: {rule}"
     OFF = "fusion is switched off"
     ONCE = "one runs once for all rows of the type, the other for every batch"
     # in different kernels

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from autobatch.compiler.loop import Combine, EdgeCount, Index, Operand, Position
 from autobatch.compiler.lowered import Lowering
 from autobatch.compiler.reasons import Reason
+from autobatch.compiler.statement import Combine, EdgeCount, Index, Operand, Position
 from autobatch.compiler.view import View, steps
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight
 from autobatch.ops.define import Shape
 from autobatch.ops.expression import Call, Expression, Number, Read, call, replace_leaves
 
-FEW_IDS = 8  # an op that looks up more at once runs alone
+FEW_IDS = 8  # an op that looks up more at once is interpreted
 
 POWERS: dict[float, Callable[[Expression], Expression]] = {
     2.0: lambda x: x * x,

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import TypeAlias
 
+from autobatch.compiler.assignment import Storage, assign_buffers
 from autobatch.compiler.checking import check_statements, check_steps, check_storage
 from autobatch.compiler.columns_check import check_columns
-from autobatch.compiler.cutting import cut
-from autobatch.compiler.fusing import Kernel, Step, fuse, keep_apart
+from autobatch.compiler.fusion import Kernel, Step, fuse, keep_apart
 from autobatch.compiler.hoisting import Parts, hoist
-from autobatch.compiler.loop import Alone, Product
 from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.lowering import lower_backward, lower_forward
 from autobatch.compiler.neighbours import Neighbours, show_apart
 from autobatch.compiler.numba.source import Source, write_kernel
-from autobatch.compiler.numba.writer import SLOTS
+from autobatch.compiler.numba.writer import SLOTS, Common
 from autobatch.compiler.printing import show_axes, show_lowered, show_statements, show_steps, show_storage
-from autobatch.compiler.storing import Storage, store
+from autobatch.compiler.splitting import split_loops
+from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.table import name_columns
 from autobatch.plan.plan import PlannedCell
 from autobatch.system.trust import checking
@@ -64,8 +64,8 @@ class Stage:
                 case Product(terms=terms, target=target):
                     text = " + ".join(f"%{t.rows.value} @ %{t.weight}{'.T' if t.transposed else ''}" for t in terms)
                     lines.append(f"step {number}: product %{target} {'+=' if step.adds else '='} {text}")
-                case Alone(target=target, why=why):
-                    lines.append(f"step {number}: %{target} runs alone: {why.value}")
+                case Interpreted(target=target, why=why):
+                    lines.append(f"step {number}: %{target} is interpreted: {why.value}")
         return "\n".join(lines)
 
 
@@ -89,7 +89,7 @@ def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> Stage:
         check_statements(lowered, lowered.statements)
     watch.statements("lowered")
     if cell.kernels.cuts:
-        cut(lowered)
+        split_loops(lowered)
         if checked:
             check_statements(lowered, lowered.statements)
         watch.statements("cut")
@@ -105,7 +105,7 @@ def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> Stage:
     if checked:
         check_steps(lowered, statements, steps)
     watch.fused(Neighbours(lowered, steps, len(before), len(after), cell.kernels.fuses))
-    storage = store(lowered, steps, len(before))
+    storage = assign_buffers(lowered, steps, len(before))
     if checked:
         check_storage(lowered, steps, storage)
         check_columns(cell, lowered, steps, storage, len(before), len(after))
@@ -113,12 +113,8 @@ def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> Stage:
     columns = name_columns(len(cell.layout.input_width), len(cell.program.outputs))
     words = cell.program.words(False), cell.program.words(True)
     slots = {name: number for number, name in enumerate(SLOTS)}
-    sources = [
-        write_kernel(lowered, storage, number, step, cell.layout, columns, words, slots)
-        if isinstance(step, Kernel)
-        else None
-        for number, step in enumerate(steps)
-    ]
+    common = Common(lowered, storage, cell.layout, columns, words, slots)
+    sources = [write_kernel(common, k, step) if isinstance(step, Kernel) else None for k, step in enumerate(steps)]
     stage = Stage(lowered, steps, storage, sources, columns, slots, len(before), len(after))
     watch.written(stage)
     return stage

@@ -60,9 +60,7 @@ M = TypeVar("M", bound=Memory)
 def check_open(is_open: bool) -> None:
     """Refuse to differentiate a run whose memory belongs to another one; BackendError."""
     if not is_open:
-        raise BackendError(
-            "differentiating a run: the run is closed and its values are gone; close it later."
-        )
+        raise BackendError("differentiating a run: the run is closed and its values are gone; close it later.")
 
 
 class Pool(Generic[M]):

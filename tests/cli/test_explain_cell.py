@@ -15,7 +15,7 @@ from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.explaining.cells import TITLES, show_cells
 from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
-from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.stage import compile_backward, compile_forward
 
 PROGRAMS = ["traced", "simplified", "joined", "stacked", "stacked simplified"]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.compiler import fusing, stage, storing
-from autobatch.compiler.fusing import Kernel, Step
-from autobatch.compiler.loop import Statement
+from autobatch.compiler import assignment, fusion, stage
+from autobatch.compiler.assignment import Storage
+from autobatch.compiler.fusion import Kernel, Step
 from autobatch.compiler.lowered import Area, Lowered, Lowering
-from autobatch.compiler.storing import Storage
+from autobatch.compiler.statement import Statement
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
 from autobatch.runtime.cpu.backend import Cpu
@@ -82,7 +82,7 @@ def test_a_sum_that_begins_where_another_loop_still_reads(monkeypatch: pytest.Mo
     def forget(lowered: Lowered, statements: Sequence[Statement]) -> dict[int, dict[int, bool]]:
         return {}
 
-    monkeypatch.setattr(fusing, "overwritings", forget)
+    monkeypatch.setattr(fusion, "overwritings", forget)
     monkeypatch.setattr(stage, "check_steps", lambda *args: None)
     with pytest.raises(PlanError, match="wants"):
         run()
@@ -90,7 +90,7 @@ def test_a_sum_that_begins_where_another_loop_still_reads(monkeypatch: pytest.Mo
 
 def test_memory_of_a_row_that_another_step_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """What several steps use does not lie in memory that each row uses again."""
-    right = storing.store
+    right = assignment.assign_buffers
 
     def wrong(lowered: Lowered, steps: list[Step], n_before: int) -> Storage:
         storage = right(lowered, steps, n_before)
@@ -99,13 +99,13 @@ def test_memory_of_a_row_that_another_step_reads(monkeypatch: pytest.MonkeyPatch
                 storage.homes[value] = home._replace(area=Area.ROW)
         return storage
 
-    monkeypatch.setattr(stage, "store", wrong)
+    monkeypatch.setattr(stage, "assign_buffers", wrong)
     with pytest.raises(PlanError, match="wants"):
         run()
 
 
 def test_loops_of_a_nest_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = fusing.fuse
+    right = fusion.fuse
 
     def wrong(lowered: Lowered, statements: list[Statement]) -> list[Step]:
         steps = right(lowered, statements)

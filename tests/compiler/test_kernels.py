@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.compiler.fusing import Kernel
-from autobatch.compiler.loop import Alone, Product
+from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.numba.loading import load
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import views_of
 from autobatch.jit.addresses import address_of
 from autobatch.plan.plan import PlannedCell
@@ -39,7 +39,7 @@ def cells_of(batched: Any, instances: list[Any]) -> dict[str, PlannedCell]:
 
 def kinds(stage: Stage) -> list[str]:
     """What kind each step is."""
-    return [{Kernel: "kernel", Product: "product", Alone: "alone"}[type(step)] for step in stage.steps]
+    return [{Kernel: "kernel", Product: "product", Interpreted: "alone"}[type(step)] for step in stage.steps]
 
 
 def test_a_tree_lstm_is_products_and_one_loop_each_way() -> None:

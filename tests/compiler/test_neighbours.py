@@ -14,12 +14,12 @@ import pytest
 import autobatch as ab
 from autobatch.cli.workload import load_workload
 from autobatch.compiler.checking import check_statements, check_steps, check_storage
-from autobatch.compiler.fusing import Kernel
-from autobatch.compiler.loop import Alone, Loop, Product
+from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.neighbours import Apart, Neighbours, show_apart
 from autobatch.compiler.printing import name_of
 from autobatch.compiler.reasons import Reason
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.statement import Interpreted, Loop, Product
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
 from autobatch.ir.arguments import Key
@@ -160,7 +160,7 @@ def assert_true(neighbours: Neighbours, apart: Apart) -> None:
     if reason in (Reason.PRODUCT, Reason.INTERPRETED):
         (other,) = others
         assert other in (made, reads)
-        assert isinstance(other, Product if reason is Reason.PRODUCT else Alone)
+        assert isinstance(other, Product if reason is Reason.PRODUCT else Interpreted)
         return
     assert isinstance(made, Loop)
     assert isinstance(reads, Loop)

@@ -86,8 +86,8 @@ def spread_bytes(plan: Plan, cells: PlannedTypes, itemsize: int) -> int:
 def test_nothing_is_copied_inside_the_seven_cells(name: str) -> None:
     """What the backend moves, forward and backward, is what goes between cells, to the byte.
 
-    Besides, `sum`, which squares are added up with, spreads its gradient to a port: a copy outside these cells. A kernel
-    sums up the products of an MV-RNN's own matrices in its row of scratch memory, and copies them into their join.
+    Besides, `sum`, which squares are added up with, spreads its gradient to a port: a copy outside these cells. And the
+    kernel of an MV-RNN computes products in its row of scratch memory and copies them into their join.
     """
     model = OneCell(SEVEN[name].body).astype("float64")
     instances = model.draw(5)

@@ -32,7 +32,7 @@ TITLES = {
     "derivative simplified": "derivative, simplified",
     "recomputed": "derivative, with what backward computes again instead of having it saved",
     "layout": "layout",
-    "lowered": "lowered to loops, products, and ops that run alone",
+    "lowered": "lowered to loops, products, and interpreted ops",
     "cut": "cut: loops over one gate each",
     "hoisted": "hoisted: what runs once for all rows of the type",
     "fused": "fused: steps, and loop nests of kernels",

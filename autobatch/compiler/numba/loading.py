@@ -45,7 +45,7 @@ PLAIN: Mapping[str, Callable[..., Any]] = {
     "gelu": lambda x: type(x)(normal.gelu_of(np, x)),
     "gelu_tanh": lambda x: type(x)(normal.gelu_tanh_of(np, x)),
 }
-LIBERTIES = {"contract"}  # of fast-math; sums along axes may also be taken in any order, see `support.plus`
+FAST_MATH = {"contract"}  # sums along axes may also be taken in any order, see `support.plus`
 
 
 def is_jitted() -> bool:
@@ -92,11 +92,11 @@ def load(source: str, dtype: str, place: str) -> Any:
     called = [*(getattr(support, name) for name in HELPERS), *functions.values()]
     digests = [f.digest() for f in called if isinstance(f, Compiled)]
     sources = getsource(scoped), getsource(addresses)
-    about = [text, *digests, *sources, sys.version, numba.__version__, str(sorted(LIBERTIES))]
+    about = [text, *digests, *sources, sys.version, numba.__version__, str(sorted(FAST_MATH))]
     digest = sha256("\n".join(about).encode()).hexdigest()[:24]
     path = _keep(text, digest)
     kernel = _make_module(text, digest, path).kernel
-    options: dict[str, Any] = {"error_model": "numpy", "boundscheck": False, "fastmath": LIBERTIES}
+    options: dict[str, Any] = {"error_model": "numpy", "boundscheck": False, "fastmath": FAST_MATH}
     if path is not None:
         try:
             return compile_callback(kernel, is_kept=True, **options)

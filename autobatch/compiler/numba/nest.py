@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autobatch.compiler.fusing import Block
-from autobatch.compiler.loop import EdgeCount, Loop, Operand, Position
+from autobatch.compiler.assignment import Spot, is_number, is_row_number
+from autobatch.compiler.fusion import Block
 from autobatch.compiler.lowered import Area, Home
 from autobatch.compiler.numba.writer import Writer, add, multiply, table_and_step
 from autobatch.compiler.printing import show_expression
-from autobatch.compiler.storing import Spot, is_number, is_row_number
+from autobatch.compiler.statement import EdgeCount, Loop, Operand, Position
 from autobatch.ir.program import SHARED
 from autobatch.ops.expression import Expression, Number
 

@@ -16,15 +16,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autobatch.compiler.fusing import Block, Kernel
-from autobatch.compiler.loop import Loop
-from autobatch.compiler.lowered import Area, Lowered
+from autobatch.compiler.assignment import Spot, is_number
+from autobatch.compiler.fusion import Block, Kernel
+from autobatch.compiler.lowered import Area
 from autobatch.compiler.numba.nest import Nest
-from autobatch.compiler.numba.writer import Writer
-from autobatch.compiler.storing import Spot, Storage, is_number
+from autobatch.compiler.numba.writer import Common, Writer
+from autobatch.compiler.statement import Loop
 from autobatch.compiler.table import letter_of
 from autobatch.compiler.view import View
-from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE
 
 INITIAL = {"sum": 0.0, "max": -math.inf}
@@ -45,25 +44,9 @@ class Source:
     arrays: tuple[str, ...]
 
 
-def write_kernel(
-    lowered: Lowered,
-    storage: Storage,
-    number: int,
-    kernel: Kernel,
-    layout: Layout,
-    columns: tuple[str, ...],
-    words: tuple[int, int],
-    slots: dict[str, int],
-) -> Source:
-    """Write the source of a kernel.
-
-    Args:
-        number: of the kernel among the steps of its stage.
-        columns: of the table.
-        words: ints and floats of data per node.
-        slots: of the memory of the stage; those that the kernel needs beside them are added.
-    """
-    return _KernelWriter(lowered, storage, number, kernel, layout, columns, words, slots).write()
+def write_kernel(common: Common, number: int, kernel: Kernel) -> Source:
+    """Write the source of a kernel, the step of this number of its stage."""
+    return _KernelWriter(common, number, kernel).write()
 
 
 class _KernelWriter(Writer):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
-from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.assignment import Storage
+from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area, Home, Lowered
-from autobatch.compiler.storing import Storage
-from autobatch.compiler.table import column_of, letter_of
+from autobatch.compiler.table import column_of
 from autobatch.compiler.view import View
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED
@@ -55,15 +56,29 @@ def table_and_step(value: int) -> tuple[str, str]:
     return f"table_{value}", f"step_{value}"
 
 
+class Common(NamedTuple):
+    """What the kernels of a stage have in common.
+
+    Attributes:
+        columns: of the table.
+        words: ints and floats of data per node.
+        slots: of the memory of the stage; those that kernels need beside them are added.
+    """
+
+    lowered: Lowered
+    storage: Storage
+    layout: Layout
+    columns: tuple[str, ...]
+    words: tuple[int, int]
+    slots: dict[str, int]
+
+
 class Writer:
     """The text of one kernel so far: its lines, and what they name."""
 
-    def __init__(
-        self, lowered: Lowered, storage: Storage, number: int, kernel: Kernel, layout: Layout, columns: tuple[str, ...],
-        words: tuple[int, int], slots: dict[str, int],
-    ) -> None:  # fmt: skip
-        self.lowered, self.storage, self.number, self.kernel = lowered, storage, number, kernel
-        self.layout, self.columns, self.words, self.slots = layout, columns, words, slots
+    def __init__(self, common: Common, number: int, kernel: Kernel) -> None:
+        self.lowered, self.storage, self.layout, self.columns, self.words, self.slots = common
+        self.number, self.kernel = number, kernel
         self.sizes: dict[int, str] = {}
         self.numbers: dict[str, str] = {}
         self.used: dict[str, None] = {}  # columns of the table

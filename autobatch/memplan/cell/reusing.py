@@ -3,7 +3,7 @@
 Backward computes the gradients of a cell's gates from the gates, and the weight stage reads the gradients but not the
 gates: laid over them, they take no columns of their own, and are written to lines that the kernel has just read. Here
 it is found which saved values may be written over, and by what; backends that reorder instructions keep what reads a
-value before what takes its columns (`autobatch.compiler.fusing`).
+value before what takes its columns (`autobatch.compiler.fusion`).
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from autobatch.compiler.copies import Copy, find_copies, only_copy
-from autobatch.compiler.loop import Loop
 from autobatch.compiler.printing import name_of
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.statement import Loop
 from autobatch.ir.program import NODE, Port
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 

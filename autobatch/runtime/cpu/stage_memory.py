@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.product import readable
-from autobatch.compiler.fusing import Kernel
-from autobatch.compiler.loop import Alone, Product
+from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area, Home
 from autobatch.compiler.numba.support import transpose
 from autobatch.compiler.numba.writer import ARRAYS, COMMON, is_step
 from autobatch.compiler.stage import Stage
+from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.table import column_of, letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Weight
@@ -222,7 +222,7 @@ def _read_by_steps(stage: Stage) -> set[int]:
         match step:
             case Product(terms=terms):
                 found.update(term.weight for term in terms)
-            case Alone(args=args):
+            case Interpreted(args=args):
                 found.update(arg for arg in args if stage.lowered.domains[arg] == SHARED)
     return found
 

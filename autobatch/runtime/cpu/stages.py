@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.compiler.loop import Alone, Product
 from autobatch.compiler.numba.writer import COMMON
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.statement import Interpreted, Product
 from autobatch.jit.addresses import address_of
 from autobatch.jit.compiling import compiling
 from autobatch.plan.plan import PlannedCell
@@ -70,7 +70,7 @@ class CompiledStage(StageMemory):
             case Product():
                 make = RoundedStep if self.precision == "bf16" else ProductStep
                 return [make(self, step, at, once) for at in range(len(step.terms))]
-            case Alone():
+            case Interpreted():
                 return [AloneStep(self, step)]
         assert source is not None, "every kernel has a source"
         return [KernelStep(self, source)]

@@ -19,10 +19,10 @@ from autobatch.blas.own.packed import multiply_float32 as multiply_rows
 from autobatch.blas.own.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product, readable
 from autobatch.blas.threads import threads_now
-from autobatch.compiler.loop import Alone, Product
 from autobatch.compiler.numba.loading import load, load_plain
 from autobatch.compiler.numba.source import Source
 from autobatch.compiler.numba.writer import SLOTS
+from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.table import letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.precision import rounded, rounded_args
@@ -173,7 +173,7 @@ class ProductStep:
 class AloneStep:
     """An instruction that runs as the reference backend runs it."""
 
-    def __init__(self, stage: StageMemory, alone: Alone) -> None:
+    def __init__(self, stage: StageMemory, alone: Interpreted) -> None:
         self.stage, self.alone, self.own = stage, alone, np.zeros(0, np.int64)
 
     def bind(self, run: StageRun) -> int:

@@ -2,7 +2,7 @@
 
 Those of a float32 have no call, no branch and no table; inlined, a loop over a row works on 8 or 16 elements at a time.
 Each is within 4 ulp of the exact result for every float32 (the normal distribution and gelu within 6), denormal results
-included; NaN stays NaN and infinities give the limits. Only products and sums may be fused: other liberties of
+included; NaN stays NaN and infinities give the limits. Only products and sums may be fused: other flags of
 fast-math would drop NaN, or cancel the sums that round on purpose. Those of a float64 are the system's own, but for the
 error function and what is made of it.
 """

@@ -1,4 +1,4 @@
-"""Divide the statements of a stage into steps: as few kernels as products between them allow, each of few loop nests.
+"""Fusion: the statements of a stage as steps, as few kernels as products between them allow, each of few loop nests.
 
 A stage is kernel, products, kernel, products, ..., kernel. A loop that may be in several kernels is in the one that
 holds its readers, so that what lies between stays in registers. Inside a kernel, loops over the same axes are one
@@ -11,9 +11,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from autobatch.compiler.loop import Alone, Loop, Product, Statement
 from autobatch.compiler.lowered import STORED, Area, Lowered
-from autobatch.compiler.overwriting import overwritings
+from autobatch.compiler.reuse import overwritings
+from autobatch.compiler.statement import Interpreted, Loop, Product, Statement
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class Kernel:
         return found
 
 
-Step: TypeAlias = Kernel | Product | Alone
+Step: TypeAlias = Kernel | Product | Interpreted
 
 
 def fuse(lowered: Lowered, statements: list[Statement]) -> list[Step]:

@@ -1,4 +1,4 @@
-"""What a stage of a cell is lowered to: loops over elements, products with shared matrices, and ops that run alone."""
+"""What a stage of a cell is lowered to: loops over elements, products with shared matrices, and interpreted ops."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Product:
 
 
 @dataclass(frozen=True, eq=False)
-class Alone:
+class Interpreted:
     """An instruction that runs as in the reference backend, and why."""
 
     domain: int
@@ -124,7 +124,7 @@ class Alone:
     why: Reason
 
 
-Statement: TypeAlias = Loop | Product | Alone
+Statement: TypeAlias = Loop | Product | Interpreted
 
 
 def collapse(shape: Shape, strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:

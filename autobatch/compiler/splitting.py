@@ -1,9 +1,9 @@
-"""Cut loops over several gates at once into loops over one gate each.
+"""Loop splitting: loops over several gates at once become loops over one gate each.
 
 Gates lie side by side, so a cell adds their biases, or takes the sigmoid of some, in one loop over all of them, and
-then combines slices. Cut where the slices begin and end, those loops are over the same axis as what reads them, so all
-can be one loop nest and nothing in between is written to memory. Values and loops that are connected are cut together,
-and only if all pieces have one length.
+then combines slices. Split where the slices begin and end, those loops are over the same axis as what reads them, so
+all can be one loop nest and nothing in between is written to memory. Values and loops that are connected are split
+together, and only if all pieces have one length.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
-from autobatch.compiler.loop import Loop, Operand, Position, Statement
 from autobatch.compiler.lowered import STORED, Lowered
+from autobatch.compiler.statement import Loop, Operand, Position, Statement
 from autobatch.compiler.view import View
 from autobatch.ops.expression import Expression, replace_leaves
 
 
-def cut(lowered: Lowered) -> None:
-    """Cut the loops of a stage, in place. Cost: linear in the loops, times the slices of a value."""
-    cutter = _Cutter(lowered)
-    for loops in cutter.components():
-        length = cutter.piece_length(loops)
+def split_loops(lowered: Lowered) -> None:
+    """Split the loops of a stage, in place. Cost: linear in the loops, times the slices of a value."""
+    splitter = _Splitter(lowered)
+    for loops in splitter.components():
+        length = splitter.piece_length(loops)
         if length:
-            cutter.cut(loops, length)
+            splitter.split(loops, length)
 
 
-class _Cutter:
-    """Knows which loops and values can be cut, and where."""
+class _Splitter:
+    """Knows which loops and values can be split, and where."""
 
     def __init__(self, lowered: Lowered) -> None:
         self.lowered = lowered
@@ -36,7 +36,7 @@ class _Cutter:
         self.values = self._values()
 
     def _values(self) -> set[int]:
-        """The values made, each element once, by loops that can be cut."""
+        """The values made, each element once, by loops that can be split."""
         makers: defaultdict[int, list[Statement]] = defaultdict(list)
         for statement in self.lowered.statements:
             makers[statement.target.value if isinstance(statement, Loop) else statement.target].append(statement)
@@ -52,12 +52,12 @@ class _Cutter:
         }
 
     def ranges(self, loop: Loop) -> list[View]:
-        """The ranges of values that can be cut which a loop writes or reads element by element."""
+        """The ranges of values that can be split which a loop writes or reads element by element."""
         views = [loop.target, *(operand.view for operand in loop.operands if operand.moved is None)]
         return [v for v in views if v.value in self.values and v.size == loop.size and v.is_contiguous]
 
     def components(self) -> list[list[Loop]]:
-        """The loops that are connected by values that can be cut."""
+        """The loops that are connected by values that can be split."""
         group: dict[int, int] = {value: value for value in self.values}
 
         def find(value: int) -> int:
@@ -77,7 +77,7 @@ class _Cutter:
         return list(found.values())
 
     def piece_length(self, loops: list[Loop]) -> int:
-        """The length of the pieces of all these loops; 0 if they differ, or if nothing is to be cut."""
+        """The length of the pieces of all these loops; 0 if they differ, or if nothing is to be split."""
         cuts: defaultdict[int, set[int]] = defaultdict(set)
         own: list[set[int]] = [{0, loop.size} for loop in loops]
         changed = True
@@ -95,7 +95,7 @@ class _Cutter:
             return 0
         return lengths.pop()
 
-    def cut(self, loops: list[Loop], length: int) -> None:
+    def split(self, loops: list[Loop], length: int) -> None:
         """Replace loops and the values that they make by pieces."""
         lowered = self.lowered
         pieces: dict[int, list[int]] = {}
@@ -103,7 +103,7 @@ class _Cutter:
         whole = self._read_whole(chosen)
         for value in sorted({view.value for loop in loops for view in self.ranges(loop)}):
             if lowered.sizes[value] > length:
-                pieces[value] = self._cut_value(value, length, value in whole)
+                pieces[value] = self._split_value(value, length, value in whole)
         made: list[Statement] = []
         for statement in lowered.statements:
             if id(statement) in chosen and isinstance(statement, Loop):
@@ -123,7 +123,7 @@ class _Cutter:
             found.update(o.view.value for o in statement.operands if id(o.view) not in in_step)
         return found | {whole for whole, parts in self.lowered.parts.items() for _ in parts}
 
-    def _cut_value(self, value: int, length: int, is_read_whole: bool) -> list[int]:
+    def _split_value(self, value: int, length: int, is_read_whole: bool) -> list[int]:
         lowered, found = self.lowered, []
         for start in range(0, lowered.sizes[value], length):
             lowered.sizes.append(length)

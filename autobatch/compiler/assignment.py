@@ -1,8 +1,9 @@
-"""Where the values of a stage are: numbers in a loop, a row of scratch memory, or places of the layout.
+"""Buffer assignment: which values of a stage are in registers, and where the others lie in scratch memory.
 
-A value that is read in the loop nest that makes it is a number there. One that is read elsewhere in its kernel has a
-place in the *row* scratch, which every row of the batch uses again; what other steps read has a row of its own in the
-*batch* scratch. A value that has one element per node is a number for the whole row.
+A value that is read only in the loop nest that makes it is in a *register*; one that has one element per node, too,
+for all of its kernel. One that is read elsewhere in its kernel is in a *row* of scratch memory, which every row of the
+batch uses again; what other steps read has a row of its own for each row of the *batch*, and what is made once for all
+nodes of the type is *persistent*. The layout has places for the rest.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autobatch.compiler.fusing import Block, Kernel, Step, is_made_at_once
-from autobatch.compiler.loop import Loop, Product
+from autobatch.compiler.fusion import Block, Kernel, Step, is_made_at_once
 from autobatch.compiler.lowered import STORED, Area, Home, Lowered
+from autobatch.compiler.statement import Loop, Product
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE, SHARED
 
@@ -53,7 +54,7 @@ class Storage:
         return self.homes[view.value], view
 
 
-def store(lowered: Lowered, steps: list[Step], n_before: int = 0) -> Storage:
+def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> Storage:
     """Decide where every value is; the first `n_before` steps run once for all rows."""
     storage = Storage(dict(lowered.homes), lowered.aliases)
     makers, readers = _makers(lowered, steps), _readers(lowered, steps)

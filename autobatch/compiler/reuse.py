@@ -1,4 +1,4 @@
-"""Which statements of a stage write over values that others read: those must have run before.
+"""Buffer reuse: which statements of a stage write over values that others read; these must have run before.
 
 Some saved values leave their columns to values that backward makes (`autobatch.memplan.cell.reusing`). Two loops of
 which one reads what the other writes over may be one loop nest if at every index the one reads just what the other
@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autobatch.compiler.loop import Alone, Loop, Product, Statement
 from autobatch.compiler.lowered import STORED, Area, Lowered
+from autobatch.compiler.statement import Interpreted, Loop, Product, Statement
 from autobatch.compiler.view import View, steps
 
 
@@ -49,7 +49,7 @@ def read_of_taken(lowered: Lowered, statement: Statement) -> list[Range]:
                     ranges.append(_range(lowered, view, None if moved else strides))
         case Product(terms=terms):
             ranges = [_range(lowered, term.rows, None) for term in terms if term.rows.value in lowered.taken]
-        case Alone(args=args):
+        case Interpreted(args=args):
             views = [lowered.views[arg] for arg in args]
             ranges = [_range(lowered, view, None) for view in views if view.value in lowered.taken]
     return [found for found in ranges if found is not None]
