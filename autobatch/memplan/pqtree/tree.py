@@ -2,14 +2,13 @@
 
 The children of a P-node may be permuted in any way, those of a Q-node only be reversed; the orders that this allows
 are exactly those in which every subset that was reduced is consecutive. A reduction finds the part of the tree that
-concerns it from the leaves upwards (`pqtree_bubble`), then rewrites that part by templates (`pqtree_templates`).
+concerns it from the leaves upwards (`bubble`), then rewrites that part by templates (`templates`).
 Source: Booth and Lueker, Testing for the consecutive ones property, interval graphs, and graph planarity using PQ-tree
 algorithms, J. Comput. Syst. Sci. 13 (1976).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from autobatch.memplan.pqtree import order as pqtree_order
 from autobatch.memplan.pqtree import print as pqtree_print
 from autobatch.memplan.pqtree.bubble import bubble, pertinent_branches
 from autobatch.memplan.pqtree.check import check_nodes
+from autobatch.memplan.pqtree.lookup import find_leaves, first_repeated
 from autobatch.memplan.pqtree.node import UNMARKED, Leaf, Node, PNode, leaves_below, rebuild
 from autobatch.memplan.pqtree.templates import apply_all, changes_anything, match_all
 from autobatch.memplan.pqtree.ways import Ways
@@ -56,7 +56,7 @@ class PQTree:
         self._leaf = {item: Leaf(item) for item in ordered}
         if len(self._leaf) < len(ordered):
             raise PlanError(
-                f"making a PQ-tree of {len(ordered)} items: {_first_repeated(ordered)!r} is among them more than once; "
+                f"making a PQ-tree of {len(ordered)} items: {first_repeated(ordered)!r} is among them more than once; "
                 "give each item once."
             )
         leaves: list[Node] = list(self._leaf.values())
@@ -375,20 +375,7 @@ class PQTree:
 
     def leaves_of(self, subset: Iterable[Hashable]) -> list[Leaf]:
         """The leaves of these items, as `reduce` looks them up."""
-        items = list(subset)
-        try:
-            leaves = [self._leaf[item] for item in items]
-        except KeyError as error:
-            raise PlanError(
-                f"looking up {len(items)} items in a PQ-tree of {len(self)}: {error.args[0]!r} is not among them; "
-                "a tree keeps the items it was made with."
-            ) from None
-        if len(set(items)) < len(items):
-            raise PlanError(
-                f"looking up {len(items)} items in a PQ-tree: {_first_repeated(items)!r} is named more than once; "
-                "name each item once."
-            )
-        return leaves
+        return find_leaves(self._leaf, subset)
 
     def ways(self) -> Ways:
         """The ways from all nodes to the root; the same object until the tree or its frontier changes."""
@@ -401,8 +388,3 @@ class PQTree:
         tree._root = rebuild(self._root, only) or tree._root
         tree._leaf = {leaf.item: leaf for leaf in leaves_below(tree._root)}
         return tree
-
-
-def _first_repeated(items: list[Hashable]) -> Hashable:
-    times = Counter(items)
-    return next(item for item in items if times[item] > 1)

@@ -1,0 +1,244 @@
+"""Rows: which row each node has among those of its type, and where the rows of each batch begin in the buffer.
+
+Rows of a type are in schedule order, so a batch is a contiguous range of rows and its inputs are read without a gather.
+In training the rows of a type are one block: backward reads them again, and the gradients of the weights read all of
+them at once. In inference a batch's rows live from their first writer to the batch's run, and then their memory is
+used again (`lifetimes`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.graph.words import Sections, sections, value_starts
+from autobatch.jit.arrays import IntArray, indices
+from autobatch.jit.loops import compiled
+from autobatch.memplan.batch.lifetimes import first_writers, give_out
+from autobatch.plan.plan import ALIGNMENT, TypeTables
+
+LongArray = NDArray[np.int64]
+
+
+class Batches(NamedTuple):
+    """The K batches of a schedule, as `Schedule` has them."""
+
+    kind: IntArray  # [K] their types
+    ptr: IntArray  # [K+1]
+    order: IntArray  # [N] the nodes, batch by batch
+
+
+class Widths(NamedTuple):
+    """Elements per row of what is no input."""
+
+    slot: LongArray  # of each slot of the output
+    saved: LongArray  # of the saved values of each block
+    ints: IntArray  # of the int attributes of each type
+
+
+class Rows(NamedTuple):
+    """Which row each node has, and where the rows of each batch and type are; `Plan` has those that it keeps."""
+
+    type_ptr: IntArray
+    row: IntArray
+    node_at: IntArray
+    batch_of: IntArray  # [N]
+    segments: LongArray  # for all variadic group blocks one after another, the first edge row of each node row
+    segment_base: LongArray  # [blocks+1] where each block's begin
+    block_rows: LongArray
+    base_ptr: LongArray
+    base: LongArray
+    origin: LongArray  # as base, but of row 0 of the block: row r of the batch's block is at origin + r * width
+
+
+class Areas(NamedTuple):
+    """Where what is no input lies."""
+
+    slot_base: LongArray
+    slot_rows: LongArray
+    saved_base: LongArray
+    mirror: int
+    size: int
+
+
+@compiled
+def place_rows(
+    words: IntArray, batches: Batches, tables: TypeTables, widths: Widths, training: bool
+) -> tuple[Rows, Areas, IntArray]:
+    """Give nodes rows in schedule order, all rows their places in the buffer, and sort the int attributes by row."""
+    graph, batch_type, batch_ptr = sections(words), batches.kind, batches.ptr
+    slot_width, saved_width = widths.slot, widths.saved
+    type_ptr, row, node_at, batch_of = _number_rows(batches, tables.block_ptr.size - 1)
+    segments, segment_base = _count_segments(graph, tables, type_ptr, node_at)
+    base_ptr, before, n_rows, block_rows = _count_rows(batch_type, batch_ptr, tables, segments, segment_base)
+    slot_rows = np.zeros(slot_width.size, np.int64)
+    for slot in graph.out_slot:
+        slot_rows[slot] += 1
+    base = np.empty(before.size, np.int64)
+    if training:
+        block_base, end = _follow(block_rows, tables.block_width, 0)
+        slot_base, end = _follow(slot_rows, slot_width, end)
+        saved_base, size = _follow(block_rows, saved_width, 2 * end)
+        mirror = end
+        for k in range(batch_type.size):
+            first = tables.block_ptr[batch_type[k]]
+            for at in range(base_ptr[k], base_ptr[k + 1]):
+                block = first + at - base_ptr[k]
+                base[at] = block_base[block] + before[at] * tables.block_width[block]
+    else:
+        slot_base, end = _follow(slot_rows, slot_width, 0)
+        saved_base, mirror = np.zeros(0, np.int64), 0
+        size = _place_areas(graph, batch_type, batch_of, tables, base_ptr, n_rows, end, base)
+    origin = np.empty(before.size, np.int64)
+    for k in range(batch_type.size):
+        first = tables.block_ptr[batch_type[k]]
+        for at in range(base_ptr[k], base_ptr[k + 1]):
+            origin[at] = base[at] - before[at] * tables.block_width[first + at - base_ptr[k]]
+    rows = Rows(
+        type_ptr, row, node_at, batch_of, segments, segment_base, block_rows, base_ptr, base, origin
+    )  # fmt: skip
+    ints = gather_rows(graph.attr, widths.ints, graph.type_id, node_at, type_ptr)
+    return rows, Areas(slot_base, slot_rows, saved_base, mirror, size), ints
+
+
+@compiled
+def _number_rows(batches: Batches, n_types: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Number the nodes of each type by schedule order: type_ptr[T+1], row[N], node_at[N], and their batches [N]."""
+    batch_type, batch_ptr, order = batches.kind, batches.ptr, batches.order
+    type_ptr = np.zeros(n_types + 1, np.int32)
+    for k in range(batch_type.size):
+        type_ptr[batch_type[k] + 1] += batch_ptr[k + 1] - batch_ptr[k]
+    for kind in range(n_types):
+        type_ptr[kind + 1] += type_ptr[kind]
+    row, batch_of = np.empty(order.size, np.int32), np.empty(order.size, np.int32)
+    node_at, n_placed = np.empty(order.size, np.int32), np.zeros(n_types, np.int32)
+    for k in range(batch_type.size):
+        kind, n = batch_type[k], batch_ptr[k + 1] - batch_ptr[k]
+        own = n_placed[kind]
+        nodes = order[batch_ptr[k] : batch_ptr[k + 1]]
+        first = type_ptr[kind] + own
+        for i in range(n):
+            node_at[first + i] = nodes[i]
+            row[nodes[i]] = own + i
+            batch_of[nodes[i]] = k
+        n_placed[kind] += n
+    return type_ptr, row, node_at, batch_of
+
+
+@compiled
+def _count_segments(
+    graph: Sections, tables: TypeTables, type_ptr: IntArray, node_at: IntArray
+) -> tuple[LongArray, LongArray]:
+    """Find the first edge row of each node row of all variadic group blocks; and where in that each block's begin."""
+    block_ptr, port_ptr = tables.block_ptr, tables.port_ptr
+    leads, port_block = tables.port_leads, tables.port_block
+    edge_ptr, edge_in = graph.edge_ptr, graph.edge_in
+    segment_base = np.zeros(block_ptr[-1] + 1, np.int64)
+    for kind in range(type_ptr.size - 1):
+        for block in range(block_ptr[kind], block_ptr[kind + 1]):
+            n = 0 if block == block_ptr[kind] else type_ptr[kind + 1] - type_ptr[kind] + 1
+            segment_base[block + 1] = segment_base[block] + n
+    segments = np.zeros(segment_base[-1], np.int64)
+    for kind in range(type_ptr.size - 1):
+        first, end = block_ptr[kind], block_ptr[kind + 1]
+        if end - first <= 1:
+            continue
+        for own in range(type_ptr[kind + 1] - type_ptr[kind]):
+            node = node_at[type_ptr[kind] + own]
+            for block in range(first + 1, end):
+                segments[segment_base[block] + own + 1] = segments[segment_base[block] + own]
+            for e in range(edge_ptr[node], edge_ptr[node + 1]):
+                port = port_ptr[kind] + edge_in[e]
+                if leads[port]:
+                    segments[segment_base[first + port_block[port]] + own + 1] += 1
+    return segments, segment_base
+
+
+@compiled
+def _count_rows(
+    batch_type: IntArray, batch_ptr: IntArray, tables: TypeTables, segments: LongArray, segment_base: LongArray
+) -> tuple[LongArray, LongArray, LongArray, LongArray]:
+    """Count rows.
+
+    Returns:
+        per batch where its blocks start in the next two arrays [K+1]; for each block of each batch, its rows in earlier
+        batches; and its rows in this one; and for each block its rows in all.
+    """
+    block_ptr = tables.block_ptr
+    base_ptr = np.zeros(batch_type.size + 1, np.int64)
+    for k in range(batch_type.size):
+        base_ptr[k + 1] = base_ptr[k] + block_ptr[batch_type[k] + 1] - block_ptr[batch_type[k]]
+    before, n_rows = np.empty(base_ptr[-1], np.int64), np.empty(base_ptr[-1], np.int64)
+    total = np.zeros(segment_base.size - 1, np.int64)
+    for k in range(batch_type.size):
+        first, at = block_ptr[batch_type[k]], base_ptr[k]
+        start = total[first]
+        end = start + batch_ptr[k + 1] - batch_ptr[k]
+        before[at], n_rows[at], total[first] = start, end - start, end
+        for i in range(1, base_ptr[k + 1] - at):
+            own = segment_base[first + i]
+            before[at + i] = segments[own + start]
+            total[first + i] = segments[own + end]
+            n_rows[at + i] = total[first + i] - before[at + i]
+    return base_ptr, before, n_rows, total
+
+
+@compiled
+def _follow(n_rows: LongArray, width: NDArray[Any], start: int) -> tuple[LongArray, int]:
+    """Where areas of so many rows start when they follow `start` one after another, aligned; and the end."""
+    base = np.empty(n_rows.size, np.int64)
+    for i in range(n_rows.size):
+        base[i] = start
+        start += _aligned(n_rows[i] * width[i])
+    return base, start
+
+
+@compiled
+def _aligned(size: int) -> int:
+    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+@compiled
+def _place_areas(
+    graph: Sections,
+    batch_type: IntArray,
+    batch_of: IntArray,
+    tables: TypeTables,
+    base_ptr: LongArray,
+    n_rows: LongArray,
+    start: int,
+    base: LongArray,
+) -> int:
+    """Place the blocks of each batch, one area a batch, behind `start`; fill in `base` and return the end."""
+    size, block_ptr, block_width = np.empty(batch_type.size, np.int64), tables.block_ptr, tables.block_width
+    for k in range(batch_type.size):
+        first, end = block_ptr[batch_type[k]], 0
+        for at in range(base_ptr[k], base_ptr[k + 1]):
+            base[at] = end
+            end += _aligned(n_rows[at] * block_width[first + at - base_ptr[k]])
+        size[k] = end
+    area, end = give_out(first_writers(graph, batch_of, batch_type.size), size, start)
+    for k in range(batch_type.size):
+        for at in range(base_ptr[k], base_ptr[k + 1]):
+            base[at] += area[k]
+    return int(end)
+
+
+@compiled
+def gather_rows(
+    data: NDArray[Any], width: IntArray, type_id: IntArray, node_at: IntArray, type_ptr: IntArray
+) -> NDArray[Any]:
+    """Attributes of the nodes, type by type in row order."""
+    start = indices(value_starts(type_id, width))
+    flat = np.empty(data.size, data.dtype)
+    at = 0
+    for kind in range(type_ptr.size - 1):
+        n = width[kind]
+        if n:
+            for node in indices(node_at[type_ptr[kind] : type_ptr[kind + 1]]):
+                for word in range(start[node], start[node] + np.uint32(n)):
+                    flat[at] = data[word]
+                    at += 1
+    return flat

@@ -1,0 +1,41 @@
+"""Find the leaves of items in a PQ-tree, and say what is wrong with items that cannot be looked up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+
+from autobatch.errors import PlanError
+from autobatch.memplan.pqtree.node import Leaf
+
+
+def find_leaves(leaf: Mapping[Hashable, Leaf], subset: Iterable[Hashable]) -> list[Leaf]:
+    """Look up the leaves of some items.
+
+    Args:
+        leaf: of each item of a tree.
+        subset: some of the items, each once.
+
+    Raises:
+        PlanError: the tree has no such item, or one is named twice.
+    """
+    items = list(subset)
+    try:
+        leaves = [leaf[item] for item in items]
+    except KeyError as error:
+        raise PlanError(
+            f"looking up {len(items)} items in a PQ-tree of {len(leaf)}: {error.args[0]!r} is not among them; "
+            "a tree keeps the items it was made with."
+        ) from None
+    if len(set(items)) < len(items):
+        raise PlanError(
+            f"looking up {len(items)} items in a PQ-tree: {first_repeated(items)!r} is named more than once; "
+            "name each item once."
+        )
+    return leaves
+
+
+def first_repeated(items: list[Hashable]) -> Hashable:
+    """The first item that is in the list more than once."""
+    times = Counter(items)
+    return next(item for item in items if times[item] > 1)
