@@ -14,7 +14,7 @@ from autobatch.ir.typetable import NodeType
 from autobatch.memplan.batch import placement
 from autobatch.memplan.cell.homes import make_layout, place_columns
 from autobatch.memplan.cell.joining import join_products
-from autobatch.memplan.cell.recomputing import PRICES, recompute
+from autobatch.memplan.cell.rematerialisation import PRICES, rematerialise
 from autobatch.memplan.cell.stacking import make_stacked
 from autobatch.plan.plan import KernelPasses, Plan, PlannedCell, PlannedTypes
 from autobatch.schedule.schedule import Schedule
@@ -79,7 +79,7 @@ class MemoryPlanner:
                 derivative = simplify_derivative(derivative)
                 passes.append(("derivative simplified", derivative))
             if self.recomputes != "nothing":
-                derivative = recompute(derivative, PRICES[self.recomputes])
+                derivative = rematerialise(derivative, PRICES[self.recomputes])
                 passes.append(("recomputed", derivative))
         layout = make_layout(program, columns, derivative, self.reuses)
         kernels = KernelPasses(self.cuts, self.hoists, self.fuses)

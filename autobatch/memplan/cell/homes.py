@@ -21,13 +21,11 @@ from autobatch.ir.derivative import Derivative
 from autobatch.ir.layout import Index, Join, Layout, Place
 from autobatch.ir.program import NODE, SHARED, CellProgram, Incoming, Instruction, Port, Var
 from autobatch.memplan.cell.aligned import Line
-from autobatch.memplan.cell.layout_search import Effort, fit_hard
+from autobatch.memplan.cell.fitting import fit_runs
 from autobatch.memplan.cell.memory import FLOAT_DATA, INT_DATA, SHARED_VALUES, Item, Memory, Read, reads_of
 from autobatch.memplan.cell.reusing import find_heirs
 from autobatch.ops.define import Op
 from autobatch.ops.shaping import assemble
-
-ROWS = 32  # nodes of a batch, where the bytes of copies are weighed
 
 
 class Columns(NamedTuple):
@@ -49,8 +47,8 @@ def place_columns(program: CellProgram, joined: bool = True) -> Columns:
     if not joined or not memory.joins:
         places, width = side_by_side(program.vars, program.ports, 1 + program.n_groups)
         return Columns(tuple(places[p] for p in program.ports), {}, width)
-    fit = fit_hard(memory, (), ROWS, Effort())
-    apart = frozenset(value for value in memory.joins if ("join", value) not in fit.kept)
+    fit = fit_runs(memory, ())
+    apart = fit.copied_joins(memory)
     chosen = _joins_in_inputs(memory, apart)
     spans = {value: memory.span(value, apart) for value in (*program.ports, *chosen)}
     wanted = {item for span in spans.values() for item in span}

@@ -22,8 +22,7 @@ from typing import NamedTuple, TypeAlias
 from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.program import SHARED, CellProgram, Instruction, Port, Weight, origin
 from autobatch.ir.program_check import check_cell
-from autobatch.memplan.cell.homes import ROWS
-from autobatch.memplan.cell.layout_search import Effort, fit_hard
+from autobatch.memplan.cell.fitting import fit_runs
 from autobatch.memplan.cell.memory import Memory
 from autobatch.memplan.pqtree.tree import PQTree
 from autobatch.ops.define import Op
@@ -315,7 +314,7 @@ def _views_stay(program: CellProgram, joined: CellProgram, sums: Iterable[Sum]) 
 def _count_views(memory: Memory) -> int:
     if not memory.joins:
         return 0
-    kept = fit_hard(memory, (), ROWS, Effort()).kept
+    kept = fit_runs(memory, ()).kept
     return sum(("join", value) in kept for value in memory.joins)
 
 

@@ -1,45 +1,33 @@
 """The layout of a cell: which instructions run as one, the order of all items, and what has to be copied.
 
-Instructions are grouped (`inner`), what the groups want of the order of items is written down (`constraints`), and as
-much of it as possible is granted (`layout_search`). What is not becomes an explicit copy with its reason where an op
-needs blocks; an element-wise op reads its operands where they are, and only a backend that runs op by op copies.
+Instructions are grouped (`grouping`), what the groups want of the order of items is written down (`constraints`), and
+as much of it as possible is granted (`fitting`). What is not becomes an explicit copy with its reason where an op needs
+blocks; an element-wise op reads its operands where they are, and only a backend that runs op by op copies.
 This decides; nothing is executed here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 from autobatch.ir.program import CellProgram, Instruction
 from autobatch.memplan.cell.aligned import Work
 from autobatch.memplan.cell.constraints import (
     FLOAT_BYTES,
     RESULT,
+    Key,
     Pattern,
     Run,
-    is_hard,
     n_rows,
     operands_of,
     pattern_of,
-)  # fmt: skip
-from autobatch.memplan.cell.inner import MAX_STATES, Batches, Price, choose_batches, make_steps, run_late
-from autobatch.memplan.cell.layout_search import (
-    MAX_EFFORT,
-    MAX_WORK,
-    Batch,
-    Effort,
-    Fit,
-    Key,
-    fit_hard,
-    fit_soft,
-    with_reasons,
 )
+from autobatch.memplan.cell.fitting import MAX_WORK, ROWS, Fit, fit_runs, starting_orders
+from autobatch.memplan.cell.grouping import Batch, choose_batches, is_product, make_steps
 from autobatch.memplan.cell.memory import SHARED_VALUES, Item, Memory
 
-ROWS = 32  # nodes of a batch, where copies are weighed
-QUICK = 20  # the limits of a search are divided by this where it should be over soon: in about 50 ms
 UNTRIED = "the search for orders ended before it was tried"
 
 
@@ -69,16 +57,14 @@ class InnerBatch(NamedTuple):
     """Instructions that run as one.
 
     Attributes:
-        values: what they compute, in the order in which they lie: row by row of the grid.
-        n_rows: rows of the grid.
-        hard: whether its op wants blocks.
-        views: per operand (-1 is the result) that lies as the batch wants it, how it follows the grid; the rest is
-            copied, or read in place by a soft batch.
+        values: what they compute, in the order in which they lie.
+        is_product: whether its op wants blocks.
+        views: per operand (-1 is the result) that lies as the batch wants it, how; the rest is copied by a product, and
+            read in place by other ops.
     """
 
     values: tuple[int, ...]
-    n_rows: int
-    hard: bool
+    is_product: bool
     views: dict[int, Pattern]
 
 
@@ -91,12 +77,9 @@ class CellLayout:
         batches: in an order in which they can run.
         areas: the items of each area, in order: columns of nodes and edges, rows of stacked parameters.
         joins: the concats that are no copies.
-        copies: what hard batches and concats copy.
-        apart: what soft batches read where it is.
-        fewest: the batches that no grouping can go below.
-        proven: whether no other grouping and order has fewer launches (batches, and copies that are made for each
-            batch of nodes), or as many and moves fewer bytes; false if a limit of the search was met.
-        work: what the search went through, see `Work`.
+        copies: what products and concats copy.
+        apart: what other batches read where it is.
+        work: what finding it went through, see `Work`.
     """
 
     memory: Memory
@@ -105,8 +88,6 @@ class CellLayout:
     joins: frozenset[int]
     copies: tuple[Copy, ...]
     apart: tuple[Copy, ...]
-    fewest: int
-    proven: bool
     work: int
 
     def copied_bytes(self, rows: int = ROWS) -> int:
@@ -114,12 +95,12 @@ class CellLayout:
         return sum(copy.moved_bytes(rows) for copy in self.copies)
 
     def apart_bytes(self, rows: int = ROWS) -> int:
-        """Bytes that soft batches would copy as well if they ran op by op."""
+        """Bytes that element-wise batches would copy as well if they ran op by op."""
         return sum(copy.moved_bytes(rows) for copy in self.apart)
 
     @property
     def untried(self) -> tuple[Copy, ...]:
-        """What soft batches read where it is because the search ended before an order for it was looked for."""
+        """What element-wise batches read where it is because the search ended before an order for it was looked for."""
         return tuple(copy for copy in self.apart if copy.reason == UNTRIED)
 
     @property
@@ -141,19 +122,16 @@ class CellLayout:
         return show_layout(self)
 
 
-def plan_cell(program: CellProgram, rows: int = ROWS, one_input: bool = False, quick: bool = False) -> CellLayout:
-    """Lay out a cell with the fewest launches of batches and copies, then the fewest copied bytes.
+def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
+    """Lay out a cell with few launches of batches and copies, and few copied bytes.
 
     Args:
         program: of the cell.
         rows: nodes of a batch, to weigh what nodes share against what each has.
-        one_input: batches of products by parameters have one input each, see `make_steps`.
-        quick: search a twentieth as far, and say of what element-wise ops read in place only that it did not fit.
 
-    Cost: once per cell; 10 to 50 ms for a Tree-LSTM. The operands of element-wise ops are looked at last, and no more
-        of them once the search has gone through `MAX_WORK` (a twentieth of it if `quick`: about 50 ms); it counts
-        what it does and reads no clock, so a cell has the same layout in every process. The operands of products
-        always find their places, up to the limits of `inner` and of `MAX_EFFORT`.
+    Cost: once per cell; about 10 ms for a Tree-LSTM. The operands of element-wise ops are looked at last, and no more
+        of them once `MAX_WORK` is used up: about 50 ms. What is done is counted and no clock read, so a cell has the
+        same layout in every process. The operands of products always find their places.
     Source: ED-Batch (arXiv:2302.03851), section 3: operands of batches as constraints on a PQ-tree.
 
     >>> import numpy as np
@@ -175,89 +153,53 @@ def plan_cell(program: CellProgram, rows: int = ROWS, one_input: bool = False, q
         1: matmul x 2: result = %3 %5, x = b a, y = y x
         2: add x 1: result = %6, x = %3, y = %5
     """
-    memory, share = Memory(program), QUICK if quick else 1
-    steps, effort = make_steps(memory, one_input), Effort(MAX_EFFORT // share, Work(MAX_WORK // share))
-    fits: dict[frozenset[Batch], Fit] = {}
-
-    def price(batches: Batches) -> Price | None:
-        if fits and effort.left <= 0:
-            return None
-        fits[frozenset(batches)] = fit = fit_hard(memory, batches, rows, effort)
-        return fit.n_copies, fit.moved
-
-    choice = choose_batches(steps, price, MAX_STATES // share)
-    groupings = tuple(dict.fromkeys((choice.batches, run_late(steps, choice.batches))))
-    hard = fits[frozenset(batch for batch in choice.batches if is_hard(memory, batch))]
-    soft = [tuple(batch for batch in batches if not is_hard(memory, batch)) for batches in groupings]
-    share_of_work = effort.work.left // len(soft)
-    efforts = [replace(effort, work=Work(share_of_work)) for _ in soft]
-    tried = [(fit_soft(memory, hard, soft[at], rows, efforts[at]), at) for at in range(len(soft))]
-    fit, at = min(tried, key=lambda pair: sum(run.moved_bytes(rows) for run, _ in pair[0].dropped.values()))
-    proven = choice.proven and not effort.gave_up and not fit.untried
-    fit = fit if quick else with_reasons(memory, fit, effort)
-    work = MAX_WORK // share - effort.work.left + sum(share_of_work - one.work.left for one in efforts)
-    return _to_layout(memory, groupings[at], fit, choice.fewest, proven, work)
-
-
-def _to_layout(memory: Memory, batches: Batches, fit: Fit, fewest: int, proven: bool, work: int) -> CellLayout:
-    joins = frozenset(value for value in memory.joins if ("join", value) in fit.kept)
+    memory, work = Memory(program), Work(MAX_WORK)
+    batches = choose_batches(make_steps(memory))
+    fit = fit_runs(memory, batches, rows, work)
+    joins = frozenset(memory.joins) - fit.copied_joins(memory)
     frontiers = zip(memory.areas, fit.orders.frontiers(), strict=True)
     areas = {
         area: tuple(item for item in cast(list[Item], order) if item.value not in joins) for area, order in frontiers
     }
     always = [(value, memory.why_copied(value)) for value in memory.copying if value not in memory.joins]
     copies = [_copy_of_value(memory, value, reason) for value, reason in always if reason is not None]
-    dropped = [(run, _to_copy(memory, batches, run, others, fit)) for run, others in fit.dropped.values()]
+    dropped = [(run, _copy_of_run(memory, batches, run, fit)) for run in fit.dropped.values()]
     return CellLayout(
         memory,
         tuple(_to_batch(memory, batch, fit, areas) for batch in batches),
         {area: items for area, items in areas.items() if items},
         joins,
-        (*copies, *(copy for run, copy in dropped if run.hard)),
-        tuple(copy for run, copy in dropped if not run.hard),
-        fewest,
-        proven,
-        work,
+        (*copies, *(copy for run, copy in dropped if run.copied)),
+        tuple(copy for run, copy in dropped if not run.copied),
+        MAX_WORK - work.left,
     )
 
 
 def _to_batch(memory: Memory, batch: Batch, fit: Fit, areas: dict[str, tuple[Item, ...]]) -> InnerBatch:
     """Put the members of a batch into the order in which its views lie."""
-    number, grid = batch[0], fit.grids[batch[0]]
-    position = {item: at for items in areas.values() for at, item in enumerate(items)}
-    lines = [line for run in fit.kept.values() if run.key[:2] == ("batch", number) for line in run.lines or ()]
-    rank: dict[Any, list[int]] = {}
-    for line in lines:
-        places = [position[cast(Item, span[0])] for span in line.spans]
-        rank[line.order] = [sorted(places).index(place) for place in places]
-
-    def place_of(member: int) -> tuple[int, int]:
-        row, column = grid.row[member], grid.column[member]
-        order = (number, "column") if grid.tied else (number, "column", row)
-        rows, columns = rank.get((number, "row")), rank.get(order)
-        return rows[row] if rows else row, columns[column] if columns else column
-
     views: dict[int, Pattern] = {}
     for operand, values in operands_of(memory, batch).items():
-        pattern = pattern_of(grid, [memory.reads[v] for v in values])
-        if pattern is not None and ("batch", number, operand) not in fit.dropped:
+        pattern = pattern_of([memory.reads[v] for v in values])
+        if pattern is not None and ("batch", batch[0], operand) not in fit.dropped:
             views[operand] = pattern
-    order = sorted(range(len(batch)), key=place_of)
-    return InnerBatch(tuple(batch[m] for m in order), len(set(grid.row)), is_hard(memory, batch), views)
+    line = next((run.line for key, run in fit.kept.items() if key[:2] == ("batch", batch[0])), None)
+    members = batch
+    if line is not None:
+        position = {item: at for items in areas.values() for at, item in enumerate(items)}
+        places = [position[cast(Item, span[0])] for span in line.spans]
+        members = tuple(value for _, value in sorted(zip(places, batch, strict=True)))
+    return InnerBatch(members, is_product(memory, batch), views)
 
 
-def _to_copy(memory: Memory, batches: Batches, run: Run, others: tuple[Key, ...] | None, fit: Fit) -> Copy:
-    names = [_reader_name(memory, batches, key) for key in others or ()]
-    if run.lines is None:
-        reason = "its values repeat in no grid"
+def _copy_of_run(memory: Memory, batches: Sequence[Batch], run: Run, fit: Fit) -> Copy:
+    if run.line is None:
+        reason = "some of its values repeat"
     elif run.key in fit.untried:
         reason = UNTRIED
-    elif names:
-        reason = f"it fits none of the orders that are left by {' and '.join(names)}"
-    elif others is not None:
-        reason = "no order of the items serves it"
-    else:
+    elif starting_orders(memory).add([run.line]):
         reason = "it does not fit beside what is kept"
+    else:
+        reason = "no order of the items serves it"
     return Copy(_reader_name(memory, batches, run.key), run.values, run.area, run.elements, reason)
 
 
@@ -266,7 +208,7 @@ def _copy_of_value(memory: Memory, value: int, reason: str) -> Copy:
     return Copy(_reader_name(memory, (), ("join", value)), (value,), memory.area_of(value), size, reason)
 
 
-def _reader_name(memory: Memory, batches: Batches, key: Key) -> str:
+def _reader_name(memory: Memory, batches: Sequence[Batch], key: Key) -> str:
     """`matmul of 5, argument 1`, `result of matmul of 5`, `concat %7`."""
     batch = next((batch for batch in batches if batch[0] == key[1]), (cast(int, key[1]),))
     source = memory.program.vars[batch[0]].source
@@ -285,9 +227,8 @@ def show_layout(layout: CellLayout, rows: int = ROWS) -> str:
 
 def _head(layout: CellLayout, rows: int) -> str:
     n_steps = sum(len(batch.values) for batch in layout.batches)
-    bound = "" if layout.proven else ", not proven to be the best"
     return (
-        f"{layout.memory.program.name}: {n_steps} instructions in {len(layout.batches)} batches{bound}; "
+        f"{layout.memory.program.name}: {n_steps} instructions in {len(layout.batches)} batches; "
         f"{len(layout.copies)} copies, {layout.copied_bytes(rows):,} bytes for {rows} nodes"
     )
 
@@ -307,9 +248,8 @@ def _names(layout: CellLayout, items: Sequence[Item]) -> str:
 def _batches(layout: CellLayout) -> Iterator[str]:
     yield "  batches"
     for number, batch in enumerate(layout.batches, start=1):
-        grid = f" in {batch.n_rows} rows" if batch.n_rows > 1 else ""
         operands = ", ".join(_operands(layout, batch))
-        yield f"    {number}: {_source(layout, batch).op.name} x {len(batch.values)}{grid}: {operands}"
+        yield f"    {number}: {_source(layout, batch).op.name} x {len(batch.values)}: {operands}"
 
 
 def _operands(layout: CellLayout, batch: InnerBatch) -> Iterator[str]:
@@ -317,7 +257,7 @@ def _operands(layout: CellLayout, batch: InnerBatch) -> Iterator[str]:
     for operand, values in operands_of(layout.memory, batch.values).items():
         name = "result" if operand == RESULT else _source(layout, batch).op.names[operand]
         names = " ".join(layout.memory.name(value) for value in dict.fromkeys(values))
-        how = "" if operand in batch.views else " copied" if batch.hard else " apart"
+        how = "" if operand in batch.views else " copied" if batch.is_product else " apart"
         yield f"{name} = {names}{how}"
 
 

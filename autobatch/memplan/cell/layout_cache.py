@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Var
-from autobatch.memplan.cell.layout import ROWS, CellLayout, plan_cell
+from autobatch.memplan.cell.fitting import ROWS
+from autobatch.memplan.cell.layout import CellLayout, plan_cell
 from autobatch.memplan.cell.layout_store import find_layout, keep_layout
 from autobatch.memplan.cell.memory import Memory
 
@@ -34,7 +35,7 @@ def lay_out(program: CellProgram, rows: int = ROWS) -> CellLayout:
 
 
 def _make(program: CellProgram, rows: int) -> CellLayout:
-    layout = plan_cell(program, rows, one_input=True, quick=True)
+    layout = plan_cell(program, rows)
     keep_layout(layout, rows)
     return layout
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from autobatch.errors import PlanError
 from autobatch.ir.program import Instruction
 from autobatch.memplan.cell.constraints import Pattern, operands_of
-from autobatch.memplan.cell.inner import computed, signature
-from autobatch.memplan.cell.layout import CellLayout, InnerBatch
+from autobatch.memplan.cell.grouping import computed, signature
+from autobatch.memplan.cell.layout import CellLayout
 from autobatch.memplan.cell.memory import Item
 
 
@@ -72,8 +72,8 @@ def _check_batches(layout: CellLayout) -> None:
             raise _broken(layout, f"batch {number} reads {memory.name(min(missing))} before it is computed")
         if len({signature(memory, value) for value in batch.values}) != 1:
             raise _broken(layout, f"the instructions of batch {number} cannot run as one")
-        if len(batch.values) % batch.n_rows or finished & {*batch.values}:
-            raise _broken(layout, f"batch {number} is no grid of instructions that run once")
+        if finished & {*batch.values}:
+            raise _broken(layout, f"an instruction of batch {number} runs twice")
         finished |= {*batch.values}
     if finished != {*memory.steps}:
         raise _broken(layout, f"batches run {len(finished)} of {len(memory.steps)} instructions")
@@ -88,7 +88,7 @@ def _check_view(
     first_area, first = start[layout.span(values[0])[0]]
     size = memory.reads[values[0]].stop - memory.reads[values[0]].start
     for k, value in enumerate(values):
-        wanted = (first_area, first + size * _steps(batch, k, pattern))
+        wanted = (first_area, first + size * k * (pattern == "full"))
         if start[layout.span(value)[0]] != wanted:
             raise _broken(
                 layout,
@@ -97,22 +97,16 @@ def _check_view(
             )
 
 
-def _steps(batch: InnerBatch, k: int, pattern: Pattern) -> int:
-    """How many values member `k` of a batch is behind the first."""
-    n_columns = len(batch.values) // batch.n_rows
-    return {"same": 0, "full": k, "row": k // n_columns, "column": k % n_columns}[pattern]
-
-
 def _check_copies(layout: CellLayout) -> None:
     """Check that what is no view is counted, with a reason."""
     memory = layout.memory
     missing = {
-        hard: sum(
+        is_product: sum(
             len(operands_of(memory, batch.values).keys() - batch.views.keys())
             for batch in layout.batches
-            if batch.hard == hard
+            if batch.is_product == is_product
         )
-        for hard in (True, False)
+        for is_product in (True, False)
     }
     n_copied = missing[True] + len(set(memory.copying) - layout.joins)
     if (len(layout.copies), len(layout.apart)) != (n_copied, missing[False]):

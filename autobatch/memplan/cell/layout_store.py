@@ -21,7 +21,7 @@ from autobatch.memplan.cell.memory import Item, Memory
 from autobatch.system.cache import UNREADABLE, find_entry, keep_entry
 from autobatch.system.files import write_whole
 
-FORMAT = "autobatch layout 1"
+FORMAT = "autobatch layout 2"
 LEAST_WORK = 2_000  # a layout that took less, about 5 ms, is not worth a file
 
 
@@ -55,10 +55,10 @@ def _planner() -> str:
 
 
 def _to_plain(layout: CellLayout) -> dict[str, Any]:
-    batches = [[b.values, b.n_rows, b.hard, sorted(b.views.items())] for b in layout.batches]
+    batches = [[b.values, b.is_product, sorted(b.views.items())] for b in layout.batches]
     joins = sorted(layout.joins)
     plain = {"batches": batches, "areas": layout.areas, "joins": joins, "copies": layout.copies, "apart": layout.apart}
-    return {**plain, "fewest": layout.fewest, "proven": layout.proven, "work": layout.work}
+    return {**plain, "work": layout.work}
 
 
 def _load(program: CellProgram, path: Path) -> CellLayout:
@@ -76,13 +76,11 @@ def _load(program: CellProgram, path: Path) -> CellLayout:
 def _from_plain(program: CellProgram, content: dict[str, Any]) -> CellLayout:
     return CellLayout(
         Memory(program),
-        tuple(InnerBatch(tuple(values), n, hard, dict(views)) for values, n, hard, views in content["batches"]),
+        tuple(InnerBatch(tuple(values), is_product, dict(views)) for values, is_product, views in content["batches"]),
         {area: tuple(Item(*item) for item in items) for area, items in content["areas"].items()},
         frozenset(content["joins"]),
         _read_copies(content["copies"]),
         _read_copies(content["apart"]),
-        content["fewest"],
-        content["proven"],
         content["work"],
     )
 

@@ -1,10 +1,9 @@
 """A cell with its inner batches made real: one instruction on stacked parameters instead of one for each member.
 
-The products of a hard batch that read one input become one product of their stacked weights, so a grid becomes one
-product per row; its members are slices of the result, in the order that the layout decided. Element-wise instructions
-whose operands are neighbours, slices of one value or parameters, become one instruction on the larger slice. What the
-layout says is no view stays as it is. The result is a program like any other: it is differentiated and planned as if
-it had been written so.
+The products of a batch become one product of their stacked weights; its members are slices of the result, in the order
+that the layout decided. Element-wise instructions whose operands are neighbours, slices of one value or parameters,
+become one instruction on the larger slice. What the layout says is no view stays as it is. The result is a program like
+any other: it is differentiated and planned as if it had been written so.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ class _Stacking:
 
     def _groups(self, batch: InnerBatch, soft: bool) -> list[Group]:
         """The members of a batch, divided into those that one instruction computes."""
-        operands = {index: self._operands(batch, index) for index in batch.values if batch.hard or soft}
+        operands = {index: self._operands(batch, index) for index in batch.values if batch.is_product or soft}
         joined = {index: found for index in batch.values if (found := operands.get(index)) is not None}
         apart: list[Group] = [(index,) for index in batch.values if index not in joined]
         groups: list[list[int]] = []
@@ -147,7 +146,7 @@ class _Stacking:
         source, shape = self._source(index), self.program.vars[index].shape
         if not shape or not all(shape):
             return None
-        if batch.hard:
+        if batch.is_product:
             found = [self._product_operand(batch, k, arg) for k, arg in enumerate(source.args)]
             possible = source.op in STACKED and RESULT in batch.views
         else:
