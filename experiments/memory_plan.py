@@ -27,7 +27,7 @@ from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.ir.program import NODE, CellProgram, Instruction
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan import check_cell_layout, plan_cell
-from autobatch.memplan.cell.inner import HARD_OPS
+from autobatch.memplan.cell.grouping import PRODUCTS
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.memplan.report.movement import movements
 from autobatch.models import find_model
@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from literature_cells import INSTANCES, SEVEN, WIDTH, trace_cell
 
-DECIDED = ("cell", "instructions", "batches", "fewest", "copies", "kB", "of parameters", "op by op", "published")
+DECIDED = ("cell", "instructions", "batches", "copies", "kB", "of parameters", "op by op", "published")
 EXECUTED = ("cell", "written", "planned", "copied kB", "training, written", "planned", "copied kB")
 COUNTED = ("", "nodes", "batches", "launches", "kB moved", "of these without launch", "buffer kB", "time")
 MODELS = {"tree-lstm": "sst", "bilstm-tagger": None, "lattice-lstm": "lattice"}
@@ -85,7 +85,7 @@ def measure(config: Config) -> Findings:
 
 
 def decide(config: Config) -> tuple[list[tuple[str, ...]], dict[str, Any], list[str]]:
-    """Lay out the cells of the literature by the published objective, whose batches are launches."""
+    """Lay out the cells of the literature."""
     rows, figures, reasons = [], {}, []
     for name, published in SEVEN.items():
         layout = plan_cell(trace_cell(published.body, config.width), config.instances)
@@ -96,14 +96,13 @@ def decide(config: Config) -> tuple[list[tuple[str, ...]], dict[str, Any], list[
         counts = {
             "instructions": sum(len(batch.values) for batch in layout.batches),
             "batches": len(layout.batches),
-            "fewest": layout.fewest,
             "copies": len(layout.copies),
             "kB": copied,
             "of parameters": layout.parameter_copies,
         }
         other = f"{len(layout.apart)} / {apart:g}"
         rows.append((name, *(f"{n:g}" for n in counts.values()), other, f"{published.copies} / {published.kilobytes}"))
-        figures[name] = {**counts, "apart": len(layout.apart), "apart_kB": apart, "proven": layout.proven}
+        figures[name] = {**counts, "apart": len(layout.apart), "apart_kB": apart}
         reasons += [f"{name}: {copy.what}: {copy.reason}" for copy in (*layout.copies, *layout.apart)]
     return rows, figures, reasons
 
@@ -148,7 +147,7 @@ def count_cell(cell: PlannedCell, n_nodes: int) -> dict[str, dict[str, int]]:
         if stage == "training":
             unsettled = [n for n, g in enumerate(derivative.ports) if g is not None and n not in cell.layout.settled]
             copied += sum(cell.layout.inputs[n].width for n in unsettled)
-        products = sum(s.op in HARD_OPS or s.op.name.removeprefix("row_sum_") in ("outer", "matmul") for s in computing)
+        products = sum(s.op in PRODUCTS or s.op.name.removeprefix("row_sum_") in ("outer", "matmul") for s in computing)
         n_bytes = FLOAT_BYTES * copied * n_nodes
         found[stage] = {"products": products, "other": len(computing) - products, "copied_bytes": n_bytes}
     return found

@@ -1,12 +1,11 @@
-"""The fewest bytes that given batches of a cell copy, over all orders of items, members and grids; from the definition.
+"""The fewest bytes that given batches of a cell copy, over all orders of items and members; from the definition.
 
-A view is an operand whose values are one and the same, or follow each other in memory: all of them, or one for each
-row of the grid in which the batch lays out its members, or one for each column.
+A view is an operand whose values are one and the same, or follow each other in memory in the order of the members.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, combinations, pairwise, permutations
 from typing import Any
 
@@ -34,15 +33,9 @@ def _fewest_with(memory: Memory, batches: Mapping[int, Sequence[int]], rows: int
         return None
     moved: Any = sum(4 * rows * memory.program.vars[value].size for value in apart)
     for batch in batches.values():
-        options = [_cost_of(memory, members, n_columns, starts, rows, apart) for members, n_columns in _options(batch)]
+        options = [_cost_of(memory, members, starts, rows, apart) for members in permutations(batch)]
         moved = moved + np.min([node[:, None] + shared[None, :] for node, shared in options], axis=0)
     return int(np.min(moved))
-
-
-def _options(batch: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Every order of the members, with every number of columns of a grid."""
-    columns = [n for n in range(1, len(batch) + 1) if len(batch) % n == 0]
-    return ((members, n) for members in permutations(batch) for n in columns)
 
 
 def _all_starts(
@@ -63,19 +56,17 @@ def _in_one_piece(order: Sequence[Item], span: Sequence[Item]) -> bool:
 
 
 def _cost_of(
-    memory: Memory, members: Sequence[int], n_columns: int, starts: Sequence[dict[Item, Ints]], rows: int,
-    apart: frozenset[int],
-) -> tuple[Ints, Ints]:  # fmt: skip
+    memory: Memory, members: tuple[int, ...], starts: Sequence[dict[Item, Ints]], rows: int, apart: frozenset[int]
+) -> tuple[Ints, Ints]:
     """Bytes copied in each order of the node's items, and in each order of the shared ones."""
     k = np.arange(len(members))
-    patterns = (0 * k, k, k // n_columns, k % n_columns)
+    patterns = (0 * k, k)
     cost = [np.zeros(len(next(iter(start.values()), (0,))), np.int64) for start in starts]
     for values in operands_of(memory, members).values():
         is_shared = memory.area_of(memory.reads[values[0]].value) == SHARED_VALUES
         size, start = memory.program.vars[values[0]].size, starts[is_shared]
         at = np.stack([start[memory.span(v, apart)[0]] for v in values], axis=1)
         views = np.any([np.all(at == at[:, :1] + size * pattern, axis=1) for pattern in patterns], axis=0)
-        distinct = [memory.reads[v] for v in values]
-        n_moved = min(len(set(p)) for p in patterns if len({*zip(p, distinct, strict=True)}) == len(set(p)))
+        n_moved = 1 if len({memory.reads[v] for v in values}) == 1 else len(values)
         cost[is_shared] += np.where(views, 0, 4 * size * n_moved * (1 if is_shared else rows))
     return cost[0], cost[1]

@@ -12,7 +12,8 @@ from autobatch.ir.passes.simplify import simplify, simplify_derivative
 from autobatch.ir.program import CellProgram
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan.batch import placement
-from autobatch.memplan.cell.homes import make_layout, place_columns
+from autobatch.memplan.cell.buffer_assignment import make_layout
+from autobatch.memplan.cell.inputs import place_columns
 from autobatch.memplan.cell.joining import join_products
 from autobatch.memplan.cell.rematerialisation import PRICES, rematerialise
 from autobatch.memplan.cell.stacking import make_stacked

@@ -1,4 +1,4 @@
-"""Layouts of cells: the fewest bytes over all orders of items, the seven cells of the literature, and the checker."""
+"""Layouts of cells: bytes beside the fewest over all orders, the seven cells of the literature, and the checker."""
 
 from __future__ import annotations
 
@@ -34,28 +34,27 @@ def names(layout: CellLayout, area: str) -> str:
     return " ".join(layout.memory.item_name(item) for item in layout.areas[area])
 
 
-def check_fewest_bytes(layout: CellLayout) -> None:
-    """The bytes copied are the fewest for these batches, over all orders, grids and joins: the gap is 0."""
+def bytes_over_the_fewest(layout: CellLayout) -> int:
+    """Bytes copied besides the fewest for these batches, over all orders of items and members, and sets of joins."""
+    check_cell_layout(layout)
     memory = layout.memory
     always = sum(4 * ROWS * memory.program.vars[v].size for v in memory.copying if v not in memory.joins)
-    hard = {n: batch.values for n, batch in enumerate(layout.batches)}
-    assert layout.proven
-    assert layout.copied_bytes(ROWS) == fewest_bytes(memory, hard, ROWS) + always
+    batches = {n: batch.values for n, batch in enumerate(layout.batches)}
+    return layout.copied_bytes(ROWS) - fewest_bytes(memory, batches, ROWS) - always
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_the_bytes_copied_are_the_fewest(seed: int) -> None:
-    layout = plan_cell(draw_matmuls(np.random.default_rng(seed)), ROWS)
-    check_cell_layout(layout)
-    check_fewest_bytes(layout)
+@pytest.mark.parametrize("start", range(0, 60, 10))
+def test_the_bytes_copied_are_the_fewest(start: int) -> None:
+    for seed in range(start, start + 10):
+        assert bytes_over_the_fewest(plan_cell(draw_matmuls(np.random.default_rng(seed)), ROWS)) == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(60, 160))
-def test_the_bytes_copied_are_the_fewest_of_seven_items(seed: int) -> None:
-    layout = plan_cell(draw_matmuls(np.random.default_rng(seed), max_node_items=7, max_weights=3), ROWS)
-    check_cell_layout(layout)
-    check_fewest_bytes(layout)
+@pytest.mark.parametrize("start", range(60, 160, 20))
+def test_the_bytes_copied_are_the_fewest_of_seven_items(start: int) -> None:
+    for seed in range(start, start + 20):
+        program = draw_matmuls(np.random.default_rng(seed), max_node_items=7, max_weights=3)
+        assert bytes_over_the_fewest(plan_cell(program, ROWS)) == 0
 
 
 @pytest.mark.parametrize("name", SEVEN)
@@ -63,8 +62,6 @@ def test_the_seven_cells_copy_nothing(name: str) -> None:
     """At width 128 for 32 instances, where the published planner as designed copies 48 to 4128 kB."""
     layout = plan_cell(trace_cell(SEVEN[name].body))
     check_cell_layout(layout)
-    assert len(layout.batches) == layout.fewest
-    assert layout.proven
     assert len(layout.copies) == 0 < SEVEN[name].copies
     assert layout.copied_bytes(INSTANCES) == 0 < 1024 * SEVEN[name].kilobytes
     assert layout.parameter_copies == 0
@@ -73,8 +70,8 @@ def test_the_seven_cells_copy_nothing(name: str) -> None:
 
 def test_one_set_of_parameters_for_two_children_is_one_stack_for_both() -> None:
     layout = plan_checked(tree_gru_shared, 128)
-    first = layout.batches[0]
-    assert (len(first.values), first.n_rows, first.views) == (4, 2, {RESULT: "full", 0: "column", 1: "row"})
+    for batch in layout.batches[:2]:
+        assert (len(batch.values), batch.views) == (2, {RESULT: "full", 0: "full", 1: "same"})
     assert (layout.copied_bytes(), layout.parameter_copies) == (0, 0)
 
 
@@ -88,7 +85,6 @@ def test_layouts_of_random_models(seed: int) -> None:
     for program in programs:
         layout = plan_cell(program)
         check_cell_layout(layout)
-        assert layout.proven
         assert str(layout) == str(plan_cell(program))
 
 
@@ -96,15 +92,14 @@ def test_layouts_of_random_models(seed: int) -> None:
 def test_layouts_of_random_products_sums_and_tangents(seed: int) -> None:
     layout = plan_cell(draw_ops(np.random.default_rng(seed), 15))
     check_cell_layout(layout)
-    assert len(layout.batches) >= layout.fewest
     assert str(layout).count("batches") == 2
 
 
-def stacked_twice(w: Weights, x: Any, y: Any) -> Any:
+def stacked_twice(w: Weights, x: Any) -> Any:
     """A and B, B and C, C and A are stacks of one batch each: a circle, so one of the three stacks is a copy."""
-    first = w["A"] @ x, w["B"] @ y
-    second = w["B"] @ ab.tanh(first[0]), w["C"] @ ab.tanh(first[1])
-    return w["C"] @ ab.tanh(second[0]), w["A"] @ ab.tanh(second[1])
+    first = ab.tanh((w["A"] @ x) * (w["B"] @ x))
+    second = ab.tanh((w["B"] @ first) * (w["C"] @ first))
+    return w["C"] @ second, w["A"] @ second
 
 
 def test_a_parameter_has_one_home_and_other_uses_are_counted_copies() -> None:
@@ -112,14 +107,14 @@ def test_a_parameter_has_one_home_and_other_uses_are_counted_copies() -> None:
     (copy,) = layout.copies
     assert (copy.area, copy.elements, copy.moved_bytes(1), copy.moved_bytes(99)) == (SHARED_VALUES, 32, 128, 128)
     assert layout.parameter_copies == 1
-    assert copy.what == "x of matmul of %3 and 1 more"
-    assert copy.reason.startswith("it fits none of the orders that are left by x of matmul of ")
+    assert copy.what.startswith("x of matmul of ")
+    assert copy.reason == "it does not fit beside what is kept"
 
 
-def test_inputs_used_unequally_are_two_batches_rather_than_a_copy() -> None:
+def test_products_of_two_inputs_are_two_batches() -> None:
     layout = plan_checked(lambda w, x, h: tuple([w[k] @ x for k in "ABC"] + [w[k] @ h for k in "DE"]))
-    assert [len(batch.values) for batch in layout.batches] == [4, 1]
-    assert (layout.fewest, len(layout.copies)) == (1, 0)
+    assert [len(batch.values) for batch in layout.batches] == [3, 2]
+    assert len(layout.copies) == 0
 
 
 def test_joins_are_no_copies_unless_they_want_two_orders() -> None:
@@ -129,7 +124,7 @@ def test_joins_are_no_copies_unless_they_want_two_orders() -> None:
         lambda w, x, h: (w.shaped("A", (4, 8)) @ ab.concat((x, h)), w.shaped("B", (4, 8)) @ ab.concat((h, x)))
     )
     assert (len(both.joins), both.copied_bytes(1), len(both.copies)) == (1, 32, 1)
-    assert "concat" in both.copies[0].reason
+    assert both.copies[0].reason == "it does not fit beside what is kept"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import CellProgram, Instruction
 from autobatch.ir.program_check import check_cell
-from autobatch.memplan.cell.homes import make_layout, place_columns
+from autobatch.memplan.cell.inputs import make_layout, place_columns
 from autobatch.memplan.cell.joining import join_products
 from autobatch.memplan.cell.stacking import make_stacked
 from autobatch.memplan.planner import MemoryPlanner
@@ -24,6 +24,7 @@ from autobatch.params.stacks import Stack, parts_of
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.cell import Tracer
 from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared
+from planned import place_batch
 from program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types
 from random_gates import draw_gates, draw_sums
 from twin_cases import CASES, Case
@@ -240,8 +241,8 @@ def test_models_move_no_more_and_launch_less(case: Case) -> None:
         assert loss.last is not None
         gradients = {name: np.asarray(g).copy() for name, g in grads.items()}
         found.append((float(value), gradients, loss.last.launches, loss.last.copied_bytes))
-        step = loss.prepare(instances, training=True)
-        assert not [m for m in movements(step.parts[0].plan, step.cells) if m.how == "copy"]
+        placed = place_batch(model.loss, instances, planner=MemoryPlanner(sums=sums))
+        assert not [m for m in movements(*placed) if m.how == "copy"]
     (value, gradients, launches, moved), (other, others, fewer, less) = found
     assert value == pytest.approx(other, rel=TOLERANCE)
     check_equal(list(gradients.values()), list(others.values()))

@@ -14,33 +14,35 @@ from autobatch.ir.passes.simplify import simplify
 from autobatch.memplan import check_cell_layout, plan_cell
 from autobatch.memplan.cell import layout_cache
 from autobatch.memplan.cell.aligned import AlignedOrders, Line, Work
+from autobatch.memplan.cell.fitting import MAX_WORK
 from autobatch.memplan.cell.joining import join_products
-from autobatch.memplan.cell.layout import QUICK, UNTRIED
-from autobatch.memplan.cell.layout_search import MAX_WORK
+from autobatch.memplan.cell.layout import UNTRIED
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.testing import check_grads
+from autobatch.trace.record import Recorder
 from child_sum_cells import ChildSum, node_program
 from literature_cells import SEVEN, trace_cell
 
 ONE_STEP = 20_000  # the work of adding a run at the end, at most
 
 
-@pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("arity", [2, 3, 6, 12, 24])
-def test_the_search_for_a_layout_ends_at_its_budget(arity: int, joint: bool) -> None:
+def test_the_search_for_a_layout_ends_at_its_budget(arity: int) -> None:
     """Without one, 24 children took two minutes. Nothing is copied all the same, and products are stacked."""
-    program = join_products(simplify(node_program(arity, joint)))
-    layout = plan_cell(program, one_input=True, quick=True)
-    check_cell_layout(layout)
-    assert layout.work <= MAX_WORK // QUICK + ONE_STEP
-    assert layout.copies == ()
-    assert str(layout) == str(plan_cell(program, one_input=True, quick=True))
-    assert bool(layout.untried) == (not layout.proven) == (UNTRIED in str(layout))
+    for joint in (True, False):
+        program = join_products(simplify(node_program(arity, joint)))
+        layout = plan_cell(program)
+        check_cell_layout(layout)
+        assert layout.work <= MAX_WORK + ONE_STEP
+        assert layout.copies == ()
+        assert str(layout) == str(plan_cell(program))
+        assert bool(layout.untried) == (UNTRIED in str(layout))
+        assert not layout.untried or layout.work >= MAX_WORK
 
 
 def test_what_was_given_up_is_told() -> None:
-    layout = plan_cell(join_products(simplify(node_program(24))), one_input=True, quick=True)
+    layout = plan_cell(join_products(simplify(node_program(24))))
     n, moved = len(layout.untried), sum(copy.moved_bytes(32) for copy in layout.untried)
     assert n > 10
     assert f"and {n} operands, {moved:,} bytes: {UNTRIED}" in str(layout)
@@ -54,8 +56,8 @@ def test_explain_tells_what_was_given_up() -> None:
 
 @pytest.mark.parametrize("name", SEVEN)
 def test_cells_of_the_literature_are_far_from_the_budget(name: str) -> None:
-    layout = plan_cell(trace_cell(SEVEN[name].body), one_input=True, quick=True)
-    assert (layout.work <= 0.8 * MAX_WORK / QUICK, layout.untried, layout.copies) == (True, (), ())
+    layout = plan_cell(trace_cell(SEVEN[name].body))
+    assert (layout.work <= 0.8 * MAX_WORK, layout.untried, layout.copies) == (True, (), ())
 
 
 def test_lines_that_contradict_each_other_are_refused_without_a_search() -> None:
@@ -85,7 +87,7 @@ def test_layouts_are_read_by_other_processes(tmp_path: Path, monkeypatch: pytest
     assert (read.batches, read.areas, read.joins, read.copies, read.apart) == (
         made.batches, made.areas, made.joins, made.copies, made.apart,
     )  # fmt: skip
-    assert (read.work, read.proven, read.fewest) == (made.work, made.proven, made.fewest)
+    assert read.work == made.work
 
 
 def broken(content: str, kind: str) -> str:
@@ -118,24 +120,23 @@ def test_a_kept_layout_that_does_not_hold_is_made_again(
     assert path.read_text() == content
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("joint", [True, False])
-def test_a_cell_of_24_children_is_right(backend: str, joint: bool) -> None:
+def test_a_cell_of_24_children_is_right(joint: bool) -> None:
     model = ChildSum(dim=2, joint=joint).astype("float64")
-    loss = ab.batched(model.loss, backend=Cpu(jitted=False) if backend == "cpu" else backend)
-    np.testing.assert_allclose(loss([24, 3]), [model.loss(24), model.loss(3)], rtol=1e-12)
-    check_grads(loss, [24, 3], model, np.random.default_rng(0))
+    for backend in ("reference", Cpu(jitted=False)):
+        loss = ab.batched(model.loss, backend=backend)
+        np.testing.assert_allclose(loss([24, 3]), [model.loss(24), model.loss(3)], rtol=1e-12)
+        check_grads(loss, [24, 3], model, np.random.default_rng(0))
 
 
 @pytest.mark.slow
 def test_a_cell_of_24_children_is_planned_in_no_time() -> None:
     """0.3 s on an idle machine, with autodiff; this is generous."""
     model = ChildSum()
-    loss = ab.batched(model.loss, backend="reference")
-    loss([2])
-    loss([24])
-    node = max((t for t in loss.recorder.types.types if t.name == "node"), key=lambda t: len(t.program.vars))
-    layout_cache._known.clear()
+    recorder = Recorder(model.loss, model)
+    recorder.record([2])
+    recorder.record([24])
+    node = max((t for t in recorder.types.types if t.name == "node"), key=lambda t: len(t.program.vars))
     start = time.process_time()
     MemoryPlanner().plan_cell(node, training=True)
     assert time.process_time() - start < 2

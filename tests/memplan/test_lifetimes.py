@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -10,19 +11,21 @@ import pytest
 
 import autobatch as ab
 from autobatch.memplan.batch.lifetimes import give_out
-from autobatch.plan.plan import Plan
 from autobatch.plan.plan_check import check_plan
 from autobatch.runtime.interpreter.reference import Reference
-from autobatch.schedule.make import make_schedule
+from planned import place_batch
 from random_programs import draw_instances, draw_model
-from stations import planned_types, record
 
 START = 7
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_areas_that_live_at_one_time_lie_apart(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize("start", range(0, 200, 20))
+def test_areas_that_live_at_one_time_lie_apart(start: int) -> None:
+    for seed in range(start, start + 20):
+        check_areas(np.random.default_rng(seed))
+
+
+def check_areas(rng: np.random.Generator) -> None:
     n = int(rng.integers(1, 40))
     first = np.array([rng.integers(k + 1) for k in range(n)], np.int32)
     size = 16 * rng.integers(0, 5, n)
@@ -61,30 +64,27 @@ class Chain(ab.Module):
         return x
 
 
-def place(loss: ab.Batched, instances: list[Any], training: bool) -> Plan:
-    graph = record(loss, instances)
-    cells = planned_types(loss, training)
-    plan = loss.planner.place(graph, make_schedule(graph, loss.policy), cells)
-    check_plan(plan, cells)
-    return plan
+def checked_size(function: Callable[[Any], Any], instances: list[Any], training: bool) -> int:
+    placed = place_batch(function, instances, training, rewrites=())
+    check_plan(*placed)
+    return placed.plan.size
 
 
 def test_inference_over_a_long_chain_takes_no_more_than_over_a_short_one() -> None:
     chain = Chain()
-    loss = ab.batched(chain.run)
-    sizes = [place(loss, [n] * 3, training=False).size for n in (2, 10, 100)]
+    sizes = [checked_size(chain.run, [n] * 3, training=False) for n in (2, 10, 100)]
     assert sizes[0] == sizes[1] == sizes[2] == 3 * 64 * 3  # two areas, and what was asked for
-    assert place(loss, [100] * 3, training=True).size > 50 * sizes[0]
+    assert checked_size(chain.run, [100] * 3, training=True) > 50 * sizes[0]
 
 
-@pytest.mark.parametrize("policy", ["agenda", "depth", "unbatched", "score"])
 @pytest.mark.parametrize("seed", range(15))
-def test_rows_that_are_used_again_hold_what_their_readers_want(seed: int, policy: str) -> None:
+def test_rows_that_are_used_again_hold_what_their_readers_want(seed: int) -> None:
     """Random cells over random graphs, checked, on a buffer of NaN, against one instance at a time."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True).astype("float64")
     instances = draw_instances(rng, model, n=6)
-    loss = ab.batched(model.loss, policy=policy, backend=Reference(poison=True))
-    place(loss, instances, training=False)
     expected = [float(np.asarray(model.loss(instance))) for instance in instances]
-    np.testing.assert_allclose(loss(instances), expected, rtol=1e-10, atol=1e-10)
+    for policy in ("agenda", "depth", "unbatched", "score"):
+        check_plan(*place_batch(model.loss, instances, training=False, policy=policy, rewrites=()))
+        loss = ab.batched(model.loss, policy=policy, backend=Reference(poison=True))
+        np.testing.assert_allclose(loss(instances), expected, rtol=1e-10, atol=1e-10)

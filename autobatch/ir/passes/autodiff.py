@@ -10,7 +10,7 @@ Values of the forward program keep their numbers and new ones follow, so one lis
 
 The saved values are those of one stage that a later one reads; views of saved values are made anew, not kept. Backward
 may also compute values of the forward program again instead of having them saved
-(`autobatch.memplan.cell.recomputing`).
+(`autobatch.memplan.cell.rematerialisation`).
 """
 
 from __future__ import annotations

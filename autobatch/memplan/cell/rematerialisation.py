@@ -76,6 +76,14 @@ def rematerialise(derivative: Derivative, prices: Prices) -> Derivative:
     return changed
 
 
+class _Needs(NamedTuple):
+    """What it takes to make a value: values to be made, itself included, to be read, and to be kept besides."""
+
+    made: set[int]
+    read: set[int]
+    kept: set[int]
+
+
 class _Choice:
     """Which residuals are made again so far, and what is at hand for it."""
 
@@ -91,41 +99,46 @@ class _Choice:
 
     def choose(self) -> set[int]:
         """The values to make again."""
-        for index in sorted(self.residuals):
-            found = self._needs(index)
-            if found is not None and self._cost(*found) < self._cost_of_having(index):
-                self.made |= found[0]
-                self.free |= found[1]
+        for index in sorted(filter(self._can_be_made, self.residuals)):
+            needs = self._needs(index)
+            if self._cost(needs) < self._cost_of_having(index):
+                self.made |= needs.made
+                self.free |= needs.read
+                self.residuals |= needs.kept
         return self.made
 
-    def _needs(self, index: int) -> tuple[set[int], set[int]] | None:
-        """What has to be made for a value, itself included, and what is read for it; None if it cannot be made."""
-        made, read, pending = set[int](), set[int](), [index]
+    def _can_be_made(self, index: int) -> bool:
+        source = self.vars[index].source
+        return index not in self.known and index not in self.joined and may_be_made_again(source)
+
+    def _needs(self, index: int) -> _Needs:
+        """What a value is made of, down to what is at hand, and to what cannot be made."""
+        needs, pending = _Needs(set(), set(), set()), [index]
         while pending:
             value = pending.pop()
             source = self.vars[value].source
-            if value in self.known or value in self.joined or not may_be_made_again(source):
-                return None
             assert isinstance(source, Instruction)
-            made.add(value)
+            needs.made.add(value)
             for arg in map(self._origin, source.args):
-                if self._is_at_hand(arg) or arg in self.made or arg in made:
+                if self._is_at_hand(arg) or arg in self.made or arg in needs.made:
                     continue
                 if arg in self.residuals or arg in self.known or not isinstance(self.vars[arg].source, Instruction):
-                    read.add(arg)
-                else:
+                    needs.read.add(arg)
+                elif self._can_be_made(arg):
                     pending.append(arg)
-        return made, read
+                else:
+                    needs.kept.add(arg)
+        return needs
 
-    def _cost(self, made: set[int], read: set[int]) -> float:
-        """What it costs to make values, and to read what is not read anyway."""
-        sources = {index: self.vars[index].source for index in made}
-        making = sum(self.vars[i].size * self.prices.of(s.op) for i, s in sources.items() if isinstance(s, Instruction))
-        others = read - self.residuals - self.free
-        return making + sum(self.vars[index].size * self.prices.read for index in others)
+    def _cost(self, needs: _Needs) -> float:
+        """What it costs to make values, to keep others for them, and to read what is not read anyway."""
+        sources = [(self.vars[index].size, self.vars[index].source) for index in needs.made]
+        making = sum(size * self.prices.of(source.op) for size, source in sources if isinstance(source, Instruction))
+        reading = sum(self.vars[i].size * self.prices.read for i in needs.read - self.residuals - self.free)
+        return making + reading + sum(map(self._cost_of_having, needs.kept))
 
     def _cost_of_having(self, index: int) -> float:
-        """What it costs to keep a residual."""
+        """What it costs to keep a value."""
         return self.vars[index].size * (self.prices.write + self.prices.read)
 
     def _is_at_hand(self, index: int) -> bool:

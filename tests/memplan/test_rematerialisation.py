@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,13 @@ from autobatch.ir.derivative import Derivative
 from autobatch.ir.passes.autodiff import compute_again, differentiate
 from autobatch.ir.program import SHARED, CellProgram, Constant, Instruction, Var, Weight
 from autobatch.ir.program_check import check_derivative, may_be_made_again
-from autobatch.memplan.cell.cuts import SINK, SOURCE, Network
-from autobatch.memplan.cell.recomputing import PRICES, Prices, recompute
+from autobatch.memplan.cell.rematerialisation import PRICES, Prices, rematerialise
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
+from autobatch.trace.record import Recorder
 from parity import assert_equal
+from planned import place_batch
 from program_runs import Results, draw_parameters, draw_rows, run_derivative
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
@@ -48,33 +49,31 @@ def derivatives(seed: int, smooth: bool = True) -> list[Derivative]:
     """Those of the cells of a random model."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=smooth)
-    loss = ab.batched(model.everything, policy="depth", rewrites=())
-    loss(draw_instances(rng, model, n=4))
-    return [differentiate(node_type.program) for node_type in loss.recorder.types.types]
+    recorder = Recorder(model.everything, model)
+    recorder.record(draw_instances(rng, model, n=4))
+    return [differentiate(node_type.program) for node_type in recorder.types.types]
 
 
 # --- equal gradients ---
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=["reference", "cpu"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_models(case: Case, backend: Callable[[], Any]) -> None:
+def test_models(case: Case) -> None:
     model, instances = case.draw(seed=3, n_instances=5, dim=4)
     expected = ab.batched(model.loss, planner=KEPT).value_and_grad(instances)
-    for planner in planners():
+    for planner, backend in product(planners(), BACKENDS):
         assert_equal(ab.batched(model.loss, planner=planner, backend=backend()).value_and_grad(instances), expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=["reference", "cpu"])
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(s, marks=pytest.mark.slow) for s in range(8, 100))])
-def test_random_programs(seed: int, backend: Callable[[], Any]) -> None:
+def test_random_programs(seed: int) -> None:
     rng = np.random.default_rng(200 + seed)
     model = draw_model(rng, smooth=True)
     instances = draw_instances(rng, model, n=4)
     options: dict[str, Any] = {"policy": "agenda", "rewrites": PASSES}
     plain = ab.batched(model.everything, planner=KEPT, **options)
     expected = plain.value_and_grad(instances, has_aux=True)
-    for planner in planners():
+    for planner, backend in product(planners(), BACKENDS):
         loss = ab.batched(model.everything, planner=planner, backend=backend(), **options)
         assert_equal(loss.value_and_grad(instances, has_aux=True), expected)
 
@@ -101,7 +100,7 @@ def test_random_cells_keep_their_bits_and_know_their_operands() -> None:
     for seed in range(12):
         rng = np.random.default_rng(seed)
         for derivative in derivatives(seed, smooth=seed % 2 == 0):
-            again = recompute(derivative, PRICES["all"])
+            again = rematerialise(derivative, PRICES["all"])
             check_derivative(again)
             draw_parameters(derivative.program, rng)
             drawn = draw_rows(derivative.program, rng)
@@ -147,7 +146,7 @@ def test_arithmetic_made_again_gives_the_same_bits(backend: Callable[[], Any]) -
     for planner in (KEPT, MemoryPlanner(), MemoryPlanner(recomputes="all")):
         loss = ab.batched(model.loss, planner=planner, backend=backend())
         value, grads = loss.value_and_grad([1, 2, 3])
-        cell = planner.plan_cell(next(t for t in loss.recorder.types.types if t.name == "turn"), training=True)
+        cell = next(c for c in place_batch(model.loss, [1, 2, 3], planner=planner).used if c.type.name == "turn")
         assert cell.derivative is not None
         found.append((value.tobytes(), *(grads[name].tobytes() for name in ("matrix", "scale"))))
         assert bool(cell.derivative.again) == (planner is not KEPT)
@@ -235,30 +234,12 @@ def test_the_choice_is_the_cheapest_of_all(seed: int) -> None:
             continue
         for _ in range(3):
             prices = Prices(*(rng.integers(1, 9, 4) / 4).tolist())
-            chosen = recompute(derivative, prices)
+            chosen = rematerialise(derivative, prices)
             sets = (again for n in range(len(found) + 1) for again in combinations(found, n))
             least = min(cost(derivative, again, prices) for again in sets)
             assert cost(derivative, chosen.again, prices) == pytest.approx(least)
             n_chosen += bool(chosen.again)
     assert n_chosen >= 1
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_cuts_are_minimal(seed: int) -> None:
-    """Against all ways to divide five nodes."""
-    rng, nodes = np.random.default_rng(seed), ["a", "b", "c", "d", "e"]
-    edges = [(x, y, int(rng.integers(0, 6))) for x in (SOURCE, *nodes) for y in (*nodes, SINK) if x != y]
-    network = Network()
-    for start, end, capacity in edges:
-        network.add(start, end, capacity)
-
-    def weight(side: set[Any]) -> int:
-        return sum(c for start, end, c in edges if start in side and end not in side)
-
-    sides = [{SOURCE, *chosen} for n in range(6) for chosen in combinations(nodes, n)]
-    found = network.source_side()
-    assert weight(found) == min(map(weight, sides))
-    assert len(found) == min(len(side) for side in sides if weight(side) == weight(found))
 
 
 # --- by hand ---
@@ -292,7 +273,7 @@ def ops(derivative: Derivative, indices: Iterable[int]) -> list[str]:
     ],
 )
 def test_what_is_cheap(body: Callable[..., Any], saved: list[str], again: list[str]) -> None:
-    chosen = recompute(derive(body), PRICES["cheap"])
+    chosen = rematerialise(derive(body), PRICES["cheap"])
     assert sorted(ops(chosen, chosen.saved)) == sorted(saved)
     assert ops(chosen, chosen.again) == again
 
@@ -300,7 +281,7 @@ def test_what_is_cheap(body: Callable[..., Any], saved: list[str], again: list[s
 def test_more_is_made_again_where_memory_is_slower() -> None:
     """A Tree-LSTM's tanh(c): six ops on what is saved and on the inputs, with one function among them."""
     derivative = derive(lambda x, y: ab.sigmoid(x) * ab.tanh(ab.sigmoid(x) * y))
-    cheap, more = (recompute(derivative, PRICES[word]) for word in ("cheap", "more"))
+    cheap, more = (rematerialise(derivative, PRICES[word]) for word in ("cheap", "more"))
     assert "tanh" in ops(cheap, cheap.saved)
     assert "tanh" in ops(more, more.again)
     assert "computed again" in str(more)
@@ -310,7 +291,7 @@ def test_more_is_made_again_where_memory_is_slower() -> None:
 def test_draws_products_and_what_the_weights_read_are_kept() -> None:
     matrix = ab.Parameter(np.ones((4, 4)))
     derivative = derive(lambda x, y: (matrix @ (x * y)) * ab.tanh(matrix @ x) * ab.max(y))
-    everything = recompute(derivative, PRICES["all"])
+    everything = rematerialise(derivative, PRICES["all"])
     assert {"matmul", "mul"} <= set(ops(everything, everything.saved))
     assert not {"matmul", "max"} & set(ops(everything, everything.again))
     for index in everything.again:
@@ -320,7 +301,7 @@ def test_draws_products_and_what_the_weights_read_are_kept() -> None:
 @pytest.mark.parametrize("op", ["matmul", "tanh"])
 def test_the_checker_refuses_operands_that_are_gone(op: str) -> None:
     matrix = ab.Parameter(np.ones((4, 4)))
-    derivative = recompute(derive(lambda x, y: ab.tanh(matrix @ x) * ab.exp(matrix @ y)), PRICES["all"])
+    derivative = rematerialise(derive(lambda x, y: ab.tanh(matrix @ x) * ab.exp(matrix @ y)), PRICES["all"])
     check_derivative(derivative)
     if op == "matmul":
         product = next(i for i in derivative.saved if "matmul" in ops(derivative, [i]) and i < 9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.compiler.checking import check_statements, check_steps
-from autobatch.compiler.fusion import Kernel
-from autobatch.compiler.reuse import overwritings, writes_over, written
+from autobatch.compiler.fusing import Kernel
+from autobatch.compiler.overwriting import overwritings, writes_over, written
 from autobatch.compiler.stage import compile_backward
 from autobatch.errors import PlanError
 from autobatch.graph.rewrite.passes import PASSES
@@ -25,6 +26,7 @@ from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.cell import Tracer
 from parity import assert_equal
+from planned import place_batch
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
 
@@ -34,35 +36,30 @@ W = ab.Parameter(np.random.default_rng(0).standard_normal((6, 6))).astype("float
 pytestmark = pytest.mark.usefixtures("_checked")
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=["reference", "cpu"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_models(case: Case, backend: Callable[[], Any]) -> None:
+def test_models(case: Case) -> None:
     """The same instructions on the same numbers, elsewhere."""
     model, instances = case.draw(seed=4, n_instances=5, dim=4)
-    expected, found = (
-        ab.batched(model.loss, planner=planner, backend=backend()).value_and_grad(instances)
-        for planner in (APART, OVER)
-    )
-    assert_equal(found, expected)
+    for backend in BACKENDS:
+        expected, found = (
+            ab.batched(model.loss, planner=planner, backend=backend()).value_and_grad(instances)
+            for planner in (APART, OVER)
+        )
+        assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=["reference", "cpu"])
 @pytest.mark.parametrize("seed", [*range(10), *(pytest.param(s, marks=pytest.mark.slow) for s in range(10, 150))])
-def test_random_programs(seed: int, backend: Callable[[], Any]) -> None:
+def test_random_programs(seed: int) -> None:
     rng = np.random.default_rng(400 + seed)
     model = draw_model(rng, smooth=seed % 2 == 0)
     instances = draw_instances(rng, model, n=4)
     options: dict[str, Any] = {"policy": "agenda", "rewrites": PASSES}
     off: dict[str, Any] = dict.fromkeys(("simplifies", "joins", "stacks", "sums", "cuts", "hoists", "fuses"), False)
     expected = ab.batched(model.everything, planner=APART, **options).value_and_grad(instances, has_aux=True)
-    for planner in (OVER, MemoryPlanner(recomputes="nothing"), MemoryPlanner(**off)):
+    planners = OVER, MemoryPlanner(recomputes="nothing"), MemoryPlanner(**off)
+    for planner, backend in product(planners, BACKENDS):
         loss = ab.batched(model.everything, planner=planner, backend=backend(), **options)
         assert_equal(loss.value_and_grad(instances, has_aux=True), expected)
-
-
-def cells_of(loss: ab.Batched, instances: list[Any]) -> list[PlannedCell]:
-    step = loss.prepare(instances, training=True)
-    return [step.cells.cells[kind] for kind in np.unique(step.graph.type_id)]
 
 
 def root(vars: tuple[Var, ...], index: int) -> int:
@@ -144,7 +141,7 @@ def test_nothing_is_read_after_it_was_written_over() -> None:
     for seed in range(40):
         rng = np.random.default_rng(seed)
         model = draw_model(rng, smooth=True)
-        n_taken += sum(map(check_reuse, cells_of(ab.batched(model.loss), draw_instances(rng, model, n=4))))
+        n_taken += sum(map(check_reuse, place_batch(model.loss, draw_instances(rng, model, n=4)).used))
     assert n_taken > 30
 
 
@@ -166,7 +163,7 @@ def test_saved_columns_of_the_models(name: str, cell: str, apart: int, over: int
         loss.value_and_grad(instances)
         assert loss.last is not None
         planned.append(loss.last.planned_bytes)
-        found = next(one for one in cells_of(loss, instances) if one.type.name == cell)
+        found = next(one for one in place_batch(model.loss, instances, planner=planner).used if one.type.name == cell)
         check_reuse(found)
         widths.append(sum(found.layout.saved_width) / 8)
     assert widths == [apart, over]

@@ -1,0 +1,115 @@
+"""Buffer assignment: the columns of every value of a cell that has any, and who makes it there.
+
+- Ports, and what is computed for joins with them, have columns in the inputs (`inputs`).
+- A value computed for any other join is computed in its place there (`concats`); if both are saved, they share columns.
+- A residual that nothing reads any more leaves its columns to one that backward makes (`buffer_reuse`).
+- A value of the backward stage whose pieces are the gradients of ports that lie like them is computed there.
+
+What remains are copies, which the layout lists.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from autobatch.ir.derivative import Derivative
+from autobatch.ir.layout import Layout, Place
+from autobatch.ir.program import NODE, CellProgram, Instruction, Var
+from autobatch.memplan.cell.buffer_reuse import find_heirs
+from autobatch.memplan.cell.inputs import Columns, side_by_side
+from autobatch.memplan.cell.concats import can_be_made_in, is_join, make_joins, offset_of, part_indices
+from autobatch.memplan.cell.memory import Read, reads_of
+
+
+def make_layout(program: CellProgram, columns: Columns, derivative: Derivative | None, reuses: bool = True) -> Layout:
+    """Give all values of a cell their places; if it `reuses` columns, some of them one after the other."""
+    n_domains = 1 + program.n_groups
+    vars: Sequence[Var] = program.vars
+    stages: tuple[frozenset[int], ...] = (frozenset(program.instructions),)
+    saved: dict[int, Place] = {}
+    saved_width = (0,) * n_domains
+    gradients: dict[int, Place] = {}
+    settled: frozenset[int] = frozenset()
+    taken: frozenset[int] = frozenset()
+    if derivative is not None:
+        vars = derivative.vars
+        stages += (frozenset((*derivative.backward, *derivative.incoming)), frozenset(derivative.weights))
+        saved, saved_width, taken = _place_saved(derivative, stages, n_domains, reuses)
+        gradients, settled = _gradients_in_place(derivative, columns, saved)
+    joins, within = make_joins(vars, stages, columns, set(gradients), saved)
+    return Layout(
+        columns.ports, saved, columns.width, saved_width, columns.inner, gradients, settled, joins, within, taken
+    )  # fmt: skip
+
+
+def _place_saved(
+    derivative: Derivative, stages: Sequence[frozenset[int]], n_domains: int, reuses: bool
+) -> tuple[dict[int, Place], tuple[int, ...], frozenset[int]]:
+    """Give saved values columns; those that are part of a saved join, of one made in the same stages, lie in it.
+
+    Returns:
+        the places, the width per domain, and the values that leave their columns to others.
+    """
+    vars, inside = derivative.vars, dict[int, tuple[int, int]]()
+    for whole in derivative.saved:
+        source = vars[whole].source
+        if isinstance(source, Instruction) and is_join(source.op):
+            for part, index in zip(source.args, part_indices(vars, whole), strict=True):
+                offset = offset_of(vars[whole], index)
+                if offset is not None and part in derivative.saved and can_be_made_in(vars, stages, part, whole):
+                    inside.setdefault(part, (whole, offset))
+    shared = {*inside, *(whole for whole, _ in inside.values() if whole < len(derivative.program.vars))}
+    heirs = find_heirs(derivative, shared, lambda index: _ranges(vars, index)) if reuses else {}
+    inside |= heirs
+    places, width = side_by_side(vars, (value for value in derivative.saved if value not in inside), n_domains)
+    for part in sorted(inside, reverse=True):  # a join has a higher number than its parts
+        whole, offset = inside[part]
+        places[part] = Place(places[whole].domain, places[whole].column + offset, vars[part].size)
+    return places, width, frozenset(heirs)
+
+
+def _ranges(vars: Sequence[Var], index: int) -> list[tuple[int, int | None]]:
+    """The parts of a join, and where each begins in it, if it is a range of it; nothing for other values."""
+    source = vars[index].source
+    if not isinstance(source, Instruction) or not is_join(source.op):
+        return []
+    return [
+        (part, offset_of(vars[index], where))
+        for part, where in zip(source.args, part_indices(vars, index), strict=True)
+    ]
+
+
+def _gradients_in_place(
+    derivative: Derivative, columns: Columns, saved: dict[int, Place]
+) -> tuple[dict[int, Place], frozenset[int]]:
+    """Find values whose pieces, gradients of ports, can be made where these ports' gradients lie.
+
+    Returns:
+        the place of each such value, and the ports whose gradients are made in place.
+    """
+    reads, vars = reads_of(derivative.vars), derivative.vars
+    computed = {*derivative.backward, *derivative.incoming} - {*saved, *columns.inner}
+    wanted: defaultdict[tuple[int, Place], set[int]] = defaultdict(set)
+    for port, gradient in enumerate(derivative.ports):
+        read = Read(-1, 0, 0) if gradient is None else reads[gradient]
+        place = columns.ports[port]
+        if read.value in computed and not read.strided and vars[read.value].domain == place.domain:
+            home = Place(place.domain, place.column - read.start, vars[read.value].size)
+            wanted[read.value, home].add(port)
+    places: dict[int, Place] = {}
+    settled: set[int] = set()
+    taken: set[tuple[int, int]] = set()
+    for (value, home), ports in sorted(wanted.items(), key=lambda pair: (-len(pair[1]), pair[0])):
+        range_ = {(home.domain, home.column + k) for k in range(home.width)}
+        others = _columns(p for number, p in enumerate(columns.ports) if number not in ports)
+        inside = home.column >= 0 and home.column + home.width <= columns.width[home.domain - NODE]
+        if value not in places and inside and not range_ & (others | taken):
+            places[value] = home
+            settled |= ports
+            taken |= range_
+    return places, frozenset(settled)
+
+
+def _columns(places: Iterable[Place]) -> set[tuple[int, int]]:
+    return {(place.domain, place.column + k) for place in places for k in range(place.width)}

@@ -1,0 +1,41 @@
+"""Mini-batches recorded, planned and placed by the functions of the stations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from autobatch.graph.rewrite.passes import DEFAULT, rewrite
+from autobatch.memplan.planner import MemoryPlanner
+from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
+from autobatch.policies import get
+from autobatch.schedule.make import make_schedule
+from autobatch.trace.record import Recorder
+
+
+class Placed(NamedTuple):
+    """The plan of a mini-batch, and the types that it knows."""
+
+    plan: Plan
+    cells: PlannedTypes
+
+    @property
+    def used(self) -> list[PlannedCell]:
+        """The types that the mini-batch has nodes of."""
+        return [self.cells.cells[kind] for kind in sorted(set(self.plan.graph.type_id.tolist()))]
+
+
+def place_batch(
+    function: Callable[[Any], Any],
+    instances: Iterable[Any],
+    training: bool = True,
+    policy: str = "agenda",
+    rewrites: Sequence[str] = DEFAULT,
+    planner: MemoryPlanner | None = None,
+) -> Placed:
+    """Record a method of a module, or a function, over instances; rewrite, plan and place what it calls."""
+    recorder, planner = Recorder(function, getattr(function, "__self__", None)), planner or MemoryPlanner()
+    graph, _ = rewrite(recorder.record(instances), rewrites)
+    cells = [planner.plan_cell(node_type, training) for node_type in recorder.types.types]
+    planned = PlannedTypes(cells, list(recorder.slots.shapes), training)
+    return Placed(planner.place(graph, make_schedule(graph, get(policy)), planned), planned)
