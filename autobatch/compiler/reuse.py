@@ -1,7 +1,7 @@
 """Buffer reuse: which statements of a stage write over values that others read; these must have run before.
 
-Some saved values leave their columns to values that backward makes (`autobatch.memplan.cell.buffer_reuse`). Two loops of
-which one reads what the other writes over may be one loop nest if at every index the one reads just what the other
+Some saved values leave their columns to values that backward makes (`autobatch.memplan.cell.buffer_reuse`). Two loops
+of which one reads what the other writes over may be one loop nest if at every index the one reads just what the other
 writes.
 """
 

@@ -11,8 +11,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.compiler.checking import check_statements, check_steps
-from autobatch.compiler.fusing import Kernel
-from autobatch.compiler.overwriting import overwritings, writes_over, written
+from autobatch.compiler.fusion import Kernel
+from autobatch.compiler.reuse import overwritings, writes_over, written
 from autobatch.compiler.stage import compile_backward
 from autobatch.errors import PlanError
 from autobatch.graph.rewrite.passes import PASSES

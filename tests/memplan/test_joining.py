@@ -13,7 +13,8 @@ from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import CellProgram, Instruction
 from autobatch.ir.program_check import check_cell
-from autobatch.memplan.cell.inputs import make_layout, place_columns
+from autobatch.memplan.cell.buffer_assignment import make_layout
+from autobatch.memplan.cell.inputs import place_columns
 from autobatch.memplan.cell.joining import join_products
 from autobatch.memplan.cell.stacking import make_stacked
 from autobatch.memplan.planner import MemoryPlanner

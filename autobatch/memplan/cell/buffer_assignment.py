@@ -17,8 +17,8 @@ from autobatch.ir.derivative import Derivative
 from autobatch.ir.layout import Layout, Place
 from autobatch.ir.program import NODE, CellProgram, Instruction, Var
 from autobatch.memplan.cell.buffer_reuse import find_heirs
-from autobatch.memplan.cell.inputs import Columns, side_by_side
 from autobatch.memplan.cell.concats import can_be_made_in, is_join, make_joins, offset_of, part_indices
+from autobatch.memplan.cell.inputs import Columns, side_by_side
 from autobatch.memplan.cell.memory import Read, reads_of
 
 
