@@ -19,7 +19,6 @@ import numpy as np
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ir.typetable import NodeType, TypeTable
-from autobatch.jit.arrays import IntArray
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.eager import plain_array
 from autobatch.ops.operators import STAGE
@@ -27,10 +26,10 @@ from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell, NeedsLength
-from autobatch.trace.decode import form_tables
+from autobatch.trace.decode import FormTables, form_tables
 from autobatch.trace.entries import Entry, Namespace, Stand, invoke
 from autobatch.trace.forms import BUILTINS, Form, FormReader, make_form
-from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Bundle, Handles, Value
+from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Handles, Value
 from autobatch.trace.traces import Traces
 
 MAX_FORMS = 8  # that an entry tries one after another; rarer ones take the slow path
@@ -66,7 +65,7 @@ class Calls:
         self.stand = Stand()
         self._entries: dict[Any, Entry] = {}
         self._sources: dict[Any, Value] = {}
-        self._tables = (np.zeros(0, np.int32), *form_tables([]))
+        self._tables = form_tables([], [])
         self._recycle_at = RECYCLE
 
     @property
@@ -89,14 +88,11 @@ class Calls:
             self.handles.recycle()
             self._recycle_at = len(self.log) + RECYCLE
 
-    def form_tables(self) -> tuple[IntArray, IntArray, IntArray]:
+    def form_tables(self) -> FormTables:
         """For the decoder: the form of each handle, and the codes of all forms."""
-        form_of, code, code_ptr = self._tables
-        if form_of.size < len(self.handles.form_of):
-            form_of = np.array(self.handles.form_of, np.int32)
-        if code_ptr.size <= len(self.forms):
-            code, code_ptr = form_tables([f.code for f in self.forms])
-        self._tables = form_of, code, code_ptr
+        form_of = self.handles.form_of
+        if self._tables.of.size < len(form_of):  # a new form has new handles
+            self._tables = form_tables(form_of, [form.code for form in self.forms])
         return self._tables
 
     def type_at(self, at: int) -> NodeType:
@@ -219,10 +215,9 @@ class Calls:
             fixed.add(needed)
 
     def _add_form(self, entry: Entry, reader: FormReader, node_type: NodeType) -> None:
-        kind, put_together = self.handles.of_type(node_type)
-        rebuild = None if put_together is None else self.namespace.constant(put_together)
-        form = make_form(reader, len(self.forms), node_type.number, node_type.program, kind.structure, rebuild)
-        self.handles.add_pool(kind, len(self.forms))
+        outputs, build = self.handles.add_pool(len(self.forms), node_type)
+        rebuild = None if build is None else self.namespace.constant(build)
+        form = make_form(reader, len(self.forms), node_type.number, node_type.program, outputs, rebuild)
         self.forms.append(form)
         entry.by_form[tuple(reader.conditions)] = self.namespace.generate(entry, [form], _refuse(entry, reader.lists))
         if len(entry.forms) < MAX_FORMS:
@@ -235,8 +230,8 @@ class Calls:
 
         In a result NumPy's floats become values too, for so they come back from a call in eager mode.
         """
-        if isinstance(x, (Value, Bundle)):
-            self.handles.kind_of(x)  # or the value is another recording's, and its id means nothing here
+        if isinstance(x, Value):
+            self.handles.check(x)
             return x
         if type(x) in (int, float, str, bool, type(None)) or is_static("", x):
             return x
@@ -253,8 +248,6 @@ class Calls:
             return x
         own = parts_of(x)
         parts = [self.lift(part, is_static, is_result) for part in own]
-        if isinstance(x, list):
-            parts = _made_alike(parts)
         is_same = all(map(operator.is_, parts, own)) and (type(x) in (list, dict) or not isinstance(x, (list, dict)))
         return x if is_same else Key.of_structure(x, ()).build(parts)
 
@@ -295,22 +288,6 @@ SOURCE = "source"
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
 ANY_NUMBER = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
-
-
-def _made_alike(parts: list[Any]) -> list[Any]:
-    """The parts of a list, with tuples in the place of nodes' whole outputs if that makes them all alike."""
-    if len(set(map(_makeup, parts))) <= 1:
-        return parts
-    unpacked = [_unpacked(part) for part in parts]
-    return unpacked if len(set(map(_makeup, unpacked))) == 1 else parts
-
-
-def _makeup(x: Any) -> Any:
-    return tuple(map(_makeup, x)) if type(x) is tuple else type(x)
-
-
-def _unpacked(x: Any) -> Any:
-    return tuple(map(_unpacked, x)) if type(x) is tuple or isinstance(x, Bundle) else x
 
 
 def _listed(values: Sequence[Any]) -> list[Any]:

@@ -1,16 +1,17 @@
 """From the log of ints that a recording appended to, to the encoded graph: one compiled pass to count, one to fill.
 
-The log holds, per call: the ref of the new handle, whose id tells the form, then what the form's code says: a
-handle's ref (HANDLE), attribute words (WORDS), or a list (EACH: its length, then for each part that is read one ref
-per element). Handles become nodes through `node_of[handle id]`; serial numbers that only ever grow tell a handle of
-this instance from one of an earlier recording.
+The log holds, per call: the ref of the new handle, whose id tells the form, then what the form's code says: the ref of
+a value, or of the first output of a node (VALUE), attribute words (WORDS), or a list (EACH: its length, then
+refs, element by element).
+Ids become nodes through `node_of[id]`; serial numbers that only ever grow tell a handle of this instance from one of an
+earlier recording.
 """
 
 from __future__ import annotations
 
 from struct import error as StructError
 from struct import pack_into
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,38 @@ from autobatch.jit.loops import compiled
 
 LongArray: TypeAlias = NDArray[np.int64]
 
-HANDLE, WORDS, EACH, END = 0, 1, 2, 3  # the codes of what a form logged
+VALUE, WORDS, EACH, END = 0, 1, 2, 3  # the codes of what a form logged
 ITEMS = 4  # where they begin in the code of a form, after its type and its sizes
 STALE, TOO_LARGE = 1, 2  # how decoding failed; 0 if it did not
 INT32_MAX = 2**31 - 1
+
+
+class Log(NamedTuple):
+    """What recording a mini-batch logged.
+
+    Attributes:
+        ints, ptr: instance i logged ints[ptr[i]:ptr[i + 1]].
+        out_ref, out_slot, out_ptr: and returned out_ref[out_ptr[i]:out_ptr[i + 1]], in slots.
+    """
+
+    ints: LongArray
+    ptr: LongArray
+    out_ref: LongArray
+    out_slot: LongArray
+    out_ptr: LongArray
+
+
+class FormTables(NamedTuple):
+    """What tells how to read a log.
+
+    Attributes:
+        of: the form that gives out each handle, by id.
+        code, ptr: the code of form f is code[ptr[f]:ptr[f + 1]].
+    """
+
+    of: IntArray
+    code: IntArray
+    ptr: IntArray
 
 
 @compiled
@@ -40,44 +69,34 @@ def count_log(log: LongArray, form_of: IntArray, code: IntArray, code_ptr: IntAr
         at += 1
         c += ITEMS
         while code[c] != END:
-            if code[c] == HANDLE:
-                e += code[c + 1]
-                at += 1
-                c += 2 + 2 * code[c + 1]
+            if code[c] == VALUE:
+                at, e, c = at + 1, e + _n_read(code, c + 1), c + 2 + code[c + 1]
             elif code[c] == WORDS:
-                a += code[c + 1]
-                at += code[c + 1]
-                c += 2
+                at, a, c = at + code[c + 1], a + code[c + 1], c + 2
             else:
                 length, n_parts = log[at], code[c + 1]
                 at += 1 + length * n_parts
                 c += 2
                 for _ in range(n_parts):
-                    e += length * code[c]
-                    c += 1 + 2 * code[c]
+                    e += length * _n_read(code, c)
+                    c += 1 + code[c]
     return n, e, a
 
 
 @compiled
-def decode_log(
-    log: LongArray,
-    log_ptr: LongArray,
-    out_ref: LongArray,
-    out_slot: LongArray,
-    output_ptr: LongArray,
-    form_of: IntArray,
-    code: IntArray,
-    code_ptr: IntArray,
-    node_of: LongArray,
-    base: int,
-    n_floats: int,
-) -> tuple[IntArray, LongArray]:
+def _n_read(code: IntArray, c: int) -> int:
+    """Count the leaves of a ref that the cell reads."""
+    n = 0
+    for port in code[c + 1 : c + 1 + code[c]]:
+        n += port >= 0
+    return n
+
+
+@compiled
+def decode_log(log: Log, forms: FormTables, node_of: LongArray, base: int, n_floats: int) -> tuple[IntArray, LongArray]:
     """Encode the recorded instances as one graph.
 
     Args:
-        log, log_ptr: what was logged; instance i logged log[log_ptr[i]:log_ptr[i + 1]].
-        out_ref, out_slot, output_ptr: what instance i returned is out_ref[output_ptr[i]:output_ptr[i + 1]].
-        form_of: the form that gives out each handle; code, code_ptr: the codes of all forms.
         node_of: serial number of the node that last had each handle; updated.
         base: serial number of this graph's first node.
         n_floats: float attributes logged.
@@ -85,7 +104,9 @@ def decode_log(
     Returns:
         The words, and (status, instance, node within it, place in the log) of the first fault.
     """
-    n, e, a = count_log(log, form_of, code, code_ptr)
+    ints, log_ptr, out_ref, out_slot, out_ptr = log
+    form_of, code, code_ptr = forms
+    n, e, a = count_log(ints, form_of, code, code_ptr)
     n_instances = log_ptr.size - 1
     words = np.empty(words_size(n_instances, n, e, a, out_ref.size), np.int32)
     graph = write_header(words, n_instances, n, e, a, out_ref.size, n_floats)
@@ -98,51 +119,47 @@ def decode_log(
         at, end = log_ptr[i], log_ptr[i + 1]
         while at < end:
             fault[3] = at
-            own = log[at] >> 8
+            own = ints[at] >> 8
             c = code_ptr[form_of[own]]
             type_id[n] = code[c]
-            c += ITEMS
-            at += 1
+            at, c = at + 1, c + ITEMS
             while code[c] != END:
                 if code[c] == WORDS:
-                    if not _copy_words(log, at, attr, a, code[c + 1]):
+                    if not _copy_words(ints, at, attr, a, code[c + 1]):
                         fault[0], fault[1], fault[2] = TOO_LARGE, i, n - first
                         return words, fault
                     a, at, c = a + code[c + 1], at + code[c + 1], c + 2
                     continue
                 length, n_parts = 1, 1
                 if code[c] == EACH:
-                    length, n_parts = log[at], code[c + 1]
-                    at += 1
-                    c += 1
+                    length, n_parts = ints[at], code[c + 1]
+                    at, c = at + 1, c + 1
                 c += 1
-                for _ in range(n_parts):
+                for part in range(n_parts):
                     for k in range(code[c]):
-                        port, out = code[c + 1 + 2 * k], code[c + 2 + 2 * k]
-                        for position in range(at, at + length):
-                            ref = log[position]
+                        port = code[c + 1 + k]
+                        if port < 0:
+                            continue
+                        for position in range(at + part, at + length * n_parts, n_parts):
+                            ref = ints[position]
                             node = node_of[ref >> 8] - base
                             if node < first:
                                 fault[0], fault[1], fault[2] = STALE, i, n - first
                                 return words, fault
-                            edge_src[e], edge_in[e] = node, port
-                            edge_out[e] = (ref & 255) if out < 0 else out
+                            edge_src[e], edge_out[e], edge_in[e] = node, (ref & 255) + k, port
                             e += 1
-                    at += length
-                    c += 1 + 2 * code[c]
+                    c += 1 + code[c]
+                at += length * n_parts
             node_of[own] = base + n
             n += 1
             edge_ptr[n] = e
         graph.instance_ptr[i + 1] = n
-        outputs = slice(output_ptr[i], output_ptr[i + 1])
+        outputs = slice(out_ptr[i], out_ptr[i + 1])
         if not _find_outputs(out_ref[outputs], node_of, base, first, graph.out_node[outputs], graph.out_port[outputs]):
             fault[0], fault[1], fault[2] = STALE, i, -1
             return words, fault
-    ends, slots = graph.output_ptr, graph.out_slot
-    for i in range(output_ptr.size):
-        ends[i] = output_ptr[i]
-    for o in range(out_slot.size):
-        slots[o] = out_slot[o]
+    graph.output_ptr[:] = out_ptr
+    graph.out_slot[:] = out_slot
     return words, fault
 
 
@@ -183,17 +200,18 @@ def make_code(type_id: int, items: list[tuple[int, ...]]) -> tuple[int, ...]:
     """The code of a form: its type; ints that a call logs, edges, and attribute words, or 0 if it has lists; its items.
 
     Args:
-        items: (HANDLE, n, n pairs), (WORDS, n), or (EACH, parts, and for each of them n, n pairs); a pair is a port and
-            an output, or -1 for the one that the ref names.
+        items: (VALUE, n, n ports), (WORDS, n), or (EACH, parts, and for each of them n, n ports); a port is -1
+            where the cell does not read the value.
     """
-    handles, words = ([item[1] for item in items if item[0] == kind] for kind in (HANDLE, WORDS))
-    has_lists = len(handles) + len(words) < len(items)
-    sizes = (0, 0, 0) if has_lists else (1 + len(handles) + sum(words), sum(handles), sum(words))
+    values, words = ([item[1:] for item in items if item[0] == kind] for kind in (VALUE, WORDS))
+    n_words = sum(n for (n,) in words)
+    has_lists = len(values) + len(words) < len(items)
+    n_edges = sum(port >= 0 for _, *ports in values for port in ports)
+    sizes = (0, 0, 0) if has_lists else (1 + len(values) + n_words, n_edges, n_words)
     return type_id, *sizes, *(word for item in items for word in item), END
 
 
-def form_tables(codes: list[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
-    """The codes of all forms one after another, and where each starts."""
-    lengths: list[Any] = [len(c) for c in codes]
-    ptr = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    return np.array([word for c in codes for word in c], np.int32), ptr
+def form_tables(form_of: list[int], codes: list[tuple[int, ...]]) -> FormTables:
+    """The tables of these forms."""
+    ptr = np.cumsum([0, *map(len, codes)]).astype(np.int32)
+    return FormTables(np.array(form_of, np.int32), np.array([word for c in codes for word in c], np.int32), ptr)

@@ -1,7 +1,7 @@
 """Call forms: a few generated lines of Python that recognise how a cell is called and log the call as ints.
 
     def merge(left, right):
-        if __type(left) is Kind_2 and __type(right) is Kind_2:
+        if __type(left) is Outputs_2 and __type(right) is Outputs_2:
             for __out in pool_5: break
             else: __out = grow_5()
             __to = __log
@@ -14,14 +14,15 @@ The arguments keep their names, so even builtins have others here: a cell may ca
 The functions stand in the modules, where other threads see them too. A call that passes recorded values belongs to the
 recording; of any other, forms ask whether this thread records.
 
-A form is finer than a type: it also tells whether a tuple is another node's whole output (one int) or was put
-together by the user (an int per value). `code` tells the decoder how to read what the form logged.
+A form is finer than a type: it also tells whether a tuple is all outputs of a node (one int) or was put together by
+the user (an int per value). `code` tells the decoder how to read what the form logged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -29,37 +30,37 @@ import numpy as np
 from autobatch.errors import DataError, GraphError
 from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Key, Static, exact, is_hashable, is_structure
 from autobatch.ir.program import DRAW, Attribute, CellProgram, Port, first_leaf
-from autobatch.trace.decode import EACH, HANDLE, WORDS, make_code
-from autobatch.trace.handles import Bundle, Handles, Value, path_of_ref
+from autobatch.trace.decode import EACH, VALUE, WORDS, make_code
+from autobatch.trace.handles import Handles, Outputs, Value, path_to_ref
 
 IS_RECORDING = "__stage.current is __calls"  # costs 50 ns
-BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, all, map, exact, np.ndarray)}
+BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, exact, np.ndarray)}
+LOG_DATA = {"int": "{}", "ints": "*{}.ravel().tolist()", "float": "{}", "floats": "*{}.ravel().tolist()"}
 
 
 @dataclass
-class Leaves:
-    """Leaves first:first + count of the arguments, read from the expression `text`.
+class Leaf:
+    """What the expression `text` gives the cell: data, values, or a list of values.
 
-    `kind` is "handle" (a value, or a bundle of several), "int", "ints", "float", "floats" or "each"; the parts of
-    "each" are handles whose text starts with the name of one element, `x`. `ref` is the expression of a handle's ref;
-    `refs` names the list of refs in "each", where the conditions make it.
+    Attributes:
+        kind: "value" (a value, or all outputs of a node), "int", "ints", "float", "floats" or "each".
+        first: the number of the first leaf.
+        refs: of "value" the expression of its ref; of "each" the name of the list of refs that the conditions make.
+        counts: how many leaves a ref stands for; of "each" for all refs of one element.
     """
 
     kind: str
     text: str
     first: int
-    count: int
-    ref: str = ""
-    is_bundle: bool = False
-    parts: list[Leaves] = field(default_factory=list)
     refs: str = ""
+    counts: tuple[int, ...] = (1,)
 
 
 class FormReader:
     """Reads one call's arguments: their keys, the conditions that tell this form, and its leaves in order.
 
     Args:
-        handles: names the kinds of handles in generated code; constant: names any other object.
+        handles: knows the classes of values; constant: names any other object in generated code.
         is_static: whether an argument (by name) or a value in it is part of the type.
         fixed: the lists (by expression) whose length the cell's body needs.
     """
@@ -73,7 +74,7 @@ class FormReader:
     ) -> None:
         self.handles, self.constant, self.is_static, self.fixed = handles, constant, is_static, fixed
         self.conditions: list[str] = []
-        self.leaves: list[Leaves] = []
+        self.leaves: list[Leaf] = []
         self.lists: list[str] = []
         self.n_leaves = 0
 
@@ -81,26 +82,13 @@ class FormReader:
         """Read what the expression `text` of argument `name` holds."""
         if self.is_static(name, x):
             return self._static(name, x, text)
-        if isinstance(x, Value):
-            self._handle(x, text, self._kind_name(x), self.leaves, self.conditions)
-            return Key("value", x.shape)
-        if isinstance(x, Bundle):
-            self._handle(x, text, self._kind_name(x), self.leaves, self.conditions)
-            return self.handles.kind_of(x).structure
+        if isinstance(x, (Value, Outputs)):
+            return self._handle(x, text)
         if type(x) in (int, float):
-            self._condition(f"__type({text}) is __{type(x).__name__}")
-            return self._data(type(x).__name__, (), text)
+            kind = type(x).__name__
+            return self._data(kind, (), text, f"__type({text}) is __{kind}")
         if isinstance(x, np.ndarray):
-            if x.dtype.kind not in "fiub":
-                raise DataError(
-                    f"argument {name!r} of a cell is an array of dtype {x.dtype}; cells take arrays of floats, ints or "
-                    f"bools, so convert it first."
-                )
-            kinds = "f" if x.dtype.kind == "f" else "iub"
-            self._condition(
-                f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {kinds!r}"
-            )
-            return self._data("float" if kinds == "f" else "int", x.shape, text)
+            return self._array(name, x, text)
         if type(x) is list and text not in self.fixed and (key := self._each(x, text)) is not None:
             return key
         if is_structure(x):
@@ -113,23 +101,29 @@ class FormReader:
             )
         return self._static(name, x, text)
 
-    def _condition(self, text: str) -> None:
-        self.conditions.append(text)
+    def _handle(self, x: Value | Outputs, text: str) -> Key:
+        self.handles.check(x)
+        tests, ((ref, n),) = self._tests(x, text, whole=True)
+        self.conditions += tests
+        self.leaves.append(Leaf("value", text, self.n_leaves, ref, (n,)))
+        self.n_leaves += n
+        return x.key
 
-    def _kind_name(self, handle: Any) -> str:
-        return f"Kind_{self.handles.kind_of(handle).number}"
-
-    def _handle(self, x: Any, text: str, kind: str, leaves: list[Leaves], conditions: list[str]) -> None:
-        conditions.append(f"__type({text}) is {kind}")
-        count = sum(1 for _ in self.handles.kind_of(x).structure.leaves())
-        ref = text + path_of_ref(self.handles.kind_of(x).structure)
-        leaves.append(Leaves("handle", text, self.n_leaves, count, ref, isinstance(x, Bundle)))
-        self.n_leaves += count
-
-    def _data(self, kind: str, shape: tuple[int, ...], text: str) -> Key:
-        self.leaves.append(Leaves(kind + ("s" if shape else ""), text, self.n_leaves, 1))
+    def _data(self, kind: str, shape: tuple[int, ...], text: str, condition: str) -> Key:
+        self.conditions.append(condition)
+        self.leaves.append(Leaf(kind + "s" if shape else kind, text, self.n_leaves))
         self.n_leaves += 1
         return Key(kind, shape)
+
+    def _array(self, name: str, x: Any, text: str) -> Key:
+        if x.dtype.kind not in "fiub":
+            raise DataError(
+                f"argument {name!r} of a cell is an array of dtype {x.dtype}; cells take arrays of floats, ints or "
+                f"bools, so convert it first."
+            )
+        kind, letters = ("float", "f") if x.dtype.kind == "f" else ("int", "iub")
+        condition = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"
+        return self._data(kind, x.shape, text, condition)
 
     def _static(self, name: str, x: Any, text: str) -> Key:
         if isinstance(x, np.ndarray) or not (isinstance(x, BY_IDENTITY) or is_hashable(x)):
@@ -137,7 +131,7 @@ class FormReader:
                 f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), and static arguments are hashable; give a "
                 f"tuple or a frozenset instead."
             )
-        self._condition(self._is_exactly(text, x))
+        self.conditions.append(self._is_exactly(text, x))
         return Key("static", Static(x))
 
     def _is_exactly(self, text: str, x: Any) -> str:
@@ -153,48 +147,58 @@ class FormReader:
         return f"__type({text}) is __type({name}) and {text} == {name}"
 
     def _each(self, x: list[Any], text: str) -> Key | None:
-        """A list of any length, if its elements are alike and hold values only."""
+        """A list of any length, if its elements are alike and consist of values only."""
         if not x:
-            self._condition(f"__type({text}) is __list and not {text}")
+            self.conditions.append(f"__type({text}) is __list and not {text}")
             self.lists.append(text)
             return Key("each", None)
-        parts, conditions, n_leaves = list[Leaves](), list[str](), self.n_leaves
-        self.n_leaves = first = first_leaf(len(self.lists))
-        key = self._element(x[0], "x", parts, conditions)
-        alike = key is not None and all(self._element(e, "x", [], []) == key for e in x[1:])
-        self.n_leaves = n_leaves
-        if key is None or not alike:
+        keys = {self._key(element) for element in x}
+        key = keys.pop()
+        if keys or key is None or not any(True for _ in key.leaves()):
             return None
-        refs, test = "", f"__all([{' and '.join(conditions)} for x in {text}])"
-        if isinstance(x[0], (Value, Bundle)):
-            kind, refs = self._kind_name(x[0]), f"__refs_{len(self.lists)}"
-            listed = f"[{parts[0].ref} for x in {text} if __type(x) is {kind}]"
-            test = f"__type({text}[0]) is {kind} and __len({refs} := {listed}) == __len({text})"
-        self._condition(f"__type({text}) is __list and {text} and {test}")
-        self.leaves.append(Leaves("each", text, first, sum(1 for _ in key.leaves()), parts=parts, refs=refs))
+        whole = len(set(map(_makeup, x))) == 1
+        (first, _), (tests, refs) = self._tests(x[0], f"{text}[0]", whole), self._tests(x[0], "x", whole)
+        name, each = f"__refs_{len(self.lists)}", f"for x in {text} if {' and '.join(tests)}"
+        made = f"{refs[0][0]} {each}" if len(refs) == 1 else f"ref {each} for ref in ({', '.join(r for r, _ in refs)})"
+        conditions = [f"__type({text}) is __list", text, *first]
+        conditions.append(f"__len({name} := [{made}]) == {len(refs)} * __len({text})")
+        self.conditions.append(" and ".join(conditions))
+        self.leaves.append(Leaf("each", text, first_leaf(len(self.lists)), name, tuple(n for _, n in refs)))
         self.lists.append(text)
         return Key("each", None, (key,))
 
-    def _element(self, x: Any, text: str, parts: list[Leaves], conditions: list[str]) -> Key | None:
-        if isinstance(x, (Value, Bundle)):
-            self._handle(x, text, self._kind_name(x), parts, conditions)
-            return self.handles.kind_of(x).structure
-        if type(x) is not tuple:
-            return None
-        conditions.append(f"__type({text}) is __tuple and __len({text}) == {len(x)}")
-        children = [self._element(child, f"{text}[{i}]", parts, conditions) for i, child in enumerate(x)]
+    def _key(self, x: Any) -> Key | None:
+        """The key of a value, or of a tuple of such; None of anything else."""
+        if isinstance(x, (Value, Outputs)):
+            self.handles.check(x)
+            return x.key
+        children = [self._key(child) for child in x] if type(x) is tuple else [None]
         return None if None in children else Key("tuple", None, tuple(c for c in children if c is not None))
+
+    def _tests(self, x: Any, text: str, whole: bool) -> tuple[list[str], list[tuple[str, int]]]:
+        """What tells that `text` is like `x`, a value or tuple of such; its refs, and how many leaves each stands for.
+
+        Args:
+            whole: all outputs of a node, where `x` has such, are recognised by their class, and have one ref.
+        """
+        if isinstance(x, Value) or (whole and isinstance(x, Outputs)):
+            n = sum(1 for _ in x.key.leaves())
+            return [f"__type({text}) is {x.class_name}"], [(f"{text}{path_to_ref(x.key)}", n)]
+        parts = [self._tests(part, f"{text}[{i}]", whole) for i, part in enumerate(x)]
+        is_tuple = f"__type({text}) is __tuple" if whole else f"__type({text}) in __tuples"
+        tests = [f"{is_tuple} and __len({text}) == {len(x)}", *(test for tests, _ in parts for test in tests)]
+        return tests, [ref for _, refs in parts for ref in refs]
 
     def _container(self, name: str, x: Any, text: str) -> Key:
         cls = self.constant(type(x))
         if isinstance(x, dict):
-            self._condition(f"__type({text}) is {cls} and {self._is_exactly(f'(*{text},)', tuple(x))}")
+            self.conditions.append(f"__type({text}) is {cls} and {self._is_exactly(f'(*{text},)', tuple(x))}")
             children = [self.read(name, part, f"{text}[{self.constant(key)}]") for key, part in x.items()]
         elif is_dataclass(x):
-            self._condition(f"__type({text}) is {cls}")
+            self.conditions.append(f"__type({text}) is {cls}")
             children = [self.read(name, getattr(x, f.name), f"{text}.{f.name}") for f in fields(x)]
         else:
-            self._condition(f"__type({text}) is {cls} and __len({text}) == {len(x)}")
+            self.conditions.append(f"__type({text}) is {cls} and __len({text}) == {len(x)}")
             children = [self.read(name, part, f"{text}[{i}]") for i, part in enumerate(x)]
         return Key.of_structure(x, children)
 
@@ -220,33 +224,30 @@ def make_form(
     """The form that `reader` read, of the type `type_id`.
 
     Args:
-        outputs: the structure of the handles that it gives out; rebuild: names what puts the outputs together.
+        outputs: the key of the handles that it gives out; rebuild: names what makes of one what the call returns.
     """
     ports = {v.source.leaf: v.source.number for v in program.vars if isinstance(v.source, Port)}
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
-    logged, floats, code = [f"__out{path_of_ref(outputs)}"], list[str](), list[tuple[int, ...]]()
+    logged, floats, code = [f"__out{path_to_ref(outputs)}"], list[str](), list[tuple[int, ...]]()
     conditions = list(reader.conditions)
     conditions += [f"__len({reader.lists[a]}) == __len({reader.lists[b]})" for a, b in program.ties]
-    if all(leaves.kind != "handle" and not leaves.parts for leaves in reader.leaves):
+    if all(leaf.kind not in ("value", "each") for leaf in reader.leaves):
         conditions.append(IS_RECORDING)
-    for leaves in reader.leaves:
-        if leaves.kind in ("handle", "each"):
-            items = _handle_items(leaves.parts or [leaves], ports)
-            if not items:
-                continue
-            if leaves.kind == "handle":
-                logged.append(leaves.ref)
-                code.append((HANDLE, *items[0][1]))
-            else:
-                logged.append(f"__len({leaves.text})")
-                logged += [f"*{leaves.refs or f'[{part.ref} for x in {leaves.text}]'}" for part, _ in items]
-                code.append((EACH, len(items), *(word for _, pairs in items for word in pairs)))
-        elif leaves.first in data:
-            if leaves.kind.startswith("int"):
-                logged.append(LOG_DATA[leaves.kind].format(leaves.text))
-                code.append((WORDS, data[leaves.first]))
-            else:
-                floats.append(LOG_DATA[leaves.kind].format(leaves.text))
+    for leaf in reader.leaves:
+        if leaf.kind in ("value", "each"):
+            leaves = count(leaf.first)
+            parts = [[n, *(ports.get(next(leaves), -1) for _ in range(n))] for n in leaf.counts]
+            if leaf.kind == "each":
+                logged += [f"__len({leaf.text})", f"*{leaf.refs}"]
+                code.append((EACH, len(parts), *chain(*parts)))
+            elif max(parts[0][1:]) >= 0:
+                logged.append(leaf.refs)
+                code.append((VALUE, *parts[0]))
+        elif leaf.kind.startswith("int") and leaf.first in data:
+            logged.append(LOG_DATA[leaf.kind].format(leaf.text))
+            code.append((WORDS, data[leaf.first]))
+        elif leaf.first in data:
+            floats.append(LOG_DATA[leaf.kind].format(leaf.text))
     if program.draws and DRAW in data:
         logged.append("__draw()")
         code.append((WORDS, 1))
@@ -258,23 +259,13 @@ def make_form(
     return Form(tuple(conditions), tuple(body), make_code(type_id, code))
 
 
-LOG_DATA = {"int": "{}", "ints": "*{}.ravel().tolist()", "float": "{}", "floats": "*{}.ravel().tolist()"}
+def _makeup(x: Any) -> Any:
+    """Equal for tuples of values where the same parts of them are all outputs of a node."""
+    return tuple(map(_makeup, x)) if type(x) is tuple else type(x)
 
 
 def _tuple(items: list[str]) -> str:
     return f"({', '.join(items)}{',' * (len(items) == 1)})"
-
-
-def _handle_items(parts: Iterable[Leaves], ports: dict[int, int]) -> list[tuple[Leaves, list[int]]]:
-    """For each handle with a port that the program reads: how many, then pairs of port and output (-1: in the ref)."""
-    items = []
-    for part in parts:
-        used = [
-            (ports[part.first + k], k if part.is_bundle else -1) for k in range(part.count) if part.first + k in ports
-        ]
-        if used:
-            items.append((part, [len(used), *(n for pair in used for n in pair)]))
-    return items
 
 
 def write_function(name: str, header: str, call: str, forms: Iterable[Form]) -> str:

@@ -1,10 +1,9 @@
 """Handles: what the user's program holds in place of a node's outputs while it is recorded.
 
-A handle is a small immutable object with a number, `ref = id << 8 | output`, or a tuple of such. Making one costs more
-than the rest of a recorded call, so each call form has a `Pool` that hands them out and takes them back once enough
-have been used and nobody holds them any more, by their reference counts. A handle that somebody still holds is never
-handed out again, so a value kept from an earlier recording is told by its id. All handles of a `Kind` have one
-structure of shapes.
+Each output is a `Value` with a number, `ref = id << 8 | output`; a node with several returns tuples of values. Making
+these for every call would take half as long again as recording does, so each call form has a `Pool` that hands them
+out and takes them back once nobody holds them any more, which their reference counts tell. A handle that somebody still
+holds is never handed out again, so a value kept from an earlier recording is recognised by its id.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ RECYCLE = 2048  # ints logged before handles are taken back: few enough handles 
 
 
 class Recording(Protocol):
-    """What records the ops that handles meet outside cells."""
+    """What records the ops that values meet outside cells."""
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Record one op as a cell of its own."""
@@ -39,11 +38,18 @@ class Recording(Protocol):
 
 
 class Value(Symbol):
-    """One output of a recorded node. Subclasses, one per shape, belong to one recorder."""
+    """One output of a recorded node. Each recording has a subclass for each shape.
+
+    Attributes:
+        ref: tells which output of which node.
+        key: of the shape; class_name: of the subclass, in generated code.
+    """
 
     __slots__ = ("ref",)
     shape: Shape
-    kind: Kind
+    key: Key
+    recording: Recording
+    class_name: str
 
     def __init__(self, ref: int) -> None:
         self.ref = ref
@@ -57,7 +63,7 @@ class Value(Symbol):
         return self._current().apply_function(function, args, kwargs)
 
     def _current(self) -> Recording:
-        recording: Recording = self.kind.handles.recording
+        recording = self.recording
         active = STAGE.current is recording
         if not active:
             raise GraphError(
@@ -70,48 +76,39 @@ class Value(Symbol):
         return f"<recorded value of shape {self.shape}>"
 
 
-class Bundle(tuple[Any, ...]):
-    """The outputs of a recorded node that returns a tuple. Subclasses, one per structure, belong to one recorder."""
+class Outputs(tuple[Any, ...]):
+    """The outputs of a recorded node that returns a tuple. Each recording has a subclass for each structure of shapes.
 
-    __slots__ = ()
-    kind: Kind
-
-
-class Kind:
-    """The handles for one structure of outputs.
-
-    Attributes:
-        handles: the registry that the kind belongs to, which numbers handles.
-        structure: a value key, or a tuple key of such.
-        cls: the class of the handles; generated code knows them by it.
+    Its class alone tells generated code what is in it; the refs of its values are consecutive.
     """
 
-    def __init__(self, handles: Handles, number: int, structure: Key) -> None:
-        self.handles, self.number, self.structure = handles, number, structure
-        self.is_bundle = structure.kind == "tuple"
-        base, detail = (Bundle, {}) if self.is_bundle else (Value, {"shape": structure.detail})
-        self.cls: Any = type(base.__name__, (base,), {**detail, "kind": self, "__slots__": ()})
-
-    def make(self, ref: int) -> Any:
-        """Make a handle."""
-        if not self.is_bundle:
-            return self.cls(ref)
-        return self.cls(_make_parts(self.handles, self.structure, iter(range(ref, ref + MAX_OUTPUTS))))
+    __slots__ = ()
+    key: Key
+    recording: Recording
+    class_name: str
 
 
 class Pool:
-    """The handles that one call form gives out.
+    """The handles that the calls of one form return.
+
+    Args:
+        make: makes the handle whose first output has this ref.
+        new_id: gives a number that no handle has had.
+        namespace, name: where generated code finds the iterator over what is left to hand out.
 
     Attributes:
-        handles: to give out; parts: the values and tuples in bundles, as many for each.
-        idle: the reference counts of a handle, and of a part, that nobody holds.
+        handles: to hand out; parts: the values and tuples in the handles, as many for each, and the
+            handles themselves.
+        idle: the reference count of a part that nobody holds.
     """
 
-    def __init__(self, kind: Kind, form: int) -> None:
-        self.kind, self.form = kind, form
+    def __init__(
+        self, make: Callable[[int], Any], new_id: Callable[[], int], namespace: dict[str, Any], name: str
+    ) -> None:
         self.handles: list[Any] = []
         self.parts: list[Any] = []
-        self.idle = (0, 0)
+        self.idle = 0
+        self._make, self._new_id, self._namespace, self._name = make, new_id, namespace, name
         self._restart(0)
 
     @property
@@ -125,89 +122,57 @@ class Pool:
         for place in range(start, start + min(max(start, 8), CHUNK)):
             self._put(place)
         if not start:
-            own, inner = (list(map(sys.getrefcount, objects)) for objects in (self.handles, self.parts))
-            self.idle = (min(own), min(inner, default=0))
+            self.idle = min(map(sys.getrefcount, self.parts))
         self._restart(start)
         return next(self._iterator)
 
     def recycle(self) -> None:
-        """Start again from the first handle, replacing those that somebody still holds."""
-        if self.used:
-            for place in self._held():
+        """Start again from the first handle, replacing those that somebody still holds, as a whole or in part."""
+        if not self.used:
+            return
+        width = len(self.parts) // len(self.handles)
+        n_used = self.used * width
+        if sum(map(sys.getrefcount, islice(self.parts, n_used))) > self.idle * n_used:  # mostly nobody holds any
+            for place in {k // width for k in range(n_used) if sys.getrefcount(self.parts[k]) > self.idle}:
                 self._put(place)
-            self._restart(0)
-
-    def _held(self) -> set[int]:
-        """The places of the used handles that somebody holds, as a whole or in part.
-
-        Mostly none, and then two sums tell: no count can be below that of an idle handle or part.
-        """
-        used, width = self.used, len(self.parts) // len(self.handles)
-        own, inner = islice(self.handles, used), islice(self.parts, used * width)
-        least = self.idle[0] * used, self.idle[1] * used * width
-        if (sum(map(sys.getrefcount, own)), sum(map(sys.getrefcount, inner))) == least:
-            return set()
-        held = {place for place in range(used) if sys.getrefcount(self.handles[place]) > self.idle[0]}
-        return held.union(k // width for k in range(used * width) if sys.getrefcount(self.parts[k]) > self.idle[1])
+        self._restart(0)
 
     def _put(self, place: int) -> None:
         """Put a new handle at this place of the pool."""
-        handle = self.kind.make(self.kind.handles.new_id(self.form) << OUTPUT_BITS)
-        parts = _parts_in(handle) if self.kind.is_bundle else []
+        handle = self._make(self._new_id() << OUTPUT_BITS)
+        parts = _parts_of(handle)
         self.parts[place * len(parts) : (place + 1) * len(parts)] = parts
         self.handles[place : place + 1] = [handle]
 
     def _restart(self, place: int) -> None:
         self._iterator: Iterator[Any] = iter(self.handles)
         self._iterator.__setstate__(place)  # type: ignore[attr-defined]
-        self.kind.handles.namespace[f"pool_{self.form}"] = self._iterator
+        self._namespace[self._name] = self._iterator
 
 
-def _make_parts(handles: Handles, key: Key, refs: Iterator[int]) -> Iterator[Any]:
-    """What a bundle of this structure holds: values, and tuples of them."""
-    for child in key.children:
-        if child.kind == "value":
-            yield handles.kind(child).cls(next(refs))
-        else:
-            yield tuple(_make_parts(handles, child, refs))
-
-
-def path_of_ref(structure: Key) -> str:
-    """Where the ref of a whole handle of this structure is found, as Python: in a bundle, at the first value."""
-    paths = [("", structure)]
-    while paths[0][1].kind != "value":
-        path, outer = paths.pop(0)
-        paths = [*((f"{path}[{i}]", part) for i, part in enumerate(outer.children)), *paths]
-    return f"{paths[0][0]}.ref"
-
-
-def _parts_in(bundle: tuple[Any, ...]) -> list[Any]:
-    """Every value and tuple in a bundle."""
-    inner = [part for child in bundle if type(child) is tuple for part in _parts_in(child)]
-    return [*inner, *bundle]
+def _parts_of(handle: Any) -> list[Any]:
+    """A handle, and every value and tuple in it, but for the empty tuple, of which Python has one."""
+    if isinstance(handle, Value):
+        return [handle]
+    return [*(part for child in handle for part in _parts_of(child)), handle] if handle else []
 
 
 class Handles:
     """All handles of one recording.
 
+    Args:
+        recording: records the ops that values meet outside cells.
+        namespace: the globals of the generated functions, told the classes of values, and each form's pool.
+
     Attributes:
-        recording: records the ops that the handles meet outside cells.
-        namespace: the globals of the generated functions, told the kinds of handles, and each form's pool.
         form_of: for each handle made so far, by id, the form that gives it out.
-        classes: of the handles.
     """
 
     def __init__(self, recording: Recording, namespace: dict[str, Any]) -> None:
         self.recording, self.namespace = recording, namespace
         self.form_of: list[int] = []
-        self.classes: set[type] = set()
-        self._kinds: dict[Key, Kind] = {}
+        self._classes: dict[Key, Any] = {}
         self._pools: list[Pool] = []
-
-    def new_id(self, form: int) -> int:
-        """A number that no handle has had, for one that this form gives out."""
-        self.form_of.append(form)
-        return len(self.form_of) - 1
 
     def recycle(self) -> None:
         """Take back handles that nobody holds, between instances.
@@ -219,48 +184,70 @@ class Handles:
         for pool in self._pools:
             pool.recycle()
 
-    def add_pool(self, kind: Kind, form: int) -> None:
-        """Let a form give out handles of this kind."""
-        pool = Pool(kind, form)
-        self._pools.append(pool)
-        self.namespace[f"grow_{form}"] = pool.grow
+    def add_pool(self, form: int, node_type: NodeType) -> tuple[Key, Callable[[Any], Any] | None]:
+        """Let a form give out handles of a type.
 
-    def kind(self, structure: Key) -> Kind:
-        """The handles for outputs of this structure."""
-        if structure not in self._kinds:
-            kind = self._kinds[structure] = Kind(self, len(self._kinds), structure)
-            self.namespace[f"Kind_{kind.number}"] = kind.cls
-            self.classes.add(kind.cls)
-        return self._kinds[structure]
-
-    def kind_of(self, handle: Value | Bundle) -> Kind:
-        """The kind of a handle of this recording; GraphError if another one made it."""
-        if handle.kind.handles is not self:
-            raise GraphError("a value from another recording is used here; a recorded value belongs to one function.")
-        return handle.kind
-
-    def of_type(self, node_type: NodeType) -> tuple[Kind, Callable[[Any], Any] | None]:
-        """The handles of a type's outputs and, unless these are plain tuples, what puts them together."""
+        Returns:
+            The key of a handle; and what makes of it what the cell returned, if that is more than tuples of values.
+        """
         program, structure = node_type.program, node_type.structure
         if len(program.outputs) > MAX_OUTPUTS:
             raise GraphError(
                 f"cell {node_type.name!r} returns {len(program.outputs)} values, but a node has {MAX_OUTPUTS} at most; "
                 f"return fewer, such as one array to slice."
             )
-        shapes = [Key("value", program.vars[o].shape) for o in program.outputs]
-        plain = _plain_key(structure, shapes)
-        if plain is not None:
-            return self.kind(plain), None
-        return self.kind(Key("tuple", None, tuple(shapes))), lambda outputs: _put_together(structure, outputs)
+        keys = [Key("value", program.vars[output].shape) for output in program.outputs]
+        classes, plain = list(map(self.class_of, keys)), _plain_key(structure, keys)
+        key = Key("tuple", None, tuple(keys)) if plain is None else plain
+        whole = self.class_of(key)
+
+        def make(ref: int) -> Any:
+            values = tuple(kind(ref + output) for output, kind in enumerate(classes))
+            handle = values if plain is None else build(values)
+            return whole(handle) if issubclass(whole, Outputs) else handle
+
+        def build(values: tuple[Value, ...]) -> Any:
+            return _put_together(structure, values)
+
+        def new_id() -> int:
+            self.form_of.append(form)
+            return len(self.form_of) - 1
+
+        pool = Pool(make, new_id, self.namespace, f"pool_{form}")
+        self._pools.append(pool)
+        self.namespace[f"grow_{form}"] = pool.grow
+        return key, build if plain is None else None
+
+    def class_of(self, key: Key) -> Any:
+        """The class of this recording's values of a shape, or tuples of such."""
+        if key not in self._classes:
+            base = Value if key.kind == "value" else Outputs
+            name = f"{base.__name__}_{len(self._classes)}"
+            own = {"shape": key.detail, "key": key, "recording": self.recording, "class_name": name, "__slots__": ()}
+            self._classes[key] = self.namespace[name] = type(base.__name__, (base,), own)
+            self.namespace["__tuples"] = (tuple, *(kind for kind in self._classes.values() if issubclass(kind, tuple)))
+        return self._classes[key]
+
+    def check(self, handle: Value | Outputs) -> None:
+        """Refuse a value of another recording, where its ref means something else; GraphError."""
+        if handle.recording is not self.recording:
+            raise GraphError("a value from another recording is used here; a recorded value belongs to one function.")
 
 
-def _plain_key(structure: Any, shapes: list[Key]) -> Key | None:
-    """The key of a structure of outputs made of plain tuples only."""
+def path_to_ref(key: Key) -> str:
+    """Where the ref of a handle is found in it, as Python: it is that of the first value."""
+    paths = [("", key)]
+    while paths[0][1].kind != "value":
+        path, outer = paths.pop(0)
+        paths = [*((f"{path}[{i}]", part) for i, part in enumerate(outer.children)), *paths]
+    return f"{paths[0][0]}.ref"
+
+
+def _plain_key(structure: Any, keys: list[Key]) -> Key | None:
+    """The key of a structure of outputs with these keys; None unless it consists of tuples alone."""
     if isinstance(structure, int):
-        return shapes[structure]
-    if not isinstance(structure, tuple):
-        return None
-    children = [_plain_key(part, shapes) for part in structure]
+        return keys[structure]
+    children = [_plain_key(part, keys) for part in structure] if isinstance(structure, tuple) else [None]
     return None if None in children else Key("tuple", None, tuple(c for c in children if c is not None))
 
 

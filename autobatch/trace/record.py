@@ -20,7 +20,7 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.system.turns import recording
 from autobatch.trace.calls import Calls, never
-from autobatch.trace.decode import STALE, as_longs, decode_log
+from autobatch.trace.decode import STALE, Log, as_longs, decode_log
 from autobatch.trace.handles import Value
 from autobatch.trace.live import Live
 from autobatch.trace.results import SlotTable, read_result
@@ -195,17 +195,14 @@ class Recorder:
     ) -> Graph:
         calls = self.calls
         try:
-            log = as_longs(calls.log)
+            log = Log(*map(as_longs, (calls.log, log_ptr, refs, slots, output_ptr)))
         except OverflowError:
             raise DataError(f"recording met an int that {TOO_LONG}") from None
-        form_of, code, code_ptr = calls.form_tables()
-        if form_of.size > self._node_of.size:
-            self._node_of = np.concatenate((self._node_of, np.zeros(form_of.size, np.int64)))
-        pointers = (as_longs(log_ptr), as_longs(refs), as_longs(slots), as_longs(output_ptr))
-        words, fault = decode_log(
-            log, *pointers, form_of, code, code_ptr, self._node_of, self._serial, len(calls.floats)
-        )
-        self._serial += len(log) + 1
+        forms = calls.form_tables()
+        if forms.of.size > self._node_of.size:
+            self._node_of = np.concatenate((self._node_of, np.zeros(forms.of.size, np.int64)))
+        words, fault = decode_log(log, forms, self._node_of, self._serial, len(calls.floats))
+        self._serial += len(calls.log) + 1
         if fault[0]:
             raise self._fault(*fault.tolist())
         return Graph(words, np.array(calls.floats, np.float64), self.types, structures)

@@ -16,7 +16,7 @@ import numpy as np
 from autobatch.errors import ShapeError
 from autobatch.ir.arguments import Key, Static, is_structure
 from autobatch.ops.define import Shape
-from autobatch.trace.handles import Bundle, Value
+from autobatch.trace.handles import Outputs, Value
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
         return slot
     if isinstance(result, list):
         return Key.of_structure(result, [read_result(r, slots, refs, numbers, f"{path}[]") for r in result])
-    if isinstance(result, Bundle):
+    if isinstance(result, Outputs):
         result = tuple(result)
     if isinstance(result, tuple):
         parts = [read_result(r, slots, refs, numbers, f"{path}[{i}]") for i, r in enumerate(result)]
