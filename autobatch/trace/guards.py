@@ -2,7 +2,7 @@
 
 A guard is one thing that was read: an attribute of an object, an item of a namespace, or what a list or dict holds. It
 holds as long as the very same object is there, or an equal number or text; arrays are compared with a copy of what they
-held. `Watchlist.check` looks at all guards in force, once per call: mostly a comparison of two objects for each, a
+held. `Watchlist.holds` looks at all guards in force, once per call: mostly a comparison of two objects for each, a
 twentieth of a microsecond.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,15 +18,33 @@ from autobatch.ir.arguments import exact
 from autobatch.trace.live import Live, can_be_live
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
-Getter: TypeAlias = Callable[[Any, Any], Any]
+
+
+class Difference(NamedTuple):
+    """Something that is not what it was when it was read.
+
+    Attributes:
+        key: tells the place.
+        told: what happened, in words.
+        before, now: what was there, and is.
+    """
+
+    key: Hashable
+    told: str
+    before: Any
+    now: Any
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether a number, or numbers, became others: these may be inputs of programs."""
+        return can_be_live(self.before) and can_be_live(self.now) and np.shape(self.before) == np.shape(self.now)
 
 
 class Read:
     """Something that was read under a name.
 
     Args:
-        key: equal for reads of one place.
-        holder: what it was read from; kept, since the key has its `id`.
+        holder: what it was read from; kept, since the place is known by its `id`.
         get: `get(name, default)` gives what is there now.
         name: of the attribute or item.
         text: what it is, in messages.
@@ -34,14 +52,15 @@ class Read:
         live: stands for it in the program, if it is an input of that.
 
     Attributes:
+        key: equal for reads of one place.
         seen: what was there when it was last compared.
     """
 
     def __init__(
-        self, key: Hashable, holder: object, get: Callable[..., Any], name: Any, text: str, seen: Any,
-        live: Live | None = None,
-    ) -> None:  # fmt: skip
-        self.key, self.holder, self.get, self.name, self.text, self.live = key, holder, get, name, text, live
+        self, holder: object, get: Callable[..., Any], name: Any, text: str, seen: Any, live: Live | None
+    ) -> None:
+        self.holder, self.get, self.name, self.text, self.live = holder, get, name, text, live
+        self.key: Hashable = id(holder), name
         self._take(seen)
 
     def _take(self, seen: Any) -> None:
@@ -64,22 +83,14 @@ class Read:
     def holds(self) -> bool:
         """Compare thoroughly what is there now; a live number notes it."""
         found = self.now()
-        if self.live is not None:
-            same = self.live.take(found)
-        elif self._content is not None:
-            same = content_of(found) == self._content
-        else:
-            same = is_same(found, self.seen)
+        same = _is_still(self.seen, found, self._content, self.live)
         if same:
             self.seen = found
         return same
 
-    def changed(self) -> dict[Hashable, str]:
-        """The places that differ, with what they are, before and now."""
-        found = self.now()
-        if isinstance(found, np.ndarray) or isinstance(self.seen, np.ndarray):
-            return {self.key: f"{self.text} holds other numbers"}
-        return {self.key: f"{self.text} was {_short(self.seen)} and is {_short(found)}"}
+    def differences(self) -> list[Difference]:
+        """What is not as it was read."""
+        return [] if self.holds() else [_difference(self.key, self.text, self.seen, self.now())]
 
 
 class Contents:
@@ -91,6 +102,8 @@ class Contents:
         lives: by index or key what stands for an element in the program.
     """
 
+    is_deep = True
+
     def __init__(self, holder: Any, text: str, lives: Mapping[Any, Live]) -> None:
         self.holder, self.text, self.lives = holder, text, lives
         self.key: Hashable = ("contents", id(holder))
@@ -98,38 +111,30 @@ class Contents:
 
     def retake(self) -> None:
         """Go by what it holds now from now on."""
-        holder = self.holder
-        self.names, self.seen = keys_of(holder), values_of(holder)
-        self._content = {name: content_of(x) for name, x in zip(self.names, self.seen, strict=True)}
-        self._is_plain = not any(content is not None for content in self._content.values())
+        self.names, self.seen = _names_in(self.holder), _elements_of(self.holder)
+        self._contents = list(map(content_of, self.seen))
+        self._is_plain = self._contents.count(None) == len(self._contents)
 
     def holds(self) -> bool:
         """Compare the elements; live numbers note theirs."""
-        found = values_of(self.holder)
-        if self._is_plain and are(found, self.seen) and are(keys_of(self.holder), self.names):
+        found = _elements_of(self.holder)
+        if self._is_plain and are(found, self.seen) and are(_names_in(self.holder), self.names):
             return True
-        if self.changed():
+        if self.differences():
             return False
         self.seen = found
         return True
 
-    def changed(self) -> dict[Hashable, str]:
-        """The elements that differ, or the whole if there are others."""
-        names, found = keys_of(self.holder), values_of(self.holder)
+    def differences(self) -> list[Difference]:
+        """The elements that are not as they were read, or the whole if there are others."""
+        names, found = _names_in(self.holder), _elements_of(self.holder)
         if not is_same(tuple(names), tuple(self.names)):
-            return {self.key: f"{self.text} has other elements"}
-        return {
-            (id(self.holder), name): f"{self.text}[{name!r}] was {_short(before)} and is {_short(now)}"
-            for name, before, now in zip(names, self.seen, found, strict=True)
-            if not self._is_still(name, before, now)
-        }
-
-    def _is_still(self, name: Any, before: Any, now: Any) -> bool:
-        if name in self.lives:
-            return self.lives[name].take(now)
-        if self._content[name] is not None:
-            return content_of(now) == self._content[name]
-        return is_same(now, before)
+            return [Difference(self.key, f"{self.text} has other elements", self.names, names)]
+        return [
+            _difference((id(self.holder), name), f"{self.text}[{name!r}]", before, now)
+            for name, before, now, content in zip(names, self.seen, found, self._contents, strict=True)
+            if not _is_still(before, now, content, self.lives.get(name))
+        ]
 
 
 Guard: TypeAlias = Read | Contents
@@ -141,7 +146,7 @@ class Watchlist:
     def __init__(self, guards: Iterable[Guard]) -> None:
         found = {(guard.key, id(guard.seen) if isinstance(guard, Read) else 0): guard for guard in guards}
         self.guards = list(found.values())
-        self._deep = [guard for guard in self.guards if isinstance(guard, Contents) or guard.is_deep]
+        self._deep = [guard for guard in self.guards if guard.is_deep]
         self._quick = [guard for guard in self.guards if isinstance(guard, Read) and not guard.is_deep]
         self._seen = [(guard.get, guard.name, guard.seen) for guard in self._quick]
 
@@ -154,6 +159,11 @@ class Watchlist:
                     return False
                 self._seen[at] = (get, name, guard.seen)
         return all(guard.holds() for guard in self._deep)
+
+
+def differences(guards: Iterable[Guard]) -> list[Difference]:
+    """All that is not as it was read."""
+    return [difference for guard in guards for difference in guard.differences()]
 
 
 def are(found: list[Any], seen: list[Any]) -> bool:
@@ -173,28 +183,25 @@ def content_of(x: Any) -> Hashable | None:
     return x.shape, x.dtype.str, x.tobytes()
 
 
-def keys_of(holder: Any) -> list[Any]:
+def _difference(key: Hashable, text: str, before: Any, now: Any) -> Difference:
+    if isinstance(before, np.ndarray) or isinstance(now, np.ndarray):
+        return Difference(key, f"{text} holds other numbers", before, now)
+    return Difference(key, f"{text} was {_short(before)} and is {_short(now)}", before, now)
+
+
+def _is_still(before: Any, now: Any, content: Hashable | None, live: Live | None) -> bool:
+    if live is not None:
+        return live.take(now)
+    return is_same(before, now) if content is None else content_of(now) == content
+
+
+def _names_in(holder: Any) -> list[Any]:
     """The keys of a dict, or the numbers of a container's elements."""
     return list(holder) if isinstance(holder, dict) else list(range(len(holder)))
 
 
-def values_of(holder: Any) -> list[Any]:
-    """The elements of a container."""
+def _elements_of(holder: Any) -> list[Any]:
     return list(holder.values() if isinstance(holder, dict) else holder)
-
-
-def changed_numbers(guard: Guard) -> set[Hashable]:
-    """The places of a guard that held a number, or numbers, and hold others now: these may be inputs of programs."""
-    if isinstance(guard, Read):
-        pairs = {guard.key: (guard.seen, guard.now())}
-    else:
-        known = zip(guard.names, guard.seen, values_of(guard.holder), strict=False)
-        pairs = {(id(guard.holder), name): (before, now) for name, before, now in known}
-    differing = {key: pairs[key] for key in guard.changed() if key in pairs}
-    return {
-        key for key, (before, now) in differing.items()
-        if can_be_live(before) and can_be_live(now) and np.shape(before) == np.shape(now)
-    }  # fmt: skip
 
 
 def _short(x: Any) -> str:

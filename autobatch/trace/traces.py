@@ -26,7 +26,7 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import FLOAT32
 from autobatch.trace.cell import NeedsLength, Tracer
 from autobatch.trace.entries import Entry
-from autobatch.trace.guards import Guard, Watchlist, changed_numbers
+from autobatch.trace.guards import Difference, Guard, Watchlist, differences
 from autobatch.trace.live import Live
 from autobatch.trace.watching import Watch
 
@@ -145,7 +145,7 @@ class Traces:
 
     def changes(self) -> str:
         """What does not hold any more, in words."""
-        return _changes(guard for trace in self._in_force() for guard in trace.guards)
+        return _told(differences(guard for trace in self._in_force() for guard in trace.guards))
 
     @property
     def n_taken(self) -> int:
@@ -164,17 +164,17 @@ class Traces:
         return [family.current for family in list(self._families.values()) if family.current is not None]
 
     def _renew(self, family: Family, before: Trace) -> None:
-        why = _changes(before.guards)
+        changed = differences(before.guards)
         known = next((trace for trace in reversed(family.traces) if trace.holds()), None)
         error: Exception | None = None
         result: Any = None
         if known is None:
-            self._changing.update(*(changed_numbers(guard) for guard in before.guards))
+            self._changing |= {difference.key for difference in changed if difference.is_numeric}
             try:
                 result = self._trace(family)[1]
             except Exception as failed:  # is raised when the cell is called; a graph that has it is refused
                 error = failed
-        told = f"{why}, and cell {before.node_type.name!r} {_outcome(error)}"
+        told = f"{_told(changed)}, and cell {before.node_type.name!r} {_outcome(error)}"
         with self.types.growing:
             self._put(family, self._keep(family, *result) if result is not None else known, told)
 
@@ -260,8 +260,8 @@ class Traces:
         return live
 
 
-def _changes(guards: Iterable[Guard]) -> str:
-    return "; ".join(dict.fromkeys(text for guard in guards if not guard.holds() for text in guard.changed().values()))
+def _told(changed: Iterable[Difference]) -> str:
+    return "; ".join(dict.fromkeys(difference.told for difference in changed))
 
 
 def _outcome(error: Exception | None) -> str:

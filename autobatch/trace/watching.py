@@ -102,11 +102,11 @@ class Watch:
             text = f"{name} of {type(owner).__name__}"
             if name == "__dict__":
                 for key, x in value.items():
-                    self._constant((id(value), key), value, value.get, key, f"{key} of {type(owner).__name__}", x)
+                    self._constant(value, value.get, key, f"{key} of {type(owner).__name__}", x)
                 return value
             own = _attributes_of(owner)
             if name in own:
-                return self._item(own, name, text, value)
+                return self._note(own, own.get, name, text, value)
             for base in type(owner).__mro__:
                 if name in vars(base):
                     return self._class_attribute(owner, base, name, text, value)
@@ -115,45 +115,35 @@ class Watch:
     def lacks(self, owner: Any, name: str) -> None:
         """Note that there is no such attribute."""
         with self._unwatched():
-            self._read(
-                (id(owner), name), owner, partial(getattr, owner), name, f"{name} of {type(owner).__name__}", MISSING
-            )
+            self._note(owner, partial(getattr, owner), name, f"{name} of {type(owner).__name__}", MISSING)
 
     def _class_attribute(self, owner: Any, base: type, name: str, text: str, value: Any) -> Any:
         member = vars(base)[name]
         if not hasattr(type(member), "__get__") or isinstance(member, MemberDescriptorType):
-            return self._read((id(owner), name), owner, partial(getattr, owner), name, text, value)
-        self._read((id(base), name), base, vars(base).get, name, f"{name} of class {base.__name__}", member)
+            return self._note(owner, partial(getattr, owner), name, text, value)
+        self._note(base, vars(base).get, name, f"{name} of class {base.__name__}", member)
         if not isinstance(member, Cell):  # in whose place something stands while programs are recorded
             own = _attributes_of(owner)
-            self._read((id(own), name), own, own.get, name, text, MISSING)
+            self._note(own, own.get, name, text, MISSING)
         self._may_call(functions_in(member))
         return self.follow(value, text, replaces=True)
 
     # Things that were read.
 
-    def _item(self, namespace: Any, name: Any, text: str, value: Any) -> Any:
-        return self._read((id(namespace), name), namespace, namespace.get, name, text, value)
-
-    def _read(
-        self,
-        key: Hashable,
-        holder: object,
-        get: Callable[..., Any],
-        name: Any,
-        text: str,
-        value: Any,
-        replaces: bool = True,
+    def _note(
+        self, holder: object, get: Callable[..., Any], name: Any, text: str, value: Any, replaces: bool = True
     ) -> Any:
-        live = self._live(key, value, holder)
-        if key not in self.guards:
-            self.guards[key] = Read(key, holder, get, name, text, value, live)
+        """Note that something was read; give its value, or what stands for it."""
+        live = self._live(holder, name, value)
+        if (id(holder), name) not in self.guards:
+            self.guards[id(holder), name] = Read(holder, get, name, text, value, live)
         if live is not None:
             return LiveValue.of(self.builder, live)
         return self.follow(value, text, replaces)
 
-    def _live(self, key: Hashable, value: Any, holder: object) -> Live | None:
+    def _live(self, holder: object, name: Any, value: Any) -> Live | None:
         """What stands for a number that changed before, or for a large array."""
+        key = id(holder), name
         if key in self._by_value or not can_be_live(value):
             return None
         if key not in self._changing and not (isinstance(value, np.ndarray) and value.nbytes > LARGE):
@@ -206,7 +196,7 @@ class Watch:
         pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
         lives = {}
         for name, x in pairs if replaces else ():
-            if (live := self._live((id(holder), name), x, holder)) is not None:
+            if (live := self._live(holder, name, x)) is not None:
                 lives[name] = live
         guard = Contents(holder, text, lives)
         if not isinstance(holder, (tuple, frozenset)):
@@ -247,7 +237,7 @@ class Watch:
                 if isinstance(value, ModuleType):
                     self.follow(value, name)
                 else:
-                    self._constant((id(namespace), name), namespace, namespace.get, name, f"the global {name}", value)
+                    self._constant(namespace, namespace.get, name, f"the global {name}", value)
             self._attribute_names |= names.attributes
             for x in list(self._namespaces.values()):
                 self._note_namespace(x)
@@ -255,26 +245,25 @@ class Watch:
     def _note_variables(self, function: FunctionType) -> None:
         """Note a function's code, the variables around it and its default arguments."""
         told, get = function.__qualname__, partial(getattr, function)
-        self._constant((id(function), "__code__"), function, get, "__code__", f"the code of {told}", function.__code__)
+        self._constant(function, get, "__code__", f"the code of {told}", function.__code__)
         for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
             look, value = partial(_in_cell, cell), _in_cell(cell, "", MISSING)
-            self._constant((id(cell), ""), cell, look, "", f"{name} around {told}", value)
+            self._constant(cell, look, "", f"{name} around {told}", value)
         for name in ("__defaults__", "__kwdefaults__"):
             if (value := getattr(function, name)) is not None:
-                self._constant((id(function), name), function, get, name, f"a default argument of {told}", value)
+                self._constant(function, get, name, f"a default argument of {told}", value)
 
     def _note_namespace(self, x: Any) -> None:
         """Note the attributes of a module, or class, that functions name."""
         for space in map(vars, [x] if isinstance(x, ModuleType) else x.__mro__):
             for name in self._attribute_names & space.keys():
-                key = id(x), name
-                if key not in self.guards:
-                    self._constant(key, x, space.get, name, f"{x.__name__}.{name}", space[name])
+                if (id(x), name) not in self.guards:
+                    self._constant(x, space.get, name, f"{x.__name__}.{name}", space[name])
 
-    def _constant(self, key: Hashable, holder: object, get: Any, name: str, text: str, value: Any) -> None:
+    def _constant(self, holder: object, get: Any, name: str, text: str, value: Any) -> None:
         """Note something that no number can stand for."""
-        self._by_value.add(key)
-        self._read(key, holder, get, name, text, value, replaces=False)
+        self._by_value.add((id(holder), name))
+        self._note(holder, get, name, text, value, replaces=False)
 
     # How attributes and calls are seen.
 

@@ -121,6 +121,18 @@ def test_a_number_annealed_over_100_steps_compiles_nothing(backend: str, compile
     assert len(counts) == 1
 
 
+def test_a_number_that_did_not_change_stays_a_constant() -> None:
+    model = model_of(Case(lambda m, x: x * m.beta + m.gamma, lambda m, v: None))
+    model.gamma = 3.0
+    loss = ab.batched(model.loss, backend="reference")
+    check(model, loss, XS)
+    model.beta = 4.0
+    check(model, loss, XS)
+    program = next(kind.program for kind in loss._recorder.types.types if kind.name == "cell")
+    assert str(program).count("constant 3.0") == 1
+    assert "constant 4.0" not in str(program)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_follow_a_live_number(backend: str) -> None:
     model = model_of(NUMBERS["arithmetic"])
