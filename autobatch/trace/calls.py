@@ -1,4 +1,4 @@
-"""How a recorded call becomes a node: entries that stand in for cells, the forms they know, and their types.
+"""How a recorded call becomes a node: what is called, the forms that are known, the log, and the slow path.
 
 An `Entry` stands for one cell of one module, one op, or one function made of ops. Its generated function (see
 `forms`) handles the calls whose form is known. Any other takes the slow path here: arrays and parameters among
@@ -9,7 +9,6 @@ its type is new, and the function is generated anew with the form added.
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -17,22 +16,26 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import GraphError
-from autobatch.ir.arguments import Key, Static, is_structure, parts_of
+from autobatch.ir.arguments import Key, Static
 from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.ops.define import Op, first_symbol
-from autobatch.ops.eager import plain_array
 from autobatch.ops.operators import STAGE
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell, NeedsLength
 from autobatch.trace.decode import FormTables, form_tables
-from autobatch.trace.entries import Entry, Namespace, Stand, invoke
-from autobatch.trace.forms import BUILTINS, Form, FormReader, make_form
-from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Handles, Value
+from autobatch.trace.entries import Entry, Known, StandIns, invoke
+from autobatch.trace.forms import Form, FormReader, make_form
+from autobatch.trace.generated import Namespace
+from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Handles
+from autobatch.trace.lifting import Lifting, never, to_values
 from autobatch.trace.traces import Traces
 
 MAX_FORMS = 8  # that an entry tries one after another; rarer ones take the slow path
+NO_ARGUMENTS = inspect.Signature([])
+ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
+ANY_NUMBER = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
 
 
 class Calls:
@@ -42,9 +45,8 @@ class Calls:
         log: ints, see `decode`; floats: the float attributes in call order.
         traces: of the cells called so far.
         forms: the call forms met so far, by number.
-        namespace: the globals of the generated functions.
-        handles: what calls return.
-        stand: the entries that stand in the place of cells at the moment.
+        handles: what calls return; lifting: makes values of what else they are given.
+        stand_ins: the functions that stand in the place of cells at the moment.
     """
 
     def __init__(self) -> None:
@@ -52,19 +54,13 @@ class Calls:
         self.floats: list[float] = []
         self.traces = Traces(lambda: self._function_entry(SUM_N), self._renew)
         self.forms: list[Form] = []
-        self.namespace = Namespace(
-            {
-                **BUILTINS,
-                "__stage": STAGE,
-                "__calls": self,
-                "__log": self.log,
-                "__log_floats": self.floats.extend,
-            }
+        self.stand_ins = StandIns()
+        self._namespace = Namespace(
+            {"__stage": STAGE, "__calls": self, "__log": self.log, "__log_floats": self.floats.extend}
         )
-        self.handles = Handles(self, self.namespace.names)
-        self.stand = Stand()
+        self.handles = Handles(self, self._namespace.names)
+        self.lifting = Lifting(self.handles, self._record_source)
         self._entries: dict[Any, Entry] = {}
-        self._sources: dict[Any, Value] = {}
         self._tables = form_tables([], [])
         self._recycle_at = RECYCLE
 
@@ -82,8 +78,8 @@ class Calls:
 
     def start_instance(self) -> None:
         """Forget the sources of the last instance, number draws from 0, and take back handles."""
-        self._sources.clear()
-        self.namespace.names["__draw"] = count().__next__
+        self.lifting.start_instance()
+        self._namespace.names["__draw"] = count().__next__
         if len(self.log) >= self._recycle_at:
             self.handles.recycle()
             self._recycle_at = len(self.log) + RECYCLE
@@ -105,37 +101,42 @@ class Calls:
     def entry(self, cell: Cell, owner: Any) -> Entry:
         """The entry of a cell; `owner` is the module that it is a method of."""
         known = self._entries.get((cell, id(owner)))
-        if known is None:
-            signature = cell.signature
-            if owner is not None:
-                signature = signature.replace(parameters=list(signature.parameters.values())[1:])
-            function = cell.function if owner is None else cell.function.__get__(owner)
-            known = self._entries[cell, id(owner)] = self._make_entry(
-                (cell, owner),
+        if known is not None:
+            return known
+        signature, function = cell.signature, cell.function
+        if owner is not None:
+            signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+            function = function.__get__(owner)
+        return self._add(
+            (cell, id(owner)),
+            Entry(
                 cell.name,
+                (Static(cell), Static(owner)),
                 signature,
-                lambda arguments: invoke(function, signature, arguments),
-                lambda name, x: name in cell.static,
-            )
-            known.plain = cell if owner is None else BoundCell(cell, owner)
-        return known
+                run=lambda arguments: invoke(function, signature, arguments),
+                is_static=lambda name, x: name in cell.static,
+                plain=cell if owner is None else BoundCell(cell, owner),
+            ),
+        )
 
     def call_cell(self, cell: Cell, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of a cell that no entry stands in for."""
-        return self.entry(cell, owner).function(*args, **kwargs)
+        return self.entry(cell, owner).known.function(*args, **kwargs)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Record one op as a cell of its own; its nodes share parameters, and numbers are data."""
         key = (op, repr(static))
-        if key not in self._entries:
-            self._entries[key] = self._make_entry(
-                key,
+        entry = self._entries.get(key) or self._add(
+            key,
+            Entry(
                 op.name,
+                tuple(map(Static, key)),
                 ANY_NUMBER,
-                lambda arguments: op(*arguments["args"], **static),
-                lambda name, x: isinstance(x, Parameter),
-            )
-        return self._entries[key].function(*args)
+                run=lambda arguments: op(*arguments["args"], **static),
+                is_static=lambda name, x: isinstance(x, Parameter),
+            ),
+        )
+        return entry.known.function(*args)
 
     def next_draw(self) -> Any:
         """Refuse to draw for a parameter or an array outside cells: its nodes would share one mask."""
@@ -146,40 +147,50 @@ class Calls:
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a function made of ops as a cell of its own; arguments that hold no value are static."""
-        return self._function_entry(function).function(*args, **kwargs)
+        return self._function_entry(function).known.function(*args, **kwargs)
 
     def _function_entry(self, function: Callable[..., Any]) -> Entry:
         known = self._entries.get(function)
-        if known is None:
-            signature = inspect.signature(function)
-            assert all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values())  # a tuple, not a list
-            known = self._entries[function] = self._make_entry(
-                (function,),
+        if known is not None:
+            return known
+        signature = inspect.signature(function)
+        assert all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values())  # a tuple, not a list
+        return self._add(
+            function,
+            Entry(
                 function.__name__.lstrip("_"),
+                (Static(function),),
                 signature,
-                lambda arguments: invoke(function, signature, arguments),
-                lambda name, x: not isinstance(x, (np.ndarray, list)) and first_symbol(x) is None,
+                run=lambda arguments: invoke(function, signature, arguments),
+                is_static=lambda name, x: not isinstance(x, (np.ndarray, list)) and first_symbol(x) is None,
                 lists=True,
-            )
-        return known
+            ),
+        )
 
-    def _make_entry(
-        self,
-        identity: tuple[Any, ...],
-        name: str,
-        signature: inspect.Signature,
-        run: Any,
-        is_static: Any,
-        lifts: bool = True,
-        lists: bool = False,
-    ) -> Entry:
-        entry = Entry(name, tuple(map(Static, identity)), signature, run, is_static, lifts=lifts, lists=lists)
-        entry.function = self._generate(entry, [])
+    def _record_source(self, x: Any) -> Any:
+        """Record an array, which is data of its node, or a parameter."""
+        is_array = not isinstance(x, Parameter)
+        key = ("source", None if is_array else id(x))
+        entry = self._entries.get(key)
+        if entry is None and is_array:
+            run: Callable[..., Any] = lambda arguments: arguments["data"]  # noqa: E731
+            entry = self._add(key, Entry("constant", (Static("source"),), ONE_ARRAY, run, never, lifts=False))
+        elif entry is None:
+            identity = Static("source"), Static(x)
+            entry = self._add(key, Entry("parameter", identity, NO_ARGUMENTS, lambda arguments: x, never))
+        return entry.known.function(*([x] if is_array else []))
+
+    def _add(self, key: Any, entry: Entry) -> Entry:
+        self._entries[key] = entry
+        self._know(entry, (), {})
         return entry
 
-    def _generate(self, entry: Entry, forms: Sequence[Form]) -> Any:
-        """The function that stands in the place of an entry's cell and knows these forms."""
-        return self.namespace.generate(entry, forms, lambda *args: self._slow(entry, args))
+    def _know(self, entry: Entry, forms: tuple[Form, ...], by_form: dict[tuple[str, ...], Any]) -> None:
+        """Let an entry know these forms, and try as many as it can."""
+        entry.known = Known(forms, by_form, self._generate(entry, forms, lambda *args: self._slow(entry, args)))
+
+    def _generate(self, entry: Entry, forms: Sequence[Form], slow: Callable[..., Any]) -> Any:
+        return self._namespace.generate(entry.name, entry.signature, forms, slow)
 
     # The slow path: the first call of each form, and calls that pass arrays or parameters.
 
@@ -189,25 +200,26 @@ class Calls:
             return invoke(entry.plain, entry.signature, lifted)
         for name, x in lifted.items():
             if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
-                x = _listed(x)
+                x = to_values(x)
             if entry.lifts and not entry.is_static(name, x):
-                lifted[name] = self.lift(x, entry.is_static)
+                lifted[name] = self.lifting.lift(x, entry.is_static)
         if any(x is not lifted[name] for name, x in zip(entry.signature.parameters, args, strict=True)):
-            return invoke(entry.function, entry.signature, lifted)  # which may know a call with values
+            return invoke(entry.known.function, entry.signature, lifted)  # which may know a call with values
         reader, keys = self._read(entry, lifted)
-        if tuple(reader.conditions) not in entry.by_form:
+        form = tuple(reader.conditions)
+        if form not in entry.known.by_form:
             try:
                 self._add_form(entry, reader, self._type_of(entry, keys))
             except NeedsLength as needs:
                 entry.fixed[tuple(keys.items())] = reader.lists[needs.group]
                 return self._slow(entry, tuple(lifted.values()))
-        return invoke(entry.by_form[tuple(reader.conditions)], entry.signature, lifted)
+        return invoke(entry.known.by_form[form], entry.signature, lifted)
 
     def _read(self, entry: Entry, arguments: Mapping[str, Any]) -> tuple[FormReader, dict[str, Key]]:
         """Read arguments, again for each list that turns out to need its length in a call like this."""
         fixed = set[str]()
         while True:
-            reader = FormReader(self.handles, self.namespace.constant, entry.is_static, fixed)
+            reader = FormReader(self.handles, self._namespace.constant, entry.is_static, fixed)
             keys = {name: reader.read(name, x, name) for name, x in arguments.items()}
             needed = entry.fixed.get(tuple(keys.items()))
             if needed is None:
@@ -216,98 +228,29 @@ class Calls:
 
     def _add_form(self, entry: Entry, reader: FormReader, node_type: NodeType) -> None:
         outputs, build = self.handles.add_pool(len(self.forms), node_type)
-        rebuild = None if build is None else self.namespace.constant(build)
+        rebuild = None if build is None else self._namespace.constant(build)
         form = make_form(reader, len(self.forms), node_type.number, node_type.program, outputs, rebuild)
         self.forms.append(form)
-        entry.by_form[tuple(reader.conditions)] = self.namespace.generate(entry, [form], _refuse(entry, reader.lists))
-        if len(entry.forms) < MAX_FORMS:
-            entry.forms.insert(0, form)  # those met first, such as states to begin with, are often the rarer ones
-            entry.function = self._generate(entry, entry.forms)
-            self.stand.renew(entry)
-
-    def lift(self, x: Any, is_static: Callable[[str, Any], bool], is_result: bool = False) -> Any:
-        """`x` with arrays and parameters as source values, and NumPy's scalars as Python's.
-
-        In a result NumPy's floats become values too, for so they come back from a call in eager mode.
-        """
-        if isinstance(x, Value):
-            self.handles.check(x)
-            return x
-        if type(x) in (int, float, str, bool, type(None)) or is_static("", x):
-            return x
-        if isinstance(x, Parameter):
-            return self._source(x)
-        if isinstance(x, np.ndarray):
-            array = plain_array(x) if x.dtype.kind in "fiub" else x
-            return self._source(array) if array.dtype.kind == "f" else array
-        if isinstance(x, np.floating):
-            return self._source(plain_array(x)) if is_result else float(x)
-        if isinstance(x, (np.bool_, np.integer)):
-            return x.item()
-        if not is_structure(x):
-            return x
-        own = parts_of(x)
-        parts = [self.lift(part, is_static, is_result) for part in own]
-        is_same = all(map(operator.is_, parts, own)) and (type(x) in (list, dict) or not isinstance(x, (list, dict)))
-        return x if is_same else Key.of_structure(x, ()).build(parts)
-
-    def _source(self, x: Any) -> Value:
-        """The node whose output is an array or a parameter; one per instance, and for equal arrays."""
-        arrays = not isinstance(x, Parameter)
-        content = (x.shape, x.dtype, x.tobytes()) if arrays else id(x)
-        if content not in self._sources:
-            key = (SOURCE, None if arrays else id(x))
-            if key not in self._entries:
-                if arrays:
-                    entry = self._make_entry(
-                        (SOURCE,), "constant", ONE_ARRAY, lambda arguments: arguments["data"], never, False
-                    )
-                else:
-                    entry = self._make_entry((SOURCE, x), "parameter", NO_ARGUMENTS, lambda arguments: x, never)
-                self._entries[key] = entry
-            self._sources[content] = self._entries[key].function(*([x] if arrays else []))
-        return self._sources[content]
+        known = entry.known
+        known.by_form[tuple(reader.conditions)] = self._generate(entry, [form], _refuse(entry, reader.lists))
+        if len(known.forms) < MAX_FORMS:  # those met first, such as states to begin with, are often the rarer ones
+            self._know(entry, (form, *known.forms), known.by_form)
+            self.stand_ins.renew(entry)
 
     # Types: their forms change when cells are traced again.
 
     def _type_of(self, entry: Entry, keys: dict[str, Key]) -> NodeType:
-        with self.stand.stepped_aside():
+        with self.stand_ins.stepped_aside():
             return self.traces.type_of(entry, keys)
 
     def _renew(self, entry: Entry, before: Hashable, now: Hashable) -> None:
         """Let an entry know the forms of the types that it has now, and keep those of its types before."""
-        entry.shelf[before] = entry.forms, entry.by_form, entry.function
+        entry.shelf[before] = entry.known
         if now in entry.shelf:
-            entry.forms, entry.by_form, entry.function = entry.shelf.pop(now)
+            entry.known = entry.shelf.pop(now)
         else:
-            entry.forms, entry.by_form, entry.function = [], {}, self._generate(entry, [])
-        self.stand.renew(entry)
-
-
-SOURCE = "source"
-NO_ARGUMENTS = inspect.Signature([])
-ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
-ANY_NUMBER = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
-
-
-def _listed(values: Sequence[Any]) -> list[Any]:
-    """A sequence with values in it as a list, with arrays in the place of numbers, so that they are values too."""
-    parts = list(map(_as_values, values))
-    return values if type(values) is list and all(map(operator.is_, parts, values)) else parts
-
-
-def _as_values(x: Any) -> Any:
-    if isinstance(x, (int, float, np.number)):
-        return np.asarray(float(x))
-    if type(x) is not tuple:
-        return x
-    parts = tuple(map(_as_values, x))
-    return x if all(map(operator.is_, parts, x)) else parts
-
-
-def never(name: str, x: Any) -> bool:
-    """Say of no argument that it is static."""
-    return False
+            self._know(entry, (), {})
+        self.stand_ins.renew(entry)
 
 
 def _refuse(entry: Entry, lists: Sequence[str]) -> Callable[..., Any]:

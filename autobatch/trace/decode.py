@@ -23,7 +23,6 @@ from autobatch.jit.loops import compiled
 LongArray: TypeAlias = NDArray[np.int64]
 
 VALUE, WORDS, EACH, END = 0, 1, 2, 3  # the codes of what a form logged
-ITEMS = 4  # where they begin in the code of a form, after its type and its sizes
 STALE, TOO_LARGE = 1, 2  # how decoding failed; 0 if it did not
 INT32_MAX = 2**31 - 1
 
@@ -48,7 +47,9 @@ class FormTables(NamedTuple):
 
     Attributes:
         of: the form that gives out each handle, by id.
-        code, ptr: the code of form f is code[ptr[f]:ptr[f + 1]].
+        code, ptr: the code of form f is code[ptr[f]:ptr[f + 1]]: its type, and items that end with END. These are
+            VALUE, n, n ports; WORDS, n; or EACH, parts, and for each of them n, n ports. A port is -1 where the cell
+            does not read the value.
     """
 
     of: IntArray
@@ -61,35 +62,22 @@ def count_log(log: LongArray, form_of: IntArray, code: IntArray, code_ptr: IntAr
     """Count nodes, edges and attribute words in the log."""
     n = e = a = at = 0
     while at < log.size:
-        c = code_ptr[form_of[log[at] >> 8]]
-        n += 1
-        if code[c + 1]:
-            at, e, a = at + code[c + 1], e + code[c + 2], a + code[c + 3]
-            continue
-        at += 1
-        c += ITEMS
+        c = code_ptr[form_of[log[at] >> 8]] + 1
+        n, at = n + 1, at + 1
         while code[c] != END:
-            if code[c] == VALUE:
-                at, e, c = at + 1, e + _n_read(code, c + 1), c + 2 + code[c + 1]
-            elif code[c] == WORDS:
-                at, a, c = at + code[c + 1], a + code[c + 1], c + 2
-            else:
+            if code[c] == WORDS:
+                a, at, c = a + code[c + 1], at + code[c + 1], c + 2
+                continue
+            length, n_parts = 1, 1
+            if code[c] == EACH:
                 length, n_parts = log[at], code[c + 1]
-                at += 1 + length * n_parts
-                c += 2
-                for _ in range(n_parts):
-                    e += length * _n_read(code, c)
-                    c += 1 + code[c]
+                at, c = at + 1, c + 1
+            at, c = at + length * n_parts, c + 1
+            for _ in range(n_parts):
+                for k in range(code[c]):
+                    e += length * (code[c + 1 + k] >= 0)
+                c += 1 + code[c]
     return n, e, a
-
-
-@compiled
-def _n_read(code: IntArray, c: int) -> int:
-    """Count the leaves of a ref that the cell reads."""
-    n = 0
-    for port in code[c + 1 : c + 1 + code[c]]:
-        n += port >= 0
-    return n
 
 
 @compiled
@@ -122,7 +110,7 @@ def decode_log(log: Log, forms: FormTables, node_of: LongArray, base: int, n_flo
             own = ints[at] >> 8
             c = code_ptr[form_of[own]]
             type_id[n] = code[c]
-            at, c = at + 1, c + ITEMS
+            at, c = at + 1, c + 1
             while code[c] != END:
                 if code[c] == WORDS:
                     if not _copy_words(ints, at, attr, a, code[c + 1]):
@@ -194,21 +182,6 @@ def as_longs(values: list[int]) -> LongArray:
     except StructError:
         raise OverflowError("an int needs more than 64 bits") from None
     return array
-
-
-def make_code(type_id: int, items: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The code of a form: its type; ints that a call logs, edges, and attribute words, or 0 if it has lists; its items.
-
-    Args:
-        items: (VALUE, n, n ports), (WORDS, n), or (EACH, parts, and for each of them n, n ports); a port is -1
-            where the cell does not read the value.
-    """
-    values, words = ([item[1:] for item in items if item[0] == kind] for kind in (VALUE, WORDS))
-    n_words = sum(n for (n,) in words)
-    has_lists = len(values) + len(words) < len(items)
-    n_edges = sum(port >= 0 for _, *ports in values for port in ports)
-    sizes = (0, 0, 0) if has_lists else (1 + len(values) + n_words, n_edges, n_words)
-    return type_id, *sizes, *(word for item in items for word in item), END
 
 
 def form_tables(form_of: list[int], codes: list[tuple[int, ...]]) -> FormTables:

@@ -20,7 +20,7 @@ the user (an int per value). `code` tells the decoder how to read what the form 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain, count
 from typing import Any
@@ -30,7 +30,7 @@ import numpy as np
 from autobatch.errors import DataError, GraphError
 from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Key, Static, exact, is_hashable, is_structure
 from autobatch.ir.program import DRAW, Attribute, CellProgram, Port, first_leaf
-from autobatch.trace.decode import EACH, VALUE, WORDS, make_code
+from autobatch.trace.decode import EACH, END, VALUE, WORDS
 from autobatch.trace.handles import Handles, Outputs, Value, path_to_ref
 
 IS_RECORDING = "__stage.current is __calls"  # costs 50 ns
@@ -210,7 +210,7 @@ class Form:
     Attributes:
         conditions: what tells the form, as Python.
         body: what logs the call, as Python.
-        code: for the decoder, see `decode.make_code`.
+        code: for the decoder, see `decode.FormTables`.
     """
 
     conditions: tuple[str, ...]
@@ -228,7 +228,7 @@ def make_form(
     """
     ports = {v.source.leaf: v.source.number for v in program.vars if isinstance(v.source, Port)}
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
-    logged, floats, code = [f"__out{path_to_ref(outputs)}"], list[str](), list[tuple[int, ...]]()
+    logged, floats, code = [f"__out{path_to_ref(outputs)}"], list[str](), [type_id]
     conditions = list(reader.conditions)
     conditions += [f"__len({reader.lists[a]}) == __len({reader.lists[b]})" for a, b in program.ties]
     if all(leaf.kind not in ("value", "each") for leaf in reader.leaves):
@@ -239,24 +239,24 @@ def make_form(
             parts = [[n, *(ports.get(next(leaves), -1) for _ in range(n))] for n in leaf.counts]
             if leaf.kind == "each":
                 logged += [f"__len({leaf.text})", f"*{leaf.refs}"]
-                code.append((EACH, len(parts), *chain(*parts)))
+                code += [EACH, len(parts), *chain(*parts)]
             elif max(parts[0][1:]) >= 0:
                 logged.append(leaf.refs)
-                code.append((VALUE, *parts[0]))
+                code += [VALUE, *parts[0]]
         elif leaf.kind.startswith("int") and leaf.first in data:
             logged.append(LOG_DATA[leaf.kind].format(leaf.text))
-            code.append((WORDS, data[leaf.first]))
+            code += [WORDS, data[leaf.first]]
         elif leaf.first in data:
             floats.append(LOG_DATA[leaf.kind].format(leaf.text))
     if program.draws and DRAW in data:
         logged.append("__draw()")
-        code.append((WORDS, 1))
+        code += [WORDS, 1]
     body = [f"for __out in pool_{number}: break", f"else: __out = grow_{number}()"]
     body += ["__to = __log", f"__to += {_tuple(logged)}"]  # less time than a call of append for each
     body += [f"__log_floats({_tuple(floats)})"] if floats else []
     body += ["__draw()"] if program.draws and DRAW not in data else []
     body.append(f"return {rebuild}(__out)" if rebuild else "return __out")
-    return Form(tuple(conditions), tuple(body), make_code(type_id, code))
+    return Form(tuple(conditions), tuple(body), (*code, END))
 
 
 def _makeup(x: Any) -> Any:
@@ -266,23 +266,3 @@ def _makeup(x: Any) -> Any:
 
 def _tuple(items: list[str]) -> str:
     return f"({', '.join(items)}{',' * (len(items) == 1)})"
-
-
-def write_function(name: str, header: str, call: str, forms: Iterable[Form]) -> str:
-    """The source of a function that tries `forms` in turn and calls `slow` when none fits."""
-    lines = _write_branches([(form.conditions, form.body) for form in forms])
-    return "\n    ".join([f"def {name}({header}):", *lines, f"return slow_{name}({call})"])
-
-
-def _write_branches(branches: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[str]:
-    """Bodies under their conditions; what several begin with is asked once."""
-    lines = list[str]()
-    for first in dict.fromkeys(conditions[:1] for conditions, _ in branches):
-        alike = [(conditions, body) for conditions, body in branches if conditions[:1] == first]
-        if len(alike) == 1 or not first:
-            conditions, body = alike[0]
-            inner = [*body]
-        else:
-            conditions, inner = first, _write_branches([(conditions[1:], body) for conditions, body in alike])
-        lines += [f"if {' and '.join(conditions) or 'True'}:", *(f"    {line}" for line in inner)]
-    return lines

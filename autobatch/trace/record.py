@@ -19,7 +19,7 @@ from autobatch.ops.operators import STAGE, stage
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.system.turns import recording
-from autobatch.trace.calls import Calls, never
+from autobatch.trace.calls import Calls
 from autobatch.trace.decode import STALE, Log, as_longs, decode_log
 from autobatch.trace.handles import Value
 from autobatch.trace.live import Live
@@ -77,7 +77,7 @@ class Recorder:
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         calls = self.calls
-        with recording(), calls.stand.in_place(self.module if in_place else None, calls.entry), stage(calls):
+        with recording(), calls.stand_ins.in_place(self.module if in_place else None, calls.entry), stage(calls):
             calls.start(self.module)
             for instance in instances:
                 structures.append(self._run(instance, refs, slots))
@@ -188,7 +188,7 @@ class Recorder:
             raise
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
             result = np.asarray(float(result))
-        return read_result(self.calls.lift(result, never, is_result=True), self.slots, refs, slots)
+        return read_result(self.calls.lifting.lift(result, is_result=True), self.slots, refs, slots)
 
     def _decode(
         self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int], structures: tuple[Any, ...]

@@ -1,0 +1,86 @@
+"""Lifting: arrays and parameters that the user's function passes or returns become values of the recording."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ops.eager import plain_array
+from autobatch.params.parameter import Parameter
+from autobatch.trace.handles import Handles, Outputs, Value
+
+
+def never(name: str, x: Any) -> bool:
+    """Say of no argument that it is static."""
+    return False
+
+
+class Lifting:
+    """Makes one node, a *source*, of each array and parameter that an instance meets outside cells.
+
+    Args:
+        handles: those of the recording.
+        record: records a source; gives its value.
+    """
+
+    def __init__(self, handles: Handles, record: Callable[[np.ndarray[Any, Any] | Parameter], Value]) -> None:
+        self._handles, self._record = handles, record
+        self._sources: dict[Any, Value] = {}
+
+    def start_instance(self) -> None:
+        """Forget the sources of the last instance."""
+        self._sources.clear()
+
+    def lift(self, x: Any, is_static: Callable[[str, Any], bool] = never, is_result: bool = False) -> Any:
+        """`x` with arrays and parameters as source values, and NumPy's scalars as Python's.
+
+        In a result NumPy's floats become values too, for so they come back from a call in eager mode.
+        """
+        if isinstance(x, (Value, Outputs)):
+            self._handles.check(x)
+            return x
+        if type(x) in (int, float, str, bool, type(None)) or is_static("", x):
+            return x
+        if isinstance(x, Parameter):
+            return self._source(x, id(x))
+        if isinstance(x, np.ndarray):
+            array = plain_array(x) if x.dtype.kind in "fiub" else x
+            return self._source_of_array(array) if array.dtype.kind == "f" else array
+        if isinstance(x, np.floating):
+            return self._source_of_array(plain_array(x)) if is_result else float(x)
+        if isinstance(x, (np.bool_, np.integer)):
+            return x.item()
+        if not is_structure(x):
+            return x
+        own = parts_of(x)
+        parts = [self.lift(part, is_static, is_result) for part in own]
+        is_same = all(map(operator.is_, parts, own)) and (type(x) in (list, dict) or not isinstance(x, (list, dict)))
+        return x if is_same else Key.of_structure(x, ()).build(parts)
+
+    def _source_of_array(self, x: np.ndarray[Any, Any]) -> Value:
+        return self._source(x, (x.shape, x.dtype, x.tobytes()))
+
+    def _source(self, x: Any, content: Any) -> Value:
+        """The node whose output is an array or a parameter; one for equal arrays."""
+        if content not in self._sources:
+            self._sources[content] = self._record(x)
+        return self._sources[content]
+
+
+def to_values(values: Sequence[Any]) -> list[Any]:
+    """A sequence with values in it as a list, with arrays in the place of numbers, so that they are values too."""
+    parts = list(map(_as_values, values))
+    return values if type(values) is list and all(map(operator.is_, parts, values)) else parts
+
+
+def _as_values(x: Any) -> Any:
+    if isinstance(x, (int, float, np.number)):
+        return np.asarray(float(x))
+    if type(x) is not tuple:
+        return x
+    parts = tuple(map(_as_values, x))
+    return x if all(map(operator.is_, parts, x)) else parts
