@@ -10,7 +10,7 @@ import autobatch as ab
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import CellProgram
 from autobatch.ops.linear import affine
-from autobatch.trace.cell import Tracer
+from autobatch.trace.tracer import Tracer
 from literature_cells import Weights
 
 

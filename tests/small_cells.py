@@ -9,7 +9,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import CellProgram
-from autobatch.trace.cell import Tracer
+from autobatch.trace.tracer import Tracer
 
 WIDTH = 2
 

@@ -23,13 +23,14 @@ from autobatch.ops.operators import STAGE
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.trace.cell import BoundCell, Cell, NeedsLength
+from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.decode import FormTables, form_tables
 from autobatch.trace.entries import Entry, Known, StandIns, invoke
 from autobatch.trace.forms import Form, FormReader, make_form
 from autobatch.trace.generated import Namespace
 from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Handles
 from autobatch.trace.lifting import Lifting, never, to_values
+from autobatch.trace.tracer import NeedsLength
 from autobatch.trace.traces import Traces
 
 MAX_FORMS = 8  # that an entry tries one after another; rarer ones take the slow path

@@ -24,10 +24,10 @@ from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
 from autobatch.params.parameter import FLOAT32
-from autobatch.trace.cell import NeedsLength, Tracer
 from autobatch.trace.entries import Entry
 from autobatch.trace.guards import Difference, Guard, Watchlist, differences
 from autobatch.trace.live import Live
+from autobatch.trace.tracer import NeedsLength, Tracer
 from autobatch.trace.watching import Watch
 
 MOST_TRACES = 8  # of a family that are kept, with what was compiled for them

@@ -28,7 +28,7 @@ from autobatch.ops.operators import Operators, Symbol
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
-from autobatch.trace.drawing import Draws, is_generator
+from autobatch.trace.draws import Draws, is_generator
 from autobatch.trace.guards import MISSING, Contents, Guard, Read, are
 from autobatch.trace.hooks import can_be_hooked, hearing, hooked, listening
 from autobatch.trace.live import Live, LiveValue, can_be_live

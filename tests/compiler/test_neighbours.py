@@ -26,7 +26,7 @@ from autobatch.ir.arguments import Key
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell
-from autobatch.trace.cell import Tracer
+from autobatch.trace.tracer import Tracer
 from random_programs import draw_instances, draw_model
 from stations import planned_types, record
 

@@ -16,7 +16,7 @@ from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import NODE, SHARED, CellProgram, Constant, Incoming, Instruction, Port, Var
 from autobatch.ir.program_check import check_cell, check_values
-from autobatch.trace.cell import Tracer
+from autobatch.trace.tracer import Tracer
 from op_cases import CASES, Case
 
 RNG = np.random.default_rng(0)

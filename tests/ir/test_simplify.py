@@ -29,7 +29,7 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
-from autobatch.trace.cell import Tracer
+from autobatch.trace.tracer import Tracer
 from careless import make_careless
 from program_runs import Results, compute, draw_parameters, draw_rows, run_derivative, run_program
 from random_cells import State

@@ -28,7 +28,7 @@ from autobatch.policies.policy_file import load as load_policy
 from autobatch.policies.rules.rules import Score
 from autobatch.system.cache import find_entry, keep_entry
 from autobatch.system.files import write_whole
-from autobatch.trace.cell import Tracer
+from autobatch.trace.tracer import Tracer
 from autobatch.tuning import Variant, store
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {

@@ -24,7 +24,7 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedCell
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
-from autobatch.trace.cell import Tracer
+from autobatch.trace.tracer import Tracer
 from parity import assert_equal
 from planned import place_batch
 from random_programs import draw_instances, draw_model

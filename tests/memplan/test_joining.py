@@ -23,7 +23,7 @@ from autobatch.ops.linear import affine
 from autobatch.params import stacks
 from autobatch.params.stacks import Stack, parts_of
 from autobatch.runtime.interpreter.reference import Reference
-from autobatch.trace.cell import Tracer
+from autobatch.trace.tracer import Tracer
 from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared
 from planned import place_batch
 from program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types

@@ -248,7 +248,7 @@ def test_the_choice_is_the_cheapest_of_all(seed: int) -> None:
 def derive(body: Callable[..., Any], width: int = 4, n_ports: int = 2) -> Derivative:
     """The derivative of a cell of some vectors."""
     from autobatch.ir.arguments import Key
-    from autobatch.trace.cell import Tracer
+    from autobatch.trace.tracer import Tracer
 
     names = ["x", "y", "z"][:n_ports]
     program: CellProgram = Tracer("hand", {}).trace(

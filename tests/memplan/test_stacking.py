@@ -18,7 +18,7 @@ from autobatch.memplan.cell.layout_cache import lay_out
 from autobatch.memplan.cell.stacking import stack_program
 from autobatch.ops.linear import affine, matmul
 from autobatch.params.stacks import Stack, parts_of
-from autobatch.trace.cell import Tracer
+from autobatch.trace.tracer import Tracer
 from literature_cells import SEVEN, Weights, trace_cell, tree_gru_shared, tree_lstm_leaf
 from program_runs import count_launches, draw_parameters, draw_rows, run_program, trace_types
 from random_gates import draw_gates

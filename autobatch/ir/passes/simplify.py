@@ -78,7 +78,7 @@ def simplify_why(program: CellProgram) -> Simplified:
 
     >>> import autobatch as ab
     >>> from autobatch.ir.arguments import Key
-    >>> from autobatch.trace.cell import Tracer
+    >>> from autobatch.trace.tracer import Tracer
     >>> body = lambda given: (ab.tanh(given["x"]) * (3.0 - 2.0), ab.exp(ab.tanh(given["x"])))
     >>> print(simplify(Tracer("twice", {}).trace(body, {"x": Key("value", (2,))})[0]))
     twice(%0 x: (2,))

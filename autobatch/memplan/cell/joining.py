@@ -94,7 +94,7 @@ def join_products(program: CellProgram) -> CellProgram:
     >>> import numpy as np
     >>> import autobatch as ab
     >>> from autobatch.ir.arguments import Key
-    >>> from autobatch.trace.cell import Tracer
+    >>> from autobatch.trace.tracer import Tracer
     >>> w, u = ab.Parameter(np.zeros((2, 2))), ab.Parameter(np.zeros((2, 3)))
     >>> keys = {"x": Key("value", (2,)), "h": Key("value", (3,))}
     >>> tracer = Tracer("step", {id(w): "w", id(u): "u"})

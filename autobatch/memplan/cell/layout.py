@@ -137,7 +137,7 @@ def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
     >>> import numpy as np
     >>> import autobatch as ab
     >>> from autobatch.ir.arguments import Key
-    >>> from autobatch.trace.cell import Tracer
+    >>> from autobatch.trace.tracer import Tracer
     >>> a, b = ab.Parameter(np.zeros((2, 2))), ab.Parameter(np.zeros((2, 2)))
     >>> tracer, key = Tracer("both", {id(a): "a", id(b): "b"}), Key("value", (2,))
     >>> program, _ = tracer.trace(lambda given: b @ given["y"] + a @ given["x"], {"x": key, "y": key})

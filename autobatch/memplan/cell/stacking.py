@@ -83,7 +83,7 @@ def stack_program(program: CellProgram, layout: CellLayout, soft: bool = True) -
     >>> import numpy as np
     >>> import autobatch as ab
     >>> from autobatch.ir.arguments import Key
-    >>> from autobatch.trace.cell import Tracer
+    >>> from autobatch.trace.tracer import Tracer
     >>> from autobatch.memplan.cell.layout import plan_cell
     >>> a, b = ab.Parameter(np.zeros((2, 2))), ab.Parameter(np.zeros((2, 2)))
     >>> tracer, key = Tracer("both", {id(a): "a", id(b): "b"}), Key("value", (2,))

@@ -1,0 +1,139 @@
+"""Tracing: running a cell's body once on symbolic arguments, on which each op appends an instruction to a program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import AutobatchError, GraphError, ShapeError
+from autobatch.ir.arguments import Key, Static, is_structure, parts_of
+from autobatch.ir.builder import Builder
+from autobatch.ir.program import NODE, Attribute, CellProgram, Port, first_leaf
+from autobatch.ir.program_check import check_cell
+from autobatch.ops.operators import Operators, stage
+from autobatch.ops.variadic import VariadicPort
+from autobatch.system.trust import checking
+
+
+class NeedsLength(Exception):
+    """The body of a cell wants the length of a list that was offered as a variadic group of this number."""
+
+    def __init__(self, group: int) -> None:
+        self.group = group
+
+
+class _TracedList(VariadicPort):
+    """A list argument of any length, inside a trace."""
+
+    def __init__(self, tracer: Tracer, name: str, group: int, element: Key | None) -> None:
+        self.tracer, self.name, self.group = tracer, name, group
+        self.element = None if element is None else tracer.argument(element, name, group)
+
+    def values(self, shape: Any) -> Any:
+        if self.element is None:
+            if shape is None:
+                raise ShapeError(
+                    f"a variadic form of the empty list {self.name!r} needs shape=, the shape of one element."
+                )
+            self.tracer.resolved[self.group] = key = _key_of_shape(shape)
+            self.element = self.tracer.argument(key, self.name, self.group)
+        return self.element
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(list, name):
+            raise NeedsLength(self.group)
+        raise AttributeError(f"a list has no attribute {name!r}")
+
+    def _needs_length(self, *args: Any) -> Any:
+        raise NeedsLength(self.group)
+
+    __iter__ = __len__ = __getitem__ = __contains__ = __reversed__ = _needs_length
+    __add__ = __radd__ = __mul__ = __rmul__ = __eq__ = __ne__ = _needs_length
+
+
+def _key_of_shape(shape: Any) -> Key:
+    if all(isinstance(s, int) for s in shape):
+        return Key("value", shape)
+    return Key("tuple", None, tuple(_key_of_shape(s) for s in shape))
+
+
+NOT_WATCHED: AbstractContextManager[None] = nullcontext()
+
+
+class Tracer:
+    """Runs a function once on symbolic arguments built from their keys.
+
+    `resolved` maps the variadic groups whose element only the body's `shape=` told to its key.
+    """
+
+    def __init__(self, name: str, weight_names: Mapping[int, str]) -> None:
+        self.builder = Builder(name, weight_names=weight_names)
+        self.resolved: dict[int, Key] = {}
+        self.n_leaves: Counter[int] = Counter()
+        self.n_groups = 0
+
+    def trace(
+        self, call: Callable[..., Any], keys: Mapping[str, Key], watching: AbstractContextManager[None] = NOT_WATCHED
+    ) -> tuple[CellProgram, Any]:
+        """Trace `call(arguments by name)`; return the program and the structure of its result over output numbers.
+
+        Args:
+            watching: within this context the body runs.
+        """
+        arguments = {name: self.argument(key, name, NODE) for name, key in keys.items()}
+        with stage(self.builder):
+            try:
+                with watching:
+                    result = call(arguments)
+            except AutobatchError as error:
+                raise type(error)(f"in cell {self.builder.name!r}: {error}") from error
+        outputs: list[Any] = []
+        structure = collect_outputs(result, outputs)
+        if not outputs:
+            raise GraphError(f"cell {self.builder.name!r} returns {result!r}; a cell returns at least one value.")
+        program = self.builder.finish(outputs)
+        if checking():
+            check_cell(program)
+        return program, structure
+
+    def argument(self, key: Key, name: str, domain: int) -> Any:
+        """A symbolic argument; its leaves are numbered in order, those of each domain apart."""
+        match key.kind:
+            case "value":
+                return self.builder.add(Port(name, self._leaf(domain)), key.detail, domain)
+            case "int" | "float":
+                return self.builder.add(Attribute(name, self._leaf(domain), key.kind == "float"), key.detail, NODE)
+            case "static":
+                return key.detail.value
+            case "each":
+                self.n_groups += 1
+                element = key.children[0] if key.children else None
+                return _TracedList(self, name, self.n_groups - 1, element)
+        children = [
+            self.argument(child, f"{name}.{label}", domain)
+            for label, child in zip(key.labels, key.children, strict=True)
+        ]
+        return key.build(children)
+
+    def _leaf(self, domain: int) -> int:
+        self.n_leaves[domain] += 1
+        return first_leaf(domain) + self.n_leaves[domain] - 1
+
+
+def collect_outputs(result: Any, outputs: list[Any]) -> Any:
+    """Append the values in `result` to `outputs`; return its structure, with output numbers in their place."""
+    if isinstance(result, _TracedList):
+        result = list(result)
+    if isinstance(result, (Operators, np.ndarray, np.number, int, float)) and not isinstance(result, bool):
+        outputs.append(result)
+        return len(outputs) - 1
+    if isinstance(result, (tuple, list)):
+        parts = [collect_outputs(part, outputs) for part in result]
+        return tuple(parts) if type(result) is tuple else Key.of_structure(result, parts)
+    if is_structure(result):
+        return Key.of_structure(result, [collect_outputs(part, outputs) for part in parts_of(result)])
+    return Static(result)
