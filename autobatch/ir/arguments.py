@@ -1,4 +1,4 @@
-"""Keys: the part of a call's arguments that makes the type of its node.
+"""Keys: the part of a call's arguments that decides the type of its node.
 
 An argument is a tree of values, data (ints, floats), static things, and containers. Its `Key` is equal for two
 calls exactly when they may share a node type.
@@ -39,10 +39,10 @@ class Static:
 
 
 def exact(x: Any) -> Hashable:
-    """What `x` shares with nothing that a program could tell from it; it means something while `x` lives.
+    """A key that is equal for two things only if no program can tell them apart; valid while `x` lives.
 
-    Python's == takes 1 for True and 0.0 for -0.0, in tuples too, and no NaN for itself. What == means something else
-    for (arrays, parameters), and what has no hash, is told by identity.
+    Python's == takes 1 for True and 0.0 for -0.0, in tuples too, and no NaN for itself. Things for which == means
+    something else (arrays, parameters), and things without a hash, are compared by identity.
 
     >>> exact((1, 0.0)) == exact((True, 0.0)), exact(0.0) == exact(-0.0), exact(float("nan")) == exact(float("nan"))
     (False, False, True)

@@ -1,4 +1,4 @@
-"""Building programs: symbols on which an op appends an instruction, and what starts or goes on with a program."""
+"""Building programs: a builder holds the values of a program, and ops on its symbols append instructions to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from autobatch.ops.operators import Operators, Symbol
 
 
 class NeedsNumber(Exception):
-    """The body of a cell wants a number that was offered as an input of the program."""
+    """The body of a cell needs the number itself that was passed to it as an input of the program."""
 
 
 class Traced(Symbol):
@@ -108,7 +108,7 @@ class Builder:
 
     Attributes:
         live: the `id`s of parameters that stand for numbers of the model, see `autobatch.trace.live`.
-        needed: those of which the body wants the number.
+        needed: those whose number the body needs.
     """
 
     def __init__(self, name: str, start: Sequence[Var] = (), weight_names: Mapping[int, str] | None = None) -> None:

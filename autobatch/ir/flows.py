@@ -1,4 +1,4 @@
-"""What gradients flow through: which ports an output of a type depends on, and which outputs of nodes a loss does.
+"""Gradient flow: which ports an output of a type depends on, and which outputs of nodes a loss depends on.
 
 A value that no loss depends on has no gradient, where it could have one that is not finite as well: 0 times infinity
 is not 0. So what a loss depends on is asked output by output: a node whose log is not used still has a gradient.

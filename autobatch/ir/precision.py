@@ -28,7 +28,7 @@ QUIET = np.uint32(0x40)  # keeps a NaN one when its second half is cut off
 
 
 def check_precision(precision: str, dtype: np.dtype[Any]) -> None:
-    """Refuse a precision that there is not, or not for modules of this dtype; BackendError."""
+    """Refuse a precision that does not exist, or not for modules of this dtype; BackendError."""
     if precision not in PRECISIONS:
         raise BackendError(f"there is no precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
     if precision == "bf16" and dtype != np.float32:

@@ -1,4 +1,4 @@
-"""What makes a cell's program a program, written from the definition and not from the code that builds one."""
+"""The checker of programs, written from the definition of a program and not from the code that builds one."""
 
 from __future__ import annotations
 

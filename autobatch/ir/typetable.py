@@ -1,4 +1,4 @@
-"""The table of node types: what makes nodes batchable together, and what compiled loops need to know of it."""
+"""The table of node types: nodes of one type may run in one batch; its arrays tell compiled loops about the types."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class TypeTable:
         return made
 
     def retire(self, number: int, why: str) -> None:
-        """Let no graph with this type run until it is put back."""
+        """Refuse graphs with this type until it is put back."""
         self.outdated[number] = why
         self._changed()
 
@@ -163,7 +163,7 @@ class TypeTable:
         return [t.outline for t in self.types]
 
     def arrays(self) -> TypeArrays:
-        """What loops need to know of the types, all those of now at least: another thread may add some meanwhile."""
+        """What loops need to know of the types; at least of all present ones, for another thread may add some."""
         arrays = self._arrays
         if arrays is None or arrays.int_width.size < len(self.types):
             arrays = self._arrays = _make_arrays(list(self.types))

@@ -1,7 +1,7 @@
-"""Arrays of eager mode: what users' arrays are read as, and what eager results are.
+"""Eager arrays: how users' arrays are read, and the class of eager results.
 
 A value of a recorded or traced program never changes: `t += 1.0` makes a new one, and whoever holds the old one keeps
-it. Eager mode must not differ, so its arrays are of a class of their own, in which it is so too. A read-only array of
+it. Eager mode must not differ, so its arrays have a class of their own, which behaves the same. A read-only array of
 NumPy's own class would not do: it would refuse `t += 1.0` where a batched program takes it, and what Python's operators
 make of one, `h * 2.0`, could still be changed in place.
 """

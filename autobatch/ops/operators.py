@@ -15,7 +15,7 @@ OPS: dict[str, Any] = {}  # each an `autobatch.ops.define.Op`
 
 
 class Stage(threading.local):
-    """What this thread is doing beside computing: `current` traces a cell's body, records a program, or is None.
+    """What this thread does: `current` traces a cell's body, records a program, or is None in eager mode.
 
     Ops of parameters alone look here, and so do cells; symbols carry their own.
     """
@@ -64,7 +64,7 @@ NO_OPS = {
     "divmod": ("divmod()", WITHOUT),
     "round": ("round()", WITHOUT),
 }
-"""Python's operators that are no ops, as they are written, and what to do without them."""
+"""Python's operators that are no ops, as they are written, and what to write instead."""
 
 
 def is_zero(x: object) -> bool:
@@ -231,7 +231,7 @@ class Symbol(Operators):
     _stage = "recorded"
 
     def lacks(self, name: str) -> str:
-        """What to say where a program asks for an attribute that there is not."""
+        """The message for a program that reads an attribute that does not exist."""
         return (
             f"a {self._stage} value has no attribute {name!r}; it has a shape and Python's operators, and the rest are "
             f"ops, such as ab.{op_like(name) or 'sum'}(x) (see ab.ops)."

@@ -1,4 +1,4 @@
-"""Random numbers as a function of where they are used, not of when.
+"""Random numbers that depend on where they are used, not on when.
 
 A mask depends on (seed, step, key of the instance, draw, site, element): `draw` numbers the calls of an instance's
 program that draw at all, in the order of the program, and `site` the places within one call. So a mask is the same
@@ -60,7 +60,7 @@ class Randomness:
 
 
 def _to_int(name: str, x: Any) -> int:
-    """`x`, an int of any make, as Python's, which does not wrap around."""
+    """Any kind of int as Python's, which does not wrap around."""
     try:
         return operator.index(x)
     except TypeError:

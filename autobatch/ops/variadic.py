@@ -1,4 +1,4 @@
-"""Forms that take any number of values: sums, means, maxima and attention over the edges of a node.
+"""Variadic ops: sums, means, maxima and attention over any number of values, the edges of a node.
 
 Inside a cell a list argument is a *variadic port*: an array with one row per edge, in the order of the nodes of
 the batch, and `Segments`, which says which edges belong to which node. The primitives reduce edges to nodes

@@ -1,9 +1,9 @@
-"""How a recorded call becomes a node: what is called, the forms that are known, the log, and the slow path.
+"""Calls: what a recorded function calls, in which forms, and what happens at the first call of each form.
 
 An `Entry` stands for one cell of one module, one op, or one function made of ops. Its generated function (see
-`forms`) handles the calls whose form is known. Any other takes the slow path here: arrays and parameters among
-the arguments become sources, and if the form is not known then either, the arguments are read, the cell is traced if
-its type is new, and the function is generated anew with the form added.
+`forms`) records the calls whose form is known. Any other call takes the slow path here: arrays and parameters among the
+arguments become sources. If the form is then still unknown, the arguments are read, the cell is traced if its type is
+new, and the function is generated again with the form added.
 """
 
 from __future__ import annotations

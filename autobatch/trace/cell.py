@@ -1,8 +1,8 @@
-"""Cells: functions over one instance's values that become static subgraphs.
+"""Cells: what users mark with `@cell`, and how a cell runs when it is called eagerly.
 
-A cell has three lives. Called plainly it runs *eagerly*: ordinary Python over arrays. While a program is
-*recorded* its calls become nodes. And once per signature its body is *traced*: run with symbolic values, each op
-appending an instruction to a `CellProgram`. A cell called inside another is part of it.
+A cell runs in three ways. Called plainly it runs *eagerly*: ordinary Python over arrays. While a program is
+*recorded*, its calls become nodes. Once per signature its body is *traced*: it runs with symbolic values, and each op
+appends an instruction to a `CellProgram`. A cell called inside another is part of it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cell:
         return _call(self, None, args, kwargs)
 
     def __reduce__(self) -> str:
-        """Copies are the cell itself, and pickles name it, as those of the function would."""
+        """A copy is the cell itself; a pickle holds its name, as that of a function does."""
         return self.function.__qualname__
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ def cell(function: Any = None, *, static: tuple[str, ...] = ()) -> Any:
         function: takes values (arrays), ints and floats (data of the node), and static arguments: bool, str, None,
             enums and modules; tuples, lists, dicts and dataclasses of these. Returns values in any such structure.
             Shapes are those of one node, without a batch axis. Inputs are read-only. What else the body reads may
-            change, and is followed; but no random numbers, nor the time.
+            change: the cell is then traced again. It reads no random numbers and no clock.
         static: names of arguments whose value is part of the type although it is an int or a Parameter.
 
     >>> import autobatch as ab
@@ -119,7 +119,7 @@ def _read_only(x: Any, dtype: Any) -> Any:
 
 
 def _on_arrays(x: Any, function: Callable[[Any], Any]) -> Any:
-    """`x` with a function applied to the arrays in it, in containers of its own where they could be changed."""
+    """`x` with a function applied to the arrays in it, in new containers where the old ones could be changed."""
     kind = type(x)
     if isinstance(x, (np.ndarray, np.floating)):
         return function(x)

@@ -1,4 +1,4 @@
-"""From the log of ints that a recording appended to, to the encoded graph: one compiled pass to count, one to fill.
+"""Decoding: one compiled pass counts the nodes in the log of a recording, a second one writes the graph.
 
 The log holds, per call: the ref of the new handle, whose id tells the form, then what the form's code says: the ref of
 a value, or of the first output of a node (VALUE), attribute words (WORDS), or a list (EACH: its length, then
@@ -165,7 +165,7 @@ def _copy_words(log: LongArray, at: int, attr: IntArray, a: int, n_words: int) -
 def _find_outputs(
     refs: LongArray, node_of: LongArray, base: int, first: int, out_node: IntArray, out_port: IntArray
 ) -> bool:
-    """Write which nodes an instance returned, before their handles go to another; False if one is stale."""
+    """Write which nodes an instance returned, before other instances use the handles; False if one is stale."""
     for o in range(refs.size):
         out_node[o] = node_of[refs[o] >> 8] - base
         out_port[o] = refs[o] & 255

@@ -1,4 +1,4 @@
-"""Random numbers and the time: what a body that is traced once must not ask for, since no guard can follow it."""
+"""Random numbers and clocks: a body is traced once, so it must not read them; this module finds out whether it does."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_
 class Draws:
     """What a body has drawn since this was made.
 
-    NumPy's generators are compared by their states, so that a new one with a seed may draw; other sources are told by
-    calls of their functions.
+    NumPy's generators are compared by their states, so a new one with a seed may draw; other sources are noticed when
+    their functions are called.
     """
 
     def __init__(self) -> None:

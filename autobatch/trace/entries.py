@@ -1,4 +1,4 @@
-"""Entries: what stands in the place of cells while programs are recorded, and where."""
+"""Entries: what a recording knows of a cell, and the functions that replace cells in modules meanwhile."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class StandIns:
 
     @contextmanager
     def stepped_aside(self) -> Iterator[None]:
-        """Put the cells themselves back for a while."""
+        """Within, the module has its cells back."""
         self._step_aside()
         try:
             yield
@@ -93,7 +93,7 @@ class StandIns:
             self._stand()
 
     def renew(self, entry: Entry) -> None:
-        """Let the new function of an entry stand where the old one stood."""
+        """Replace the old function of an entry by its new one."""
         if entry in self._places:
             attributes, name = self._places[entry]
             attributes[name] = entry.known.function

@@ -135,7 +135,7 @@ class FormReader:
         return Key("static", Static(x))
 
     def _is_exactly(self, text: str, x: Any) -> str:
-        """The condition that `text` is `x`, or like it to the bit; Python's own operators where they can tell."""
+        """The condition that `text` is `x`, or equal to the bit, with Python's own operators where these are exact."""
         name = self.constant(x)
         if isinstance(x, (*BY_IDENTITY, bool, type(None))):
             return f"{text} is {name}"

@@ -36,7 +36,7 @@ class Difference(NamedTuple):
 
     @property
     def is_numeric(self) -> bool:
-        """Whether a number, or numbers, became others: these may be inputs of programs."""
+        """Whether numbers changed, and nothing else: these may be inputs of programs."""
         return can_be_live(self.before) and can_be_live(self.now) and np.shape(self.before) == np.shape(self.now)
 
 
@@ -68,7 +68,7 @@ class Read:
         self._content = content_of(seen) if self.live is None else None
 
     def retake(self) -> None:
-        """Go by what is there now from now on."""
+        """Compare with what is there now from here on."""
         self._take(self.now())
 
     @property
@@ -81,7 +81,7 @@ class Read:
         return self.get(self.name, MISSING)
 
     def holds(self) -> bool:
-        """Compare thoroughly what is there now; a live number notes it."""
+        """Compare what is there now, arrays by content; a live number takes the new value."""
         found = self.now()
         same = _is_still(self.seen, found, self._content, self.live)
         if same:
@@ -94,7 +94,7 @@ class Read:
 
 
 class Contents:
-    """What a list, tuple, dict or set held that was read.
+    """What a list, tuple, dict or set held when it was read.
 
     Args:
         holder: it.
@@ -110,13 +110,13 @@ class Contents:
         self.retake()
 
     def retake(self) -> None:
-        """Go by what it holds now from now on."""
+        """Compare with what it holds now from here on."""
         self.names, self.seen = _names_in(self.holder), _elements_of(self.holder)
         self._contents = list(map(content_of, self.seen))
         self._is_plain = self._contents.count(None) == len(self._contents)
 
     def holds(self) -> bool:
-        """Compare the elements; live numbers note theirs."""
+        """Compare the elements; live numbers take the new values."""
         found = _elements_of(self.holder)
         if self._is_plain and are(found, self.seen) and are(_names_in(self.holder), self.names):
             return True
@@ -151,7 +151,7 @@ class Watchlist:
         self._seen = [(guard.get, guard.name, guard.seen) for guard in self._quick]
 
     def holds(self) -> bool:
-        """Whether everything is as it was read; live numbers are noted."""
+        """Whether everything is as it was read; live numbers take their new values."""
         for at, (get, name, seen) in enumerate(self._seen):
             if get(name, MISSING) is not seen:
                 guard = self._quick[at]
@@ -167,7 +167,7 @@ def differences(guards: Iterable[Guard]) -> list[Difference]:
 
 
 def are(found: list[Any], seen: list[Any]) -> bool:
-    """Whether all are the very objects."""
+    """Whether two lists hold the same objects."""
     return len(found) == len(seen) and all(map(operator.is_, found, seen))
 
 

@@ -151,7 +151,7 @@ class Pool:
 
 
 def _parts_of(handle: Any) -> list[Any]:
-    """A handle, and every value and tuple in it, but for the empty tuple, of which Python has one."""
+    """A handle, and every value and tuple in it; not the empty tuple, which all programs share."""
     if isinstance(handle, Value):
         return [handle]
     return [*(part for child in handle for part in _parts_of(child)), handle] if handle else []
@@ -235,7 +235,7 @@ class Handles:
 
 
 def path_to_ref(key: Key) -> str:
-    """Where the ref of a handle is found in it, as Python: it is that of the first value."""
+    """The path from a handle to its ref, as Python: a tuple has the ref of its first value."""
     paths = [("", key)]
     while paths[0][1].kind != "value":
         path, outer = paths.pop(0)
@@ -252,7 +252,7 @@ def _plain_key(structure: Any, keys: list[Key]) -> Key | None:
 
 
 def _put_together(structure: Any, outputs: tuple[Value, ...]) -> Any:
-    """What the cell returned, with recorded values in place of output numbers."""
+    """What the cell returned, with recorded values instead of output numbers."""
     if isinstance(structure, int):
         return outputs[structure]
     if isinstance(structure, Static):

@@ -1,4 +1,4 @@
-"""Hooks for the time of a trace: they tell of attributes that are read, and of functions that are called."""
+"""Hooks that last as long as a trace: they report attributes that are read, and functions that are called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEAP_TYPE = 1 << 9  # of `type.__flags__`: a class that Python code made, and ma
 
 
 class Listener(Protocol):
-    """Is told of attributes that are read.
+    """Gets a report of each attribute that is read.
 
     Attributes:
         busy: whether it reads by itself now.
@@ -22,10 +22,10 @@ class Listener(Protocol):
     busy: bool
 
     def read(self, owner: Any, name: str, value: Any) -> Any:
-        """An attribute was read; what is returned is what the reader gets."""
+        """An attribute was read; the reader gets what this returns."""
 
     def lacks(self, owner: Any, name: str) -> None:
-        """There is no such attribute."""
+        """An attribute was looked for, which does not exist."""
 
 
 class _Listening(threading.local):
@@ -39,7 +39,7 @@ LISTENING = _Listening()
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Within, in this thread, tell `listener` of attributes of the classes that are hooked."""
+    """Within, in this thread, report attributes of hooked classes to `listener`."""
     before, LISTENING.current = LISTENING.current, listener
     try:
         yield
@@ -49,7 +49,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def hearing(hear: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
-    """Within, in this thread, tell of all calls; a profiler waits meanwhile."""
+    """Within, in this thread, report all calls; a profiler is paused meanwhile."""
     before = sys.getprofile()
     sys.setprofile(hear)
     try:
@@ -70,7 +70,7 @@ def can_be_hooked(kind: type) -> bool:
 
 @contextmanager
 def hooked(kind: type) -> Iterator[None]:
-    """Within, the attributes of a class's instances are told."""
+    """Within, reads of attributes of this class's instances are reported."""
     own = vars(kind).get("__getattribute__")
     type.__setattr__(kind, "__getattribute__", _telling(type.__getattribute__(kind, "__getattribute__")))
     try:
@@ -83,7 +83,7 @@ def hooked(kind: type) -> Iterator[None]:
 
 
 def _telling(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """`__getattribute__` that tells the listener of its thread."""
+    """`__getattribute__` that reports to the listener of its thread."""
 
     def __getattribute__(self: Any, name: str) -> Any:
         listener = LISTENING.current

@@ -15,7 +15,7 @@ from autobatch.trace.handles import Handles, Outputs, Value
 
 
 def never(name: str, x: Any) -> bool:
-    """Say of no argument that it is static."""
+    """Treat no argument as static."""
     return False
 
 

@@ -1,4 +1,4 @@
-"""Numbers and arrays of a model that change while it is used: inputs of programs, and not constants.
+"""Live numbers: numbers and arrays of a model that change while it is used, so programs read them as inputs.
 
 Such a number is a parameter that nobody trains, brought up to date before each run, so that a program that computes
 with it need not be traced, planned or compiled again. While a body is traced, a `LiveValue` stands for it. Where Python
@@ -42,7 +42,7 @@ class Live(Parameter):
         self.astype(dtype)
 
     def take(self, value: Any) -> bool:
-        """Note what the attribute holds now; False if that is of another shape, or no number."""
+        """Take what the attribute holds now; False if its shape is another, or it is no number."""
         if not can_be_live(value) or np.shape(value) != self.shape:
             return False
         if not isinstance(value, np.ndarray) and value != self._value:
@@ -51,7 +51,7 @@ class Live(Parameter):
         return True
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
-        """Compute with what the attribute held when that was noted last, in this float type."""
+        """Convert the value taken last to this float type, for the next run."""
         if dtype != self.dtype:
             self.astype(dtype)
         np.copyto(self._data, self._value, casting="unsafe")

@@ -1,4 +1,4 @@
-"""Recording: running the user's function over instances, noting only which cells it calls and what feeds what.
+"""Recording: running the user's function over instances, to note which cells it calls and which value feeds which call.
 
 While a function is recorded, generated functions stand in the place of every cell (see `calls`), so a call appends
 a few ints to one log and returns a handle. At the end one compiled pass turns the log into a `Graph`.
@@ -92,7 +92,7 @@ class Recorder:
         return graph
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
-        """Bring what is computed with up to date, before a run: live numbers, and cells whose bodies read others now.
+        """Before a run, update live numbers, and trace again the cells that read something that has changed.
 
         Args:
             dtype: that is computed in.
@@ -103,7 +103,7 @@ class Recorder:
         self.calls.traces.refresh(dtype)
 
     def _renew(self) -> None:
-        """Trace again the cells whose bodies read from Python what is another now."""
+        """Trace again the cells whose bodies read something from Python that has changed."""
         traces = self.calls.traces
         if not traces.holds():
             with recording():

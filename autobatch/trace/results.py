@@ -1,4 +1,4 @@
-"""What a function returned, as a structure over output slots, and the way back from computed rows.
+"""Results: what a function returned, as a structure over output slots, and how computed rows get back into it.
 
 A *slot* is one place in the returned structure; all instances' values for it are stacked in one array, in instance
 order. Outside lists every instance has exactly one value per slot. A list is of variable length, so its elements
@@ -107,7 +107,7 @@ def _stack(structures: list[Any], rows: list[Iterator[Any]], columns: Sequence[A
 
 
 def _outline(structure: Any) -> str:
-    """What one instance returned, seen from outside; equal for structures that can be stacked."""
+    """What one instance returned, without what is inside it; equal for structures that can be stacked."""
     if isinstance(structure, Slot):
         return "a computed value"
     if isinstance(structure, Static):

@@ -1,4 +1,4 @@
-"""What functions read beside their arguments, by name, and which functions stand behind what is called."""
+"""Reading code: the names that a function reads beside its arguments, and the functions behind a callable."""
 
 from __future__ import annotations
 

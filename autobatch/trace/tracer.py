@@ -20,7 +20,7 @@ from autobatch.system.trust import checking
 
 
 class NeedsLength(Exception):
-    """The body of a cell wants the length of a list that was offered as a variadic group of this number."""
+    """The body of a cell needs the length of a list that was passed as the variadic group of this number."""
 
     def __init__(self, group: int) -> None:
         self.group = group

@@ -1,8 +1,8 @@
-"""The types of a recorded function, and how their cells are traced: once, and again when what a body read has changed.
+"""Traces: each cell is traced once per type, and again when something that its body read from Python has changed.
 
 A *family* is one cell called with arguments of one key. Each of its traces has guards (`autobatch.trace.guards`); that
 of the last call is in force. Once per call all guards in force are checked. Where one does not hold, an earlier trace
-whose guards hold is put in force, so that to switch to and fro costs nothing; or else the body is traced again. A new
+whose guards hold is used again, so switching back and forth costs nothing; otherwise the body is traced again. A new
 trace of the same signature (ports, attributes, outputs) takes the place of the old one under its type id, so that
 recorded graphs stay valid. One of another signature is a type of its own, and graphs with the old one are refused.
 """
@@ -37,7 +37,7 @@ class Trace(NamedTuple):
     """One trace of a cell.
 
     Attributes:
-        guards: what it goes by.
+        guards: what the body read.
         content: equal for programs that are the same.
         signature: equal for programs whose graphs are the same.
     """
@@ -144,7 +144,7 @@ class Traces:
         return self.watchlist.holds()
 
     def changes(self) -> str:
-        """What does not hold any more, in words."""
+        """What has changed, in words."""
         return _told(differences(guard for trace in self._in_force() for guard in trace.guards))
 
     @property
@@ -198,7 +198,7 @@ class Traces:
     # Tracing.
 
     def _trace(self, family: Family) -> tuple[Tracer, Any]:
-        """Trace a body; what it changes itself (it may count its calls) counts as it leaves it."""
+        """Trace a body; what it changes itself (it may count its calls) is guarded with its value after the trace."""
         held = [guard for trace in self._in_force() for guard in trace.guards if guard.holds()]
         tracer, (program, structure, guards) = self._trace_body(family)
         for guard in (*held, *guards):
@@ -269,7 +269,7 @@ def _outcome(error: Exception | None) -> str:
 
 
 def _roots(entry: Entry, keys: Mapping[str, Key]) -> list[Any]:
-    """What a body is given that it may read from: the cell, its owner, static arguments."""
+    """What a body is given and may read from: the cell, its owner, static arguments."""
     return [*(static.value for static in entry.identity), *(x for key in keys.values() for x in _statics(key))]
 
 
@@ -308,7 +308,7 @@ def _source(source: Any) -> Hashable:
 
 
 def _resolve(key: Key, resolved: Mapping[int, Key], groups: Any) -> Key:
-    """`key` with the elements of empty lists that the body's `shape=` told."""
+    """`key` with elements for empty lists, whose shape the body gave as `shape=`."""
     if key.kind == "each":
         element = resolved.get(next(groups))
         return key if element is None else Key("each", None, (element,))

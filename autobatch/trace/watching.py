@@ -1,12 +1,12 @@
 """Watching a body while it is traced: what it reads from Python becomes guards, what it draws is refused.
 
 Attributes are seen as they are read: for the time of the trace, and in its thread, `__getattribute__` of all modules,
-and of the classes of all objects that are met, notes what it gives. Functions are heard of when they are called, as by
-a profiler; the globals that they read are found in their code, and so are the variables around them and their default
-arguments. Lists and dicts are taken to be read as a whole.
+and of the classes of all objects that are met, notes what it gives. Calls of functions are reported
+as to a profiler; the globals that a function reads are found in its code, with the variables around it and its default
+arguments. Lists and dicts count as read as a whole.
 
-A number that changed before (see `autobatch.trace.live`) is given as a value of the program, in the place of the
-number.
+A number that changed before (see `autobatch.trace.live`) is replaced by a value of the
+program.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Watch:
     def watching(self, roots: Iterable[Any]) -> Iterator[None]:
         """Note what is read within, beginning with functions and objects that the body is given.
 
-        No garbage is collected meanwhile: what others have called then, such as a clock, is not the body's doing.
+        No garbage is collected meanwhile: callbacks of the collector may read a clock, and the body would be blamed.
 
         Raises:
             GraphError: random numbers were drawn, or the time was asked for.
@@ -93,7 +93,7 @@ class Watch:
     # Attributes, as they are read.
 
     def read(self, owner: Any, name: str, value: Any) -> Any:
-        """Note that an attribute was read; give its value, or what stands for it."""
+        """Note that an attribute was read; give its value, or what replaces it."""
         with self._unwatched():
             if isinstance(owner, Parameter):
                 return stop_gradient(owner) if name == "data" else value
@@ -133,7 +133,7 @@ class Watch:
     def _note(
         self, holder: object, get: Callable[..., Any], name: Any, text: str, value: Any, replaces: bool = True
     ) -> Any:
-        """Note that something was read; give its value, or what stands for it."""
+        """Note that something was read; give its value, or what replaces it."""
         live = self._live(holder, name, value)
         if (id(holder), name) not in self.guards:
             self.guards[id(holder), name] = Read(holder, get, name, text, value, live)
@@ -142,7 +142,7 @@ class Watch:
         return self.follow(value, text, replaces)
 
     def _live(self, holder: object, name: Any, value: Any) -> Live | None:
-        """What stands for a number that changed before, or for a large array."""
+        """The input that replaces a number that changed before, or a large array; None for all else."""
         key = id(holder), name
         if key in self._by_value or not can_be_live(value):
             return None
@@ -156,7 +156,7 @@ class Watch:
         return live
 
     def follow(self, value: Any, text: str, replaces: bool = False) -> Any:
-        """Note what may be read of a value that was read; give it, or what stands for it.
+        """Note what may be read from a value that was read; give the value, or what replaces it.
 
         Args:
             replaces: whether the body gets what is given, and not the value.
@@ -261,7 +261,7 @@ class Watch:
                     self._constant(x, space.get, name, f"{x.__name__}.{name}", space[name])
 
     def _constant(self, holder: object, get: Any, name: str, text: str, value: Any) -> None:
-        """Note something that no number can stand for."""
+        """Note something that stays a constant: nothing can replace it."""
         self._by_value.add((id(holder), name))
         self._note(holder, get, name, text, value, replaces=False)
 
@@ -276,14 +276,14 @@ class Watch:
             self.busy = before
 
     def _hook(self, kind: type) -> bool:
-        """See the attributes of a class's instances; False if that cannot be."""
+        """Have reads of attributes of a class's instances reported; False if that is impossible."""
         if kind not in self._hooked and can_be_hooked(kind):
             self._hooked.add(kind)
             self._hooks.enter_context(hooked(kind))
         return kind in self._hooked
 
     def _hear(self, frame: FrameType, event: str, what: Any) -> None:
-        """Hear of calls, as a profiler does."""
+        """Take reports of calls, as a profiler does."""
         if event == "c_call":
             self._draws.hear(frame, what)
         elif event == "call" and frame.f_code not in self._called:
