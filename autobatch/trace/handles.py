@@ -169,7 +169,7 @@ class Handles:
     """
 
     def __init__(self, recording: Recording, namespace: dict[str, Any]) -> None:
-        self.recording, self.namespace = recording, namespace
+        self._recording, self._namespace = recording, namespace
         self.form_of: list[int] = []
         self._classes: dict[Key, Any] = {}
         self._pools: list[Pool] = []
@@ -213,9 +213,9 @@ class Handles:
             self.form_of.append(form)
             return len(self.form_of) - 1
 
-        pool = Pool(make, new_id, self.namespace, f"pool_{form}")
+        pool = Pool(make, new_id, self._namespace, f"pool_{form}")
         self._pools.append(pool)
-        self.namespace[f"grow_{form}"] = pool.grow
+        self._namespace[f"grow_{form}"] = pool.grow
         return key, build if plain is None else None
 
     def class_of(self, key: Key) -> Any:
@@ -223,14 +223,15 @@ class Handles:
         if key not in self._classes:
             base = Value if key.kind == "value" else Outputs
             name = f"{base.__name__}_{len(self._classes)}"
-            own = {"shape": key.detail, "key": key, "recording": self.recording, "class_name": name, "__slots__": ()}
-            self._classes[key] = self.namespace[name] = type(base.__name__, (base,), own)
-            self.namespace["__tuples"] = (tuple, *(kind for kind in self._classes.values() if issubclass(kind, tuple)))
+            own = {"key": key, "recording": self._recording, "class_name": name, "__slots__": ()}
+            own |= {"shape": key.detail} if base is Value else {}
+            self._classes[key] = self._namespace[name] = type(base.__name__, (base,), own)
+            self._namespace["__tuples"] = (tuple, *(kind for kind in self._classes.values() if issubclass(kind, tuple)))
         return self._classes[key]
 
     def check(self, handle: Value | Outputs) -> None:
         """Refuse a value of another recording, where its ref means something else; GraphError."""
-        if handle.recording is not self.recording:
+        if handle.recording is not self._recording:
             raise GraphError("a value from another recording is used here; a recorded value belongs to one function.")
 
 
