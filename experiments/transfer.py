@@ -27,11 +27,11 @@ from autobatch.models.data.dataset import load_lattices
 from autobatch.models.shapes import LATTICE_FORMS, make_lattice_graph, make_two_type_tree_graph
 from autobatch.policies.fsm.machine import Machine, TypeNames
 from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
-from autobatch.policies.rl.evolution import learn_families
 from autobatch.policies.rules.directed import Directed
 from autobatch.policies.rules.rules import LEARNED
 from autobatch.policies.search.bounds import chain_bound, pair_bound
 from harness import Findings, Settings, find_data, load_sst_or_listops, run
+from learning.evolution import learn_families
 
 RULES = ("agenda", "sufficient", "critical", "score", "network")
 LEARNED_ELSEWHERE = ("score", "network")

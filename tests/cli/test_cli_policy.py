@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from autobatch import policies
+from autobatch.cli import experiment
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.policies.fsm.machine import WAYS, Fsm
@@ -139,6 +140,15 @@ def test_learn_on_families_gives_a_policy_for_any_model(
     for model in ("tree-lstm", "lattice-lstm"):
         status, output, _ = command("policy", "eval", path, model, *SMALL)
         assert (status, next(iter(table_of(output, policy.rule)))) == (0, policy.name)
+
+
+def test_outside_a_checkout_other_algorithms_are_refused(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "FOLDER", tmp_path)
+    status, output, errors = command("policy", "learn", "families", "--algorithm", "es", "--out", tmp_path / "x.json")
+    assert (status, output) == (2, "")
+    assert "experiments are not part of the installed package" in errors
 
 
 def test_learn_names_the_file_after_the_model(

@@ -19,13 +19,13 @@ from autobatch.policies.fsm.qlearning import Progress
 from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES
 from autobatch.policies.networks.network import Deep, Network, score_types, to_network
 from autobatch.policies.rl import deep
-from autobatch.policies.rl.deep import DeepLearning, learn_deep, learn_families, plot_curve, require_packages
-from autobatch.policies.rl.distill import distill_fsm, distill_rule, fit_choices
 from autobatch.policies.rl.families import draw, draw_graphs
 from autobatch.policies.rules.rules import Score, Weights
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, random_batch, random_dag
+from learning.deep import DeepLearning, learn_deep, learn_families, plot_curve, require_packages
+from learning.distill import distill_fsm, distill_rule, fit_choices
 
 ALGORITHMS = ("ppo", "dqn")
 TINY = DeepLearning(steps=600, seats=4, hidden=4, measure_every=300)
@@ -67,7 +67,7 @@ def scores_of(network: Network, rows: np.ndarray, overall: np.ndarray) -> np.nda
 def test_compiled_scores_are_those_of_torch(n_types: int) -> None:
     import torch
 
-    from autobatch.policies.rl.torch_policy import make_scorer, to_weights
+    from learning.torch_policy import make_scorer, to_weights
 
     torch.manual_seed(n_types)
     rng, scorer = np.random.default_rng(n_types), make_scorer(7)

@@ -19,8 +19,13 @@ from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
 from autobatch.policies.fsm.qlearning import Progress
-from autobatch.policies.learning import learn
-from autobatch.policies.rl.evolution import (
+from autobatch.policies.learning import read_lesson
+from autobatch.policies.rl.families import FAMILIES, draw_graphs, make_forest
+from autobatch.policies.rules.rules import LEARNED, Score, Weights
+from autobatch.policies.search.bounds import pair_bound
+from autobatch.schedule.schedule import min_batches
+from autobatch.schedule.schedule_check import check_schedule
+from learning.evolution import (
     FOREST_SIZE,
     FOREST_STEPS,
     Course,
@@ -30,11 +35,6 @@ from autobatch.policies.rl.evolution import (
     learn_rule,
     measure_loss,
 )
-from autobatch.policies.rl.families import FAMILIES, draw_graphs, make_forest
-from autobatch.policies.rules.rules import LEARNED, Score, Weights
-from autobatch.policies.search.bounds import pair_bound
-from autobatch.schedule.schedule import min_batches
-from autobatch.schedule.schedule_check import check_schedule
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 START = Weights(0.5, 1.0, 0.5, 0.5)
@@ -153,7 +153,7 @@ def test_forests_and_their_bound(n_steps: int) -> None:
 
 def test_a_rule_is_learned_for_one_model_too() -> None:
     graphs = [to_graph(make_trap())]
-    rule = learn(graphs, "es", generations=15)
+    rule = learn_rule(read_lesson(graphs, ())[0], Evolution(generations=15))
     assert rule.schedule(graphs[0]).n_batches == 8
 
 

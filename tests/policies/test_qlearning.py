@@ -259,8 +259,6 @@ def test_what_cannot_be_learned_is_refused() -> None:
     graph = random_dag(0)
     with pytest.raises(PolicyError, match="no mini-batches; give at least one"):
         learn([])
-    with pytest.raises(PolicyError, match=r"algorithm 'k' is none of q, dqn, ppo, es"):
-        learn([graph], "k")
     with pytest.raises(PolicyError, match=r"there is no option 'episode'; the settings of QLearning are episodes, "):
         learn([graph], episode=3)
     with pytest.raises(PolicyError, match=r"are not of one model; take them from one ab\.batched"):

@@ -1,16 +1,23 @@
-"""`autobatch policy learn`: learn a policy on mini-batches of a model, or for any model on generated graphs."""
+"""`autobatch policy learn`: learn a policy on mini-batches of a model, or for any model on generated graphs.
+
+Q-learning is part of the package; what learns in other ways is run by the folder `experiments/learning` of a checkout.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 
-from autobatch.cli import options
+from autobatch.cli import experiment, options
 from autobatch.cli.places import require_picture, require_place
 from autobatch.cli.policies.evaluate import measure, minibatches_option, tabulate, take_minibatches, with_others
 from autobatch.cli.progress import show_progress
@@ -19,17 +26,55 @@ from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
 from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.qlearning import REWARDS, QLearning
-from autobatch.policies.learning import ALGORITHMS, describe_progress, learn, learn_families
-from autobatch.policies.networks.network import Deep
-from autobatch.policies.rl.deep import DeepLearning, plot_curve
-from autobatch.policies.rl.evolution import Evolution
-from autobatch.policies.rules.directed import Direction
+from autobatch.policies.learning import describe_progress, learn
+from autobatch.policies.rules.directed import Directed, Direction
 
 FAMILIES = "families"
+ELSEWHERE = "learning"
+"""The folder of experiments that learns by other algorithms."""
 LESSON = ("data", "dim", "batch_size", "minibatches", "held_out")
 """Options that say which mini-batches of a model to learn from."""
 LENGTHS = ("episodes", "steps", "generations")
 """Options that say how long to learn, of which an algorithm has one."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A way to learn.
+
+    Attributes:
+        summary: what it learns, in a few words.
+        options: the names of those that it has.
+        learn: takes the graphs of mini-batches, `held_out`, direction, compact, seed, on_progress and its options; or
+            no graphs, to learn on generated ones. None for what is run by `ELSEWHERE`.
+        count: how often learning tells how it goes, if it does not end early; takes direction and its options.
+    """
+
+    summary: str
+    options: tuple[str, ...]
+    learn: Callable[..., Directed] | None = None
+    count: Callable[..., int] | None = None
+
+    def by(self, learn: Callable[..., Directed], count: Callable[..., int]) -> Algorithm:
+        """Make this algorithm as one that is known how to do."""
+        return replace(self, learn=learn, count=count)
+
+
+def count_rollouts(direction: Direction, episodes: int, rival: bool, **others: Any) -> int:
+    """Count the rollouts of Q-learning."""
+    n_tables = (2 if direction == "both" else 1) * (2 if rival else 1)
+    return -(-episodes // QLearning.evaluate_every) * n_tables
+
+
+ALGORITHMS = {
+    "q": Algorithm(
+        "a state machine by Q-learning", ("encoding", "critical", "mask", "reward", "rival", "episodes"), learn,
+        count_rollouts,
+    ),
+    "dqn": Algorithm("a network by DQN", ("reward", "steps", "log_folder", "plot")),
+    "ppo": Algorithm("a network by PPO", ("reward", "steps", "log_folder", "plot")),
+    "es": Algorithm("the weights of a rule by an evolution strategy", ("generations",)),
+}  # fmt: skip
 
 
 @click.command("learn")
@@ -128,7 +173,7 @@ def learn_command(
     out: Path | None,
     plot: Path | None,
     **chosen: Any,
-) -> None:
+) -> int:
     """Learn a policy for MODEL on mini-batches, and write it to a file.
 
     MODEL is a name that `autobatch models` lists, or package.module:Class. The mini-batches are the first, in the order
@@ -136,7 +181,8 @@ def learn_command(
     score" the rule `score` decides where the file or the model is refused.
 
     In place of MODEL, "families" stands for generated graphs of many kinds: what es, ppo or dqn learns on them serves
-    any model. --episodes says how long q learns, --steps how long ppo and dqn do, --generations how long es does.
+    any model. --episodes says how long q learns, --steps how long ppo and dqn do, --generations how long es does. These
+    three are experiments: they need a checkout of the repository.
 
     \b
     What ED-Batch (arXiv:2302.03851) published is learned by
@@ -152,45 +198,67 @@ def learn_command(
         _require_families(algorithm)
     lesson = {name: chosen.pop(name) for name in LESSON}
     own = _options_of(ctx, algorithm, {**chosen, "plot": plot})
-    own.pop("plot", None)
     if plot is not None:
         require_picture(plot, "draw how learning went to", ())
-    graphs: list[Graph] = []
-    about = {"algorithm": algorithm, "model": model}
     if model == FAMILIES:
         _refuse(ctx, LESSON, f"the graphs of {FAMILIES} are generated, so there is no option")
-    else:
+    known = ALGORITHMS[algorithm]
+    if known.learn is None or known.count is None:
+        return run_elsewhere(ctx)
+    graphs: list[Graph] = []
+    about = {"algorithm": algorithm, "model": model}
+    if model != FAMILIES:
         graphs, more = _take_lesson(model, seed, **lesson)
         about |= more
     start = perf_counter()
-    with show_progress(_count_measurements(algorithm, own, direction)) as progress:
+    with show_progress(known.count(direction=direction, **own)) as progress:
         terms: dict[str, Any] = {
             "direction": direction, "compact": compact, "seed": seed,
             "on_progress": lambda measured: progress.advance(f"learning {model}", describe_progress(measured)),
         }  # fmt: skip
         n_seen = lesson["minibatches"]
-        learned = (
-            learn(graphs[:n_seen], algorithm, held_out=graphs[n_seen:], **terms, **own)
-            if graphs
-            else learn_families(algorithm, **terms, **own)
-        )
+        seen = {"graphs": graphs[:n_seen], "held_out": graphs[n_seen:]} if graphs else {}
+        learned = known.learn(**seen, **terms, **own)
     learned.about |= about
     learned.save(out)
-    if plot is not None and isinstance(learned, Deep):
-        plot_curve(learned, plot)
     source = f"{model}, {about['data']}" if graphs else model
     click.echo(f"{source}: learned {learned.name} in {perf_counter() - start:.1f} s")
     if not graphs:
         click.echo(f"The policy, which serves any model, is in {out}.")
-        return
+        return 0
     click.echo(tabulate([measure(policy, graphs[:n_seen]) for policy in with_others(learned)]))
     click.echo(f"These are means over the {n_seen} mini-batches learned from; the policy is in {out}.")
+    return 0
+
+
+def run_elsewhere(ctx: click.Context) -> int:
+    """Run this command again where its algorithm is known, in a checkout; give the exit status.
+
+    Raises:
+        DataError: this is no checkout.
+    """
+    experiment.list_experiments()
+    return subprocess.run([sys.executable, experiment.FOLDER / ELSEWHERE, *_words(ctx)], check=False).returncode
+
+
+def _words(ctx: click.Context) -> Iterator[str]:
+    """What was given on the command line, again."""
+    for parameter in ctx.command.params:
+        name, value = str(parameter.name), ctx.params[str(parameter.name)]
+        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        if isinstance(parameter, click.Argument):
+            yield str(value)
+        elif isinstance(value, bool):
+            yield (parameter.opts if value else parameter.secondary_opts)[0]
+        else:
+            yield from (parameter.opts[0], str(value))
 
 
 def _require_families(algorithm: str) -> None:
     """Refuse an algorithm that has to know the types."""
-    if ALGORITHMS[algorithm].learn_families is None:
-        able = {name: one.options for name, one in ALGORITHMS.items() if one.learn_families is not None}
+    if algorithm == "q":
+        able = {name: one.options for name, one in ALGORITHMS.items() if name != algorithm}
         ways = [
             f"--algorithm {name} (for --{length} N)"
             for name, own in able.items()
@@ -227,15 +295,5 @@ def _options_of(ctx: click.Context, algorithm: str, learning: dict[str, Any]) ->
 def _refuse(ctx: click.Context, names: Sequence[str], why: str, remedy: str = "leave it out") -> None:
     """Refuse options that were given on the command line."""
     for name in names:
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise PolicyError(f"learning a policy: {why} --{name.replace('_', '-')}; {remedy}.")
-
-
-def _count_measurements(algorithm: str, own: dict[str, Any], direction: Direction) -> int:
-    """Say how often learning tells how it goes, if it does not end early."""
-    if algorithm == "q":
-        n_tables = (2 if direction == "both" else 1) * (2 if own["rival"] else 1)
-        return int(-(-own["episodes"] // QLearning.evaluate_every) * n_tables)
-    if algorithm == "es":
-        return int(own.get("generations", Evolution.generations))
-    return int(own.get("steps", DeepLearning.steps)) // DeepLearning.measure_every + 2

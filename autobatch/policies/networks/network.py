@@ -71,8 +71,7 @@ class Deep(Directed):
     """Run the ready type to which a network gives the highest score, of equal ones the lowest id.
 
     Args:
-        network: the weights; by default those that `learn_families` of `autobatch.policies.rl.deep` learned on
-            generated families.
+        network: the weights; by default those that `experiments/learning/deep.py` learned on generated families.
         direction, compact: see `Directed`.
         about: how it was learned, to be kept with it.
     """

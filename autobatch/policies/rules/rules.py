@@ -55,7 +55,7 @@ class Weights(NamedTuple):
 
 
 LEARNED = Weights(critical=0.55, ready=1.0, own=0.12, height=0.66)
-"""What `autobatch policy learn families --algorithm es` learns: see `autobatch.policies.rl.evolution`."""
+"""What `autobatch policy learn families --algorithm es` learns: see `experiments/learning/evolution.py`."""
 ROUNDING = 1e-9
 """Scores that differ by less are equal: sums in another order would be."""
 

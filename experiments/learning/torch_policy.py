@@ -1,8 +1,8 @@
 """The network of `autobatch.policies.networks.network` in torch, as stable-baselines3 learns it.
 
-torch takes seconds to import, so the classes are made inside functions, by the one module that learns
-(`autobatch.policies.rl.deep`). Types that are not ready are masked: PPO never draws them, and in DQN their value is so
-low that neither the best type of a state nor that of the next state is one of them.
+torch takes seconds to import, so the classes are made inside functions, by the one module that learns (`deep`). Types
+that are not ready are masked: PPO never draws them, and in DQN their value is so low that neither the best type of a
+state nor that of the next state is one of them.
 """
 
 from __future__ import annotations

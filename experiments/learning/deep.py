@@ -20,7 +20,6 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
-from autobatch.policies.cost import CostModel
 from autobatch.policies.fsm.qlearning import Progress, Reward
 from autobatch.policies.networks.network import Deep, Network
 from autobatch.policies.rl.families import draw_graphs
@@ -41,7 +40,7 @@ class DeepLearning:
         hidden: the width of the network.
         learning_rate: at the start; it falls to zero in equal steps.
         discount: of rewards, per batch.
-        reward: see `autobatch.policies.fsm.qlearning`.
+        reward: "critical" or "published", see `autobatch.policies.fsm.qlearning`.
         measure_every: steps from one measurement to the next.
     """
 
@@ -109,7 +108,6 @@ def learn_deep(
     held_out: Sequence[Dag] = (),
     direction: Direction = "both",
     compact: bool = True,
-    costs: CostModel | None = None,
     seed: int = 0,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     log_folder: str | os.PathLike[str] | None = None,
@@ -121,7 +119,6 @@ def learn_deep(
         settings: of the learning.
         held_out: graphs that decide which network met on the way is the best; by default those learned on.
         direction, compact: see `Directed`.
-        costs: for the reward "time".
         seed: same seed, same network, on one version of the libraries.
         on_progress: is told of every measurement; it counts no states.
         log_folder: where to write scalars for TensorBoard.
@@ -136,7 +133,7 @@ def learn_deep(
     measured = [*(held_out or dags)]
     with _one_thread():
         torch.manual_seed(seed)
-        model, scorer_of = _make_model(played, settings, costs, seed, log_folder)
+        model, scorer_of = _make_model(played, settings, seed, log_folder)
         best = _Best(measured, direction, compact, scorer_of, on_progress)
         best.measure(model)
         model.learn(settings.steps, callback=best.callback(settings.measure_every))
@@ -176,7 +173,6 @@ def _one_thread() -> Iterator[None]:
 def _make_model(
     dags: Sequence[Dag],
     settings: DeepLearning,
-    costs: CostModel | None,
     seed: int,
     log_folder: str | os.PathLike[str] | None,
 ) -> tuple[Any, Callable[[Any], Any]]:
@@ -186,9 +182,9 @@ def _make_model(
     from stable_baselines3.common.vec_env import VecMonitor
 
     from autobatch.policies.rl.env import BatchingVector
-    from autobatch.policies.rl.torch_policy import make_actor_critic, make_masked_dqn, make_vec_env
+    from learning.torch_policy import make_actor_critic, make_masked_dqn, make_vec_env
 
-    env = BatchingVector(settings.seats, dags, reward=settings.reward, costs=costs)
+    env = BatchingVector(settings.seats, dags, reward=settings.reward)
     shared: dict[str, Any] = {
         "env": VecMonitor(make_vec_env(env)),
         "learning_rate": lambda left: settings.learning_rate * left,
@@ -232,7 +228,7 @@ class _Best:
 
     def measure(self, model: Any) -> Progress:
         """Plan with what a model has learned so far."""
-        from autobatch.policies.rl.torch_policy import to_weights
+        from learning.torch_policy import to_weights
 
         network = to_weights(self.scorer_of(model))
         policy = Deep(network, self.direction, self.compact)
