@@ -1,8 +1,8 @@
-"""Question: which variants are faster here, by how much, and does the cost model foresee it?
+"""Question: which variants are faster here, by how much, and does a switch that is never tried ever pay?
 
 Each model trains, and infers, on recorded instances until `tune="auto"` has decided; what it measured is printed. Then
-the cost model is fitted to all of that, and compared with it: the median of predicted over measured times, either way
-up. Decisions and measurements of earlier runs are not used.
+mini-batches run in turn as given and with each switch off that the tuner leaves alone: beside it stands the median of
+the times that these take, over that of the first. Decisions of earlier runs are not used.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 import autobatch as ab
 from autobatch.cli.results import format_table
-from autobatch.cli.workload import load_workload, record
+from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.system.cache import VARIABLE
-from autobatch.tuning import CostModel, store
-from harness import Findings, Settings, find_data, run
+from harness import Findings, Settings, find_data, medians, run, take_turns
 
 DATA = {"tree-lstm": "sst", "bilstm-tagger": "wikiner", "lattice-lstm": "lattice"}
+NOT_TRIED: dict[str, dict[str, Any]] = {
+    "joins off": {"joins": False, "sums": False}, "stacks off": {"stacks": False, "sums": False},
+    "sums off": {"sums": False},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,49 +35,53 @@ class Config(Settings):
     dims: tuple[int, ...] = (64, 256)
     batch_size: int = 64
     minibatches: int = 8
+    repeats: int = 15
 
 
 def measure(config: Config) -> Findings:
-    """Decide for each model, width and mode."""
-    decided: dict[str, Any] = {}
-    rows = []
+    """Decide for each model, width and mode, and try the other switches."""
+    seconds: dict[str, list[float]] = {}
+    decided: dict[str, str] = {}
+    ratios: dict[str, dict[str, float]] = {}
     for name in config.models:
         for dim in config.dims:
             workload = load_workload(name, find_data(DATA[name]), dim, config.seed)
-            loss = ab.batched(workload.model.loss, backend=config.backend, threads="auto", tune="auto")
-            graphs = record(loss, workload.first(config.batch_size * config.minibatches))
-            batches = list(ab.minibatches(graphs, config.batch_size))
             for training in (False, True):
-                settle(loss, batches, training)
-                lines = str(loss.explain(batches[0], training)).splitlines()
-                why = next(line for line in lines if line.startswith("decided for "))
                 what = f"{name}, dim {dim}, {'train' if training else 'infer'}"
-                decided[what] = why.removeprefix("decided for ")
-                rows.append((what, decided[what]))
-    measured = store.find_measured(config.backend)
-    model = CostModel.of(config.backend, measured)
-    figures: dict[str, Any] = {
-        "decided": decided,
-        "weights": model.weights,
-        "start": CostModel.of(config.backend).weights,
-    }
-    table = format_table(("what", "decided"), rows)
-    for name, one in (("fitted here", model), ("as it starts", CostModel.of(config.backend))):
-        ratios = [sum(w * x for w, x in zip(one.weights, f, strict=True)) / seconds for f, seconds in measured]
-        off = float(np.median([max(ratio, 1 / ratio) for ratio in ratios])) if ratios else 1.0
-        figures[f"off, {name}"] = round(off, 3)
-        a, b, c = one.weights
-        table += f"\ncost model {name}: a {a:.2f}, b {1e6 * b:.2f} us, c {1e9 * c:.3f} ns; off by a factor of {off:.2f}"
-    return Findings({}, figures, table)
+                loss, call = prepare(workload, config, training, threads="auto", tune="auto")
+                decided[what] = decide(loss, call)
+                ways: dict[str, Any] = {"as given": "off", **NOT_TRIED}
+                calls = {way: prepare(workload, config, training, tune=tune)[1] for way, tune in ways.items()}
+                times = take_turns(calls, config.repeats)
+                seconds |= {f"{what}, {way}": one for way, one in times.items()}
+                middle = medians(times)
+                ratios[what] = {way: round(middle[way] / middle["as given"], 3) for way in NOT_TRIED}
+    rows = [(what, *(f"{ratio:.2f}" for ratio in ratios[what].values()), decided[what]) for what in decided]
+    table = format_table(("what", *NOT_TRIED, "decided"), rows)
+    return Findings(seconds, {"decided": decided, "ratios": ratios}, table)
 
 
-def settle(loss: ab.Batched, batches: list[Any], training: bool) -> None:
-    """Run until the loss has decided."""
-    while True:
-        for batch in batches:
-            _ = loss.value_and_grad(batch) if training else loss(batch)
-        if loss.settled:
-            return
+def prepare(workload: Workload, config: Config, training: bool, **options: Any) -> tuple[ab.Batched, partial[None]]:
+    """Make a loss with these options, and what runs it on all mini-batches."""
+    loss = ab.batched(workload.model.loss, backend=config.backend, **options)
+    graphs = record(loss, workload.first(config.batch_size * config.minibatches))
+    return loss, partial(run_all, loss, list(ab.minibatches(graphs, config.batch_size)), training)
+
+
+def run_all(loss: ab.Batched, batches: list[Any], training: bool) -> None:
+    """Run each mini-batch once."""
+    for batch in batches:
+        _ = loss.value_and_grad(batch) if training else loss(batch)
+
+
+def decide(loss: ab.Batched, call: partial[None]) -> str:
+    """Run until the loss has decided; say what, and why."""
+    call()
+    while not loss.settled:
+        call()
+    _, batches, training = call.args
+    lines = str(loss.explain(batches[0], training)).splitlines()
+    return next(line for line in lines if line.startswith("decided for ")).removeprefix("decided for ")
 
 
 if __name__ == "__main__":

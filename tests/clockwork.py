@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.blas import Chooser, threads
+from autobatch.blas import threads
 from autobatch.runtime import step
 from autobatch.runtime.interpreter.reference import Reference
-from autobatch.tuning import costs, tuner
+from autobatch.tuning import tuner
 from autobatch.tuning.variant import OTHERS
 from noting_backend import NotingBackend
 
@@ -49,8 +49,6 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     monkeypatch.setattr(step, "perf_counter", found)
     monkeypatch.setattr(threads, "limit_threads", found.limit)
     monkeypatch.setattr(tuner, "most_threads", lambda: 4)
-    monkeypatch.setattr(costs, "WAKE_S", 0.0)
-    monkeypatch.setattr(Chooser, "speed", lambda *size: 1e-6)  # so slow that products are all there is
     return found
 
 

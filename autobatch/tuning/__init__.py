@@ -1,15 +1,13 @@
 """Choices that change how long a mini-batch takes and not what it computes, measured on the mini-batches themselves.
 
 variant    what can be chosen, and how choices are written down and read
-costs      a small model of time, which says what is worth trying
 trial      variants in turn on whole mini-batches; and a watch over threads that were chosen
-store      decisions and measurements in the user's cache
+store      decisions in the user's cache
 tuner      all of it for one function: what `ab.batched(threads="auto")` and `tune="auto"` use
 """
 
-from autobatch.tuning.costs import CostModel, Work
 from autobatch.tuning.trial import Trial, Watch
 from autobatch.tuning.tuner import Tuning, make_tuning
 from autobatch.tuning.variant import Variant
 
-__all__ = ["CostModel", "Trial", "Tuning", "Variant", "Watch", "Work", "make_tuning"]
+__all__ = ["Trial", "Tuning", "Variant", "Watch", "make_tuning"]

@@ -10,6 +10,7 @@ hopelessly slower is dropped after two.
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -70,34 +71,31 @@ class Trial:
     @property
     def winners(self) -> list[Variant]:
         """The variants that are clearly faster than the one in force, best first."""
-        return self._clear(WON)
+        return self._faster(WON)
 
     @property
     def chosen(self) -> Variant:
         """The clearly fastest, or the one in force."""
         return next(iter(self.winners), self.variants[0])
 
-    def _clear(self, won: float) -> list[Variant]:
-        """The variants with a lower median by the margin that won this share of the rounds."""
-        force, medians = self._seconds[self.variants[0]], self.medians
-        if not force:
-            return []
-        limit = (1 - MARGIN) * statistics.median(force)
-        clear = [v for v in self.variants if medians[v] < limit and self._rounds_won(v) >= math.ceil(won * len(force))]
-        return sorted(clear, key=medians.__getitem__)
+    def _faster(self, won: float) -> list[Variant]:
+        """List the variants with a lower median by the margin that won this share of the rounds."""
+        force, medians = self.variants[0], self.medians
+        rounds = self._seconds[force]
 
-    def _rounds_won(self, variant: Variant) -> int:
-        force = self._seconds[self.variants[0]]
-        return sum(mine < theirs for mine, theirs in zip(self._seconds[variant], force, strict=True))
+        def is_faster(variant: Variant) -> bool:
+            n_won = sum(map(operator.lt, self._seconds[variant], rounds))
+            return medians[variant] < (1 - MARGIN) * medians[force] and n_won >= math.ceil(won * len(rounds))
+
+        return sorted(filter(is_faster, self.variants), key=medians.__getitem__) if rounds else []
 
     def _end_round(self) -> None:
         """Drop what is hopeless, and begin the next round if there is to be one."""
         self._round += 1
-        force = self._seconds[self.variants[0]]
-        if len(force) >= 2:
-            limit = HOPELESS * statistics.median(force)
-            self.variants = [v for v in self.variants if v is self.variants[0] or min(self._seconds[v]) <= limit]
-        undecided = len(self._clear(0.0)) > len(self._clear(WON))
+        if self._round >= 2:
+            limit = HOPELESS * self.medians[self.variants[0]]
+            self.variants[1:] = [v for v in self.variants[1:] if min(self._seconds[v]) <= limit]
+        undecided = len(self._faster(0.0)) > len(self.winners)
         self.done = len(self.variants) < 2 or self._round == MOST_ROUNDS or (self._round == ROUNDS and not undecided)
         first = self._round % len(self.variants)
         self._turns = self.variants[first:] + self.variants[:first]
@@ -124,7 +122,7 @@ class Watch:
     @property
     def ratio(self) -> float:
         """The median of the last mini-batches over what one thread took."""
-        return statistics.median(self._recent) / self.one_s if self._recent else 0.0
+        return statistics.median(self._recent) / self.one_s
 
     def add(self, seconds: float) -> bool:
         """Take the time of a mini-batch, per node; tell whether one thread is better now."""
