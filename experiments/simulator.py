@@ -17,12 +17,14 @@ import numpy as np
 
 from autobatch.cli.results import format_table
 from autobatch.graph.dag import Dag, to_dag
+from autobatch.jit.arrays import IntArray
+from autobatch.jit.loops import compiled
 from autobatch.models.data.dataset import Dataset
 from autobatch.models.shapes import make_two_type_tree_graph
-from autobatch.policies.networks.fleet import step_at_random, step_by_score
-from autobatch.policies.rules.rules import LEARNED
+from autobatch.policies.rules.rules import LEARNED, Weights, highest_score
 from autobatch.schedule import simulator
-from autobatch.schedule.chains import start_chains
+from autobatch.schedule.chains import Chains, follow, restart_chains, start_chains
+from autobatch.schedule.simulator import Simulator, restart, step
 from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run, take_turns
 
 TARGET_NODES_PER_S, TARGET_RATIO = 20_000_000, 100
@@ -128,7 +130,7 @@ def make_ways(dags: Sequence[Dag], config: Config) -> tuple[dict[str, Callable[[
     return {way: lambda way=way, call=call: ran[way].append(call()) for way, call in calls.items()}, ran  # type: ignore[misc]
 
 
-def step_plain(sim: simulator.Simulator, dag: Dag, n_steps: int, rng: np.random.Generator) -> int:
+def step_plain(sim: Simulator, dag: Dag, n_steps: int, rng: np.random.Generator) -> int:
     """Do what `step_at_random` does, with nothing compiled."""
     n_graphs, n_nodes = sim.n_batches.size, 0
     n_types = sim.head.size // n_graphs
@@ -137,10 +139,62 @@ def step_plain(sim: simulator.Simulator, dag: Dag, n_steps: int, rng: np.random.
         for _ in range(n_steps):
             kinds = np.flatnonzero(sim.head[mine] < sim.tail[mine])
             if kinds.size == 0:
-                simulator.restart.python(sim, dag, g)
+                restart.python(sim, dag, g)
                 kinds = np.flatnonzero(sim.head[mine] < sim.tail[mine])
-            n_nodes += simulator.step.python(sim, g * n_types + int(rng.choice(kinds))).size
+            n_nodes += step.python(sim, g * n_types + int(rng.choice(kinds))).size
     return n_nodes
+
+
+@compiled
+def step_at_random(sim: Simulator, dag: Dag, n_steps: int, rng: np.random.Generator) -> int:
+    """Take `n_steps` steps of every dag, each of a ready type drawn with equal chance; give the nodes that ran."""
+    n_graphs = sim.n_batches.size
+    n_types = sim.head.size // n_graphs
+    n_nodes = 0
+    for g in range(n_graphs):
+        for _ in range(n_steps):
+            kind = _any_ready(sim.head, sim.tail, g * n_types, (g + 1) * n_types, rng)
+            if kind < 0:
+                restart(sim, dag, g)
+                kind = _any_ready(sim.head, sim.tail, g * n_types, (g + 1) * n_types, rng)
+            if kind >= 0:
+                n_nodes += step(sim, kind).size
+    return n_nodes
+
+
+@compiled
+def step_by_score(sim: Simulator, chains: Chains, dag: Dag, n_steps: int, weights: Weights) -> int:
+    """Take `n_steps` steps of every dag, each of the type that `Score` names; give the nodes that ran."""
+    n_graphs = sim.n_batches.size
+    n_types = sim.head.size // n_graphs
+    n_nodes = 0
+    for g in range(n_graphs):
+        for _ in range(n_steps):
+            kind = highest_score(sim, chains, g * n_types, (g + 1) * n_types, weights)
+            if kind < 0:
+                restart(sim, dag, g)
+                restart_chains(chains, sim, g)
+                kind = highest_score(sim, chains, g * n_types, (g + 1) * n_types, weights)
+            if kind >= 0:
+                batch = step(sim, kind)
+                follow(chains, sim, batch)
+                n_nodes += batch.size
+    return n_nodes
+
+
+@compiled
+def _any_ready(head: IntArray, tail: IntArray, first: int, end: int, rng: np.random.Generator) -> int:
+    """Draw one of the ready types among `first` to `end`; -1 if there is none."""
+    n_ready = 0
+    for kind in range(first, end):
+        n_ready += head[kind] < tail[kind]
+    left = int(rng.random() * n_ready) if n_ready > 1 else 0
+    for kind in range(first, end):
+        if head[kind] < tail[kind]:
+            if left == 0:
+                return kind
+            left -= 1
+    return -1
 
 
 if __name__ == "__main__":

@@ -7,20 +7,13 @@ import pytest
 
 from autobatch.graph.dag import Dag, chains_ahead, to_dag
 from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES, describe
-from autobatch.policies.networks.fleet import (
-    Fleet,
-    advance,
-    make_fleet,
-    restart_dag,
-    step_at_random,
-    step_by_score,
-    step_each,
-)
-from autobatch.policies.rules.rules import LEARNED, Score
+from autobatch.policies.networks.fleet import Fleet, advance, make_fleet, restart_dag
+from autobatch.policies.rules.rules import LEARNED, Score, is_ready
 from autobatch.schedule.chains import start_chains
 from autobatch.schedule.restricted import start_restricted, unblock
 from autobatch.schedule.simulator import Simulator, stack, start, start_all, step
 from graphs import random_dag
+from simulator import step_at_random, step_by_score
 
 SEEDS = range(10)
 
@@ -58,19 +51,10 @@ def test_given_types_run_as_they_do_alone(seed: int) -> None:
     sim = start_all(dag, node_ptr)
     rng, done = np.random.default_rng(seed), 0
     for _ in range(12):
-        done += step_each(sim, rng.integers(-1, dags[0].n_types, size=(3, len(dags)), dtype=np.int32))
+        for kind in rng.permutation(sim.head.size)[: 2 * len(dags)]:
+            done += step(sim, kind).size if is_ready(sim, kind) else 0
         assert_as_alone(sim, dags)
     assert done == sum(int(sim.batch_end[p + k - 1]) - int(p) for p, k in zip(node_ptr, sim.n_batches, strict=False))
-
-
-def test_k_steps_in_one_call_are_k_calls_of_one() -> None:
-    dags = some_dags(3)
-    dag, node_ptr = stack(dags)
-    one, other = start_all(dag, node_ptr), start_all(dag, node_ptr)
-    choices = np.random.default_rng(0).integers(0, 4, size=(20, len(dags)), dtype=np.int32)
-    n_nodes = step_each(one, choices)
-    assert sum(step_each(other, row[None]) for row in choices) == n_nodes
-    assert [history(one, g) for g in range(5)] == [history(other, g) for g in range(5)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
