@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.graph.words import sections
 from autobatch.ir.flows import FlowArrays
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
@@ -43,34 +44,27 @@ class Marks:
             self._wanted[slot] = True
         marks = self._memory[: graph.n_nodes]
         self.nodes, self.outputs = marks[:, 0], marks[:, 1:]
-        self.is_whole = bool(
-            _mark(
-                self.nodes, self.outputs, self._wanted, graph.out_node, graph.out_port, graph.out_slot, graph.type_id,
-                graph.edge_ptr, graph.edge_src, graph.edge_out, graph.edge_in, flows,
-            )
-        )  # fmt: skip
+        self.is_whole = bool(_mark(graph.words, flows, self._wanted, self.nodes, self.outputs))
 
 
 @compiled
-def _mark(
-    nodes: Array, outputs: Array, wanted: Array, out_node: IntArray, out_port: IntArray, out_slot: IntArray,
-    type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, edge_out: IntArray, edge_in: IntArray, flows: FlowArrays,
-) -> bool:  # fmt: skip
+def _mark(words: IntArray, flows: FlowArrays, wanted: Array, nodes: Array, outputs: Array) -> bool:
     """Mark wanted outputs and all that these read where gradients flow, last node first; say whether that is all."""
+    graph = sections(words)
     outputs[:] = False
-    for k in range(out_node.size):
-        if wanted[out_slot[k]]:
-            outputs[out_node[k], out_port[k]] = True
+    for k in range(graph.out_node.size):
+        if wanted[graph.out_slot[k]]:
+            outputs[graph.out_node[k], graph.out_port[k]] = True
     is_whole = True
     for node in range(nodes.size - 1, -1, -1):
-        kind = type_id[node]
+        kind = graph.type_id[node]
         nodes[node] = False
         for output in range(flows.n_outputs[kind]):
             if outputs[node, output]:
                 nodes[node] = True
                 first = flows.flow_ptr[kind] + output * flows.n_ports[kind]
-                for e in range(edge_ptr[node], edge_ptr[node + 1]):
-                    if flows.flow[first + edge_in[e]]:
-                        outputs[edge_src[e], edge_out[e]] = True
+                for e in range(graph.edge_ptr[node], graph.edge_ptr[node + 1]):
+                    if flows.flow[first + graph.edge_in[e]]:
+                        outputs[graph.edge_src[e], graph.edge_out[e]] = True
         is_whole &= nodes[node]
     return is_whole
