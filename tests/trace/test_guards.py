@@ -128,7 +128,7 @@ def test_a_number_that_did_not_change_stays_a_constant() -> None:
     check(model, loss, XS)
     model.beta = 4.0
     check(model, loss, XS)
-    program = next(kind.program for kind in loss._recorder.types.types if kind.name == "cell")
+    program = next(kind.program for kind in loss.recorder.types.types if kind.name == "cell")
     assert str(program).count("constant 3.0") == 1
     assert "constant 4.0" not in str(program)
 
