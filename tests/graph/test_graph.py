@@ -14,6 +14,7 @@ from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.graph_check import check_graph
 from counting import count_lines, plain_loops
 from graphs import CELL, IDENTITY, LETTERS, SWAP, TOYS, WORD, chain, random_batch, random_dag, random_toys, same_graph
+from ways import each
 
 SEEDS = range(20)
 
@@ -74,8 +75,8 @@ class TestMakeGraph:
         with pytest.raises(GraphError, match=r"cycle 1 \('b'\) -> 1 \('b'\)"):
             make_graph(LETTERS, [0, 1], [(1, 1)])
 
-    @pytest.mark.parametrize(
-        ("type_id", "edges", "outputs", "message"),
+    @each(
+        "type_id, edges, outputs, message",
         [
             ([0, 4], [], [], "type: 4 does not exist; there are 4, numbered from 0 on"),
             ([-1], [], [], "type: -1 does not exist"),
@@ -103,7 +104,7 @@ class TestMakeGraph:
 
 
 class TestMerge:
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_merging_adds_offsets(self, seed: int) -> None:
         graphs = [random_toys(seed + 100 * i) for i in range(seed % 4 + 1)]
         merged = merge_graphs(graphs)
@@ -112,12 +113,12 @@ class TestMerge:
         assert merged.floats.tolist() == [value for graph in graphs for value in graph.floats]
         assert merged.structures == (None,) * len(graphs)
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_merging_in_steps_is_merging_at_once(self, seed: int) -> None:
         a, b, c = (random_toys(seed + 100 * i) for i in range(3))
         assert same_graph(merge_graphs([a, merge_graphs([b, c])]), merge_graphs([a, b, c]))
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_splitting_undoes_merging(self, seed: int) -> None:
         graphs = [random_toys(seed + 100 * i) for i in range(seed % 5)]
         parts = split_graph(merge_graphs(graphs, TOYS))
@@ -188,7 +189,7 @@ class TestRanges:
             "map unknown ids to one in that range, or enlarge what they index."
         )
 
-    @pytest.mark.parametrize("value", [-1, 100, 2**31 - 1, -(2**31)])
+    @each("value", [-1, 100, 2**31 - 1, -(2**31)])
     def test_both_ends_are_checked(self, value: int) -> None:
         with pytest.raises(DataError, match=f"node 0 \\('word'\\) gives {value} as argument 0 of cell 'word'"):
             check_ranges(make_graph(TOYS, [WORD], [], attr=[value]))
@@ -200,8 +201,8 @@ class TestRanges:
 
 
 class TestCheckGraph:
-    @pytest.mark.parametrize(
-        ("section", "index", "value", "message"),
+    @each(
+        "section, index, value, message",
         [
             ("instance_ptr", 1, 99, "instance_ptr is .* must rise from 0 to 8"),
             ("output_ptr", 0, 1, "output_ptr is .* must rise from 0 to 2"),
@@ -223,9 +224,7 @@ class TestCheckGraph:
         with pytest.raises(GraphError, match=message):
             check_graph(graph)
 
-    @pytest.mark.parametrize(
-        ("kinds", "edges", "message"),
-        [
+    @each("kinds, edges, message", [
             ([WORD, CELL], [(0, 1), (0, 1, 0, 2)], r"edge_in\[1\] is 2, but must lie in 0..1"),
             ([WORD, WORD], [(0, 1)], r"edge_in\[0\] is 0, but must lie in 0..-1"),
             ([WORD, SWAP], [(0, 1, 0, 1)], r"node 1 \('swap'\) reads nothing by port 0, which takes a value"),
@@ -234,8 +233,7 @@ class TestCheckGraph:
                 [WORD, SWAP, IDENTITY], [(0, 1), (0, 1, 0, 1), (1, 2), (0, 2), (1, 2, 2)],
                 r"port 0 of node 2 \('identity'\) adds up outputs 0 and 2 of nodes of type 'swap', but the values of",
             ),
-        ],
-    )  # fmt: skip
+        ])  # fmt: skip
     def test_ports_are_those_of_the_type(self, kinds: list[int], edges: list[tuple[int, ...]], message: str) -> None:
         attr = [0] * (kinds.count(WORD) + 2 * kinds.count(CELL))
         with pytest.raises(GraphError, match=message):
@@ -290,7 +288,7 @@ class TestPrinting:
         assert len(lines) == 61
         assert lines[-1] == "  ..."
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_every_graph_prints(self, seed: int) -> None:
         assert str(random_batch(seed)).startswith("Graph(instances=")
 
