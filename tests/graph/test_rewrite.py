@@ -16,6 +16,7 @@ from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite.passes import PASSES, Rewrites, rewrite
 from counting import count_lines, plain_loops
 from graphs import ADD, ADD_WIDE, CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, random_batch, random_toys, same_graph
+from ways import each
 
 SEEDS = range(30)
 Value = tuple[object, ...]
@@ -64,7 +65,7 @@ def small_toys(seed: int) -> Graph:
     return merge_graphs([random_toys(seed, n_nodes=14), random_toys(seed + 1000, n_nodes=14)])
 
 
-@pytest.mark.parametrize("passes", [p for n in range(6) for p in combinations(PASSES, n)], ids="+".join)
+@each("passes", [p for n in range(6) for p in combinations(PASSES, n)])
 @pytest.mark.parametrize("seed", range(15))
 def test_no_pass_changes_what_is_computed(seed: int, passes: tuple[str, ...]) -> None:
     graph = small_toys(seed)
@@ -77,7 +78,7 @@ def test_no_pass_changes_what_is_computed(seed: int, passes: tuple[str, ...]) ->
     assert result.structures == graph.structures
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_nothing_is_left_to_do(seed: int) -> None:
     graph = merge_graphs([random_toys(seed), random_toys(seed + 1000)])
     result, _ = rewrite(graph)
@@ -100,7 +101,7 @@ def test_nothing_is_left_to_do(seed: int) -> None:
     assert done == Rewrites()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_the_report_counts_every_node_that_went(seed: int) -> None:
     graph = small_toys(seed)
     result, done = rewrite(graph)
@@ -257,7 +258,7 @@ def test_a_graph_from_which_nothing_is_asked_is_kept() -> None:
     assert rewrite(graph)[0] is graph
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_types_that_rule_a_pass_out_give_the_same_graph(seed: int) -> None:
     graph = random_batch(seed)
     result, done = rewrite(graph, ("forward", "sums"))
@@ -310,7 +311,7 @@ def test_a_comb_of_sums_costs_the_same_per_node() -> None:
     assert count_lines(rewrite, comb(500)) < 10.5 * count_lines(rewrite, comb(50))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_plain_loops_do_the_same(seed: int) -> None:
     graph = small_toys(seed)
     compiled, done = rewrite(graph)
