@@ -18,6 +18,7 @@ from autobatch.runtime.interpreter.reference import Reference
 from counting import count_lines, plain_loops
 from graphs import CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, ToyTypes, chain, random_toys
 from twin_cases import CASES, Case
+from ways import each
 
 SEEDS = range(40)
 TO_UNSHARED = 1e-12
@@ -79,8 +80,8 @@ def check_shared(graph: Graph, result: Graph, types: ToyTypes) -> int:
     return graph.n_nodes - len(kept)
 
 
-@pytest.mark.parametrize("types", [TOYS, RANDOM_TOYS], ids=["plain", "some random"])
-@pytest.mark.parametrize("seed", SEEDS)
+@each("types", [TOYS, RANDOM_TOYS])
+@each("seed", SEEDS)
 def test_the_first_of_equal_nodes_stays(seed: int, types: ToyTypes) -> None:
     graph = draw_batch(seed, types=types)
     before = graph.words.copy()
@@ -91,7 +92,7 @@ def test_the_first_of_equal_nodes_stays(seed: int, types: ToyTypes) -> None:
     assert rewrite(result, ("share",))[0] is result
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_all_passes_share_what_the_others_leave(seed: int) -> None:
     graph = draw_batch(seed)
     others, done = rewrite(graph, [name for name in PASSES if name != "share"])
@@ -99,7 +100,7 @@ def test_all_passes_share_what_the_others_leave(seed: int) -> None:
     assert all_done == replace(done, shared=check_shared(others, result, TOYS))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_equal_hashes_are_not_enough(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All hashes are 0, so that every node is compared with every kind of node before it."""
     graph = draw_batch(seed)
@@ -109,7 +110,7 @@ def test_equal_hashes_are_not_enough(seed: int, monkeypatch: pytest.MonkeyPatch)
     assert done.shared == check_shared(graph, result, TOYS) > 0
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_plain_loops_do_the_same(seed: int) -> None:
     graph = draw_batch(seed)
     compiled, done = rewrite(graph, "all")
@@ -180,7 +181,7 @@ def test_a_random_node_is_shared_by_nobody() -> None:
     assert result.out_node.tolist() == [2, 2, 4, 4]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_nothing_is_shared_unasked(seed: int) -> None:
     graph = draw_batch(seed)
     assert rewrite(graph)[1].shared == rewrite(graph, DEFAULT)[1].shared == 0
@@ -217,7 +218,7 @@ def relative(found: Any, expected: Any) -> float:
     return float(np.max(np.abs(found - expected), initial=0.0) / np.max(np.abs(expected), initial=1e-300))
 
 
-@pytest.mark.parametrize("policy", ["unbatched", "depth", "agenda"])
+@each("policy", ["unbatched", "depth", "agenda"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_losses_and_gradients_are_those_without_sharing(case: Case, policy: str) -> None:
     """Some instances come twice, with weights of their own."""
