@@ -24,6 +24,7 @@ from autobatch.trace.record import Recorder
 from counting import count_lines, plain_loops
 from graphs import ToyType, ToyTypes, chain, same_graph
 from twin_cases import CASES, Case
+from ways import each
 
 SEEDS = range(60)
 UNFOLDED = tuple(name for name in DEFAULT if name != "fold")
@@ -149,7 +150,7 @@ def values_of(graph: Graph) -> list[int]:
     return [values[int(n), int(o)] for n, o in zip(graph.out_node, graph.out_port, strict=True)]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_the_sums_go_that_may_go(seed: int) -> None:
     graph = draw_graph(seed)
     before = graph.words.copy()
@@ -194,7 +195,7 @@ def test_every_condition_decides_somewhere() -> None:
     assert {reason for reason, n in reasons.items() if n >= 5} == expected
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_all_passes_together_change_no_value(seed: int) -> None:
     graph = draw_graph(seed)
     result, done = rewrite(graph, "all")
@@ -251,7 +252,7 @@ REFUSED: dict[str, tuple[list[int], list[tuple[int, ...]], list[int]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each("name", REFUSED)
 def test_a_sum_stays(name: str) -> None:
     graph = make_toys(*REFUSED[name])
     assert rewrite(graph, ("fold",))[0] is graph
@@ -308,7 +309,7 @@ def test_types_without_sums_give_the_same_graph() -> None:
     assert rewrite(empty, ("fold",))[0] is empty
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_plain_loops_do_the_same(seed: int) -> None:
     graph = draw_graph(seed)
     compiled, done = rewrite(graph, ("fold",))
@@ -337,7 +338,7 @@ def test_lattices_need_a_third_fewer_batches() -> None:
 
 
 @pytest.mark.usefixtures("_checked")
-@pytest.mark.parametrize("policy", ["unbatched", "depth", "agenda"])
+@each("policy", ["unbatched", "depth", "agenda"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_folding_changes_no_result_and_no_gradient(case: Case, policy: str) -> None:
     model, instances = case.draw(seed=5, n_instances=12, dim=4)
