@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pytest
 
 from autobatch.graph.dag import Dag, chains_ahead, depths, reverse, reverse_edges, to_dag
 from autobatch.schedule.chains import Chains, follow, is_critical, own_share, restart_chains, start_chains
@@ -14,6 +13,7 @@ from autobatch.schedule.schedule import Schedule, chain_lengths
 from autobatch.schedule.schedule_check import check_schedule
 from autobatch.schedule.simulator import Simulator, finish, is_done, restart, stack, start, start_all, step
 from graphs import random_batch, random_dag
+from ways import each
 
 SEEDS = range(20)
 
@@ -48,7 +48,7 @@ def random_steps(dag: Dag, sim: Simulator, seed: int) -> Iterator[np.ndarray]:
 
 
 class TestDag:
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_readers_are_the_edges_reversed(self, seed: int) -> None:
         graph = random_batch(seed)
         ptr, reader = reverse_edges(graph.edge_ptr, graph.edge_src)
@@ -56,7 +56,7 @@ class TestDag:
             expected = [n for n in range(graph.n_nodes) for source in graph.inputs_of(n) if source == node]
             assert reader[ptr[node] : ptr[node + 1]].tolist() == expected
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_depths_are_those_of_the_longest_paths(self, seed: int) -> None:
         graph = random_batch(seed)
         expected: list[int] = []
@@ -64,19 +64,19 @@ class TestDag:
             expected.append(max((expected[source] + 1 for source in graph.inputs_of(node)), default=0))
         assert depths(graph.edge_ptr, graph.edge_src).tolist() == expected
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_the_reverse_turns_every_edge_round(self, seed: int) -> None:
         dag = to_dag(random_batch(seed))
         turned, last = reverse(dag), dag.type_id.size - 1
         assert sorted(edges(turned)) == sorted((last - reader, last - source) for source, reader in edges(dag))
         assert turned.type_id.tolist() == dag.type_id.tolist()[::-1]
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_chains_ahead(self, seed: int) -> None:
         dag = to_dag(random_dag(seed, n_nodes=8))
         assert chains_ahead(dag).tolist() == [most_ahead(dag, node) for node in range(8)]
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_the_chain_bound_is_the_same_from_both_ends(self, seed: int) -> None:
         graph = random_batch(seed)
         for dag in (to_dag(graph), reverse(to_dag(graph))):
@@ -84,7 +84,7 @@ class TestDag:
 
 
 class TestSimulator:
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_a_step_runs_all_that_is_ready_of_a_type(self, seed: int) -> None:
         graph = random_batch(seed)
         rng = np.random.default_rng(seed)
@@ -103,7 +103,7 @@ class TestSimulator:
             in_rows = sim.queue[sim.segment[kind] : sim.segment[kind + 1]].tolist()
             assert in_rows == [node for other, nodes in schedule for node in nodes if other == kind]
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_chains_follow_the_definition(self, seed: int) -> None:
         dag = to_dag(random_dag(seed, n_nodes=10))
         ahead = np.array([most_ahead(dag, node) for node in range(10)])
@@ -115,7 +115,7 @@ class TestSimulator:
             check_chains(sim, chains, ahead)
         assert not chains.most.any()
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_a_critical_type_lowers_the_bound_by_one_and_no_other_does(self, seed: int) -> None:
         dag = to_dag(random_batch(seed))
         sim = start(dag)
@@ -127,7 +127,7 @@ class TestSimulator:
             follow(chains, sim, step(sim, kind))
             assert chains.most.sum() == expected
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_restricted_frontiers_follow_the_definition(self, seed: int) -> None:
         dag = to_dag(random_dag(seed, n_nodes=14))
         before = [{int(s) for s in dag.edge_src[dag.edge_ptr[n] : dag.edge_ptr[n + 1]]} for n in range(14)]
@@ -145,7 +145,7 @@ class TestSimulator:
             unblock(restricted, sim, batch)
             assert restricted.frontier.tolist() == [frontier(kind) for kind in range(dag.n_types)]
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_stacked_dags_run_as_each_alone(self, seed: int) -> None:
         """Random choices in six dags, each in its own simulation and all in one; one is started over half-way."""
         rng = np.random.default_rng(seed)
