@@ -14,6 +14,7 @@ from autobatch.schedule.schedule_check import check_schedule
 from autobatch.system.trust import trusted
 from counting import count_lines, plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree
+from ways import each
 
 SEEDS = range(20)
 
@@ -165,7 +166,7 @@ class TestCheckSchedule:
 
 
 class TestMinBatches:
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_chain_lengths_are_those_of_the_longest_paths(self, seed: int) -> None:
         graph = random_dag(seed, n_nodes=12)
         paths = [path for node in range(graph.n_nodes) for path in paths_from(graph, node)]
@@ -173,7 +174,7 @@ class TestMinBatches:
         assert chain_lengths(graph).tolist() == expected
         assert min_batches(graph) == sum(expected)
 
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_no_schedule_goes_below(self, seed: int) -> None:
         graph = random_dag(seed, n_nodes=10)
         assert min_batches(graph) <= fewest_batches(graph)
@@ -205,7 +206,7 @@ class TestMinBatches:
 
 
 class TestFrontierPolicy:
-    @pytest.mark.parametrize("seed", SEEDS)
+    @each("seed", SEEDS)
     def test_every_choice_runs_what_is_ready(self, seed: int) -> None:
         graph, policy = random_batch(seed), Alternating()
         schedule = make_schedule(graph, policy)
