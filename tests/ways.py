@@ -19,6 +19,7 @@ def each(names: str, ways: Iterable[Any]) -> Callable[[Callable[..., None]], Cal
         ways: a value each, or as many values as there are names.
     """
     keys, all_ways = names.split(", "), list(ways)
+    assert not any(hasattr(way, "marks") for way in all_ways), "marks are of cases: use pytest.mark.parametrize"
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @wraps(test)
