@@ -18,6 +18,7 @@ from autobatch.ir.program import NODE, SHARED, CellProgram, Constant, Incoming, 
 from autobatch.ir.program_check import check_cell, check_values
 from autobatch.trace.tracer import Tracer
 from op_cases import CASES, Case
+from ways import each
 
 RNG = np.random.default_rng(0)
 E, W, GAIN = ab.Parameter(np.zeros((5, 4))), ab.Parameter(np.zeros((2, 4))), ab.Parameter(np.ones(4))
@@ -25,7 +26,7 @@ NAMES = {id(E): "embedding", id(W): "weight", id(GAIN): "gain"}
 VECTOR, INT, FLOAT = Key("value", (4,)), Key("int", ()), Key("float", ())
 
 
-def each(*elements: Key) -> Key:
+def list_of(*elements: Key) -> Key:
     """A list of any length, of values or of tuples of values."""
     return Key("each", None, elements if len(elements) == 1 else (Key("tuple", None, elements),))
 
@@ -52,8 +53,8 @@ def merge_program() -> CellProgram:
         merge,
         state=Key("tuple", None, (VECTOR, VECTOR)),
         word=INT,
-        others=each(VECTOR),
-        keys=each(VECTOR),
+        others=list_of(VECTOR),
+        keys=list_of(VECTOR),
         rate=FLOAT,
         ids=Key("int", (3,)),
     )
@@ -120,8 +121,8 @@ def test_what_is_computed_from_parameters_alone_has_one_row() -> None:
     assert [program.vars[o].domain for o in program.outputs] == [SHARED, NODE]
 
 
-@pytest.mark.parametrize("role", ["value", "parameter"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("role", ["value", "parameter"])
+@each("case", CASES)
 def test_every_traced_program_passes_the_check(case: Case, role: str) -> None:
     floats, _ = case.arguments(RNG)
     n_floats = len(floats) if role == "value" else 0
@@ -132,7 +133,7 @@ def test_every_traced_program_passes_the_check(case: Case, role: str) -> None:
     check_values("backward", differentiate(program).vars, program.ties)
 
 
-@pytest.mark.parametrize(
+@each(
     "form",
     [
         lambda xs, q: ab.sum_n(xs) * ab.max_n(xs),
@@ -142,14 +143,14 @@ def test_every_traced_program_passes_the_check(case: Case, role: str) -> None:
     ],
 )
 def test_every_variadic_program_passes_the_check(form: Any) -> None:
-    program = trace(form, each(VECTOR), VECTOR)
+    program = trace(form, list_of(VECTOR), VECTOR)
     check_cell(program)
     check_values("backward", differentiate(program).vars, program.ties)
 
 
 def test_two_lists_are_tied() -> None:
     program = trace(
-        lambda q, keys, values: ab.attend(q, keys, values), VECTOR, each(VECTOR), each(Key("value", (2, 3)))
+        lambda q, keys, values: ab.attend(q, keys, values), VECTOR, list_of(VECTOR), list_of(Key("value", (2, 3)))
     )
     check_cell(program)
     check_values("backward", differentiate(program).vars, program.ties)
@@ -274,7 +275,7 @@ def constant(program: CellProgram) -> int:
     return next(i for i, v in enumerate(program.vars) if getattr(v.source, "data", None) == 0.5)
 
 
-@pytest.mark.parametrize(("name", "break_it", "text"), BREAKS, ids=[name for name, *_ in BREAKS])
+@each("name, break_it, text", BREAKS)
 def test_the_check_names_the_line_that_is_broken(name: str, break_it: Any, text: str) -> None:
     program = merge_program()
     check_cell(program)
@@ -301,8 +302,8 @@ def leak(given: Any) -> Any:
     return given["x"]
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
+@each(
+    "body, text",
     [
         (lambda x: x + LEAKED[0], "uses a value traced in other; pass it as an argument"),
         (lambda x: None, "returns None; a cell returns at least one value"),
