@@ -34,6 +34,7 @@ from careless import make_careless
 from program_runs import Results, compute, draw_parameters, draw_rows, run_derivative, run_program
 from random_cells import State
 from random_programs import draw_instances, draw_model
+from ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 5e-324, -2.5e-308, 1.5e308, 0.1]
@@ -101,7 +102,7 @@ KEPT_CELLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SIMPLER_CELLS)
+@each("name", SIMPLER_CELLS)
 def test_what_goes(name: str) -> None:
     body, expected = SIMPLER_CELLS[name]
     program = trace(body, x=(3,))
@@ -112,7 +113,7 @@ def test_what_goes(name: str) -> None:
     compare_bits(program, simple)
 
 
-@pytest.mark.parametrize("name", KEPT_CELLS)
+@each("name", KEPT_CELLS)
 def test_what_stays(name: str) -> None:
     body, expected = KEPT_CELLS[name]
     program = trace(body, x=(3,))
@@ -199,7 +200,7 @@ def draw_programs(seed: int) -> list[CellProgram]:
     return [node_type.program for node_type in loss.recorder.types.types]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@each("seed", range(12))
 def test_random_cells_keep_their_bits(seed: int) -> None:
     """As drawn, and with superfluous instructions, which all go again."""
     rng = np.random.default_rng(seed)
@@ -223,7 +224,7 @@ def test_random_cells_keep_their_bits(seed: int) -> None:
     assert n_left < 0.8 * n_written
 
 
-@pytest.mark.parametrize("seed", range(12))
+@each("seed", range(12))
 def test_derivatives_keep_their_bits(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n_before = n_after = 0
@@ -242,8 +243,8 @@ def test_derivatives_keep_their_bits(seed: int) -> None:
     assert n_after < n_before
 
 
-@pytest.mark.parametrize("backend", [Reference, lambda poison: Cpu(poison, jitted=False)], ids=["reference", "cpu"])
-@pytest.mark.parametrize("seed", range(8))
+@each("backend", [Reference, lambda poison: Cpu(poison, jitted=False)])
+@each("seed", range(8))
 def test_mini_batches_agree(seed: int, backend: Any) -> None:
     """Losses, other results and gradients, with and without simplification."""
     rng = np.random.default_rng(100 + seed)
