@@ -17,6 +17,7 @@ from autobatch.ir.derivative import Derivative
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import Instruction
 from autobatch.runtime.interpreter.reference import Reference
+from ways import each
 
 TOLERANCE = 1e-10
 
@@ -134,8 +135,8 @@ BODIES: tuple[tuple[str, Callable[..., Any]], ...] = (
 )
 
 
-@pytest.mark.parametrize("rewrites", [PASSES, ()], ids=["rewritten", "as recorded"])
-@pytest.mark.parametrize(("name", "body"), BODIES, ids=[name for name, _ in BODIES])
+@each("rewrites", [PASSES, ()])
+@each("name, body", BODIES)
 def test_one_cell(name: str, body: Any, rewrites: Any) -> None:
     """Chains of the cell, so that it runs in several batches, each value read twice."""
     weights = Weights()
@@ -187,8 +188,8 @@ STRUCTURES: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
 )
 
 
-@pytest.mark.parametrize("rewrites", [PASSES, ()], ids=["rewritten", "as recorded"])
-@pytest.mark.parametrize(("name", "body", "read"), STRUCTURES, ids=[name for name, *_ in STRUCTURES])
+@each("rewrites", [PASSES, ()])
+@each("name, body, read", STRUCTURES)
 def test_what_cells_return(name: str, body: Any, read: Any, rewrites: Any) -> None:
     weights = Weights()
     inner = ab.cell(lambda x, i: body(Lib(weights), x, i))
@@ -340,8 +341,8 @@ def ops_in(derivative: Derivative, stage: tuple[int, ...]) -> list[str]:
     return [source.op.name for source in sources if isinstance(source, Instruction)]
 
 
-@pytest.mark.parametrize(
-    ("body", "weights", "n_saved"),
+@each(
+    "body, weights, n_saved",
     [
         (lambda x: WEIGHTS.W @ x, ["row_sum_outer"], 1),
         (lambda x: ab.affine(WEIGHTS.W, x, WEIGHTS.b), ["row_sum_outer", "row_sum"], 1),
@@ -371,7 +372,7 @@ def test_a_table_that_is_only_looked_up_has_no_array_for_a_gradient() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         lambda i: ab.lookup(2.0 * WEIGHTS.E, i),
