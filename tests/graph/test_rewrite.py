@@ -18,7 +18,7 @@ from counting import count_lines, plain_loops
 from graphs import ADD, ADD_WIDE, CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, random_batch, random_toys, same_graph
 from ways import each
 
-SEEDS = range(30)
+SEEDS = range(20)
 Value = tuple[object, ...]
 
 
