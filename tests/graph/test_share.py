@@ -20,7 +20,7 @@ from graphs import CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, ToyTypes, chain, ran
 from twin_cases import CASES, Case
 from ways import each
 
-SEEDS = range(40)
+SEEDS = range(20)
 TO_UNSHARED = 1e-12
 RANDOM_TOYS = ToyTypes(tuple(replace(kind, random=kind.name in ("cell", "identity")) for kind in TOYS.types))
 SPECIAL = np.array([0.0, -0.0, np.nan, -np.nan, 1.0, -1.0])
