@@ -22,6 +22,7 @@ from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import min_batches
 from autobatch.trace.record import Recorder
 from counting import count_lines, plain_loops
+from datasets import SMALL, real
 from graphs import ToyType, ToyTypes, chain, same_graph
 from twin_cases import CASES, Case
 from ways import each
@@ -30,7 +31,6 @@ SEEDS = range(20)
 UNFOLDED = tuple(name for name in DEFAULT if name != "fold")
 TABLE = np.random.default_rng(0).standard_normal((5, 3))
 PRIME = 2**31 - 1
-DATA = Path(__file__).parents[3] / "shared" / "data" / "lattice"
 TYPES = ToyTypes(
     (
         ToyType("word", n_ints=1),
@@ -324,17 +324,22 @@ def test_the_cost_per_node_does_not_grow() -> None:
     assert many < 10.5 * few
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="../shared/data/lattice is not there")
-def test_lattices_need_a_third_fewer_batches() -> None:
+@pytest.mark.parametrize(
+    ("folder", "folded_edges", "size", "batches"),
+    [(SMALL, (207, 1742), (1322, 2926), (53, 38)), real((760, 6772), (4702, 10900), (211, 152))],
+)
+def test_lattices_need_a_third_fewer_batches(
+    folder: Path, folded_edges: tuple[int, int], size: tuple[int, int], batches: tuple[int, int]
+) -> None:
     """The first state is two parameters here, hence two more than a count without them."""
-    data = load_lattices(str(DATA), np.random.default_rng(0))
+    data = load_lattices(str(folder / "lattice"), np.random.default_rng(0))
     model = LatticeLSTM(dim=2, rng=np.random.default_rng(0), **data.sizes)
     recorded = Recorder(model.loss, model).record(data.train[:32])
     kept, _ = rewrite(recorded, UNFOLDED)
     folded, done = rewrite(kept, ("fold",))
-    assert done == Rewrites(folded=760, folded_edges=6772)
-    assert (kept.n_nodes, kept.n_edges) == (4702, 10900)
-    assert (min_batches(kept), min_batches(folded)) == (211, 152)
+    assert done == Rewrites(folded=folded_edges[0], folded_edges=folded_edges[1])
+    assert (kept.n_nodes, kept.n_edges) == size
+    assert (min_batches(kept), min_batches(folded)) == batches
 
 
 @pytest.mark.usefixtures("_checked")
