@@ -19,10 +19,8 @@ from autobatch.models.data.listops import OPERATIONS, draw_trees
 from autobatch.models.data.sst import parse_tree, read_trees
 from autobatch.models.data.tree import Tree, escape, unescape
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
-
-SST = Path(__file__).parents[3] / "shared" / "data" / "sst"
-
-needs_sst = pytest.mark.skipif(not SST.exists(), reason="../shared/data/sst is not there")
+from datasets import SMALL, real
+from ways import each
 
 WORDS = st.text(st.characters(exclude_characters=" ()\n\r", exclude_categories=["Cs"]), min_size=1).filter(
     lambda word: unescape(word) == word
@@ -103,8 +101,8 @@ def test_a_tree_with_one_character_gone_reads_or_is_a_data_error(tree: Tree[str]
     tree_or_none(text[:gone] + text[gone + 1 :])
 
 
-@pytest.mark.parametrize(
-    ("text", "column", "expected", "found"),
+@each(
+    "text, column, expected, found",
     [
         ("", 1, "'(' to open a tree", "the end of the line"),
         ("good", 1, "'(' to open a tree", "'good'"),
@@ -181,12 +179,13 @@ def test_reading_needs_no_recursion() -> None:
     assert sum(1 for _ in Vocabulary([]).encode(tree).postorder()) == 2 * depth + 1
 
 
-@needs_sst
-def test_the_treebank_reads_and_prints_back() -> None:
-    trees = read_trees(SST / "train.txt")
-    assert [repr(tree) for tree in trees] == (SST / "train.txt").read_text(encoding="utf-8").rstrip("\n").split("\n")
+@pytest.mark.parametrize(("folder", "n_trees", "largest", "mean"), [(SMALL, 64, 109, 32), real(8550, 103, 37)])
+def test_a_treebank_reads_and_prints_back(folder: Path, n_trees: int, largest: int, mean: int) -> None:
+    path = folder / "sst" / "train.txt"
+    trees = read_trees(path)
+    assert [repr(tree) for tree in trees] == path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     sizes = [sum(1 for _ in tree.postorder()) for tree in trees]
-    assert (len(trees), max(sizes), round(statistics.mean(sizes))) == (8550, 103, 37)
+    assert (len(trees), max(sizes), round(statistics.mean(sizes))) == (n_trees, largest, mean)
 
 
 # --- vocabulary ---
