@@ -19,9 +19,7 @@ from autobatch.models.data.lines import read_lines
 from autobatch.models.data.sentence import Sentence, read_sentences
 from autobatch.models.data.sst import read_trees
 from counting import count_lines
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
+from datasets import SMALL, draw_files, real
 
 SENTENCES = """010|I-MISC is|O a|b|O ||O 8\u00a0m|O
  Founding|O  Kojima|I-PER
@@ -197,13 +195,19 @@ def test_a_malformed_sentence_is_named(path: Path, text: str, line: int, column:
     )
 
 
-@needs_data
-def test_wikiner_reads_and_prints_back() -> None:
-    sentences = read_sentences(DATA / "wikiner" / "train.txt")
-    text = (DATA / "wikiner" / "train.txt").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("folder", "n_train", "n_dev", "tags"),
+    [
+        (SMALL, 64, 8, {"O", *(f"{place}-{kind}" for place in "BI" for kind in ("LOC", "ORG", "PER"))}),
+        real(1400, 150, {"O", "I-LOC", "I-MISC", "I-ORG", "I-PER"}),
+    ],
+)
+def test_tagged_sentences_read_and_print_back(folder: Path, n_train: int, n_dev: int, tags: set[str]) -> None:
+    sentences = read_sentences(folder / "wikiner" / "train.txt")
+    text = (folder / "wikiner" / "train.txt").read_text(encoding="utf-8")
     assert [str(sentence) for sentence in sentences] == [line.strip(" ") for line in text.split("\n") if line]
-    assert (len(sentences), len(read_sentences(DATA / "wikiner" / "dev.txt"))) == (1400, 150)
-    assert {tag for sentence in sentences for tag in sentence.tags} == {"O", "I-LOC", "I-MISC", "I-ORG", "I-PER"}
+    assert (len(sentences), len(read_sentences(folder / "wikiner" / "dev.txt"))) == (n_train, n_dev)
+    assert {tag for sentence in sentences for tag in sentence.tags} == tags
 
 
 # --- lattices ---
@@ -253,14 +257,27 @@ def test_a_malformed_lattice_is_named(path: Path, text: str, line: int, column: 
     assert message.endswith(f", found {found}.")
 
 
-@needs_data
-def test_the_lattices_of_news_read_and_print_back() -> None:
-    lattices = read_lattices(DATA / "lattice" / "train.txt")
-    text = (DATA / "lattice" / "train.txt").read_text()
+@pytest.mark.parametrize(
+    ("folder", "n_train", "n_dev", "positions", "n_arcs_each", "of_characters"),
+    [(SMALL, 64, 8, 12, 18, 0.62), real(1147, 113, 44, 66, 0.65)],
+)
+def test_files_of_lattices_read_and_print_back(
+    folder: Path, n_train: int, n_dev: int, positions: int, n_arcs_each: int, of_characters: float
+) -> None:
+    lattices = read_lattices(folder / "lattice" / "train.txt")
+    text = (folder / "lattice" / "train.txt").read_text()
     assert "\n\n".join([str(len(lattices)), *map(str, lattices)]).split() == text.split()
-    assert (len(lattices), len(read_lattices(DATA / "lattice" / "dev.txt"))) == (1147, 113)
+    assert (len(lattices), len(read_lattices(folder / "lattice" / "dev.txt"))) == (n_train, n_dev)
     n_characters = sum(len(list(lattice.characters())) for lattice in lattices)
     n_arcs = sum(len(arcs) for lattice in lattices for arcs in lattice.arcs)
-    assert round(statistics.fmean(len(lattice.tags) for lattice in lattices)) == 44
-    assert round(n_arcs / len(lattices)) == 66
-    assert round(n_characters / n_arcs, 2) == 0.65
+    assert round(statistics.fmean(len(lattice.tags) for lattice in lattices)) == positions
+    assert round(n_arcs / len(lattices)) == n_arcs_each
+    assert round(n_characters / n_arcs, 2) == of_characters
+
+
+def test_the_small_files_are_what_the_generators_draw() -> None:
+    """And not edited by hand: `python tests/datasets.py` writes them."""
+    drawn = draw_files()
+    assert {str(path.relative_to(SMALL)) for path in SMALL.rglob("*.txt")} == set(drawn)
+    for name, text in drawn.items():
+        assert (SMALL / name).read_text(encoding="utf-8") == text, name
