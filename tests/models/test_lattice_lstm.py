@@ -13,9 +13,9 @@ from autobatch.models.data.dataset import load_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.lattice_lstm import SPEC, LatticeLSTM, count_correct
+from datasets import SMALL, real
 
 UNFOLDED = tuple(name for name in DEFAULT if name != "fold")
-LATTICES = Path(__file__).parents[3] / "shared" / "data" / "lattice"
 
 
 def test_a_lattice_with_no_position_to_tag_has_no_loss_and_no_scores() -> None:
@@ -42,25 +42,21 @@ def test_a_position_with_one_arc_is_no_sum() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.skipif(not LATTICES.exists(), reason="../shared/data/lattice is not there")
 @pytest.mark.parametrize(
-    ("rewrites", "policy", "batches", "bound"),
-    [
-        (UNFOLDED, "depth", 613, 209),
-        (UNFOLDED, "agenda", 443, 209),
-        (DEFAULT, "depth", 338, 150),
-        (DEFAULT, "agenda", 253, 150),
-    ],
+    ("folder", "unfolded", "folded"),
+    [(SMALL, (166, 108, 51), (91, 68, 36)), real((613, 443, 209), (338, 253, 150))],
 )
-def test_batches_of_real_lattices(rewrites: tuple[str, ...], policy: str, batches: int, bound: int) -> None:
+def test_batches_of_lattices(folder: Path, unfolded: tuple[int, ...], folded: tuple[int, ...]) -> None:
     """As counted elsewhere, without nodes for the first state, whose parameters, h and c, are a batch each."""
-    data = load_lattices(str(LATTICES), np.random.default_rng(0))
+    data = load_lattices(str(folder / "lattice"), np.random.default_rng(0))
     model = SPEC.build(data, 2, np.random.default_rng(0))
     assert isinstance(model, LatticeLSTM)
-    loss = ab.batched(model.loss, policy=policy, rewrites=rewrites)
-    loss(data.train[:32])
-    assert loss.last is not None
-    assert (loss.last.batches, loss.last.lower_bound) == (batches + 2, bound + 2)
+    for rewrites, (by_depth, by_agenda, bound) in ((UNFOLDED, unfolded), (DEFAULT, folded)):
+        for policy, batches in (("depth", by_depth), ("agenda", by_agenda)):
+            loss = ab.batched(model.loss, policy=policy, rewrites=rewrites)
+            loss(data.train[:32])
+            assert loss.last is not None
+            assert (loss.last.batches, loss.last.lower_bound) == (batches + 2, bound + 2), (policy, rewrites)
 
 
 def test_counting_right_tags() -> None:
