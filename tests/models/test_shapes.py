@@ -32,11 +32,9 @@ from autobatch.models.shapes import (
 )
 from autobatch.schedule.schedule import min_batches
 from autobatch.trace.record import Recorder
+from datasets import REAL, SMALL, needs_real, real
 from twin_cases import draw_lattices_case
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
-needs_lattices = pytest.mark.skipif(not (DATA / "lattice").exists(), reason="../shared/data/lattice is not there")
-needs_trees = pytest.mark.skipif(not (DATA / "sst").exists(), reason="../shared/data/sst is not there")
 LATTICE = Lattice([0, 1, 2, 1], [[], [(0, 1)], [(1, 2), (0, 3)], [(2, 3)]])
 
 
@@ -89,21 +87,27 @@ def test_shapes_are_graphs_of_any_mini_batch(name: str) -> None:
         assert again.words.tolist() == graph.words.tolist()
 
 
-@needs_lattices
 @pytest.mark.parametrize(
-    ("form", "nodes", "bound", "agenda"),
-    [("arity", 4607, 216, 511), ("variadic", 4607, 209, 434), ("folded", 3847, 150, 243)],
+    ("folder", "form", "nodes", "bound", "agenda"),
+    [
+        (SMALL, "arity", 1227, 54, 117),
+        (SMALL, "variadic", 1227, 51, 103),
+        (SMALL, "folded", 1020, 36, 62),
+        real("arity", 4607, 216, 511),
+        real("variadic", 4607, 209, 434),
+        real("folded", 3847, 150, 243),
+    ],
 )
-def test_lattices_are_as_counted_elsewhere(form: str, nodes: int, bound: int, agenda: int) -> None:
-    """That count has 32 nodes more: an output at the first position of each lattice, which is no part of the data."""
-    graph = make_lattice_graph(read_lattices(DATA / "lattice" / "train.txt")[:32], form)
+def test_lattices_are_as_counted_elsewhere(folder: Path, form: str, nodes: int, bound: int, agenda: int) -> None:
+    """That count, of the real ones, has 32 nodes more: an output at the first position of each, which is no data."""
+    graph = make_lattice_graph(read_lattices(folder / "lattice" / "train.txt")[:32], form)
     assert (graph.n_nodes, min_batches(graph), count_agenda(graph)) == (nodes, bound, agenda)
 
 
-@needs_trees
+@needs_real
 def test_trees_are_as_counted_elsewhere() -> None:
     """That count was of one drawing of the types, with bound 31 and agenda 64."""
-    trees = read_trees(DATA / "sst" / "train.txt")[:256]
+    trees = read_trees(REAL / "sst" / "train.txt")[:256]
     drawn = [make_two_type_tree_graph(trees, np.random.default_rng(seed)) for seed in range(10)]
     assert {graph.n_nodes for graph in drawn} == {30_061}
     counts = [(min_batches(graph), count_agenda(graph)) for graph in drawn]
