@@ -18,15 +18,13 @@ from autobatch.policies.search.bounds import Certificate, certify, chain_bound, 
 from autobatch.policies.search.exact import find_shortest
 from autobatch.policies.search.kernel import project
 from autobatch.schedule.schedule import min_batches
+from datasets import REAL, SMALL, needs_real, real
 from graphs import chain, random_batch, random_dag
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
 
-
-def lattice_dag(form: str) -> Dag:
+def lattice_dag(folder: Path, form: str) -> Dag:
     """The first 32 lattices of the training file."""
-    return to_dag(make_lattice_graph(read_lattices(DATA / "lattice" / "train.txt")[:32], form))
+    return to_dag(make_lattice_graph(read_lattices(folder / "lattice" / "train.txt")[:32], form))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -105,31 +103,39 @@ def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
         pair_bound(dag)
 
 
-@needs_data
-@pytest.mark.parametrize(("form", "chains", "better"), [("variadic", 209, 220), ("folded", 150, 150)])
-def test_lattices_are_proven(form: str, chains: int, better: int) -> None:
-    dag = lattice_dag(form)
+@pytest.mark.parametrize(
+    ("folder", "form", "chains", "better"),
+    [(SMALL, "variadic", 51, 56), (SMALL, "folded", 36, 36), real("variadic", 209, 220), real("folded", 150, 150)],
+)
+def test_lattices_are_proven(folder: Path, form: str, chains: int, better: int) -> None:
+    dag = lattice_dag(folder, form)
     bound = pair_bound(dag)
     assert (bound.chain, bound.value) == (chains, better)
     assert certify(dag, beam_search(dag, 256), bound.value).optimal
 
 
-@needs_data
+@needs_real
 @pytest.mark.slow
 def test_lattices_with_a_type_per_arity() -> None:
-    dag = lattice_dag("arity")
+    dag = lattice_dag(REAL, "arity")
     bound = pair_bound(dag)
     assert (bound.chain, bound.value) == (216, 228)
     assert certify(dag, beam_search(dag, 256), bound.value).cost <= 235
 
 
-@needs_data
-def test_two_type_trees_are_proven() -> None:
-    trees = read_trees(DATA / "sst" / "train.txt")[:256]
+@pytest.mark.parametrize(
+    ("folder", "bounds"),
+    [
+        (SMALL, [(28, 29), (31, 31), (26, 28), (25, 28), (27, 29)]),
+        real([(35, 37), (31, 36), (30, 35), (32, 35), (31, 35)]),
+    ],
+)
+def test_two_type_trees_are_proven(folder: Path, bounds: list[tuple[int, int]]) -> None:
+    trees = read_trees(folder / "sst" / "train.txt")[:256]
     values = []
     for seed in range(5):
         dag = to_dag(make_two_type_tree_graph(trees, np.random.default_rng(seed)))
         bound = pair_bound(dag, max_types=2)
         assert certify(dag, beam_search(dag), bound.value).optimal
         values.append((bound.chain, bound.value))
-    assert values == [(35, 37), (31, 36), (30, 35), (32, 35), (31, 35)]
+    assert values == bounds
