@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,26 +23,25 @@ from autobatch.policies.search.search import Search
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
+from datasets import REAL, SMALL, needs_real, real
 from graphs import chain, random_batch, random_dag, random_tree
 from supersequences import fewest_batches
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs the data in ../shared/data")
+from ways import each
 
 
 @cache
-def lattices(form: str) -> Graph:
-    return make_lattice_graph(list(islice(read_lattices(DATA / "lattice" / "train.txt"), 32)), form)
+def lattices(folder: Path, form: str) -> Graph:
+    return make_lattice_graph(read_lattices(folder / "lattice" / "train.txt")[:32], form)
 
 
 @cache
-def trees(seed: int | None) -> Graph:
-    items = list(islice(read_trees(DATA / "sst" / "train.txt"), 256))
+def trees(folder: Path, seed: int | None) -> Graph:
+    items = read_trees(folder / "sst" / "train.txt")[:256]
     return make_tree_graph(items) if seed is None else make_two_type_tree_graph(items, np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize("make", [random_batch, random_tree, lambda seed: random_dag(seed, n_nodes=40)])
-@pytest.mark.parametrize("seed", range(8))
+@each("make", [random_batch, random_tree, lambda seed: random_dag(seed, n_nodes=40)])
+@each("seed", range(8))
 def test_search_never_needs_more_than_the_best_rule(make: Callable[[int], Graph], seed: int) -> None:
     graph = make(seed)
     schedule = make_schedule(graph, Search(steps=60))
@@ -52,7 +50,7 @@ def test_search_never_needs_more_than_the_best_rule(make: Callable[[int], Graph]
     assert schedule.n_batches <= make_schedule(graph, policies.get("score+both+compact")).n_batches
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_search_finds_the_fewest_on_small_graphs(seed: int) -> None:
     graph = random_dag(seed, n_nodes=11)
     assert make_schedule(graph, Search(steps=600)).n_batches == fewest_batches(to_dag(graph))
@@ -83,7 +81,7 @@ def test_bad_arguments_are_refused() -> None:
         judge(graph, make_schedule(graph, policies.get("agenda")), "best")
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_a_judgement_holds_what_is_true(seed: int) -> None:
     """The optimum lies between the bounds and the compacted schedule."""
     graph = random_dag(seed, n_nodes=11)
@@ -94,35 +92,36 @@ def test_a_judgement_holds_what_is_true(seed: int) -> None:
     assert fewest <= pairs.compacted == chains.compacted <= schedule.n_batches
 
 
-@needs_data
 @pytest.mark.parametrize(
-    ("form", "bound", "fewest"), [("variadic", 220, 221), ("folded", 150, 150)], ids=["variadic", "folded"]
+    ("folder", "form", "bound", "fewest"),
+    [(SMALL, "variadic", 56, 56), (SMALL, "folded", 36, 36), real("variadic", 220, 221), real("folded", 150, 150)],
 )
-def test_lattices_are_near_or_at_the_bound(form: str, bound: int, fewest: int) -> None:
-    """The first 32 of the training file; with 60,000 steps the variadic form reaches its bound, 220."""
-    graph = lattices(form)
+def test_lattices_are_near_or_at_the_bound(folder: Path, form: str, bound: int, fewest: int) -> None:
+    """The first 32 of the training file; with 60,000 steps the variadic form of the real ones reaches its bound."""
+    graph = lattices(folder, form)
     schedule = make_schedule(graph, Search())
     assert schedule.n_batches == fewest
     assert judge(graph, schedule, "pairs").bound == bound
 
 
-@needs_data
+@needs_real
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "steps", "most"), [("arity", 200_000, 235), ("variadic", 60_000, 220)])
 def test_lattices_with_more_search(form: str, steps: int, most: int) -> None:
-    assert make_schedule(lattices(form), Search(steps)).n_batches <= most
+    assert make_schedule(lattices(REAL, form), Search(steps)).n_batches <= most
 
 
-@needs_data
+@pytest.mark.parametrize("folder", [SMALL, real()])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
-def test_two_type_trees_are_proven_optimal(seed: int) -> None:
-    """256 trees: search meets the better bound for every draw of the types."""
-    graph = trees(seed)
+def test_two_type_trees_are_proven_optimal(folder: Path, seed: int) -> None:
+    """At most 256 trees: search meets the better bound for every draw of the types."""
+    graph = trees(folder, seed)
     schedule = make_schedule(graph, Search())
     assert schedule.n_batches == pair_bound(to_dag(graph), known=schedule.batch_type).value
 
 
-@needs_data
-@pytest.mark.parametrize("policy", ["sufficient", "critical", "score", "agenda+compact", "search"])
-def test_plain_trees_are_at_the_bound(policy: str) -> None:
-    assert make_schedule(trees(None), policies.get(policy)).n_batches == min_batches(trees(None)) == 28
+@pytest.mark.parametrize(("folder", "fewest"), [(SMALL, 21), real(28)])
+@each("policy", ["sufficient", "critical", "score", "agenda+compact", "search"])
+def test_plain_trees_are_at_the_bound(folder: Path, fewest: int, policy: str) -> None:
+    graph = trees(folder, None)
+    assert make_schedule(graph, policies.get(policy)).n_batches == min_batches(graph) == fewest
