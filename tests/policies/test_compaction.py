@@ -19,6 +19,7 @@ from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines, plain_loops
 from graphs import chain, random_batch, random_dag, random_tree
 from supersequences import fewest_batches, finishes_paths, is_subsequence, random_sequence
+from ways import each
 
 SEEDS = range(40)
 GRAPHS: dict[str, Callable[[int], Graph]] = {"dag": random_dag, "tree": random_tree, "batch": random_batch}
@@ -38,8 +39,8 @@ def alternate(dag: Dag, sequence: IntArray) -> IntArray:
     return sequence
 
 
-@pytest.mark.parametrize("shape", GRAPHS)
-@pytest.mark.parametrize("seed", SEEDS)
+@each("shape", GRAPHS)
+@each("seed", SEEDS)
 def test_what_is_left_finishes_and_nothing_of_it_can_be_left_out(shape: str, seed: int) -> None:
     graph = GRAPHS[shape](seed)
     dag = to_dag(graph)
@@ -51,7 +52,7 @@ def test_what_is_left_finishes_and_nothing_of_it_can_be_left_out(shape: str, see
     assert short.size == to_schedule_at(dag, short, embed_late(dag, short)).n_batches
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_it_is_checked_on_paths_and_stays_above_the_fewest_batches(seed: int) -> None:
     dag = to_dag(random_dag(seed, n_nodes=seed % 11))
     short = compact(dag, random_sequence(dag, np.random.default_rng(seed), spare=0.5))
@@ -59,7 +60,7 @@ def test_it_is_checked_on_paths_and_stays_above_the_fewest_batches(seed: int) ->
     assert short.size >= fewest_batches(dag)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_a_position_can_be_dropped_when_no_node_is_bound_to_it(seed: int) -> None:
     dag = to_dag(random_batch(seed))
     sequence = random_sequence(dag, np.random.default_rng(seed), spare=0.3)
@@ -69,7 +70,7 @@ def test_a_position_can_be_dropped_when_no_node_is_bound_to_it(seed: int) -> Non
         assert finishes(dag, np.delete(sequence, k)) == (k not in bound)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_reversing_the_graph_reverses_the_sequence(seed: int) -> None:
     dag = to_dag(random_tree(seed))
     sequence = random_sequence(dag, np.random.default_rng(seed), spare=0.5)
@@ -100,7 +101,7 @@ def test_unknown_types_and_an_empty_graph_leave_nothing_superfluous() -> None:
     assert compact(to_dag(random_dag(0, n_nodes=0)), np.array([0, 1], np.int32)).tolist() == []
 
 
-@pytest.mark.parametrize("n", [1, 30])
+@each("n", [1, 30])
 def test_the_cost_per_node_does_not_grow(n: int) -> None:
     def lines(times: int) -> int:
         dag = to_dag(chain(*"abcde" * times))
@@ -109,7 +110,7 @@ def test_the_cost_per_node_does_not_grow(n: int) -> None:
     assert lines(10 * n) < 10.5 * lines(n)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_plain_loops_do_the_same(seed: int) -> None:
     dag = to_dag(random_batch(seed))
     sequence = random_sequence(dag, np.random.default_rng(seed), spare=1.0)
