@@ -15,6 +15,7 @@ from autobatch.errors import PolicyError
 from autobatch.policies.cost import CostModel, MeasuredCosts, TypeCost, batch_cost, load_costs
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import random_dag
+from ways import each
 
 
 def test_a_schedule_takes_as_long_as_its_batches() -> None:
@@ -40,8 +41,8 @@ def test_bad_costs_are_refused(bad: list[float]) -> None:
         CostModel(np.ones(1), np.array(bad), np.ones(1))
 
 
-@pytest.mark.parametrize("efficient", [1.0, 8.0, 64.0])
-@pytest.mark.parametrize("row", [0.0, 0.01, 3.0])
+@each("efficient", [1.0, 8.0, 64.0])
+@each("row", [0.0, 0.01, 3.0])
 def test_coefficients_are_found_again(efficient: float, row: float) -> None:
     """From times that are 1% off; what is found predicts every batch to 5%."""
     rows = np.array(SIZES, np.float64)
