@@ -20,6 +20,7 @@ from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines, plain_loops
 from graphs import chain, random_batch, random_dag, random_tree
 from supersequences import finishes_paths, is_subsequence, paths_from, random_sequence, run
+from ways import each
 
 SEEDS = range(40)
 
@@ -35,14 +36,14 @@ def any_sequence(dag: Dag, seed: int) -> IntArray:
     return sequence if seed % 2 else sequence[rng.random(sequence.size) < 0.75]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_early_positions_are_where_running_the_sequence_runs_the_nodes(seed: int) -> None:
     dag = small_dag(seed)
     sequence = any_sequence(dag, seed)
     assert embed_early(dag, sequence).tolist() == run(dag, sequence.tolist())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_late_positions_are_the_last_from_which_every_path_goes_on(seed: int) -> None:
     dag = small_dag(seed)
     sequence = any_sequence(dag, seed).tolist()
@@ -55,7 +56,7 @@ def test_late_positions_are_the_last_from_which_every_path_goes_on(seed: int) ->
     assert embed_late(dag, np.array(sequence, np.int32)).tolist() == [last(n) for n in range(dag.type_id.size)]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_a_sequence_finishes_when_every_path_is_a_subsequence(seed: int) -> None:
     dag = small_dag(seed)
     sequence = any_sequence(dag, seed)
@@ -65,7 +66,7 @@ def test_a_sequence_finishes_when_every_path_is_a_subsequence(seed: int) -> None
     assert (embed_late(dag, sequence).min(initial=0) >= 0) == expected
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_late_is_early_on_the_reversed_graph(seed: int) -> None:
     dag = to_dag(random_tree(seed))
     sequence = any_sequence(dag, seed)
@@ -73,8 +74,8 @@ def test_late_is_early_on_the_reversed_graph(seed: int) -> None:
     assert embed_late(dag, sequence).tolist() == np.where(mirrored < 0, -1, sequence.size - 1 - mirrored).tolist()
 
 
-@pytest.mark.parametrize("n_types", [1, 2, 7, 50])
-@pytest.mark.parametrize("n_nodes", [0, 10, 1000])
+@each("n_types", [1, 2, 7, 50])
+@each("n_nodes", [0, 10, 1000])
 def test_next_stops_with_a_full_and_with_a_sparse_index(n_types: int, n_nodes: int) -> None:
     sequence = np.random.default_rng(n_types).integers(n_types, size=200).astype(np.int32)
     stops = index_stops(sequence, n_types, n_nodes)
@@ -92,7 +93,7 @@ def test_an_entry_that_is_no_type_of_the_graph_runs_nothing() -> None:
     assert embed_late(dag, sequence).tolist() == [1, 3]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_schedules_at_the_extremes_are_valid_and_drop_empty_positions(seed: int) -> None:
     graph = random_batch(seed)
     dag = to_dag(graph)
@@ -106,8 +107,8 @@ def test_schedules_at_the_extremes_are_valid_and_drop_empty_positions(seed: int)
             assert nodes.tolist() == np.flatnonzero(position == k).tolist()
 
 
-@pytest.mark.parametrize(
-    ("position", "message"),
+@each(
+    "position, message",
     [
         ([0, -1], r"node 1 \(type 1\) finds no place"),
         ([0, 0], "node 1 is of type 1, but at its position 0 type 0"),
@@ -129,7 +130,7 @@ def test_a_long_chain_of_many_types_costs_the_same_per_node() -> None:
     assert many < 10.5 * few
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_plain_loops_do_the_same(seed: int) -> None:
     dag = to_dag(random_dag(seed))
     sequence = any_sequence(dag, seed)
