@@ -24,6 +24,7 @@ from autobatch.policies.rules.rules import Score  # noqa: E402
 from autobatch.policies.sequences.embedding import finishes  # noqa: E402
 from autobatch.schedule.simulator import start, step  # noqa: E402
 from graphs import random_dag  # noqa: E402
+from ways import each  # noqa: E402
 
 COSTS = CostModel([5.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0])  # type: ignore[arg-type]
 
@@ -62,7 +63,7 @@ def test_the_name_alone_imports_the_module(monkeypatch: pytest.MonkeyPatch) -> N
     assert env.spec.id == ID
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_an_episode_is_a_schedule_and_rewards_are_the_bound_less_its_batches(seed: int) -> None:
     dag = to_dag(random_dag(seed))
     actions, rewards = play(Batching([dag]), seed)
@@ -120,8 +121,8 @@ def assert_same(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("reward", REWARDS)
-@pytest.mark.parametrize(("n_seats", "n_dags"), [(1, 3), (3, 8), (5, 3)])
+@each("reward", REWARDS)
+@each("n_seats, n_dags", [(1, 3), (3, 8), (5, 3)])
 def test_every_seat_does_what_an_environment_alone_does(reward: Any, n_seats: int, n_dags: int) -> None:
     dags = some_dags(n_dags)
     own = [dags[seat::n_seats] or [dags[seat % n_dags]] for seat in range(n_seats)]
@@ -153,8 +154,8 @@ def test_a_seed_decides_which_graphs_come() -> None:
     assert played(1) != played(2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@each(
+    "options, message",
     [
         ({}, "give either dags=, some graphs, or family="),
         ({"dags": [to_dag(random_dag(0))], "family": "trees"}, "give either dags="),
@@ -179,7 +180,7 @@ def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
         importlib.import_module("autobatch.policies.env")
 
 
-@pytest.mark.parametrize("action", [-1, 4, 99, 2**40, np.int64(-7), np.array(99)])
+@each("action", [-1, 4, 99, 2**40, np.int64(-7), np.array(99)])
 def test_a_number_that_is_no_type_wastes_a_move(action: Any) -> None:
     env = Batching(some_dags(), max_types=4)
     before, info = env.reset(seed=0)
