@@ -21,6 +21,7 @@ from autobatch.schedule.schedule import Policy, Schedule
 from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines
 from refusals import Model, refused
+from ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
 
@@ -79,8 +80,8 @@ WRONG: dict[str, tuple[Callable[[Schedule], Any], str]] = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("wrap", [lambda p: p, Timed, lambda p: Otherwise(lambda: p, policies.get("depth"))])
+@each("name", WRONG)
+@each("wrap", [lambda p: p, Timed, lambda p: Otherwise(lambda: p, policies.get("depth"))])
 def test_a_schedule_that_does_not_run_the_graph_is_refused(
     model: Model, name: str, backend: str, wrap: Callable[[Any], Policy]
 ) -> None:
@@ -103,7 +104,7 @@ RIGHT: dict[str, Callable[[Schedule], Schedule]] = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", RIGHT)
+@each("name", RIGHT)
 def test_a_schedule_that_runs_the_graph_is_run(model: Model, name: str, backend: str) -> None:
     loss = ab.batched(model.loss, policy=Foreign(RIGHT[name]), backend=BACKENDS[backend]())
     expected, gradients = ab.batched(model.loss, policy="agenda", backend="reference").value_and_grad([0, 1, 3] * 21)
