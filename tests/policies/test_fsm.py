@@ -25,12 +25,13 @@ from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, TREE, chain, random_batch, random_dag, random_tree
 from machine_tables import rows_of, states_by_hand
+from ways import each
 
 MACHINES = [Machine(encoding, critical) for encoding in ENCODINGS for critical in (False, True)]
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=str)
-@pytest.mark.parametrize("seed", range(6))
+@each("machine", MACHINES)
+@each("seed", range(6))
 def test_states_are_those_defined(machine: Machine, seed: int) -> None:
     for graph in (random_dag(seed), random_batch(seed), random_tree(seed)):
         dag = to_dag(graph)
@@ -51,8 +52,8 @@ def untaught(direction: Direction = "forward", compact: bool = False, machine: M
     return Fsm(machine, TypeNames.of(LETTERS), {}, direction, compact)
 
 
-@pytest.mark.parametrize("options", ["", "+backward", "+both", "+both+compact"])
-@pytest.mark.parametrize("seed", range(8))
+@each("options", ["", "+backward", "+both", "+both+compact"])
+@each("seed", range(8))
 def test_a_machine_that_knows_nothing_is_the_rule(options: str, seed: int) -> None:
     graph = random_batch(seed)
     policy = untaught(
@@ -130,8 +131,8 @@ def test_the_highest_value_among_those_tried_is_run() -> None:
     assert (policy.unseen, policy.decided) == (1, 2)
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=str)
-@pytest.mark.parametrize("seed", range(4))
+@each("machine", MACHINES)
+@each("seed", range(4))
 def test_types_that_it_does_not_know_are_left_to_the_rule(machine: Machine, seed: int) -> None:
     known, more = NamedTypes(("a", "b", "c")), NamedTypes(("d", "a", "c", "b"))
     graphs = [random_dag(10 * seed + i, types=known) for i in range(3)]
