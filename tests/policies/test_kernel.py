@@ -21,10 +21,11 @@ from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.bounds import pair_bound
 from autobatch.policies.search.exact import find_shortest
 from autobatch.policies.search.kernel import make_kernel, project
+from datasets import SMALL, real
 from graphs import chain, random_batch, random_dag, random_tree
 from supersequences import fewest_batches, finishes_paths, inputs_of, is_subsequence, paths_from
+from ways import each
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 AB = NamedTypes(("a", "b"))
 
 
@@ -45,7 +46,7 @@ def longest_strings(dag: Dag, kept: Collection[int]) -> set[tuple[int, ...]]:
     return {s for s in strings if not any(s != other and is_subsequence(s, other) for other in strings)}
 
 
-@pytest.mark.parametrize("seed", range(300))
+@each("seed", range(300))
 def test_a_kernel_has_the_paths_that_matter(seed: int) -> None:
     dag = small_dag(seed)
     small, node = make_kernel(dag)
@@ -60,7 +61,7 @@ def test_a_kernel_has_the_paths_that_matter(seed: int) -> None:
     assert make_kernel(reverse(dag)).dag.type_id.size == small.type_id.size
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each("seed", range(60))
 def test_a_kernel_keeps_the_optimum_and_what_finishes(seed: int) -> None:
     dag = to_dag(random_dag(seed, 4 + seed % 6, AB))
     small = make_kernel(dag).dag
@@ -69,7 +70,7 @@ def test_a_kernel_keeps_the_optimum_and_what_finishes(seed: int) -> None:
         assert finishes_paths(small, sequence) == finishes_paths(dag, sequence)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@each("seed", range(100))
 def test_a_projection_has_the_paths_with_the_rest_struck_out(seed: int) -> None:
     dag = small_dag(seed)
     for n_types in (1, 2, 3):
@@ -121,15 +122,23 @@ def test_a_graph_too_large_to_be_compared_is_merged(monkeypatch: pytest.MonkeyPa
         assert longest_strings(make_kernel(dag).dag, range(4)) == longest_strings(dag, range(4))
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
-def test_kernels_of_real_graphs() -> None:
-    lattices = read_lattices(DATA / "lattice" / "train.txt")[:32]
+@pytest.mark.parametrize(
+    ("folder", "of_lattices", "of_trees"),
+    [
+        (SMALL, [("arity", 1227, 328), ("variadic", 1227, 237), ("folded", 1020, 116)], (6133, 165)),
+        real([("arity", 4607, 1859), ("variadic", 4607, 984), ("folded", 3847, 533)], (30061, 437)),
+    ],
+)
+def test_kernels_of_lattices_and_trees(
+    folder: Path, of_lattices: list[tuple[str, int, int]], of_trees: tuple[int, int]
+) -> None:
+    lattices = read_lattices(folder / "lattice" / "train.txt")[:32]
     sizes = [
         (form, graph.n_nodes, make_kernel(to_dag(graph)).dag.type_id.size)
         for form in ("arity", "variadic", "folded")
         for graph in [make_lattice_graph(lattices, form)]
     ]
-    assert sizes == [("arity", 4607, 1859), ("variadic", 4607, 984), ("folded", 3847, 533)]
-    trees = read_trees(DATA / "sst" / "train.txt")[:256]
+    assert sizes == of_lattices
+    trees = read_trees(folder / "sst" / "train.txt")[:256]
     graph = make_two_type_tree_graph(trees, np.random.default_rng(0))
-    assert (graph.n_nodes, make_kernel(to_dag(graph)).dag.type_id.size) == (30061, 437)
+    assert (graph.n_nodes, make_kernel(to_dag(graph)).dag.type_id.size) == of_trees
