@@ -17,6 +17,7 @@ from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
 from machine_tables import rows_of
 from twin_cases import CASES, Case
+from ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 OPTIONS = ("", "+backward", "+both", "+compact", "+both+compact")
@@ -63,7 +64,7 @@ def setting(request: pytest.FixtureRequest) -> Setting:
     return SETTINGS[request.param.name]
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@each("spec", SPECS)
 def test_losses_and_gradients_are_the_same_under_every_policy(setting: Setting, spec: str) -> None:
     loss = ab.batched(setting.model.loss, policy=spec)
     setting.check(loss)
@@ -73,7 +74,7 @@ def test_losses_and_gradients_are_the_same_under_every_policy(setting: Setting, 
     assert loss.last.batches >= loss.last.lower_bound
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@each("machine", MACHINES)
 def test_losses_and_gradients_are_the_same_under_every_machine(setting: Setting, machine: str) -> None:
     loss = ab.batched(setting.model.loss)
     options = dict(MACHINES[machine])
