@@ -22,6 +22,7 @@ from autobatch.schedule.schedule_check import check_schedule
 from counting import plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree
 from supersequences import inputs_of, random_sequence
+from ways import each
 
 COSTS = CostModel(*np.array([[2.0, 3.0, 1.0, 2.0, 1.0], [0.5, 1.0, 0.25, 0.0, 1.0], [4.0, 3.0, 8.0, 2.0, 0.0]]))
 
@@ -40,8 +41,8 @@ def fastest(dag: Dag, sequence: IntArray, costs: CostModel) -> float:
     )
 
 
-@pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("draw", [random_batch, random_tree], ids=["batch", "tree"])
+@each("seed", range(40))
+@each("draw", [random_batch, random_tree])
 def test_levelled_schedules_are_valid_and_never_slower(draw: Callable[[int], Graph], seed: int) -> None:
     graph = draw(seed)
     dag = to_dag(graph)
@@ -114,7 +115,7 @@ def test_an_empty_graph_has_no_rows() -> None:
     assert assign_rows(dag, np.empty(0, np.int32), "level", CostModel.counting(4)).size == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each("seed", range(3))
 def test_plain_loops_do_the_same(seed: int) -> None:
     dag = to_dag(random_batch(seed))
     sequence = compacted(dag, seed)
