@@ -20,13 +20,14 @@ from autobatch.policies.sequences.embedding import embed_early, finishes, to_sch
 from counting import plain_loops
 from graphs import chain, random_batch, random_dag
 from supersequences import fewest_batches, random_sequence
+from ways import each
 
 
 def start_of(dag: Dag, seed: int) -> IntArray:
     return random_sequence(dag, np.random.default_rng(seed), spare=0.3)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each("seed", range(60))
 def test_it_finds_the_fewest_batches_of_small_graphs(seed: int) -> None:
     dag = to_dag(random_dag(seed, n_nodes=seed % 13))
     found = local_search(dag, start_of(dag, seed), np.random.default_rng(seed), max_steps=2000)
@@ -34,7 +35,7 @@ def test_it_finds_the_fewest_batches_of_small_graphs(seed: int) -> None:
     assert found.size == fewest_batches(dag)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_a_kernel_serves_as_well(seed: int) -> None:
     dag = to_dag(random_batch(seed))
     kernel = make_kernel(dag).dag
@@ -77,7 +78,7 @@ def test_weights_decide_between_sequences_of_one_length() -> None:
     assert local_search(dag, start, np.random.default_rng(0), 2000).size == 7
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_rows_count_where_small_batches_are_dear(seed: int) -> None:
     dag = to_dag(random_batch(seed))
     costs = CostModel(np.full(4, 2.0), np.full(4, 0.5), np.full(4, 3.0))
