@@ -15,6 +15,7 @@ from autobatch.schedule.schedule import Policy, Schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines, plain_loops
 from graphs import LETTERS, chain, random_batch, random_dag, random_tree
+from ways import each
 
 POLICIES = [policies.get(name) for name in policies.names()]
 LOOPS = [policy for policy in POLICIES if policy.name != "search"]
@@ -74,8 +75,8 @@ GRAPHS: list[Callable[[int], Graph]] = [
 ]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-@pytest.mark.parametrize("make", GRAPHS)
+@each("policy", POLICIES)
+@each("make", GRAPHS)
 @pytest.mark.parametrize("seed", range(8))
 def test_every_policy_gives_a_valid_schedule(policy: Policy, make: Callable[[int], Graph], seed: int) -> None:
     graph = make(seed)
@@ -84,11 +85,9 @@ def test_every_policy_gives_a_valid_schedule(policy: Policy, make: Callable[[int
     assert schedule.n_batches >= min_batches(graph)
 
 
-@pytest.mark.parametrize(
-    ("name", "by_hand"), [("unbatched", unbatched_by_hand), ("depth", depth_by_hand), ("agenda", agenda_by_hand)]
-)
-@pytest.mark.parametrize("make", GRAPHS)
-@pytest.mark.parametrize("seed", range(8))
+@each("name, by_hand", [("unbatched", unbatched_by_hand), ("depth", depth_by_hand), ("agenda", agenda_by_hand)])
+@each("make", GRAPHS)
+@each("seed", range(8))
 def test_every_policy_is_the_one_defined(
     name: str, by_hand: Callable[[Graph], Batches], make: Callable[[int], Graph], seed: int
 ) -> None:
@@ -96,7 +95,7 @@ def test_every_policy_is_the_one_defined(
     assert sorted_batches(make_schedule(graph, policies.get(name))) == by_hand(graph)
 
 
-@pytest.mark.parametrize(("name", "n_batches"), [("unbatched", 10), ("depth", 7), ("agenda", 6)])
+@each("name, n_batches", [("unbatched", 10), ("depth", 7), ("agenda", 6)])
 def test_agenda_waits_where_depth_does_not(name: str, n_batches: int) -> None:
     """
     a - a - a - b - c     Depth runs b at depths 1 and 3, and c at depths 2 and 4, apart: a a b a c b c.
@@ -127,9 +126,9 @@ def test_agenda_counts_nodes_that_wait() -> None:
     assert sorted_batches(make_schedule(graph, policies.get("agenda"))) == [(0, [1]), (0, [2]), (1, [0, 3])]
 
 
-@pytest.mark.parametrize("a", [0, 1, 7, 2**40, 2**61 + 1])
-@pytest.mark.parametrize("c", [0, 1, 7, 2**40, 2**61])
-@pytest.mark.parametrize(("b", "d"), [(1, 1), (3, 7), (2**31 - 1, 2**31 - 2), (2**31 - 1, 1)])
+@each("a", [0, 1, 7, 2**40, 2**61 + 1])
+@each("c", [0, 1, 7, 2**40, 2**61])
+@each("b, d", [(1, 1), (3, 7), (2**31 - 1, 2**31 - 2), (2**31 - 1, 1)])
 def test_means_are_compared_exactly(a: int, b: int, c: int, d: int) -> None:
     assert _is_less(a, b, c, d) == (Fraction(a, b) < Fraction(c, d))
 
@@ -141,20 +140,20 @@ def test_a_cycle_is_refused() -> None:
         make_schedule(graph, policies.get("agenda"))
 
 
-@pytest.mark.parametrize("policy", LOOPS, ids=lambda policy: policy.name)
+@each("policy", LOOPS)
 def test_the_cost_per_node_does_not_grow(policy: Policy) -> None:
     few, many = (count_lines(policy.schedule, merge_graphs([random_tree(1)] * n)) for n in (10, 100))
     assert many < 10.5 * few
 
 
-@pytest.mark.parametrize("policy", LOOPS, ids=lambda policy: policy.name)
+@each("policy", LOOPS)
 def test_a_long_chain_costs_the_same_per_node(policy: Policy) -> None:
     few, many = (count_lines(policy.schedule, chain(*"ab" * n)) for n in (50, 500))
     assert many < 10.5 * few
 
 
-@pytest.mark.parametrize("policy", LOOPS, ids=lambda policy: policy.name)
-@pytest.mark.parametrize("seed", range(5))
+@each("policy", LOOPS)
+@each("seed", range(5))
 def test_plain_loops_do_the_same(policy: Policy, seed: int) -> None:
     graph = random_batch(seed)
     with plain_loops():
