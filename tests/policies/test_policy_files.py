@@ -28,6 +28,7 @@ from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.rules import Score, Weights
 from graphs import LETTERS, random_dag, random_tree
 from machine_tables import rows_of
+from ways import each
 
 
 def trees(n: int = 3) -> list[Graph]:
@@ -45,10 +46,8 @@ def saved(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "machine", [Machine(e, c, m) for e in ENCODINGS for c in (False, True) for m in (False, True)], ids=str
-)
-@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+@each("machine", [Machine(e, c, m) for e in ENCODINGS for c in (False, True) for m in (False, True)])
+@each("direction", ["forward", "backward", "both"])
 def test_what_is_saved_is_what_is_loaded(machine: Machine, direction: Direction, path: Path) -> None:
     graphs = [random_dag(i, n_nodes=60) for i in range(4)]
     policy = learn_fsm(
@@ -199,16 +198,18 @@ CHANGES: list[Callable[[dict[str, Any]], object]] = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@each("change", CHANGES)
 def test_content_that_makes_no_policy_is_refused(change: Callable[[dict[str, Any]], object], saved: Path) -> None:
     """As another program might write it, with a digest that is right."""
-    content = json.loads(saved.read_text())
+    written = saved.read_text()
+    content = json.loads(written)
     marks = {name: content.pop(name) for name in ("format", "version", "digest")}
     change(content)
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     marks["digest"] = hashlib.sha256(canonical.encode()).hexdigest()
     saved.write_text(json.dumps({**marks, **content}))
     assert refusal(saved).startswith("its content makes no policy (")
+    saved.write_text(written)
 
 
 def test_what_cannot_be_saved_leaves_what_was_there(saved: Path, tmp_path: Path) -> None:
