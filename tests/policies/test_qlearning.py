@@ -35,6 +35,7 @@ from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, TREE, chain, random_dag, random_tree
 from machine_tables import rows_of, states_by_hand
+from ways import each
 
 COSTS = CostModel(np.array([5.0, 1.0, 2.0, 3.0]), np.array([1.0, 0.5, 0.25, 2.0]), np.array([1.0, 4.0, 0.0, 2.0]))
 Learnt = dict[tuple[int, ...], tuple[list[float], list[int]]]
@@ -85,9 +86,9 @@ def learn_by_hand(states: list[list[int]], sequence: list[int], rewards: list[fl
     return updates
 
 
-@pytest.mark.parametrize("reward", REWARDS)
-@pytest.mark.parametrize("n_steps", [1, 3, 100])
-@pytest.mark.parametrize("seed", range(5))
+@each("reward", REWARDS)
+@each("n_steps", [1, 3, 100])
+@each("seed", range(5))
 def test_an_episode_is_the_one_defined(reward: Reward, n_steps: int, seed: int) -> None:
     graph = random_dag(seed, n_nodes=30)
     dag, machine = to_dag(graph), Machine(ENCODINGS[seed % 3], critical=seed % 2 == 0)
@@ -105,7 +106,7 @@ def test_an_episode_is_the_one_defined(reward: Reward, n_steps: int, seed: int) 
         assert found[state][1] == updates
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_the_critical_rewards_are_the_bound_less_the_batches(seed: int) -> None:
     graph = random_dag(seed, n_nodes=60)
     course, _ = play(graph, Machine(), QLearning(reward="critical"), epsilon=1.0, seed=seed)
@@ -113,7 +114,7 @@ def test_the_critical_rewards_are_the_bound_less_the_batches(seed: int) -> None:
     assert course.rewards[:n_batches].sum() == min_batches(graph) - n_batches
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_an_episode_by_a_plan_follows_it(seed: int) -> None:
     graph, machine, settings = random_dag(seed, n_nodes=40), Machine("sort", True), QLearning()
     course, table = play(graph, machine, settings, epsilon=1.0, seed=seed)
@@ -124,7 +125,7 @@ def test_an_episode_by_a_plan_follows_it(seed: int) -> None:
     assert rows_of(again) == rows_of(table)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_a_masked_machine_learns_critical_types_only(seed: int) -> None:
     graph = random_dag(seed, n_nodes=60)
     _, table = play(graph, Machine("sort", critical=True, mask=True), QLearning(), epsilon=1.0, seed=seed)
@@ -172,8 +173,8 @@ def repeated(*chains: str) -> Graph:
         (["abb", "aba", "bab"], 4),
     ],
 )
-@pytest.mark.parametrize("reward", ["published", "critical", "time"])
-@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+@each("reward", ["published", "critical", "time"])
+@each("direction", ["forward", "backward", "both"])
 def test_the_best_policy_for_two_types_is_found(
     chains: list[str], fewest: int, reward: Reward, direction: Direction
 ) -> None:
@@ -241,14 +242,11 @@ def test_mini_batches_may_be_empty() -> None:
     assert tables_of(learn_fsm([nothing, some], TypeNames.of(LETTERS), settings=QLearning(episodes=60)))[0]
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
+@each("setting, value", [
         ("episodes", -1), ("learning_rate", 0.0), ("learning_rate", 1.5), ("discount", -0.1), ("epsilon", 2.0),
         ("epsilon_decay", -1.0), ("epsilon_min", 1.5), ("n_steps", 0), ("evaluate_every", 0), ("tolerance", -1.0),
         ("reward", "pub"), ("learning_rate", float("nan")),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
     with pytest.raises(PolicyError) as error:
         learn([random_dag(0)], **{setting: value})
