@@ -19,6 +19,7 @@ from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import chain, random_batch, random_dag, random_tree
+from ways import each
 
 GRAPHS: list[Callable[[int], Graph]] = [
     random_batch,
@@ -108,18 +109,17 @@ def score(weights: Weights) -> Callable[[Situation, list[int]], int]:
     return choose
 
 
-@pytest.mark.parametrize(
-    ("policy", "choose"),
+@each(
+    "policy, choose",
     [
         (policies.get("sufficient"), sufficient),
         (policies.get("critical"), critical),
         (policies.get("score"), score(LEARNED)),
         (Score(weights=SPREAD), score(SPREAD)),
     ],
-    ids=["sufficient", "critical", "score", "score of other weights"],
 )
-@pytest.mark.parametrize("make", GRAPHS)
-@pytest.mark.parametrize("seed", range(6))
+@each("make", GRAPHS)
+@each("seed", range(6))
 def test_a_rule_is_the_one_defined(
     policy: Directed, choose: Callable[[Situation, list[int]], int], make: Callable[[int], Graph], seed: int
 ) -> None:
@@ -128,8 +128,8 @@ def test_a_rule_is_the_one_defined(
     assert policy.plan_backward(dag)[0].tolist() == Situation(reverse(dag)).run(choose)[::-1]
 
 
-@pytest.mark.parametrize("spec", DIRECTED)
-@pytest.mark.parametrize("make", GRAPHS)
+@each("spec", DIRECTED)
+@each("make", GRAPHS)
 @pytest.mark.parametrize("seed", range(6))
 def test_every_way_of_planning_gives_a_valid_schedule(spec: str, make: Callable[[int], Graph], seed: int) -> None:
     graph = make(seed)
@@ -144,8 +144,8 @@ def test_every_way_of_planning_gives_a_valid_schedule(spec: str, make: Callable[
         assert schedule.n_batches == min(make_schedule(graph, policies.get(way)).n_batches for way in other_ways)
 
 
-@pytest.mark.parametrize("rule", ["sufficient", "critical", "score"])
-@pytest.mark.parametrize("seed", range(10))
+@each("rule", ["sufficient", "critical", "score"])
+@each("seed", range(10))
 def test_plain_trees_take_as_few_batches_as_can_be(rule: str, seed: int) -> None:
     """Trees of one kind of inner node: leaf, inner, output, loss."""
     trees = [random_tree(100 * seed + i) for i in range(16)]
@@ -155,7 +155,7 @@ def test_plain_trees_take_as_few_batches_as_can_be(rule: str, seed: int) -> None
     assert make_schedule(graph, policies.get(rule)).n_batches == min_batches(graph)
 
 
-@pytest.mark.parametrize("spec", ["agenda+backward", "score+compact", "critical+both+compact"])
+@each("spec", ["agenda+backward", "score+compact", "critical+both+compact"])
 def test_a_cycle_is_refused(spec: str) -> None:
     graph = chain("a", "b", "c")
     graph.edge_src[0] = 2
@@ -163,7 +163,7 @@ def test_a_cycle_is_refused(spec: str) -> None:
         make_schedule(graph, policies.get(spec))
 
 
-@pytest.mark.parametrize(
+@each(
     "spec",
     [
         "agneda",
