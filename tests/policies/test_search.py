@@ -20,10 +20,11 @@ from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.bounds import chain_bound
 from autobatch.policies.search.exact import find_shortest
 from autobatch.policies.sequences.embedding import finishes
+from datasets import SMALL, real
 from graphs import random_batch, random_dag, random_tree
 from supersequences import fewest_batches, finishes_paths, inputs_of
+from ways import each
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 AB = NamedTypes(("a", "b"))
 
 
@@ -162,7 +163,7 @@ def test_a_graph_without_nodes() -> None:
     assert beam_search(dag).size == 0
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_a_graph_turned_round_has_the_same_optimum(seed: int) -> None:
     dag = to_dag(random_batch(seed))
     assert find_shortest(dag).cost == find_shortest(reverse(dag)).cost
@@ -181,18 +182,23 @@ def test_a_width_that_is_refused() -> None:
         beam_search(to_dag(random_dag(0)), 0)
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
-@pytest.mark.parametrize(("form", "most"), [("arity", 235), ("variadic", 220), ("folded", 150)])
-def test_beams_on_real_lattices(form: str, most: int) -> None:
-    lattices = read_lattices(DATA / "lattice" / "train.txt")[:32]
-    sequence = beam_search(to_dag(make_lattice_graph(lattices, form)), 256)
-    assert sequence.size <= most
+@pytest.mark.parametrize(
+    ("folder", "batches"),
+    [
+        (SMALL, {"arity": 60, "variadic": 56, "folded": 36}),
+        real({"arity": 235, "variadic": 220, "folded": 150}),
+    ],
+)
+def test_beams_on_lattices(folder: Path, batches: dict[str, int]) -> None:
+    lattices = read_lattices(folder / "lattice" / "train.txt")[:32]
+    for form, most in batches.items():
+        assert beam_search(to_dag(make_lattice_graph(lattices, form)), 256).size <= most, form
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
-def test_real_trees_are_solved() -> None:
-    trees = read_trees(DATA / "sst" / "train.txt")[:256]
+@pytest.mark.parametrize(("folder", "batches"), [(SMALL, [29, 31, 28, 28, 29]), real([37, 36, 35, 35, 35])])
+def test_trees_are_solved(folder: Path, batches: list[int]) -> None:
+    trees = read_trees(folder / "sst" / "train.txt")[:256]
     dags = [to_dag(make_two_type_tree_graph(trees, np.random.default_rng(seed))) for seed in range(5)]
     solved = [find_shortest(dag) for dag in dags]
-    assert [(exact.proven, exact.sequence.size) for exact in solved] == [(True, n) for n in (37, 36, 35, 35, 35)]
-    assert [beam_search(dag).size for dag in dags] == [37, 36, 35, 35, 35]
+    assert [(exact.proven, exact.sequence.size) for exact in solved] == [(True, n) for n in batches]
+    assert [beam_search(dag).size for dag in dags] == batches
