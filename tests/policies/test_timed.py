@@ -15,6 +15,7 @@ from autobatch.policies.cost import CostModel, MeasuredCosts, TypeCost
 from autobatch.policies.timed import Timed
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, random_dag, random_tree
+from ways import each
 
 RULES = ("agenda", "score", "score+backward", "score+both+compact", "depth", "unbatched", "search+50")
 
@@ -23,7 +24,7 @@ def random_costs(rng: np.random.Generator, n_types: int) -> CostModel:
     return CostModel(rng.uniform(1, 20, n_types), rng.uniform(0, 2, n_types), rng.integers(0, 8, n_types).astype(float))
 
 
-@pytest.mark.parametrize("seed", range(25))
+@each("seed", range(25))
 def test_no_schedule_is_predicted_slower_than_that_of_the_rule(seed: int) -> None:
     rng = np.random.default_rng(seed)
     graph = random_dag(seed) if seed % 2 else merge_graphs([random_tree(8 * seed + k) for k in range(8)])
