@@ -13,6 +13,7 @@ import autobatch as ab
 from autobatch.runtime.backend import Backend
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
+from ways import each
 
 MASK = np.array([True, False, True])
 ALIKE: dict[str, Callable[[Any, Any], Any]] = {
@@ -59,14 +60,14 @@ def draw() -> list[Any]:
     return list(np.random.default_rng(1).standard_normal((64, 3)))
 
 
-@pytest.mark.parametrize("backend", [Reference(poison=True), Cpu(poison=True, jitted=False)], ids=["reference", "cpu"])
-@pytest.mark.parametrize("combine", ALIKE.values(), ids=ALIKE)
+@each("backend", [Reference(poison=True), Cpu(poison=True, jitted=False)])
+@each("combine", ALIKE.values())
 def test_conditions_mean_the_same_batched(combine: Callable[[Any, Any], Any], backend: Backend) -> None:
     model, xs = Model(combine), draw()
     np.testing.assert_allclose(ab.batched(model.loss, backend=backend)(xs), [model.loss(x) for x in xs], atol=1e-12)
 
 
-@pytest.mark.parametrize("combine", REFUSED.values(), ids=REFUSED)
+@each("combine", REFUSED.values())
 def test_arithmetic_of_conditions_alone_is_refused(combine: Callable[[Any, Any], Any]) -> None:
     with pytest.raises(ab.GraphError, match=r"in cell 'loss': . was applied to conditions, which are bools in eager"):
         ab.batched(Model(combine).loss)(draw())
