@@ -18,6 +18,7 @@ from autobatch.ops.eager import EagerArray
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 from refusals import refused
+from ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
 SIZES = (1, 64)
@@ -91,8 +92,8 @@ IN_PLACE: dict[str, tuple[Any, Any]] = {
 X = np.array([0.5, 1.0, 2.0])
 
 
-@pytest.mark.parametrize("where", ["in a cell", "outside", "of an input", "of what operators give"])
-@pytest.mark.parametrize("name", IN_PLACE)
+@each("where", ["in a cell", "outside", "of an input", "of what operators give"])
+@each("name", IN_PLACE)
 def test_changing_a_name_does_not_change_what_others_hold(model64: Model, name: str, where: str) -> None:
     change, plain = IN_PLACE[name]
 
@@ -158,8 +159,8 @@ def arrays_in(x: Any) -> list[Any]:
     return [x] if isinstance(x, np.ndarray) else []
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
-@pytest.mark.parametrize("x", [np.ones(3), np.ones(3, np.float32), np.arange(3)], ids=lambda x: x.dtype.name)
+@each("name", STRUCTURES)
+@each("x", [np.ones(3), np.ones(3, np.float32), np.arange(3)])
 def test_inputs_and_results_of_cells_are_read_only_in_any_structure(model64: Model, name: str, x: Any) -> None:
     given, seen = STRUCTURES[name](x), list[Any]()
 
@@ -237,8 +238,8 @@ ARRAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-@pytest.mark.parametrize("where", ["cell", "outside", "body"])
+@each("name", ARRAYS)
+@each("where", ["cell", "outside", "body"])
 def test_arrays_of_any_class_are_taken(model64: Model, on_disk: Any, name: str, where: str) -> None:
     x = ARRAYS[name](on_disk)
     plain = np.asarray(x, np.float64)
