@@ -26,6 +26,7 @@ from autobatch.trace.guards import Contents
 from guard_cases import NUMBERS, OTHERS, Base, Case, model_of
 from refusals import refused
 from twin_cases import CASES
+from ways import each
 
 XS = [np.random.default_rng(k).standard_normal(3) ** 2 for k in range(5)]
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
@@ -73,7 +74,7 @@ def check(model: Any, loss: Any, graphs: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", NUMBERS)
+@each("case", NUMBERS)
 def test_a_number_that_changes(case: str, backend: str) -> None:
     _, change, is_live = NUMBERS[case]
     model = model_of(NUMBERS[case])
@@ -93,7 +94,7 @@ def test_a_number_that_changes(case: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", OTHERS)
+@each("case", OTHERS)
 def test_anything_else_that_changes(case: str, backend: str) -> None:
     model = model_of(OTHERS[case])
     loss = ab.batched(model.loss, backend=BACKENDS[backend]())
@@ -332,7 +333,7 @@ DRAWS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", DRAWS)
+@each("case", DRAWS)
 def test_what_differs_from_call_to_call_is_refused(case: str) -> None:
     model = model_of(Case(DRAWS[case], lambda m, v: None))
     model.rng, model.random = np.random.default_rng(0), random.Random(0)
