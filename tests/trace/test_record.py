@@ -17,6 +17,7 @@ from autobatch.graph.graph import Graph
 from autobatch.trace.calls import MAX_FORMS, Calls
 from autobatch.trace.entries import Entry
 from autobatch.trace.record import Recorder
+from ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 
@@ -227,14 +228,14 @@ DIFFERENT: dict[str, tuple[str, Callable[[Model], Any], Callable[[Model], Any]]]
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SAME)
+@each("name", SAME)
 def test_calls_of_one_type(name: str) -> None:
     cell, *calls = SAME[name]
     first, second = types_of(cell, *calls)
     assert first == second
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@each("name", DIFFERENT)
 def test_calls_of_two_types(name: str) -> None:
     cell, *calls = DIFFERENT[name]
     first, second = types_of(cell, *calls)
@@ -280,15 +281,16 @@ def watch(monkeypatch: pytest.MonkeyPatch, method: str) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_known_call_is_recorded_as_an_unknown_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@each("name", CALLS)
+def test_a_known_call_is_recorded_as_an_unknown_one(name: str) -> None:
     model, x = Model().astype("float64"), np.array([0.5, -1.0, 2.0])
     run = lambda _: CALLS[name](model, free(x))  # noqa: E731
     recorder = Recorder(run, model)
     first = recorder.record([None, None])
     n_types, n_forms = len(recorder.types), len(recorder.calls.forms)
-    new = watch(monkeypatch, "_add_form")
-    second = recorder.record([None, None])
+    with pytest.MonkeyPatch.context() as patch:
+        new = watch(patch, "_add_form")
+        second = recorder.record([None, None])
     assert not new
     assert (len(recorder.types), len(recorder.calls.forms)) == (n_types, n_forms)
     assert first.words.tobytes() == second.words.tobytes()
