@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pytest
 
 import autobatch as ab
+from ways import each
 
 WORDS = 5
 
@@ -104,8 +104,8 @@ def being_recorded(loss: Any, pausing: Pausing) -> Iterator[list[Any]]:
         thread.join()
 
 
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("call", CALLS)
+@each("known", [False, True])
+@each("call", CALLS)
 def test_an_eager_call_beside_a_recording_is_eager(call: str, known: bool) -> None:
     """Whether or not the recording knows calls of this form, and it records what it would have."""
     model = Words()
