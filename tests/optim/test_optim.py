@@ -14,6 +14,7 @@ from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.optim import SGD, Adam, AdamW, Group, Optimizer
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray, Parameter
+from ways import each
 
 SHAPES = {"matrix": (3, 4), "vector": (5,), "number": ()}
 
@@ -66,8 +67,8 @@ def values_of(model: Module) -> dict[str, Any]:
     return {name: parameter.data.tolist() for name, parameter in model.parameters().items()}
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
-@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@each("dtype, tolerance", [("float64", 1e-12), ("float32", 1e-5)])
+@each("kind, options", OPTIONS)
 def test_a_hundred_steps_equal_those_of_torch(
     kind: type[Any], options: dict[str, Any], dtype: str, tolerance: float
 ) -> None:
@@ -113,7 +114,7 @@ def test_gradients_of_frozen_parameters_are_ignored(kind: Callable[..., Optimize
     assert model.matrix.data.tolist() == before
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@each("kind, options", OPTIONS)
 def test_gradients_are_only_read(kind: type[Any], options: dict[str, Any]) -> None:
     optimizer = kind(make_model(), **options)
     for grads in draw_grads(3):
@@ -123,7 +124,7 @@ def test_gradients_are_only_read(kind: type[Any], options: dict[str, Any]) -> No
             np.testing.assert_array_equal(grad, before[name])
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@each("kind, options", OPTIONS)
 def test_a_step_allocates_no_array(kind: type[Any], options: dict[str, Any]) -> None:
     model = Module()
     model.table = Parameter(np.ones((500, 100)))  # type: ignore[attr-defined]
@@ -139,7 +140,7 @@ def test_a_step_allocates_no_array(kind: type[Any], options: dict[str, Any]) -> 
     assert peak < grads["table"].nbytes / 10
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@each("kind, options", OPTIONS)
 def test_a_model_may_change_its_dtype_between_steps(kind: type[Any], options: dict[str, Any]) -> None:
     model, reference = make_model("float32"), make_model()
     optimizer, exact = kind(model, **options), kind(reference, **options)
@@ -185,21 +186,21 @@ LAYOUTS: dict[str, Callable[[FloatArray], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each("layout", LAYOUTS)
+@each("kind", KINDS)
+@each("dtype", ["float32", "float64"])
 def test_gradients_may_lie_in_memory_as_they_like(kind: Callable[..., Optimizer], layout: str, dtype: str) -> None:
     (model, optimizer), (expected, plain) = make_all(kind), make_all(kind)
-    for each in (model, expected):
-        each.astype(dtype)
+    for one in (model, expected):
+        one.astype(dtype)
     for grads in draw_grads(3, dtype):
         optimizer.step({name: LAYOUTS[layout](grad) for name, grad in grads.items()})
         plain.step(grads)
     assert values_of(model) == values_of(expected)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
+@each(
+    "change, error, message",
     [
         (
             {"other": np.ones(2)},
@@ -221,7 +222,7 @@ def test_gradients_may_lie_in_memory_as_they_like(kind: Callable[..., Optimizer]
         ({"vector": np.ma.ones(5)}, DataError, r"gradient of 'vector' is no array of numbers: .* has a mask"),
     ],
 )
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_gradients_that_do_not_fit_change_nothing(
     kind: Callable[..., Optimizer], change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
@@ -234,8 +235,8 @@ def test_gradients_that_do_not_fit_change_nothing(
     assert set(optimizer.state_dict()["steps"].values()) == {0}
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
+@each(
+    "kind, options, message",
     [
         (SGD, {"lr": -0.1}, r"cannot set lr of SGD to -0\.1; give at least 0"),
         (SGD, {"lr": math.nan}, r"cannot set lr of SGD to nan"),
@@ -261,7 +262,7 @@ def test_the_learning_rate_is_checked_when_set() -> None:
     assert optimizer.lr == 0.5
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@each("kind, options", OPTIONS)
 def test_training_goes_on_from_stored_state_bit_by_bit(kind: type[Any], options: dict[str, Any]) -> None:
     model, other = make_model(), make_model()
     optimizer = kind(model, **options)
@@ -307,8 +308,8 @@ def test_state_is_a_copy_with_readable_names() -> None:
     assert not state["arrays"]["mean.matrix"].any()
 
 
-@pytest.mark.parametrize(
-    ("spoil", "error", "message"),
+@each(
+    "spoil, error, message",
     [
         (lambda state: state.clear(), CheckpointError, r"it holds nothing; give what SGD\.state_dict\(\) returned"),
         (
