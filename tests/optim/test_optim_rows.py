@@ -16,6 +16,7 @@ from autobatch.optim import SGD, Adam, AdamW, Group, rules
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.params.rows import Rows
+from ways import each
 
 SHAPE = (8, 3)
 TOLERANCE = 1e-12
@@ -93,7 +94,7 @@ class Definition:
         return mean / (np.sqrt(mean_square) + self.eps)
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@each("kind, options", OPTIONS)
 def test_a_hundred_lazy_steps_are_those_of_the_definition(kind: type[Any], options: dict[str, Any]) -> None:
     model = Table()
     definition = Definition(kind, model.table.data, options)
@@ -125,7 +126,7 @@ def test_lazy_adam_is_the_sparse_adam_of_torch(eps: float) -> None:
         )
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@each("kind, options", OPTIONS)
 def test_rows_are_the_dense_gradient_bit_by_bit(kind: type[Any], options: dict[str, Any]) -> None:
     model, dense_model = Table(), Table()
     optimizer, dense = kind(model, **options), kind(dense_model, **options)
@@ -167,9 +168,9 @@ class Passes:
         return self.first / (root + self.options["eps"])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(40, 70), (300,), (), (0, 3), (3, 0), (50, 1), (7, 3, 5)])
-@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@each("kind, options", OPTIONS)
 def test_dense_steps_are_passes_of_numpy_bit_by_bit(
     kind: type[Any], options: dict[str, Any], shape: tuple[int, ...], dtype: str
 ) -> None:
@@ -201,8 +202,8 @@ def test_dense_steps_are_passes_of_numpy_bit_by_bit(
 RARE = [*OPTIONS, (Adam, {"eps": 0.0}), (Adam, {"betas": (0.0, 0.0)}), (AdamW, {"weight_decay": 0.0})]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("kind", "options"), RARE)
+@each("dtype", ["float32", "float64"])
+@each("kind, options", RARE)
 def test_rows_that_never_had_a_gradient_are_left_out_and_no_bit_changes(
     kind: type[Any], options: dict[str, Any], dtype: str
 ) -> None:
@@ -258,8 +259,8 @@ def test_passes_take_several_numbers_at_a_time() -> None:
     assert min(code.count("sqrtps"), code.count("divps")) >= 2
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@each("lazy", [False, True])
+@each("kind, options", OPTIONS)
 def test_all_rows_are_a_dense_step(kind: type[Any], options: dict[str, Any], lazy: bool) -> None:
     """And so is an array, for a lazy optimizer too."""
     rng = np.random.default_rng(0)
@@ -274,7 +275,7 @@ def test_all_rows_are_a_dense_step(kind: type[Any], options: dict[str, Any], laz
         np.testing.assert_array_equal(model.table.data, models[0].table.data)
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@each("kind, options", OPTIONS)
 def test_other_rows_and_their_state_stay_in_a_lazy_step(kind: type[Any], options: dict[str, Any]) -> None:
     model = Table()
     optimizer = kind(model, **options, lazy=True)
@@ -288,8 +289,8 @@ def test_other_rows_and_their_state_stay_in_a_lazy_step(kind: type[Any], options
         assert (after[name][[2, 5]] != before[name][[2, 5]]).all()
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@each("lazy", [False, True])
+@each("kind, options", OPTIONS)
 def test_rows_are_only_read(kind: type[Any], options: dict[str, Any], lazy: bool) -> None:
     optimizer = kind(Table(), **options, lazy=lazy)
     for grad in draw_rows(4):
