@@ -45,6 +45,7 @@ from autobatch.errors import BackendError, ShapeError
 from autobatch.jit.loops import compiled
 from autobatch.system import processor
 from autobatch.system.processor import usable_cores
+from ways import each
 
 SIZES = [(1, 1, 1), (1, 7, 5), (7, 1, 5), (5, 6, 1), (33, 20, 65), (4, 3, 0), (0, 3, 2), (9, 530, 300)]
 DTYPES = ("float32", "float64")
@@ -68,14 +69,14 @@ def draw(rng: np.random.Generator, n_rows: int, n_columns: int, dtype: str, is_f
     return rng.standard_normal((n_rows + 2, n_columns + 5)).astype(dtype)[1 : 1 + n_rows, 2 : 2 + n_columns]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@each("dtype", DTYPES)
+@each("size", SIZES)
 def test_products_of_views_are_exact_and_stay_in_their_place(
     provider: Provider, size: tuple[int, int, int], dtype: str
 ) -> None:
     """All eight ways for three matrices to lie in memory, overwriting and adding."""
     if provider.name == gemm.NAME and dtype != "float32":
-        pytest.skip("our own product is of float32 alone")
+        return  # our own product is of float32 alone
     rng = np.random.default_rng(0)
     m, n, k = size
     for *flips, accumulate in product((False, True), repeat=4):
@@ -93,10 +94,10 @@ def test_products_of_views_are_exact_and_stay_in_their_place(
         np.testing.assert_array_equal(around, before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("dtype", DTYPES)
 def test_products_called_from_compiled_code_are_those_of_python(provider: Provider, dtype: str) -> None:
     if dtype not in provider.addresses:
-        pytest.skip(f"{provider} cannot be called from compiled code")
+        return  # it cannot be called from compiled code
     rng = np.random.default_rng(1)
     for flips in product((False, True), repeat=3):
         a, b = draw(rng, 9, 14, dtype, flips[0]), draw(rng, 14, 6, dtype, flips[1])
@@ -405,7 +406,7 @@ def test_a_number_is_rounded_to_bf16_in_compiled_code() -> None:
     assert first(np.array([1.00390625], np.float32)) == 0x3F80  # a tie
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@each("size", SIZES)
 def test_products_of_bf16_are_sums_in_float32(size: tuple[int, int, int]) -> None:
     try:
         find_bf16()
