@@ -9,6 +9,7 @@ import pytest
 
 from autobatch.blas.own import gemm, packed, tiles
 from autobatch.ir.precision import rounded
+from ways import each
 
 Array = Any
 SIZES = (
@@ -61,7 +62,7 @@ def assert_close(found: Array, x: Array, w: Array, before: Array, is_bf16: bool)
 
 
 @pytest.mark.parametrize("is_bf16", KINDS)
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@each("size", SIZES)
 def test_products(size: tuple[int, int, int], is_bf16: bool) -> None:
     rng = np.random.default_rng(0)
     m, n, inner = size
@@ -101,7 +102,7 @@ def test_nan_and_infinity_pass(is_bf16: bool) -> None:
 
 
 @pytest.mark.parametrize("is_bf16", KINDS)
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@each("size", SIZES)
 def test_gradients_of_matrices(size: tuple[int, int, int], is_bf16: bool) -> None:
     rng = np.random.default_rng(2)
     m, n, rows = size
