@@ -156,8 +156,9 @@ def test_a_model_may_change_its_dtype_between_steps(kind: type[Any], options: di
 def test_parameters_that_are_views_are_changed_in_place() -> None:
     block = np.ones((2, 6))
     model = make_model()
-    model.matrix._data = np.ones((4, 3)).T
-    model.vector._data = block[1, 1:]
+    for parameter, place in ((model.matrix, np.empty((4, 3)).T), (model.vector, block[1, 1:])):
+        parameter.data = np.ones_like(place)
+        parameter.move_to(place)
     optimizer = SGD(model, lr=1.0)
     optimizer.step({name: np.ones(shape) for name, shape in SHAPES.items()})
     assert block.tolist() == [[1.0] * 6, [1.0] + [0.0] * 5]
