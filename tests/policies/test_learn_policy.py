@@ -20,7 +20,7 @@ from twin_cases import CASES, Case
 from ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
-OPTIONS = ("", "+backward", "+both", "+compact", "+both+compact")
+OPTIONS = ("", "+backward", "+both+compact")
 PLAIN = ("unbatched", "search")
 SPECS = [*PLAIN, *(name + options for name in policies.names() if name not in PLAIN for options in OPTIONS)]
 MACHINES: dict[str, dict[str, Any]] = {
