@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from hypothesis import strategies as st
 
 from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.graph import Graph, NamedTypes
@@ -107,6 +108,18 @@ def random_dag(seed: int, n_nodes: int | None = None, types: NamedTypes = LETTER
     ]
     outputs = rng.integers(0, n, size=rng.integers(0, 3)).tolist() if n else []
     return make_graph(types, rng.integers(0, len(types.names), size=n).tolist(), edges, outputs)
+
+
+@st.composite
+def dags(draw: st.DrawFn, max_nodes: int = 12, types: NamedTypes = LETTERS) -> Graph:
+    """Like `random_dag`, drawn by Hypothesis, which makes a graph that fails as small as it can."""
+    type_id = draw(st.lists(st.integers(0, len(types.names) - 1), max_size=max_nodes))
+    edges = [
+        (source, node, 0, port)
+        for node in range(1, len(type_id))
+        for port, source in enumerate(draw(st.lists(st.integers(0, node - 1), max_size=3)))
+    ]
+    return make_graph(types, type_id, edges)
 
 
 def random_tree(seed: int, n_leaves: int | None = None) -> Graph:
