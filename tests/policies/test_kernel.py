@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from autobatch.errors import PolicyError
 from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import Dag, reverse, to_dag
-from autobatch.graph.graph import NamedTypes
+from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
@@ -22,9 +23,8 @@ from autobatch.policies.search.bounds import pair_bound
 from autobatch.policies.search.exact import find_shortest
 from autobatch.policies.search.kernel import make_kernel, project
 from datasets import SMALL, real
-from graphs import chain, random_batch, random_dag, random_tree
+from graphs import chain, dags, random_batch, random_dag, random_tree
 from supersequences import fewest_batches, finishes_paths, inputs_of, is_subsequence, paths_from
-from ways import each
 
 AB = NamedTypes(("a", "b"))
 
@@ -46,9 +46,10 @@ def longest_strings(dag: Dag, kept: Collection[int]) -> set[tuple[int, ...]]:
     return {s for s in strings if not any(s != other and is_subsequence(s, other) for other in strings)}
 
 
-@each("seed", range(300))
-def test_a_kernel_has_the_paths_that_matter(seed: int) -> None:
-    dag = small_dag(seed)
+@settings(deadline=None)
+@given(graph=dags())
+def test_a_kernel_has_the_paths_that_matter(graph: Graph) -> None:
+    dag = to_dag(graph)
     small, node = make_kernel(dag)
     everything = range(dag.n_types)
     assert longest_strings(small, everything) == longest_strings(dag, everything)
@@ -61,18 +62,20 @@ def test_a_kernel_has_the_paths_that_matter(seed: int) -> None:
     assert make_kernel(reverse(dag)).dag.type_id.size == small.type_id.size
 
 
-@each("seed", range(60))
-def test_a_kernel_keeps_the_optimum_and_what_finishes(seed: int) -> None:
-    dag = to_dag(random_dag(seed, 4 + seed % 6, AB))
+@settings(deadline=None, max_examples=50)
+@given(graph=dags(max_nodes=9, types=AB))
+def test_a_kernel_keeps_the_optimum_and_what_finishes(graph: Graph) -> None:
+    dag = to_dag(graph)
     small = make_kernel(dag).dag
     assert fewest_batches(small) == fewest_batches(dag)
     for sequence in product(range(2), repeat=fewest_batches(dag)):
         assert finishes_paths(small, sequence) == finishes_paths(dag, sequence)
 
 
-@each("seed", range(100))
-def test_a_projection_has_the_paths_with_the_rest_struck_out(seed: int) -> None:
-    dag = small_dag(seed)
+@settings(deadline=None)
+@given(graph=dags())
+def test_a_projection_has_the_paths_with_the_rest_struck_out(graph: Graph) -> None:
+    dag = to_dag(graph)
     for n_types in (1, 2, 3):
         for types in combinations(range(dag.n_types), n_types):
             assert longest_strings(project(dag, types), range(dag.n_types)) == longest_strings(dag, types)
