@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autobatch.errors import ScheduleError
 from autobatch.graph.dag import Dag, reverse, to_dag
+from autobatch.graph.graph import Graph
 from autobatch.jit.arrays import IntArray
 from autobatch.policies.sequences.embedding import (
     embed_early,
@@ -18,15 +21,11 @@ from autobatch.policies.sequences.embedding import (
 )
 from autobatch.schedule.schedule_check import check_schedule
 from counting import count_lines, plain_loops
-from graphs import chain, random_batch, random_dag, random_tree
+from graphs import chain, dags, random_batch, random_dag, random_tree
 from supersequences import finishes_paths, is_subsequence, paths_from, random_sequence, run
 from ways import each
 
-SEEDS = range(40)
-
-
-def small_dag(seed: int) -> Dag:
-    return to_dag(random_dag(seed, n_nodes=seed % 11))
+SEEDS = range(20)
 
 
 def any_sequence(dag: Dag, seed: int) -> IntArray:
@@ -36,16 +35,18 @@ def any_sequence(dag: Dag, seed: int) -> IntArray:
     return sequence if seed % 2 else sequence[rng.random(sequence.size) < 0.75]
 
 
-@each("seed", SEEDS)
-def test_early_positions_are_where_running_the_sequence_runs_the_nodes(seed: int) -> None:
-    dag = small_dag(seed)
+@settings(deadline=None)
+@given(graph=dags(), seed=st.integers(0, 99))
+def test_early_positions_are_where_running_the_sequence_runs_the_nodes(graph: Graph, seed: int) -> None:
+    dag = to_dag(graph)
     sequence = any_sequence(dag, seed)
     assert embed_early(dag, sequence).tolist() == run(dag, sequence.tolist())
 
 
-@each("seed", SEEDS)
-def test_late_positions_are_the_last_from_which_every_path_goes_on(seed: int) -> None:
-    dag = small_dag(seed)
+@settings(deadline=None)
+@given(graph=dags(), seed=st.integers(0, 99))
+def test_late_positions_are_the_last_from_which_every_path_goes_on(graph: Graph, seed: int) -> None:
+    dag = to_dag(graph)
     sequence = any_sequence(dag, seed).tolist()
 
     def last(node: int) -> int:
@@ -56,9 +57,10 @@ def test_late_positions_are_the_last_from_which_every_path_goes_on(seed: int) ->
     assert embed_late(dag, np.array(sequence, np.int32)).tolist() == [last(n) for n in range(dag.type_id.size)]
 
 
-@each("seed", SEEDS)
-def test_a_sequence_finishes_when_every_path_is_a_subsequence(seed: int) -> None:
-    dag = small_dag(seed)
+@settings(deadline=None)
+@given(graph=dags(), seed=st.integers(0, 99))
+def test_a_sequence_finishes_when_every_path_is_a_subsequence(graph: Graph, seed: int) -> None:
+    dag = to_dag(graph)
     sequence = any_sequence(dag, seed)
     expected = finishes_paths(dag, sequence.tolist())
     assert finishes(dag, sequence) == expected
