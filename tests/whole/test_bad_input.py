@@ -12,6 +12,7 @@ from autobatch.graph.build import make_graph
 from autobatch.graph.graph import NamedTypes
 from autobatch.policies import Agenda
 from refusals import DIM, N_CLASSES, N_WORDS, Model, refused
+from ways import each
 
 
 @pytest.mark.parametrize("word", [-1, N_WORDS, 10**6])
@@ -77,7 +78,7 @@ def test_a_loss_that_is_not_finite(model: Model, number: float, text: str) -> No
     np.testing.assert_array_equal(loss([1.0, number]), [2.0, number + 1.0])
 
 
-@pytest.mark.parametrize("reduce", ["average", ["a", "b"], None, [1.0], [[1.0], [2.0]], {}, [1.0, np.nan], [np.inf, 1]])
+@each("reduce", ["average", ["a", "b"], None, [1.0], [[1.0], [2.0]], {}, [1.0, np.nan], [np.inf, 1]])
 def test_wrong_weights(model: Model, reduce: Any) -> None:
     with refused(ab.AutobatchError, "reduce="):
         ab.batched(model.loss).value_and_grad([1, 2], reduce=reduce)
@@ -116,7 +117,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@each("name", OPTIONS)
 def test_unknown_options(model: Model, name: str) -> None:
     options, error, texts = OPTIONS[name]
     with refused(error, *texts):
