@@ -13,6 +13,7 @@ import autobatch as ab
 from autobatch import policies
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.schedule.schedule import Frontier, FrontierPolicy
+from ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 DIM = 3
@@ -93,7 +94,7 @@ def model_and(function: Callable[[Bag, Any], Any], **options: Any) -> tuple[Bag,
     return model, run, ab.batched(run, module=model, backend=Reference(poison=True), **options)
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
+@each("name", STRUCTURES)
 def test_what_comes_back_is_what_the_function_returns(name: str) -> None:
     _, run, loss = model_and(STRUCTURES[name])
     graphs = loss.record_all(WORDS)
