@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ways import each
+
 PATH = Path(__file__).parents[2] / "experiments" / "harness.py"
 
 
@@ -28,8 +30,8 @@ def harness() -> Iterator[ModuleType]:
         del sys.modules[spec.name]
 
 
-@pytest.mark.parametrize(
-    ("text", "default", "expected"),
+@each(
+    "text, default, expected",
     [
         ("64", (64, 256), (64,)),
         ("64,", (64, 256), (64,)),
@@ -54,9 +56,7 @@ def test_settings_are_read_as_what_their_defaults_are(
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "default"), [("64,", 64), ("wide", 64), ("wide", (64,)), ("64,wide", (64,)), ("1.5", 2), ("1", True)]
-)
+@each("text, default", [("64,", 64), ("wide", 64), ("wide", (64,)), ("64,wide", (64,)), ("1.5", 2), ("1", True)])
 def test_what_a_setting_cannot_be_ends_in_a_sentence(harness: ModuleType, text: str, default: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         harness.read_setting("dims", text, default)
