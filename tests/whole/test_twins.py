@@ -10,13 +10,14 @@ import torch
 
 import autobatch as ab
 from twin_cases import CASES, Case
+from ways import each
 
 SEEDS = range(3)
 TO_EAGER = 1e-10
 TO_TWIN = 1e-9
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-every_policy = pytest.mark.parametrize("policy", ["unbatched", "depth", "agenda"])
+every_policy = each("policy", ["unbatched", "depth", "agenda"])
 
 
 def relative(found: Any, expected: Any) -> float:
@@ -28,7 +29,7 @@ def relative(found: Any, expected: Any) -> float:
 
 @every_case
 @every_policy
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_batched_losses_are_the_eager_ones(case: Case, policy: str, seed: int) -> None:
     model, instances = case.draw(seed, n_instances=12, dim=6)
     loss = ab.batched(model.loss, policy=policy)
@@ -39,7 +40,7 @@ def test_batched_losses_are_the_eager_ones(case: Case, policy: str, seed: int) -
 
 @every_case
 @every_policy
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_losses_and_gradients_are_the_twins(case: Case, policy: str, seed: int) -> None:
     model, instances = case.draw(seed, n_instances=12, dim=6)
     twin = case.make_twin(model.state_dict())
