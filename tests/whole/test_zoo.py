@@ -82,19 +82,11 @@ def check(case: Case, backend: Backend, policy: str) -> None:
 
 
 @every_case
-def test_eager_losses_are_the_twins(case: Case) -> None:
+def test_eager_and_batched_on_both_backends_are_the_twin(case: Case) -> None:
     model, instances = draw(case)
     losses, _ = ask_twin(case, 0, N_INSTANCES)
     assert_close([float(model.loss(instance)) for instance in instances], losses, "losses")
-
-
-@every_case
-def test_reference_is_the_twin(case: Case) -> None:
     check(case, Reference(poison=True), POLICIES[CASES.index(case) % len(POLICIES)])
-
-
-@every_case
-def test_cpu_is_the_twin(case: Case) -> None:
     check(case, Cpu(poison=True, jitted=False), POLICIES[(CASES.index(case) + 3) % len(POLICIES)])
 
 
