@@ -1,0 +1,73 @@
+"""The suite on other processors: what is computed is right for other code targets, and with other routines of OpenBLAS.
+
+Each target is a process of its own with caches of its own, which runs the tests of what is compiled and multiplied.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import llvmlite.binding
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMPILED = (
+    "blas", "compiler/test_vectormath.py", "compiler/test_kernels.py", "compiler/test_first_programs.py",
+    "optim/test_optim_rows.py", "ops/test_accuracy.py", "runtime/test_cpu.py", "runtime/test_precision.py",
+    "runtime/test_weights.py",
+)  # fmt: skip
+MULTIPLIED = (
+    "blas", "runtime/test_cpu.py", "runtime/test_precision.py", "runtime/test_threads.py", "runtime/test_weights.py",
+    "nn/test_layers.py", "whole/test_twins.py",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """A processor to pretend: what the environment says of it, what it must have to run here, and which tests tell."""
+
+    environment: dict[str, str]
+    needs: frozenset[str]
+    tests: tuple[str, ...]
+
+
+def code_for(processor: str, *needs: str) -> Target:
+    """A code target of Numba by LLVM's name: its own instructions, and not those of the processor that is here."""
+    return Target({"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""}, frozenset(needs), COMPILED)
+
+
+def routines_for(core: str, *needs: str) -> Target:
+    """The routines that OpenBLAS has for a processor."""
+    return Target({"OPENBLAS_CORETYPE": core}, frozenset(needs), MULTIPLIED)
+
+
+AVX2 = "avx2", "fma", "bmi2"
+AVX512 = *AVX2, "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"
+TARGETS = {
+    "generic code": code_for("generic"),
+    "code without AVX-512": code_for("haswell", *AVX2),
+    "code for Sapphire Rapids": code_for("sapphirerapids", *AVX512, "avx512bf16", "avx512fp16"),
+    "OpenBLAS for Haswell": routines_for("Haswell", *AVX2),
+    "OpenBLAS for SkylakeX": routines_for("SkylakeX", *AVX512),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_suite_passes(name: str, tmp_path: Path) -> None:
+    target = TARGETS[name]
+    absent = target.needs - {one for one, has in llvmlite.binding.get_host_cpu_features().items() if has}
+    if absent:
+        pytest.skip(f"this processor cannot run it: it has no {', '.join(sorted(absent))}")
+    environment = {**os.environ, **target.environment, "NUMBA_CACHE_DIR": str(tmp_path / "loops")}
+    environment["AUTOBATCH_CACHE"] = str(tmp_path / "cache")
+    environment.pop("AUTOBATCH_BACKEND", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{one}" for one in target.tests)],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
