@@ -30,6 +30,7 @@ from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_tree
 from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_sentences
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 from autobatch.models.metric import find_entities
+from ways import each
 
 DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "listops": draw_listops,
@@ -123,8 +124,8 @@ def kind(name: str) -> int:
     return list(KINDS).index(name)
 
 
-@pytest.mark.parametrize(
-    ("source", "tree"),
+@each(
+    "source, tree",
     [
         ("def size(self): return 1", "None"),
         ("def get(): 'Only words.'", "None"),
