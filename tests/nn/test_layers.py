@@ -14,6 +14,7 @@ from autobatch.errors import DataError, ShapeError
 from autobatch.nn.layers import Embedding, GRUCell, LayerNorm, Linear, LSTMCell
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray
+from ways import each
 
 TO_TORCH = 1e-12
 N_IN, N_HIDDEN, N_ROWS = 5, 3, 7
@@ -104,7 +105,7 @@ def draw_sequences() -> list[npt.NDArray[np.int64]]:
     return [rng.integers(0, N_ROWS, length) for length in LENGTHS]
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@each("name", MAKERS)
 def test_state_dicts_carry_over_both_ways(name: str) -> None:
     torch = pytest.importorskip("torch", reason="compares with torch")
     make, make_twin = MAKERS[name]
@@ -119,7 +120,7 @@ def test_state_dicts_carry_over_both_ways(name: str) -> None:
         np.testing.assert_array_equal(twin.state_dict()[key].numpy(), array)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@each("name", MAKERS)
 def test_eager_values_equal_those_of_torch(name: str) -> None:
     torch = pytest.importorskip("torch", reason="compares with torch")
     chain, twin, inputs = make_pair(torch, name)
@@ -128,7 +129,7 @@ def test_eager_values_equal_those_of_torch(name: str) -> None:
         np.testing.assert_allclose(chain.loss(ids), expected, rtol=TO_TORCH, atol=TO_TORCH)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@each("name", MAKERS)
 def test_batched_values_and_gradients_equal_those_of_torch(name: str) -> None:
     torch = pytest.importorskip("torch", reason="compares with torch")
     chain, twin, inputs = make_pair(torch, name)
@@ -182,7 +183,7 @@ def test_a_step_inside_a_cell_is_part_of_it(name: str) -> None:
     assert f"{name}_step" not in {kind.name for kind in loss.explain(xs).types}
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@each("name", MAKERS)
 def test_float32_stays_float32(name: str) -> None:
     chain = Chain(MAKERS[name][0](np.random.default_rng(0)), [ab.Parameter(np.ones(N_IN)) for _ in range(N_ROWS)])
     assert chain.dtype == np.float32
@@ -224,7 +225,7 @@ def test_weights_are_drawn_evenly_between_their_bounds(layer: Module, bound: flo
     np.testing.assert_allclose(drawn.mean(), 0.0, atol=0.003)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@each("name", MAKERS)
 def test_the_same_generator_state_gives_the_same_layer(name: str) -> None:
     first, second = (MAKERS[name][0](np.random.default_rng(5)).state_dict() for _ in range(2))
     assert first.keys() == second.keys()
@@ -232,8 +233,8 @@ def test_the_same_generator_state_gives_the_same_layer(name: str) -> None:
         np.testing.assert_array_equal(array, second[key])
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
+@each(
+    "make, message",
     [
         (lambda rng: Linear(0, 3, rng), r"a Linear from 0 to 3 numbers"),
         (lambda rng: Linear(3, 0, rng), r"a Linear from 3 to 0 numbers"),
