@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autobatch.errors import DataError, ShapeError
 from autobatch.params.rows import Rows
+from ways import each
 
 SHAPES = [(6,), (6, 3), (6, 2, 3)]
 
@@ -128,8 +129,8 @@ def test_bytes_are_those_of_the_rows() -> None:
     assert Rows(np.arange(3), np.zeros((3, 8)), (1_000_000, 8)).nbytes == 3 * 8 + 3 * 8 * 8
 
 
-@pytest.mark.parametrize(
-    ("ids", "values", "shape", "error", "message"),
+@each(
+    "ids, values, shape, error, message",
     [
         ([1, 1], np.ones(2), (4,), DataError, r"id 1 is followed by 1; give increasing ids, each once"),
         ([2, 0], np.ones(2), (4,), DataError, r"id 2 is followed by 0;"),
