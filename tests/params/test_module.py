@@ -16,11 +16,12 @@ from autobatch.nn.layers import Linear
 from autobatch.params.module import Module, check_entries
 from autobatch.params.parameter import Parameter
 from small_modules import NAMES, Head, Model, Tied, values_of
+from ways import each
 
 # --- Parameter
 
 
-@pytest.mark.parametrize("data", [1, 2.5, [1, 2], np.ones((2, 3)), np.ones(2, np.int64), np.ones(2, bool), np.zeros(0)])
+@each("data", [1, 2.5, [1, 2], np.ones((2, 3)), np.ones(2, np.int64), np.ones(2, bool), np.zeros(0)])
 def test_a_parameter_is_float32_at_first(data: Any) -> None:
     parameter = Parameter(data)
     assert parameter.dtype == np.float32
@@ -240,7 +241,7 @@ def broken_states() -> dict[str, tuple[Callable[[dict[str, Any]], object], str]]
     }
 
 
-@pytest.mark.parametrize("kind", broken_states())
+@each("kind", broken_states())
 def test_a_state_that_does_not_fit_changes_nothing(kind: str) -> None:
     spoil, message = broken_states()[kind]
     model = Model()
