@@ -19,6 +19,7 @@ from autobatch.ops.normal import ndtr
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 from extended import GELU_SCALE, Array, Wide, distance, edges, erfc, sigmoid, softplus, spread
+from ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": Reference,
@@ -152,7 +153,7 @@ ON = [
 
 
 @pytest.mark.parametrize(("backend", "dtype"), ON)
-@pytest.mark.parametrize("number", range(len(UNARY)), ids=[one.name for one in UNARY])
+@each("number", range(len(UNARY)))
 def test_values(number: int, backend: str, dtype: str) -> None:
     x, values = computed(backend, dtype)
     one = UNARY[number]
@@ -164,7 +165,7 @@ def test_values(number: int, backend: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "dtype"), ON)
-@pytest.mark.parametrize("number", range(len(UNARY)), ids=[one.name for one in UNARY])
+@each("number", range(len(UNARY)))
 def test_slopes(number: int, backend: str, dtype: str) -> None:
     x, found = slopes(backend, dtype)
     one, wide = UNARY[number], x.astype(Wide) + 0.0  # as x + p has no -0
