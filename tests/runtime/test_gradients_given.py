@@ -13,6 +13,7 @@ import autobatch as ab
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 from refusals import refused
+from ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": Reference,
@@ -70,9 +71,9 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("n", [1, 64])
-@pytest.mark.parametrize("max_bytes", [None, 12_000])
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("n", [1, 64])
+@each("max_bytes", [None, 12_000])
+@each("backend", BACKENDS)
 def test_gradients_are_added_wherever_they_are(backend: str, max_bytes: int | None, n: int) -> None:
     model, batch = Net(), [[1, 2], [4]] * n
     run = ab.batched(model.loss, backend=BACKENDS[backend](), max_bytes=max_bytes)
@@ -114,8 +115,8 @@ def test_arrays_that_are_read_only_are_refused_and_stay(backend: str) -> None:
     assert run.step == 1
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
+@each(
+    "wrong, says",
     [
         (lambda given: list(given.values()), "out= is a list and no dict of gradients by the names of parameters"),
         (lambda given: types.MappingProxyType(given), "out= is a mappingproxy and no dict"),
