@@ -12,6 +12,7 @@ from autobatch.runtime.cpu.pieces import BatchList, count_pieces, find_alone, ro
 from parity import TOLERANCES, compare, compare_gradients
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
+from ways import each
 
 N_SEEDS = 12
 
@@ -43,7 +44,7 @@ def test_models_in_small_pieces(case: Case, small: None) -> None:
     compare_gradients(model.loss, instances, cpu)
 
 
-@pytest.mark.parametrize("seed", range(N_SEEDS))
+@each("seed", range(N_SEEDS))
 def test_random_programs_in_small_pieces(seed: int, small: None) -> None:
     rng = np.random.default_rng(1000 + seed)
     model = draw_model(rng, smooth=seed % 2 == 0)
@@ -68,7 +69,7 @@ def test_compiled_in_small_pieces(case: Case, dtype: str, small: None) -> None:
         np.testing.assert_array_equal(gradient, together[1][name])
 
 
-@pytest.mark.parametrize("seed", range(N_SEEDS))
+@each("seed", range(N_SEEDS))
 def test_batches_that_add_are_alone(seed: int) -> None:
     """Those with a node of which an output is added to what is at one of its destinations."""
     rng = np.random.default_rng(seed)
