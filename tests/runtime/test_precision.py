@@ -34,6 +34,7 @@ from autobatch.runtime.cpu.stages import CompiledCell
 from autobatch.runtime.interpreter.reference import Reference
 from noting_backend import NotingBackend
 from twin_cases import CASES, Case
+from ways import each
 
 Array = Any
 BACKENDS: dict[str, Callable[[], Backend]] = {
@@ -207,8 +208,8 @@ class Own(ab.Module):
         return ab.sum(self.a @ self.b) + ab.sum(x)
 
 
-@pytest.mark.parametrize("form", ["matrix_of_the_node", "of_parameters"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("form", ["matrix_of_the_node", "of_parameters"])
+@each("backend", BACKENDS)
 def test_other_products_are_those_of_float32(backend: str, form: str) -> None:
     rng = np.random.default_rng(3)
     model = Own(rng)
