@@ -13,6 +13,7 @@ import autobatch as ab
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.optim import SGD, Adam, AdamW, clip_by_norm
 from autobatch.runtime.interpreter.reference import Reference
+from ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 
@@ -133,9 +134,9 @@ def expected_gradient(model: Tables, name: str, reads: Callable[[list[int]], lis
     return gradient
 
 
-@pytest.mark.parametrize("rewrites", [PASSES, ()], ids=["rewritten", "as written"])
-@pytest.mark.parametrize("policy", ["unbatched", "depth", "agenda"])
-@pytest.mark.parametrize("name", CASES)
+@each("rewrites", [PASSES, ()])
+@each("policy", ["unbatched", "depth", "agenda"])
+@each("name", CASES)
 def test_rows_are_what_was_read(name: str, policy: str, rewrites: tuple[str, ...]) -> None:
     function, table, reads = CASES[name]
     model = Tables()
@@ -149,7 +150,7 @@ def test_rows_are_what_was_read(name: str, policy: str, rewrites: tuple[str, ...
     assert not grads["unused"].any()
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_the_same_mini_batch_gives_the_same_bits(name: str) -> None:
     """As rows, in another run, and added to an array."""
     function, table, _ = CASES[name]
@@ -163,7 +164,7 @@ def test_the_same_mini_batch_gives_the_same_bits(name: str) -> None:
     np.testing.assert_array_equal(arrays[table], np.asarray(first))
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_rows_pass_central_differences(name: str) -> None:
     function, _, _ = CASES[name]
     model = Tables()
