@@ -32,7 +32,7 @@ def relative(found: Any, expected: Any) -> float:
 @every_policy
 @each("seed", SEEDS)
 def test_batched_losses_are_the_eager_ones(case: Case, policy: str, seed: int) -> None:
-    model, instances = case.draw(seed, n_instances=12, dim=6)
+    model, instances = case.draw(seed, n_instances=8, dim=6)
     loss = ab.batched(model.loss, policy=policy)
     expected = [float(model.loss(instance)) for instance in instances]
     assert relative(loss(instances), expected) < TO_EAGER
@@ -42,7 +42,7 @@ def test_batched_losses_are_the_eager_ones(case: Case, policy: str, seed: int) -
 @every_case
 @each("seed", SEEDS)
 def test_losses_and_gradients_are_the_twins(case: Case, seed: int) -> None:
-    model, instances = case.draw(seed, n_instances=12, dim=6)
+    model, instances = case.draw(seed, n_instances=8, dim=6)
     twin = case.make_twin(model.state_dict())
     twin_losses = torch.stack([twin.loss(instance) for instance in instances])
     twin_losses.mean().backward()  # type: ignore[no-untyped-call]
@@ -61,7 +61,7 @@ def test_losses_and_gradients_are_the_twins(case: Case, seed: int) -> None:
 @every_case
 @every_policy
 def test_scores_are_the_twins(case: Case, policy: str) -> None:
-    model, instances = case.draw(0, n_instances=12, dim=6)
+    model, instances = case.draw(0, n_instances=8, dim=6)
     twin = case.make_twin(model.state_dict())
     scores = case.place_scores(ab.batched(model.scores, policy=policy)(instances))
     for found, instance in zip(scores, instances, strict=True):
