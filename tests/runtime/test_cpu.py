@@ -18,7 +18,7 @@ from parity import TOLERANCES, compare, compare_gradients
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
 
-N_SEEDS, N_SLOW_SEEDS = 25, 300
+N_SEEDS, N_SLOW_SEEDS = 20, 300
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
