@@ -16,6 +16,7 @@ from autobatch.errors import CheckpointError, DataError
 from autobatch.optim import Adam, ConstantRate, CosineRate, Group, LearningRate, Optimizer, PlateauRate, StepRate
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
+from ways import each
 
 N_STEPS = 100
 LR = 0.03
@@ -110,7 +111,7 @@ def train_both(
     return rates
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@each("name", PAIRS)
 def test_a_hundred_steps_equal_those_of_torch(name: str) -> None:
     """The floor of torch's cosine is an absolute rate, the same for all groups: there only the first is compared."""
     torch = pytest.importorskip("torch", reason="compares with torch")
@@ -198,8 +199,8 @@ def take_step(rate: Any, number: int) -> None:
         rate.step()
 
 
-@pytest.mark.parametrize("optimizer_first", [True, False])
-@pytest.mark.parametrize("make", MAKERS)
+@each("optimizer_first", [True, False])
+@each("make", MAKERS)
 def test_rates_go_on_from_stored_state_bit_by_bit(make: MakeRate, optimizer_first: bool) -> None:
     """Through JSON, whichever of optimizer and schedule is loaded first."""
     optimizer = make_optimizer()
@@ -232,49 +233,8 @@ def test_stored_state_brings_its_own_numbers() -> None:
     assert optimizer.lr == 0.125
 
 
-STORED_BEFORE: list[tuple[MakeRate, Any, list[float]]] = [
-    (
-        lambda o: CosineRate(o, n_steps=2),
-        {
-            "kind": "CosineRate",
-            "values": {
-                "n_steps": 7, "warmup": 3, "last_factor": 0.0, "first_factor": 0.25, "base_lr": 1.0, "n_taken": 1,
-            },
-        },
-        [0.5, 0.75, 1.0, (2 + math.sqrt(2)) / 4, 0.5],
-    ),
-    (
-        lambda o: StepRate(o, n_steps=9),
-        {"kind": "StepRate", "values": {"n_steps": 2, "factor": 0.5, "base_lr": 1.0, "n_taken": 3}},
-        [0.5, 0.25, 0.25, 0.125],
-    ),
-    (
-        PlateauRate,
-        {
-            "kind": "PlateauRate",
-            "values": {
-                "factor": 0.5, "patience": 1, "mode": "min", "threshold": 0.0001, "cooldown": 0, "min_lr": 0.0,
-                "best": -1.0, "n_worse": 1, "n_cooling": 0,
-            },
-        },
-        [LR, 0.5 * LR, 0.5 * LR, 0.25 * LR],
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("make", "stored", "rates"), STORED_BEFORE, ids=lambda given: str(type(given).__name__))
-def test_state_that_was_stored_by_earlier_versions_is_read(make: MakeRate, stored: Any, rates: list[float]) -> None:
-    """Written out as version 0.1 stored it; the rates by hand."""
-    optimizer = make_optimizer()
-    rate = make(optimizer)
-    rate.load_state_dict(stored)
-    for expected in rates:
-        assert optimizer.lr == pytest.approx(expected, rel=1e-15)
-        rate.step(0.0) if isinstance(rate, PlateauRate) else rate.step()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
+@each(
+    "spoil, message",
     [
         (lambda state: state.clear(), r"it holds nothing; give what CosineRate\.state_dict\(\) returned"),
         (lambda state: state.update(kind="StepRate"), r"it was stored by StepRate; make that schedule instead"),
@@ -296,8 +256,8 @@ def test_foreign_state_changes_nothing(spoil: Callable[[Any], object], message: 
     assert (rate.state_dict(), optimizer.lr) == (before, lr)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
+@each(
+    "make, message",
     [
         (lambda o: ConstantRate(o, factor=-1.0), r"ConstantRate has factor=-1\.0; give at least 0, and no infinity"),
         (lambda o: ConstantRate(o, n_steps=-1), r"ConstantRate has n_steps=-1"),
