@@ -17,6 +17,7 @@ from autobatch import ops
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
 from counting_backend import Counting
 from op_cases import CASES, OPERATORS, Case, CaseModel
+from ways import each
 
 ALL = (*CASES, *OPERATORS)
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
@@ -24,12 +25,10 @@ TO_EAGER = 1e-10
 SIZES = (2, 0, 1, 5)  # calls per instance
 
 
-def all_roles(cases: tuple[Case, ...]) -> list[Any]:
+def all_roles(cases: tuple[Case, ...]) -> list[tuple[Case, tuple[str, ...]]]:
     """Every case, with every way in which its float arguments are parameters or values of other nodes."""
     return [
-        pytest.param(case, roles, id=f"{case}-{'-'.join(roles)}")
-        for case in cases
-        for roles in itertools.product(("value", "parameter"), repeat=len(case.shapes))
+        (case, roles) for case in cases for roles in itertools.product(("value", "parameter"), repeat=len(case.shapes))
     ]
 
 
@@ -65,8 +64,8 @@ def assert_close(found: Any, expected: Any, tolerance: float) -> None:
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", ALL, ids=str)
+@each("dtype", ["float32", "float64"])
+@each("case", ALL)
 def test_eager_is_torchs(case: Case, dtype: str) -> None:
     floats, ints = case.arguments(np.random.default_rng(0))
     expected = case.expect(*map(torch.as_tensor, floats), *map(torch.as_tensor, ints))
@@ -77,15 +76,15 @@ def test_eager_is_torchs(case: Case, dtype: str) -> None:
         assert np.shape(found) == tuple(expected.shape)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("dtype", ["float32", "float64"])
+@each("case", CASES)
 def test_eager_keeps_the_dtype(case: Case, dtype: str) -> None:
     floats, ints = case.arguments(np.random.default_rng(0))
     assert case.compute(*(make_parameter(x, dtype) for x in floats), *ints).dtype == dtype
 
 
 @pytest.mark.parametrize("in_cell", [True, False], ids=["cell", "outside"])
-@pytest.mark.parametrize(("case", "roles"), all_roles(ALL))
+@each("case, roles", all_roles(ALL))
 def test_batched_is_eager_and_torchs(case: Case, roles: tuple[str, ...], in_cell: bool) -> None:
     model, instances = draw_model(case, roles, in_cell)
     loss = ab.batched(model.loss)
@@ -99,8 +98,13 @@ def test_batched_is_eager_and_torchs(case: Case, roles: tuple[str, ...], in_cell
         ab.testing.check_grads(loss, instances, model, np.random.default_rng(1))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernels_need_only_what_cupy_has(case: Case) -> None:
+@each("case", CASES)
+def test_kernels_need_only_what_cupy_has(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(op: Op, xp: Any, arrays: list[Any], out: Any, static: dict[str, Any]) -> None:
+        run_kernel(op, CUPY, arrays, out, static)
+
+    monkeypatch.setattr(reference, "run_kernel", run)
+    monkeypatch.setattr(reference, "Segments", lambda xp, ptr: Segments(CUPY, ptr))
     model, instances = draw_model(case, ("value",) * len(case.shapes))
     value, grads = ab.batched(model.loss, backend=Counting()).value_and_grad(instances)
     expected_value, expected_grads = model.torch_loss(instances)
@@ -150,8 +154,8 @@ TAILS: tuple[tuple[str, Callable[..., Any], Callable[..., Any], list[Any]], ...]
 )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("name", "compute", "expect", "inputs"), TAILS, ids=[name for name, *_ in TAILS])
+@each("dtype", ["float32", "float64"])
+@each("name, compute, expect, inputs", TAILS)
 def test_far_from_zero(name: str, compute: Any, expect: Any, inputs: list[Any], dtype: str) -> None:
     """Infinite where torch is, NaN where torch is, exact in the tails; and no warning, which would be an error here."""
     instances = [np.asarray(x, dtype) for x in inputs]
@@ -161,11 +165,10 @@ def test_far_from_zero(name: str, compute: Any, expect: Any, inputs: list[Any], 
     np.testing.assert_allclose(found, expected, rtol=1e-5 if dtype == "float32" else 1e-13, atol=tiny)
 
 
-@pytest.mark.parametrize(
-    ("name", "compute", "expect", "inputs"),
+@each(
+    "name, compute, expect, inputs",
     [case for case in TAILS if case[0] in ("sigmoid", "softplus", "tanh", "relu", "softmax", "log_softmax")]
     + [case for case in TAILS if case[0].startswith("cross_entropy")],
-    ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_gradients_far_from_zero(name: str, compute: Any, expect: Any, inputs: list[Any]) -> None:
     for x in (x for x in inputs if np.isfinite(x).all() and np.max(np.abs(x)) <= 1e4):
@@ -174,7 +177,7 @@ def test_gradients_far_from_zero(name: str, compute: Any, expect: Any, inputs: l
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-16)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.smooth], ids=str)
+@each("case", [case for case in CASES if case.smooth])
 def test_nan_passes_through(case: Case) -> None:
     floats, ints = case.arguments(np.random.default_rng(0))
     run = ab.batched(ab.cell(lambda arguments: case.compute(*arguments[0], *arguments[1])))
@@ -185,7 +188,7 @@ def test_nan_passes_through(case: Case) -> None:
         np.testing.assert_array_equal(np.isnan(run([(spoilt, ints)])[0]), torch.isnan(expected))
 
 
-@pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0, 3.0])
+@each("exponent", [0.0, 1.0, 2.0, 3.0])
 def test_powers_of_zero_have_torchs_gradient(exponent: float) -> None:
     arrays = ([0.0, 2.0, 0.5], exponent)
     found = Inputs("float64", *arrays).gradients(lambda x, y: ops.sum(x**y))
@@ -212,8 +215,8 @@ def batched_call(compute: Callable[..., Any], arguments: list[tuple[Any, ...]]) 
     return ab.batched(lambda instance: call(*instance))(arguments)
 
 
-@pytest.mark.parametrize(
-    ("compute", "data"),
+@each(
+    "compute, data",
     [
         (lambda x, i, j: x * (i * j), (100_000, 100_000)),
         (lambda x, i, j: x + (i - j), (2_000_000_000, -2_000_000_000)),
@@ -231,7 +234,7 @@ def batched_call(compute: Callable[..., Any], arguments: list[tuple[Any, ...]]) 
         (lambda x, a, b: ops.concat((x, a)) * b, (np.array([1, 2]), 3)),
     ],
 )
-@pytest.mark.parametrize("n_instances", [1, 3])
+@each("n_instances", [1, 3])
 def test_ints_and_floats_of_a_node_are_numbers_like_any(compute: Any, data: tuple[Any, ...], n_instances: int) -> None:
     x = np.array([1.0, 2.0, 3.0], np.float32)
     found = batched_call(compute, [(x, *data)] * n_instances)
@@ -239,8 +242,8 @@ def test_ints_and_floats_of_a_node_are_numbers_like_any(compute: Any, data: tupl
     assert found.dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    ("compute", "argument"),
+@each(
+    "compute, argument",
     [
         (lambda x, ids: ops.lookup(x, ids), np.array([0, 3])),
         (lambda x, ids: ops.lookup(x, ids), -1),
@@ -263,14 +266,14 @@ def test_ids_beside_the_one_that_is_read_may_be_anything() -> None:
     assert batched_call(compute, [(np.arange(3.0), np.array([2, 99]))]).tolist() == [2.0]
 
 
-@pytest.mark.parametrize("label", [3, -1, np.array(3)])
+@each("label", [3, -1, np.array(3)])
 def test_constant_ids_are_checked_too(label: Any) -> None:
     with pytest.raises(DataError, match=r"cross_entropy of -?\d, which is not in 0\.\.2\."):
         batched_call(lambda x: ops.cross_entropy(x, label), [(np.zeros(3),)])
 
 
-@pytest.mark.parametrize(
-    ("compute", "arguments"),
+@each(
+    "compute, arguments",
     [
         (lambda x, i: ops.lookup(x, i + 1), (1,)),
         (lambda x, i: ops.lookup(x, i), (1.0,)),
@@ -338,7 +341,7 @@ REFUSED: tuple[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...], type[
 )
 
 
-@pytest.mark.parametrize(("name", "compute", "shapes", "kind", "text"), REFUSED, ids=[row[0] for row in REFUSED])
+@each("name, compute, shapes, kind, text", REFUSED)
 def test_refused(name: str, compute: Any, shapes: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         compute(*(ab.Parameter(np.zeros(shape)) for shape in shapes))
@@ -346,9 +349,7 @@ def test_refused(name: str, compute: Any, shapes: Any, kind: type[Exception], te
         batched_call(lambda *arrays: compute(*arrays), [tuple(np.zeros(shape) for shape in shapes)])
 
 
-@pytest.mark.parametrize(
-    "use", [np.sin, np.add.reduce, lambda x: np.exp(x, out=np.zeros(3)), lambda x: np.add(x, x, where=False)]
-)
+@each("use", [np.sin, np.add.reduce, lambda x: np.exp(x, out=np.zeros(3)), lambda x: np.add(x, x, where=False)])
 def test_numpy_functions_that_are_no_ops_are_refused(use: Any) -> None:
     with pytest.raises(GraphError, match="which it cannot record"):
         use(ab.Parameter(np.zeros(3)))
@@ -356,7 +357,7 @@ def test_numpy_functions_that_are_no_ops_are_refused(use: Any) -> None:
         batched_call(lambda x: use(x), [(np.zeros(3),)])
 
 
-@pytest.mark.parametrize("constant", [None, "text", object(), np.array(["text"])])
+@each("constant", [None, "text", object(), np.array(["text"])])
 def test_constants_are_numbers(constant: Any) -> None:
     with pytest.raises(GraphError, match="number"):
         batched_call(lambda x: x * 2.0 == constant, [(np.zeros(3),)])
