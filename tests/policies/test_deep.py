@@ -24,8 +24,7 @@ from autobatch.policies.rules.rules import Score, Weights
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, random_batch, random_dag
-from learning.deep import DeepLearning, learn_deep, learn_families, plot_curve, require_packages
-from learning.distill import distill_fsm, distill_rule, fit_choices
+from ways import each
 
 ALGORITHMS = ("ppo", "dqn")
 TINY = DeepLearning(steps=600, seats=4, hidden=4, measure_every=300)
@@ -78,7 +77,7 @@ def test_compiled_scores_are_those_of_torch(n_types: int) -> None:
         np.testing.assert_allclose(scores_of(network, rows, overall), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_scores_follow_the_types_and_do_not_see_absent_ones(seed: int) -> None:
     rng = np.random.default_rng(seed)
     network, (rows, overall) = random_network(rng), random_rows(rng, 6)
@@ -164,7 +163,7 @@ def test_it_does_not_depend_on_the_numbers_of_types() -> None:
         assert abs(len(Deep().plan_best(renamed)) - len(Deep().plan_best(dag))) <= 1, "only ties may fall otherwise"
 
 
-@pytest.mark.parametrize("part", Network._fields)
+@each("part", Network._fields)
 def test_weights_that_do_not_fit_are_refused(part: str) -> None:
     network = random_network(np.random.default_rng(0))
     with pytest.raises(ValueError, match="is needed"):
