@@ -12,7 +12,8 @@ import torch
 import autobatch as ab
 from autobatch.errors import AutobatchError, GraphError, ShapeError
 from autobatch.runtime.interpreter.reference import Reference
-from counting_backend import Counting
+from cupy_surface import CUPY
+from ways import each
 
 TOLERANCE = 1e-10
 DIM = 3
@@ -93,11 +94,11 @@ ATTENTION: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
         lambda xs, q: torch_attend(q, xs, xs, 0.25),
     ),
 )
-BOTH = [pytest.param(form, twin, id=name) for name, form, twin in (*FORMS, *ATTENTION)]
+BOTH = [(form, twin) for _, form, twin in (*FORMS, *ATTENTION)]
 
 
-@pytest.mark.parametrize("in_cell", [True, False], ids=["cell", "outside"])
-@pytest.mark.parametrize(("form", "twin"), BOTH)
+@each("in_cell", [True, False])
+@each("form, twin", BOTH)
 def test_any_number_of_values(form: Any, twin: Any, in_cell: bool) -> None:
     weights = Weights()
 
@@ -122,8 +123,8 @@ def test_any_number_of_values(form: Any, twin: Any, in_cell: bool) -> None:
         assert run.last.batches == 5  # arrays, the instance that is a constant, feeds, forms of 0 to 20 values, sums
 
 
-@pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=str)
-@pytest.mark.parametrize(("name", "form", "twin"), FORMS, ids=[name for name, *_ in FORMS])
+@each("shape", [(), (2,), (2, 3)])
+@each("name, form, twin", FORMS)
 def test_values_of_any_shape(name: str, form: Any, twin: Any, shape: tuple[int, ...]) -> None:
     weights = Weights(shape)
     call = ab.cell(lambda values: ab.sum(form(values, shape, None) * weights.out))
@@ -138,8 +139,8 @@ def test_values_of_any_shape(name: str, form: Any, twin: Any, shape: tuple[int, 
     compare(weights, loss, torch_loss, draw(shape))
 
 
-@pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=str)
-@pytest.mark.parametrize("query", ["parameter", "array", "value"])
+@each("shape", [(), (2,), (2, 3)])
+@each("query", ["parameter", "array", "value"])
 def test_attention_over_keys_and_values(query: str, shape: tuple[int, ...]) -> None:
     weights, array = Weights(shape), np.array([0.5, -1.0, 2.0])
     call = ab.cell(lambda q, keys, values: ab.sum(ab.attend(q, keys, values, shape=shape) * weights.out))
@@ -214,7 +215,7 @@ BODIES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("name", "body"), BODIES, ids=[name for name, _ in BODIES])
+@each("name, body", BODIES)
 def test_lists_whose_length_the_body_uses(name: str, body: Any) -> None:
     weights = Weights()
     call = ab.cell(lambda values: ab.sum(body(values) * weights.out))
@@ -352,8 +353,8 @@ ONE, OTHER = np.zeros(2), np.zeros(3)
 UNEQUAL = "lists of different lengths|as many keys as values"
 
 
-@pytest.mark.parametrize(
-    ("body", "lists", "text"),
+@each(
+    "body, lists, text",
     [
         (ab.sum_n, ([],), "needs shape="),
         (ab.mean_n, ([],), "needs shape="),
