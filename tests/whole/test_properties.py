@@ -16,11 +16,11 @@ from autobatch.graph.build import merge_graphs
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.runtime.interpreter.reference import Reference
 from random_programs import Instance, RandomModel, draw_instances, draw_model
-from stations import record
+from ways import each
 
 pytestmark = pytest.mark.usefixtures("_checked")
 RELATIVE = 1e-10
-N_SEEDS, N_SLOW_SEEDS = 40, 400
+N_SEEDS, N_SLOW_SEEDS = 20, 400
 POLICIES = ("unbatched", "depth", "agenda")
 WAYS = [
     *((policy, PASSES) for policy in POLICIES),
@@ -78,7 +78,7 @@ def assert_close(found: Any, expected: Any, what: str = "") -> None:
     assert np.all(np.abs(found - expected) <= RELATIVE * scale), what
 
 
-@pytest.mark.parametrize(("policy", "rewrites"), WAYS, ids=lambda w: w if isinstance(w, str) else "+".join(w) or "none")
+@each("policy, rewrites", WAYS)
 @pytest.mark.parametrize("seed", seeds())
 def test_batched_is_one_at_a_time(seed: int, policy: str, rewrites: tuple[str, ...]) -> None:
     work = draw_workload(seed)
@@ -120,9 +120,10 @@ def test_single_precision_is_double_precision_rounded(seed: int) -> None:
 def test_recorded_graphs_are_the_instances(seed: int) -> None:
     """Recorded at once or one by one, merged in any order, some twice, and after the parameters have changed."""
     work = draw_workload(seed)
-    loss = ab.batched(work.model.everything, backend=Reference(poison=True))
+    loss = ab.batched(work.model.everything, backend=Reference(poison=True), rewrites=())
     graphs = loss.record_all(work.instances)
-    merged, direct = merge_graphs(graphs), record(loss, work.instances)
+    merged, direct = merge_graphs(graphs), loss.merged(work.instances)
+    loss.rewrites = DEFAULT
     assert merged.words.tobytes() == direct.words.tobytes()
     assert merged.floats.tobytes() == direct.floats.tobytes()
     assert merged.structures == direct.structures
@@ -138,14 +139,15 @@ def test_recorded_graphs_are_the_instances(seed: int) -> None:
 def test_the_draws_have_all_that_programs_can_have() -> None:
     seen: Counter[str] = Counter()
     for seed in range(N_SEEDS):
-        work = draw_workload(seed)
-        loss = ab.batched(work.model.loss, rewrites=())
-        loss(work.instances)
+        rng = np.random.default_rng(seed)
+        model = draw_model(rng, smooth=seed % 2 == 0)
+        loss = ab.batched(model.loss, rewrites=())
+        loss(draw_instances(rng, model, n=6))
         assert loss.last is not None
         note_graph(seen, loss.last.graph)
-        note_types(seen, loss.recorder.types.types)
+        note_types(seen, loss.merged([]).types.types)
         kinds = loss.last.graph.type_id
-        without_ports = {t.number for t in loss.recorder.types.types if not t.program.ports}
+        without_ports = {t.number for t in loss.merged([]).types.types if not t.program.ports}
         n_edges = np.diff(loss.last.graph.edge_ptr)
         seen["a port without edges"] += sum(k not in without_ports for k in kinds[n_edges == 0].tolist())
     everything = {
