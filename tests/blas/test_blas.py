@@ -168,25 +168,13 @@ def test_a_provider_that_is_unknown_or_absent_is_told(monkeypatch: pytest.Monkey
 
 def test_without_an_openblas_numpy_multiplies_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "_pool_of_numpy", lambda: None)
-    numpy = finding._find_numpy()
+    numpy = FINDERS["numpy"]()
     assert numpy.addresses == {}
     out = np.ones((2, 2))
     numpy.multiply(np.eye(2), np.eye(2), out, accumulate=True)
     assert out.tolist() == [[2.0, 1.0], [1.0, 2.0]]
-    assert finding.faster_routines() is None
-
-
-@pytest.mark.parametrize(
-    ("has_avx512", "architecture", "expected"),
-    [(True, "Haswell", "SkylakeX"), (True, "SkylakeX", None), (False, "Haswell", None)],
-)
-def test_routines_that_openblas_leaves_unused_are_named(
-    has_avx512: bool, architecture: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = SimpleNamespace(architecture=architecture)
-    monkeypatch.setattr(finding, "_pool_of_numpy", lambda: pool)
-    monkeypatch.setattr(finding, "has_avx512", lambda: has_avx512)
-    assert finding.faster_routines() == expected
+    with pytest.raises(BackendError, match="not an OpenBLAS of which a second copy"):
+        FINDERS["openblas"]()
 
 
 def test_threads_are_limited_inside_blocks_and_set_back(provider: Provider) -> None:
