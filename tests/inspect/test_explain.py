@@ -12,10 +12,9 @@ import pytest
 import autobatch as ab
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
-from autobatch.graph.rewrite.passes import rewrite
 from autobatch.schedule.make import make_schedule
 from random_programs import draw_instances, draw_model
-from stations import record
+from ways import each
 
 PNG = b"\x89PNG\r\n"
 
@@ -231,7 +230,7 @@ DIFFERENCES: dict[str, tuple[Any, Any, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("difference", DIFFERENCES)
+@each("difference", DIFFERENCES)
 def test_what_makes_two_types_of_one_cell_is_said(difference: str) -> None:
     *calls, text = DIFFERENCES[difference]
     report = ab.batched(lambda n: ab.sum(calls[n]())).explain([0, 1])
@@ -241,15 +240,15 @@ def test_what_makes_two_types_of_one_cell_is_said(difference: str) -> None:
     assert text in one
 
 
-@pytest.mark.parametrize("policy", ["unbatched", "depth", "agenda"])
-@pytest.mark.parametrize("seed", range(5))
+@each("policy", ["unbatched", "depth", "agenda"])
+@each("seed", range(5))
 def test_every_type_that_ran_alone_is_named(seed: int, policy: str) -> None:
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)
     instances = draw_instances(rng, model, n=4)
     loss = ab.batched(model.loss, policy=policy)
     report = loss.explain(instances)
-    graph, _ = rewrite(record(loss, instances))
+    graph = loss.merged(instances)
     batches = [(graph.types.names[kind], nodes.size) for kind, nodes in make_schedule(graph, loss.policy)]
     assert {t.name: (t.nodes, t.batches, t.alone) for t in report.types} == {
         name: (
