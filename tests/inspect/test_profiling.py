@@ -18,6 +18,7 @@ from autobatch.inspect.profiling import STAGES, Profile
 from autobatch.plan.plan import Plan
 from autobatch.runtime.interpreter.reference import Reference
 from random_programs import draw_instances, draw_model
+from ways import each
 
 SLACK_US = 1e-3  # times in a trace are rounded to this
 
@@ -62,7 +63,7 @@ def test_every_batch_has_its_rows_and_bytes() -> None:
     profile = loss.profile(WORDS, training=True)
     (call,) = profile.calls
     assert (call.instances, call.nodes, call.plan_hit) == (3, 9, None)
-    names = [(span.stage, loss.recorder.types.names[span.kind], span.rows) for span in call.batches]
+    names = [(span.stage, loss.merged([]).types.names[span.kind], span.rows) for span in call.batches]
     assert names == [
         ("forward", "read", 6), ("forward", "total", 3), ("backward", "total", 3), ("backward", "read", 6),
         ("weights", "read", 6), ("weights", "total", 3),
@@ -79,8 +80,8 @@ def test_every_batch_has_its_rows_and_bytes() -> None:
     assert int(plan.block_rows.sum()) == 6 + 3 + 6
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@each("seed", range(6))
+@each("training", [True, False])
 def test_rows_and_bytes_are_those_of_the_plan(seed: int, training: bool) -> None:
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True).astype("float64")
