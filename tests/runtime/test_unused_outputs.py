@@ -10,6 +10,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.runtime.cpu.backend import Cpu
+from ways import each
 
 BACKENDS = ["reference", "cpu"]
 DIM = 3
@@ -100,9 +101,9 @@ def draw(n: int, seed: int = 1) -> list[Any]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("n", [1, 64])
-@pytest.mark.parametrize("name", SINGULAR)
-@pytest.mark.parametrize("use", ["used", "passed", "chained", "with_aux", "alone"])
+@each("n", [1, 64])
+@each("name", SINGULAR)
+@each("use", ["used", "passed", "chained", "with_aux", "alone"])
 def test_what_is_not_used_has_no_gradient(use: str, name: str, n: int, backend: str) -> None:
     model = Beside(SINGULAR[name]).astype("float64")
     xs = draw(n)
@@ -212,24 +213,24 @@ def test_cells_that_are_traced_again_stop_at_the_same_outputs(backend: str) -> N
         for instances in (graphs, xs, graphs):
             _, grads = loss.value_and_grad(instances, reduce="sum")
             np.testing.assert_allclose(grads["W"], sum(slopes), rtol=1e-12)
-    n_types = len(loss.recorder.types)
+    n_types = len(loss.merged([]).types)
     assert loss.last.plan_hit
     loss.value_and_grad(xs)
-    assert len(loss.recorder.types) == n_types == 3
+    assert len(loss.merged([]).types) == n_types == 3
 
 
 def test_inference_and_cells_without_singular_ops_have_no_other_types() -> None:
     model = Beside(ab.tanh)
     loss = ab.batched(model.used, backend="reference")
     loss.value_and_grad(draw(4))
-    n_types = len(loss.recorder.types)
+    n_types = len(loss.merged([]).types)
     singular = Beside(SINGULAR["log"])
     other = ab.batched(singular.used, backend="reference")
     with np.errstate(all="ignore"):
         other(draw(4))
-    assert len(other.recorder.types) == n_types
+    assert len(other.merged([]).types) == n_types
     other.value_and_grad(draw(4))
-    assert other.recorder.types.names == ["constant", "both#1", "both#2"]
+    assert other.merged([]).types.names == ["constant", "both#1", "both#2"]
     assert other.last is not None
     assert loss.last is not None
     assert other.last.batches == loss.last.batches
