@@ -83,9 +83,19 @@ def test_eager_keeps_the_dtype(case: Case, dtype: str) -> None:
     assert case.compute(*(make_parameter(x, dtype) for x in floats), *ints).dtype == dtype
 
 
-@pytest.mark.parametrize("in_cell", [True, False], ids=["cell", "outside"])
 @each("case, roles", all_roles(ALL))
-def test_batched_is_eager_and_torchs(case: Case, roles: tuple[str, ...], in_cell: bool) -> None:
+def test_ops_in_a_cell_are_eager_and_torchs(case: Case, roles: tuple[str, ...]) -> None:
+    check(case, roles, in_cell=True)
+
+
+@each("case, roles", [(c, roles) for c, roles in all_roles(ALL) if c in OPERATORS or len(set(roles)) == 1])
+def test_ops_outside_of_cells_are_eager_and_torchs(case: Case, roles: tuple[str, ...]) -> None:
+    """An op is a cell of its own there: parameters and values are mixed where they are for operators, and in cells."""
+    check(case, roles, in_cell=False)
+
+
+def check(case: Case, roles: tuple[str, ...], in_cell: bool) -> None:
+    """Compare batched with eager results, both and gradients with torch's, and gradients with slopes."""
     model, instances = draw_model(case, roles, in_cell)
     loss = ab.batched(model.loss)
     ab.testing.check_batched(model.loss, loss, instances, TO_EAGER)
