@@ -9,7 +9,6 @@ import tracemalloc
 from importlib.metadata import PackageNotFoundError
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np

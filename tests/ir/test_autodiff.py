@@ -328,7 +328,7 @@ def stages(body: Callable[..., Any], *arguments: Any) -> Derivative:
     """The derivative of a cell that was called once with these arguments."""
     run = ab.batched(lambda _: ab.cell(body)(*arguments), module=WEIGHTS)
     run([None])
-    (program,) = [t.program for t in run.merged([]).types.types if t.name == "<lambda>"]
+    (program,) = [t.program for t in run.recorder.types.types if t.name == "<lambda>"]
     return differentiate(program)
 
 

@@ -191,10 +191,6 @@ ENTRIES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: store.keep_decision("signature", "a", store.Decision(Variant(), "measured")),
         lambda: store.find_decisions("signature"),
     ),
-    "measured": (
-        lambda: store.keep_measured("cpu", [((1.0, 2.0, 3.0), 4.0)]),
-        lambda: store.find_measured("cpu"),
-    ),
 }
 
 

@@ -251,7 +251,8 @@ def test_passes_take_several_numbers_at_a_time() -> None:
     """What is compiled has square roots and quotients of whole vectors, for a row of a table too."""
     long, flat = np.zeros(4, np.int64), np.zeros(64, np.float32)
     update = numba.njit(error_model="numpy")(rules.update_rows.python)
-    update(rules.ALL, 4, 16, flat, 16, flat.copy(), flat.copy(), long[:0], flat, flat, np.zeros(4, bool), flat.copy())
+    gradient = long[:0], flat, np.zeros(4, bool)
+    update(rules.ALL, (4, 16, 16), flat, flat.copy(), flat.copy(), gradient, flat.copy(), flat.copy())
     (code,) = update.inspect_llvm().values()
     for operation in (r"= .*call .*<\d+ x float> @llvm\.sqrt", r"= fdiv .*<\d+ x float>"):
         assert len(re.findall(operation, code)) >= 2, operation

@@ -18,13 +18,14 @@ from autobatch.policies.fsm.machine import Machine, TypeNames
 from autobatch.policies.fsm.qlearning import Progress
 from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES
 from autobatch.policies.networks.network import Deep, Network, score_types, to_network
-from autobatch.policies.rl import deep
 from autobatch.policies.rl.families import draw, draw_graphs
 from autobatch.policies.rules.rules import Score, Weights
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, random_batch, random_dag
-from ways import each
+from learning import deep
+from learning.deep import DeepLearning, learn_deep, learn_families, plot_curve, require_packages
+from learning.distill import distill_fsm, distill_rule, fit_choices
 
 ALGORITHMS = ("ppo", "dqn")
 TINY = DeepLearning(steps=600, seats=4, hidden=4, measure_every=300)
@@ -77,7 +78,7 @@ def test_compiled_scores_are_those_of_torch(n_types: int) -> None:
         np.testing.assert_allclose(scores_of(network, rows, overall), expected, atol=2e-5)
 
 
-@each("seed", range(10))
+@pytest.mark.parametrize("seed", range(10))
 def test_scores_follow_the_types_and_do_not_see_absent_ones(seed: int) -> None:
     rng = np.random.default_rng(seed)
     network, (rows, overall) = random_network(rng), random_rows(rng, 6)
@@ -163,7 +164,7 @@ def test_it_does_not_depend_on_the_numbers_of_types() -> None:
         assert abs(len(Deep().plan_best(renamed)) - len(Deep().plan_best(dag))) <= 1, "only ties may fall otherwise"
 
 
-@each("part", Network._fields)
+@pytest.mark.parametrize("part", Network._fields)
 def test_weights_that_do_not_fit_are_refused(part: str) -> None:
     network = random_network(np.random.default_rng(0))
     with pytest.raises(ValueError, match="is needed"):

@@ -35,14 +35,8 @@ from learning.evolution import (
     learn_rule,
     measure_loss,
 )
-from autobatch.policies.rl.families import FAMILIES, draw_graphs, make_forest
-from autobatch.policies.rules.rules import LEARNED, Score, Weights
-from autobatch.policies.search.bounds import pair_bound
-from autobatch.schedule.schedule import min_batches
-from autobatch.schedule.schedule_check import check_schedule
-from datasets import REAL, SMALL, needs_real, real
-from ways import each
 
+DATA = Path(__file__).parents[3] / "shared" / "data"
 START = Weights(0.5, 1.0, 0.5, 0.5)
 SHORT = Evolution(generations=8, population=8)
 
@@ -148,7 +142,7 @@ def test_bounds_that_must_be_reached_are() -> None:
     assert loss_of(traps, rule.weights) == 0 == min(rule.about["curves"]["loss"])
 
 
-@each("n_steps", FOREST_STEPS)
+@pytest.mark.parametrize("n_steps", FOREST_STEPS)
 def test_forests_and_their_bound(n_steps: int) -> None:
     """Leaves; `n_steps` inner nodes in a row; output, loss, sum."""
     forest = make_forest(FOREST_SIZE, n_steps)
@@ -197,26 +191,26 @@ def test_the_weights_in_the_package_are_learned_again() -> None:
 
 
 def held_out_lattices(form: str) -> list[Graph]:
-    lattices = read_lattices(REAL / "lattice" / "train.txt")
+    lattices = read_lattices(DATA / "lattice" / "train.txt")
     return [make_lattice_graph(lattices[k : k + 32], form) for k in range(32, 32 * 9, 32)]
 
 
 def held_out_trees(size: int) -> list[Graph]:
-    trees = list(islice(read_trees(REAL / "sst" / "train.txt"), size * 9))
+    trees = list(islice(read_trees(DATA / "sst" / "train.txt"), size * 9))
     return [make_two_type_tree_graph(trees[size * k : size * (k + 1)], np.random.default_rng(k)) for k in range(1, 9)]
 
 
-@pytest.mark.parametrize(("folder", "sizes"), [(SMALL, (8, 32)), real((32, 256))])
-def test_score_reaches_the_bound_on_plain_trees(folder: Path, sizes: tuple[int, ...]) -> None:
-    trees = read_trees(folder / "sst" / "train.txt")[: 256 * 20]
-    for size in sizes:
-        graphs = [make_tree_graph(trees[first : first + size]) for first in range(0, min(len(trees), 20 * size), size)]
+@pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
+def test_score_reaches_the_bound_on_plain_trees() -> None:
+    trees = read_trees(DATA / "sst" / "train.txt")[: 256 * 20]
+    for size in (32, 256):
+        graphs = [make_tree_graph(trees[first : first + size]) for first in range(0, 20 * size, size)]
         least = [min_batches(graph) for graph in graphs]
         for rule in ("score", "score+backward"):
             assert [policies.get(rule).schedule(graph).n_batches for graph in graphs] == least
 
 
-@needs_real
+@pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not there")
 @pytest.mark.parametrize(
     ("workload", "batches", "gap"),
     [

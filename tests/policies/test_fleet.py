@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from autobatch.graph.dag import Dag, chains_ahead, to_dag
 from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES, describe
@@ -12,7 +13,7 @@ from autobatch.schedule.chains import start_chains
 from autobatch.schedule.restricted import start_restricted, unblock
 from autobatch.schedule.simulator import Simulator, stack, start, start_all, step
 from graphs import random_dag
-from ways import each
+from simulator import step_at_random, step_by_score
 
 SEEDS = range(10)
 
@@ -43,7 +44,7 @@ def assert_as_alone(sim: Simulator, dags: list[Dag]) -> None:
         assert (sim.tail[mine] - sim.head[mine]).tolist() == (alone.tail - alone.head).tolist()
 
 
-@each("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_given_types_run_as_they_do_alone(seed: int) -> None:
     dags = some_dags(seed)
     dag, node_ptr = stack(dags)
@@ -56,17 +57,7 @@ def test_given_types_run_as_they_do_alone(seed: int) -> None:
     assert done == sum(int(sim.batch_end[p + k - 1]) - int(p) for p, k in zip(node_ptr, sim.n_batches, strict=False))
 
 
-def test_k_steps_in_one_call_are_k_calls_of_one() -> None:
-    dags = some_dags(3)
-    dag, node_ptr = stack(dags)
-    one, other = start_all(dag, node_ptr), start_all(dag, node_ptr)
-    choices = np.random.default_rng(0).integers(0, 4, size=(20, len(dags)), dtype=np.int32)
-    n_nodes = step_each(one, choices)
-    assert sum(step_each(other, row[None]) for row in choices) == n_nodes
-    assert [history(one, g) for g in range(5)] == [history(other, g) for g in range(5)]
-
-
-@each("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_drawn_types_run_as_they_do_alone_and_finished_dags_start_again(seed: int) -> None:
     dags = some_dags(seed)
     dag, node_ptr = stack(dags)
@@ -81,7 +72,7 @@ def test_drawn_types_run_as_they_do_alone_and_finished_dags_start_again(seed: in
     assert [history(same, g) for g in range(5)] == [history(sim, g) for g in range(5)]
 
 
-@each("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_scored_types_are_those_of_the_rule(seed: int) -> None:
     dags = some_dags(seed)
     dag, node_ptr = stack(dags)
@@ -94,7 +85,7 @@ def test_scored_types_are_those_of_the_rule(seed: int) -> None:
             assert history(sim, g) == sequence[: (k - 1) % len(sequence) + 1]
 
 
-@each("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_restricted_frontiers_of_stacked_dags_are_those_of_each_alone(seed: int) -> None:
     dags = some_dags(seed)
     fleet = make_fleet(dags)
@@ -152,7 +143,7 @@ def defined(dag: Dag, done: set[int]) -> tuple[np.ndarray, np.ndarray]:
     return rows, np.array(overall)
 
 
-@each("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_features_follow_their_definitions(seed: int) -> None:
     dags = some_dags(seed, n=3)
     fleet = make_fleet(dags, n_types=6)
