@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,14 +13,14 @@ from autobatch.runtime import step
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.tuning import tuner
 from autobatch.tuning.variant import OTHERS
-from noting_backend import NotingBackend
+from noting_backend import NotedExecutable, NotingBackend
 
 
 class Clockwork:
     """Time passes only while batches run: by nodes, faster with threads, and slower by what others take.
 
     Attributes:
-        asked: how many threads each run was allowed.
+        asked: how many threads each run might use.
         slower: times as long with more than one thread.
     """
 
@@ -33,21 +31,17 @@ class Clockwork:
     def __call__(self) -> float:
         return self.now
 
-    def run(self, n_nodes: int) -> None:
-        n_threads = self.asked[-1]
-        self.now += 1e-6 * n_nodes * (self.slower / (self.per_thread * n_threads) if n_threads > 1 else 1.0)
-
-    @contextmanager
-    def limit(self, n_threads: int = 1) -> Iterator[int]:
+    def run(self, executable: NotedExecutable) -> None:
+        n_threads, n_nodes = executable.options.threads, executable.plan.graph.n_nodes
         self.asked.append(n_threads)
-        yield n_threads
+        self.now += 1e-6 * n_nodes * (self.slower / (self.per_thread * n_threads) if n_threads > 1 else 1.0)
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     """Put this code on a machine of four cores whose time is known."""
     found = Clockwork()
     monkeypatch.setattr(step, "perf_counter", found)
-    monkeypatch.setattr(threads, "limit_threads", found.limit)
+    monkeypatch.setattr(threads, "most_threads", lambda: 4)
     monkeypatch.setattr(tuner, "most_threads", lambda: 4)
     return found
 
@@ -76,7 +70,7 @@ def train(loss: ab.Batched, n_calls: int, size: int = 4) -> list[Any]:
 
 def make(clock: Clockwork, **options: Any) -> tuple[ab.Batched, NotingBackend]:
     """A loss on the reference backend and a clock, and its backend."""
-    backend = NotingBackend(Reference(), on_run=lambda plan: clock.run(plan.graph.n_nodes))
+    backend = NotingBackend(Reference(), on_run=clock.run)
     loss = ab.batched(Pairs().astype("float64").loss, policy="depth", backend=backend, **options)
     return loss, backend
 

@@ -15,7 +15,7 @@ class NotingBackend:
 
     Args:
         inner: the other one.
-        on_run: is given each plan that is run, before it is.
+        on_run: is given each executable that is run, before it is.
         extra_bytes: of scratch memory that a plan is said to take beside what the other one takes.
 
     Attributes:
@@ -25,7 +25,7 @@ class NotingBackend:
     def __init__(
         self,
         inner: Backend,
-        on_run: Callable[[Plan], object] = lambda plan: None,
+        on_run: Callable[[NotedExecutable], object] = lambda executable: None,
         extra_bytes: Callable[[Plan, RunOptions], int] = lambda plan, options: 0,
     ) -> None:
         self.inner, self.name, self.on_run, self.extra_bytes = inner, inner.name, on_run, extra_bytes
@@ -43,7 +43,7 @@ class NotedExecutable:
         self.n_bytes = inner.n_bytes + backend.extra_bytes(plan, options)
 
     def forward(self, randomness: Randomness, timer: Timer | None = None) -> Run:
-        self.backend.on_run(self.plan)
+        self.backend.on_run(self)
         self.backend.ran.append(self)
         return self.inner.forward(randomness, timer)
 

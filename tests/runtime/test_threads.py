@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.plan.plan import Plan
 from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.interpreter.reference import Reference
+from autobatch.runtime.interpreter.reference import InterpretedRun, Reference
 from autobatch.system import turns
-from noting_backend import NotingBackend
+from noting_backend import NotedExecutable, NotingBackend
 
 DIM = 3
 BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": lambda: Cpu(jitted=False)}
@@ -305,9 +304,9 @@ def test_an_error_or_an_interrupt_lets_the_others_go_on(monkeypatch: pytest.Monk
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    for name in ("forward", "backward"):
+    for name in ("__init__", "backward"):
         with monkeypatch.context() as patch:
-            patch.setattr(broken.backend, name, interrupted)
+            patch.setattr(InterpretedRun, name, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 broken.value_and_grad([(1, 2)])
     in_threads(lambda: run.value_and_grad([(1, 2)]), lambda: broken.value_and_grad([(1, 2)]))
@@ -341,7 +340,7 @@ def test_a_child_process_does_not_wait_for_threads_that_it_does_not_have() -> No
     run: Any = ab.batched(model.loss)
     expected = run([(1, 2)])
 
-    def wait(plan: Plan) -> None:
+    def wait(executable: NotedExecutable) -> None:
         reached.set()
         assert done.wait(30)
 

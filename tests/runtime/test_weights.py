@@ -59,9 +59,9 @@ class Chain(ab.Module):
         return self.loss(words) + self.curved(self.step(self.start, words[0]))
 
 
-def direct_stages(loss: Any) -> dict[str, bool]:
+def direct_stages(loss: Any, has_aux: bool) -> dict[str, bool]:
     """Of each cell whether its weight stage runs directly."""
-    (part,) = loss.prepare(SENTENCES, training=True).parts
+    (part,) = loss.prepare(SENTENCES, training=True, has_aux=has_aux).parts
     return {cell.cell.program.name: cell.weights.is_direct for cell in part.executable.types.cells.values()}
 
 
@@ -78,7 +78,7 @@ def test_gradients_are_those_of_the_interpreter(function: str, has_aux: bool) ->
     found, expected = (loss.value_and_grad(SENTENCES, has_aux=has_aux) for loss in (ours, theirs))
     for name, gradient in expected[1].items():
         np.testing.assert_allclose(found[1][name], gradient, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
-    is_direct = direct_stages(ours)
+    is_direct = direct_stages(ours, has_aux)
     assert is_direct["step"]
     assert is_direct["score"]
     assert is_direct.get("curved", False) is False
