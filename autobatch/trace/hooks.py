@@ -63,11 +63,6 @@ def hearing(hear: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
             enable()
 
 
-def can_be_hooked(kind: type) -> bool:
-    """Whether a class can be changed."""
-    return bool(kind.__flags__ & HEAP_TYPE)
-
-
 @contextmanager
 def hooked(kind: type) -> Iterator[None]:
     """Within, reads of attributes of this class's instances are reported."""

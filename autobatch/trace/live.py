@@ -16,14 +16,11 @@ from autobatch.ir.builder import Builder, Traced
 from autobatch.params.parameter import Parameter
 
 
-def is_number(x: object) -> bool:
-    """Whether `x` is an int or a float."""
-    return isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, (bool, np.timedelta64))
-
-
 def can_be_live(x: object) -> bool:
-    """Whether `x` is a number, or a plain array of floats."""
-    return is_number(x) or (type(x) is np.ndarray and x.dtype.kind == "f")
+    """Whether `x` is an int or a float, or a plain array of floats."""
+    if isinstance(x, np.ndarray):
+        return type(x) is np.ndarray and x.dtype.kind == "f"
+    return isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, (bool, np.timedelta64))
 
 
 class Live(Parameter):

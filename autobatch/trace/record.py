@@ -105,7 +105,7 @@ class Recorder:
     def _renew(self) -> None:
         """Trace again the cells whose bodies read something from Python that has changed."""
         traces = self.calls.traces
-        if not traces.holds():
+        if not traces.watchlist.holds():
             with recording():
                 traces.name_weights(self.module)
                 traces.renew()
@@ -113,7 +113,7 @@ class Recorder:
     def _check_unchanged(self, n_taken: int) -> None:
         """Refuse a recording in which the function changed what cells read: their nodes would all run with the last."""
         traces = self.calls.traces
-        if not traces.holds() or traces.n_taken != n_taken:
+        if not traces.watchlist.holds() or traces.n_taken != n_taken:
             what = traces.changes() or "a number that a cell reads was changed"
             raise GraphError(
                 f"while instances were recorded, {what}; what a cell reads is the same for all nodes of a mini-batch, "

@@ -8,13 +8,13 @@ share slots by shape and come back per instance.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
 from autobatch.errors import ShapeError
-from autobatch.ir.arguments import Key, Static, is_structure
+from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ops.define import Shape
 from autobatch.trace.handles import Outputs, Value
 
@@ -55,23 +55,21 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
         refs.append(result.ref)
         numbers.append(slot.number)
         return slot
-    if isinstance(result, list):
-        return Key.of_structure(result, [read_result(r, slots, refs, numbers, f"{path}[]") for r in result])
     if isinstance(result, Outputs):
         result = tuple(result)
-    if isinstance(result, tuple):
-        parts = [read_result(r, slots, refs, numbers, f"{path}[{i}]") for i, r in enumerate(result)]
-        return Key.of_structure(result, parts)
-    if isinstance(result, dict):
-        return Key.of_structure(
-            result, [read_result(r, slots, refs, numbers, f"{path} {k!r}") for k, r in result.items()]
-        )
-    if is_structure(result):
-        return Key.of_structure(
-            result,
-            [read_result(getattr(result, f.name), slots, refs, numbers, f"{path}.{f.name}") for f in fields(result)],
-        )
-    return Static(result)
+    if not is_structure(result):
+        return Static(result)
+    parts = zip(parts_of(result), _labels(result), strict=True)
+    return Key.of_structure(result, [read_result(x, slots, refs, numbers, path + label) for x, label in parts])
+
+
+def _labels(structure: Any) -> list[str]:
+    """How messages name the parts of a structure; elements of a list have one name."""
+    if isinstance(structure, dict):
+        return [f" {key!r}" for key in structure]
+    if is_dataclass(structure):
+        return [f".{f.name}" for f in fields(structure)]
+    return ["[]" if isinstance(structure, list) else f"[{i}]" for i in range(len(structure))]
 
 
 def stack_results(structures: Sequence[Any], columns: Sequence[Any]) -> Any:

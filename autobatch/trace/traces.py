@@ -122,7 +122,7 @@ class Traces:
 
     @property
     def watchlist(self) -> Watchlist:
-        """All guards in force."""
+        """All guards in force; it tells whether all traces still hold."""
         watchlist = self._watchlist
         if watchlist is None:
             with self.types.growing:  # or it would lack what another thread traces meanwhile
@@ -138,10 +138,6 @@ class Traces:
         self.dtype = dtype
         for live in list(self._lives.values()):
             live.refresh(dtype)
-
-    def holds(self) -> bool:
-        """Whether all traces in force still hold; live numbers are noted."""
-        return self.watchlist.holds()
 
     def changes(self) -> str:
         """What has changed, in words."""
@@ -200,19 +196,18 @@ class Traces:
     def _trace(self, family: Family) -> tuple[Tracer, Any]:
         """Trace a body; what it changes itself (it may count its calls) is guarded with its value after the trace."""
         held = [guard for trace in self._in_force() for guard in trace.guards if guard.holds()]
-        tracer, (program, structure, guards) = self._trace_body(family)
-        for guard in (*held, *guards):
+        tracer, result = self._trace_body(family)
+        for guard in (*held, *result[-1]):
             if not guard.holds():
                 guard.retake()
         self._watchlist = None
-        return tracer, (program, structure, guards)
+        return tracer, result
 
     def _trace_body(self, family: Family) -> tuple[Tracer, Any]:
-        """Trace a body: with live numbers if that can be, else with constants in their place."""
-        entry = family.entry
+        """Trace a body with live numbers, and again with constants for those that the body needs as numbers."""
+        entry, roots = family.entry, _roots(family.entry, family.keys)
         while True:
             tracer = Tracer(entry.name, self.weight_names)
-            roots = _roots(entry, family.keys)
             watch = Watch(tracer.builder, self._changing, self._lives, self._new_live, family.by_value)
             self.n_traced += 1
             try:
@@ -223,11 +218,11 @@ class Traces:
                 needed = tracer.builder.needed if isinstance(error, NeedsNumber) else set(watch.offered)
                 if not needed:
                     raise
-                family.by_value |= {watch.offered[live] for live in needed}
-                continue
-            if not tracer.builder.needed:
-                return tracer, (program, structure, tuple(watch.guards.values()))
-            family.by_value |= {watch.offered[live] for live in tracer.builder.needed}
+            else:
+                needed = tracer.builder.needed
+                if not needed:
+                    return tracer, (program, structure, tuple(watch.guards.values()))
+            family.by_value |= {watch.offered[live] for live in needed}
 
     def _keep(self, family: Family, program: CellProgram, structure: Any, guards: tuple[Guard, ...]) -> Trace:
         """The trace of a family with this program; the one that it has already, with new guards, if there is one."""

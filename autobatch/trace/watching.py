@@ -30,7 +30,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import Cell
 from autobatch.trace.draws import Draws, is_generator
 from autobatch.trace.guards import MISSING, Contents, Guard, Read, are
-from autobatch.trace.hooks import can_be_hooked, hearing, hooked, listening
+from autobatch.trace.hooks import HEAP_TYPE, hearing, hooked, listening
 from autobatch.trace.live import Live, LiveValue, can_be_live
 from autobatch.trace.scanning import functions_in, is_library, names_in, special_methods
 
@@ -277,7 +277,7 @@ class Watch:
 
     def _hook(self, kind: type) -> bool:
         """Have reads of attributes of a class's instances reported; False if that is impossible."""
-        if kind not in self._hooked and can_be_hooked(kind):
+        if kind not in self._hooked and kind.__flags__ & HEAP_TYPE:
             self._hooked.add(kind)
             self._hooks.enter_context(hooked(kind))
         return kind in self._hooked
