@@ -1,4 +1,4 @@
-"""Making graphs: from lists of nodes and edges, of several graphs, and of one mini-batch its instances."""
+"""Build graphs by hand, merge the graphs of instances into one of a mini-batch, and split it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs before what: one instance's recorded calls, or a whole mini-batch of them, as flat arrays of ints.
+"""Dataflow graphs: the recorded calls of one instance, or of a whole mini-batch, as flat arrays of ints.
 
 A graph holds nodes (calls of cells) in topological order, the edges between them, the int and float data that
 the calls were given, and what the user asked for. It knows types by number only; a `Types` table names them.

@@ -1,4 +1,4 @@
-"""What makes a graph a graph, written from the definition and not from the code that builds one."""
+"""Check that a graph is well formed, from the definition and not from the code that builds one."""
 
 from __future__ import annotations
 

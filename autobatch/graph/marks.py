@@ -1,4 +1,4 @@
-"""Which nodes of a graph, and which of their outputs, a loss depends on."""
+"""Find the nodes of a graph, and their outputs, that a loss depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graphs that models make of data, without the numbers: what batches are planned, bounded and compared on.
+"""Graphs of the models' shapes without numbers, on which batching policies are learned, bounded and compared.
 
 A mini-batch is one graph, with one sum of all its losses, as in ED-Batch (arXiv:2302.03851); states that are not
 computed, such as the first of a chain, are no node, and a sum of one value is that value. What counts as a type moves

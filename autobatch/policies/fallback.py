@@ -1,4 +1,4 @@
-"""A policy for the graphs that it takes, and another one for the rest: for whoever prefers slow to not at all."""
+"""Plan with a second policy where the first one refuses a graph: a warning instead of an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autobatch.system.trust import trusted
 @final
 @trusted
 class Otherwise:
-    """Plans with the first policy; if it is refused, with the second from then on, which a warning says once.
+    """Plans with the first policy until it refuses a graph, then with the second one, and warns once.
 
     Args:
         make_first: makes or loads the policy.

@@ -1,4 +1,4 @@
-"""What names a policy or its costs in the user's cache: a digest of outlines, and a version."""
+"""Name a policy, or its costs, in the user's cache: by a digest of the types' outlines, and a version."""
 
 from __future__ import annotations
 

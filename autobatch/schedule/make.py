@@ -1,4 +1,4 @@
-"""Asking a policy for a schedule, which is checked."""
+"""Ask a policy for a schedule, and check what it gives."""
 
 from __future__ import annotations
 

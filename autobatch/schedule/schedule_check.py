@@ -1,4 +1,4 @@
-"""What makes a schedule one of a graph, written from the definition: every node once, after its inputs, by type."""
+"""Check a schedule from the definition: every node runs once, after its inputs, in a batch of its type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices that change how long a mini-batch takes and not what it computes, measured on the mini-batches themselves.
+"""Choose by measuring among ways to run mini-batches that differ in time, not in what they compute.
 
 variant    what can be chosen, and how choices are written down and read
 trial      variants in turn on whole mini-batches; and a watch over threads that were chosen

@@ -1,4 +1,4 @@
-"""Variants in turn on whole mini-batches, and a watch over the threads that were chosen.
+"""Compare variants by running them in turn on whole mini-batches, and watch the threads that were chosen.
 
 Each mini-batch runs once, under the variant whose turn it is. The first run of each is not counted: it compiles, and
 grows buffers. Then come rounds, in each of which every variant runs once, in another order. What is counted is time per

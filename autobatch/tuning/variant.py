@@ -1,4 +1,4 @@
-"""Ways to run a mini-batch that give the same results up to rounding, and how choices among them are written down.
+"""Variants: ways to run a mini-batch that give the same results up to rounding; and reading and writing decisions.
 
 A variant says which rewrites and planner's switches are on, how many threads there are, and which library multiplies.
 Decisions are a table of variants: one for each class of mini-batches, and under "*" one for all others. As JSON they

@@ -17,9 +17,10 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
+from autobatch.graph.sketch import Sketch
 from autobatch.jit.arrays import FloatArray
 from autobatch.policies.fsm.qlearning import Progress
-from autobatch.policies.rl.families import draw_graphs, make_forest
+from autobatch.policies.rl.families import draw_graphs
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.rules import Score, Weights
 from autobatch.policies.sequences.compaction import compact as compact_sequence
@@ -181,6 +182,30 @@ def measure_loss(counts: FloatArray) -> float:
     """
     forward, backward, compacted = np.log(counts[:, :3] / counts[:, 3:]).mean(axis=0)
     return float(compacted / 2 + forward / 4 + backward / 4)
+
+
+def make_forest(n_trees: int, n_steps: int) -> Dag:
+    """Make plain trees of one inner node, and one where `n_steps` of them follow each other, with one sum of losses.
+
+    Types: leaf, inner, output, loss, sum. While the chain goes on, all else could run: whoever lets outputs run too
+    early, as nearly all are ready, needs a batch more than the bound.
+
+    >>> make_forest(n_trees=2, n_steps=3).type_id.tolist()
+    [0, 2, 3, 0, 1, 2, 3, 0, 2, 3, 0, 1, 2, 3, 0, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4]
+    """
+    sketch, losses = Sketch(5), []
+
+    def add(kind: int, inputs: Sequence[int] = ()) -> int:
+        state = sketch.add(kind, inputs)
+        losses.append(sketch.add(3, [sketch.add(2, [state])]))
+        return state
+
+    for size in [*[1] * n_trees, n_steps]:
+        state = add(0)
+        for _ in range(size):
+            state = add(1, [state, sketch.add(0)])
+    sketch.add(4, losses)
+    return sketch.to_dag()
 
 
 def _loss(courses: Sequence[Course], reached: Sequence[Course], weights: Weights) -> float:

@@ -20,7 +20,7 @@ from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
 from autobatch.policies.fsm.qlearning import Progress
 from autobatch.policies.learning import read_lesson
-from autobatch.policies.rl.families import FAMILIES, draw_graphs, make_forest
+from autobatch.policies.rl.families import FAMILIES, draw_graphs
 from autobatch.policies.rules.rules import LEARNED, Score, Weights
 from autobatch.policies.search.bounds import pair_bound
 from autobatch.schedule.schedule import min_batches
@@ -33,6 +33,7 @@ from learning.evolution import (
     count_all,
     learn_families,
     learn_rule,
+    make_forest,
     measure_loss,
 )
 

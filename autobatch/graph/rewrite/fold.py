@@ -1,4 +1,4 @@
-"""Take sums where they are read: a plain port with several edges reads the sum of their values.
+"""Fold sums into their readers: a plain port with several edges reads the sum of their values.
 
 The node that summed is then not needed, and neither are its batches: a reader waits for the terms themselves. What is
 a sum is known from the types, an output that adds up the values of a variadic port. Two sweeps over the edges find the

@@ -2,8 +2,8 @@
 
 Five passes, in this order:
 
-- forward: who reads a value that a node only passes through reads it from where it comes from instead.
-- dead: nodes that reach no output, be it since the first pass, are dropped.
+- forward: copy propagation: readers of an output that a node only passes through read its source.
+- dead: nodes that reach no output are dropped, those after the first pass included.
 - sums: a sum read once, by another sum of the same kind, dissolves into it, so that a chain or tree of additions
   becomes one sum of all its terms, left to right; every sum becomes the variadic one, so that all share a type.
 - fold: a sum that only plain ports read is taken by them instead, each of which then has its terms as edges.

@@ -1,4 +1,4 @@
-"""Keep one of the nodes that compute the same: of one type, with the same attributes, reading the same values in order.
+"""Share equal nodes: of those with one type, the same attributes and the same inputs, only the first is kept.
 
 Each node is written as a record, with its sources numbered as those that stay, so that two nodes over equal nodes have
 equal records too. A hash table finds an earlier record with the same hash, which is then compared word by word; float

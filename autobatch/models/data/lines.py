@@ -1,4 +1,4 @@
-"""Read text files line by line, with the place of whatever is wrong in them."""
+"""Read text files line by line; errors say the line and column."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def place_types(known: TypeNames, met: TypeNames) -> IntArray:
 
 
 def _check_cells(known: TypeNames, met: TypeNames) -> None:
-    """Refuse types that are another model's; a new variant of a known cell is none."""
+    """Refuse types of another model; a new type of a known cell is accepted."""
     cells, cells_met = _by_cell(known), _by_cell(met)
     for cell in cells_met.keys() & cells.keys():
         if not cells_met[cell] & cells[cell]:

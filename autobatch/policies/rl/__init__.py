@@ -1,1 +1,1 @@
-"""Policies learned on families of graphs: networks, evolution, Gymnasium environments."""
+"""Batching as a Gymnasium environment, and generated families of graphs to learn on."""

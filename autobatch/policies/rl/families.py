@@ -1,4 +1,4 @@
-"""Generated families of graphs, on which a rule is learned that should serve graphs it has never seen.
+"""Generated families of graphs, to learn policies on that should serve graphs they have never seen.
 
 Each call draws a workload, such as a grammar, and then a mini-batch of instances of it, as one `Dag`. Whatever a rule
 could memorise differs from call to call: how many types there are, how often each occurs, what follows what, how large
@@ -118,30 +118,6 @@ def draw_trees(rng: np.random.Generator) -> Dag:
         first = len(sketch.inputs)
         grow((n_nodes + 1) // 2)
         read_states(range(first, len(sketch.inputs)))
-    return sketch.to_dag()
-
-
-def make_forest(n_trees: int, n_steps: int) -> Dag:
-    """Make plain trees of one inner node, and one where `n_steps` of them follow each other, with one sum of losses.
-
-    Types: leaf, inner, output, loss, sum. While the chain goes on, all else could run: whoever lets outputs run too
-    early, as nearly all are ready, needs a batch more than the bound.
-
-    >>> make_forest(n_trees=2, n_steps=3).type_id.tolist()
-    [0, 2, 3, 0, 1, 2, 3, 0, 2, 3, 0, 1, 2, 3, 0, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4]
-    """
-    sketch, losses = Sketch(5), []
-
-    def add(kind: int, inputs: Sequence[int] = ()) -> int:
-        state = sketch.add(kind, inputs)
-        losses.append(sketch.add(3, [sketch.add(2, [state])]))
-        return state
-
-    for size in [*[1] * n_trees, n_steps]:
-        state = add(0)
-        for _ in range(size):
-            state = add(1, [state, sketch.add(0)])
-    sketch.add(4, losses)
     return sketch.to_dag()
 
 

@@ -1,4 +1,4 @@
-"""What the environments share: seats at a fleet, each of which plays one of its dags, and what moves are worth."""
+"""The game behind the environments: many graphs scheduled at once, one a seat; observations, moves and rewards."""
 
 from __future__ import annotations
 

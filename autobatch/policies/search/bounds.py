@@ -1,4 +1,4 @@
-"""How few batches a graph can do with: proven lower bounds, and the certificate of a sequence.
+"""Proven lower bounds on the number of batches of a graph, and how far a schedule is from them.
 
 The *chain bound* adds up, over types, the most nodes of a type on a path. It takes no notice of how types
 alternate. The *better bound* does, for a few types at a time: a sequence that finishes a graph, with all but these

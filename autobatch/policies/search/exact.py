@@ -1,4 +1,4 @@
-"""The cheapest sequence of types that finishes a graph, proven so, or an honest bound on it.
+"""Find the cheapest sequence of types that finishes a graph, with a proof; or a lower bound, where the budget ends.
 
 The graph's kernel and the kernel turned round are searched (`autobatch.policies.search.layered`) with a narrow beam,
 which gives a sequence; then the one that has fewer states, for a cheaper sequence, up to a limit that starts at the

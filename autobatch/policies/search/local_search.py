@@ -1,10 +1,9 @@
 """Improve a sequence of types step by step: disturb it, compact it, and keep the result unless it costs more.
 
 A step puts up to eight types within about twenty positions, or moves one entry, or swaps two; the disturbed sequence is
-compacted from the left or from the right, as the dice say (`autobatch.policies.sequences.compaction`). An inserted type
-makes others superfluous, so most steps that gain anything are insertions. Results that cost the same are kept as well:
-they lead over plains on which nothing is gained at first. The budget counts steps, so the same seed gives the same
-sequence.
+compacted from the left or from the right, at random (`autobatch.policies.sequences.compaction`). An inserted type
+makes others superfluous, so most steps that gain anything are insertions. Results that cost the same are kept as well,
+so that the search can cross plateaus. The budget counts steps, so the same seed gives the same sequence.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def sequence_cost(dag: Dag, sequence: IntArray, costs: FloatArray) -> float:
 def _search(
     dag: Dag, sequence: IntArray, costs: FloatArray, n_steps: int, enough: float, state: NDArray[np.int64]
 ) -> tuple[IntArray, float]:
-    """Do `n_steps` steps, and give the sequence they end at and its cost; `state` is that of the dice."""
+    """Do `n_steps` steps, and give the sequence they end at and its cost; `state` is that of the random numbers."""
     current, cost = sequence.copy(), sequence_cost(dag, sequence, costs)
     position = np.empty(dag.type_id.size, np.int32)
     for _ in range(n_steps):

@@ -1,4 +1,4 @@
-"""The different ways in which a graph can go on: its nodes, merged and freed of what needs no thought.
+"""Merge the nodes of a graph after which the same types must run, and drop what other nodes imply.
 
 A *suffix* is a node that stands for all nodes after which the same types must run. Suffix m is *within* suffix n when
 each path from m is a subsequence of one from n, so that whatever finishes n finishes m. It is so if m is within some

@@ -1,4 +1,4 @@
-"""Shorten a sequence of types: drop every position that the graph can do without.
+"""Compaction: drop every position of a sequence of types that is not needed to finish the graph.
 
 Let L and R be the early and late positions of the nodes. Position k can be dropped exactly when no node has L = R = k.
 For then the nodes with R > k stay where the late embedding has them and all others go where the early one does:
