@@ -1,6 +1,6 @@
-"""Numbers of 16 bits with the range of float32: its first 16 bits, rounded to nearest, ties to even; NaN stays NaN.
+"""bf16: the first 16 bits of a float32, rounded to nearest, ties to even; NaN stays NaN.
 
-NumPy has no such type, so they travel as uint16. Products of them are added up in float32.
+NumPy has no such type, so arrays of bf16 have the dtype uint16. Sums of their products are float32.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def find_bf16() -> Provider:
 
 
 def find_amx() -> Provider | None:
-    """Give the provider that multiplies bf16 matrices by AMX, several times as fast as float32; None if none does."""
+    """Give the provider that multiplies bf16 matrices by AMX, several times as fast as float32, or None."""
     if not has_amx():
         return None
     try:

@@ -20,13 +20,13 @@ FACTOR_BYTES: Mapping[str, int] = {"float32": 4, "float64": 8, "uint16": 4}
 """Of the factors, by the dtype of the operands: products of bf16 are added up in float32."""
 Numbers: TypeAlias = tuple[int, ...]  # a `Product` as a plain tuple
 Copies: TypeAlias = tuple[int, int, int]
-"""How many pairs of operands take turns, and the bytes from one to the next: of a, and of b."""
+"""The number of pairs of operands that take turns, and the bytes from one a, and one b, to the next."""
 ONE_PAIR = (1, 0, 0)
 
 
 @compiled
 def repeat_product(times: int, size: int, address: int, product: Numbers, beta: float, copies: Copies) -> None:
-    """Call a product some times over: for a clock, or once, from Python."""
+    """Call a product several times: to measure it, or once, from Python."""
     a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step = product
     for time in range(times):
         turn = time % copies[0]

@@ -1,8 +1,8 @@
 """Choose the library that multiplies matrices of a size fastest here: measured once, kept in the user's cache.
 
-Sizes count by their nearest power of two, at most 1024, so that a few dozen measurements of some milliseconds serve all
-models; those on several threads are measured apart. What was measured holds for a processor and the versions of the
-libraries. Without a cache NumPy is used, as two runs would else differ by what they measured.
+Sizes are rounded to powers of two, at most 1024, so a few dozen measurements of some milliseconds serve all models.
+Products on several threads are measured separately. Measurements are valid for one processor and the versions of the
+libraries. Without a cache NumPy is used, because measurements, and so results, could differ from run to run.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Chooser:
 
     @property
     def name(self) -> str:
-        """Of the only provider, or `BY_SIZE`."""
+        """Name of the only provider, or `BY_SIZE`."""
         return BY_SIZE if self._only is None else self._only.name
 
     def choose(
@@ -112,7 +112,7 @@ class Chooser:
         return self._bf16[size]
 
     def speed(self, m: int, n: int, k: int, dtype: str = "float32") -> float:
-        """GFLOP/s on one thread of what is chosen for products of (m, k) by (k, n), as measured.
+        """Look up the measured GFLOP/s, on one thread, of the provider chosen for products of (m, k) by (k, n).
 
         Cost: see `choose`; where there is one provider only, 10 ms for a size that was not asked for before.
         """
@@ -126,7 +126,7 @@ class Chooser:
         return fastest(self._table(size)[size])[0]
 
     def _table(self, size: str) -> Table:
-        """The stored table, with a line for this size."""
+        """Read the stored table; measure this size if it has no line for it."""
         signature = _sign()
         table = find_entry("matmul", signature, _load) or {}
         if size not in table:
@@ -139,17 +139,17 @@ class Chooser:
 
 
 def fastest(speeds: Mapping[str, float]) -> tuple[str, float]:
-    """The name with the highest speed, and that."""
+    """Return the name with the highest speed, and the speed."""
     return max(speeds.items(), key=lambda item: item[1])
 
 
 def bf16_ways() -> list[str]:
-    """What multiplies bf16 numbers by instructions of this processor: our own product, or MKL if there is AMX."""
+    """List what multiplies bf16 by instructions of this processor: our own product, and MKL if there is AMX."""
     return [PACKED] * can_tile_bf16() + ["mkl"] * (find_amx() is not None)
 
 
 def _measure_bf16(size: str) -> dict[str, float]:
-    """GFLOP/s by name, of what `bf16_ways` names."""
+    """Measure the GFLOP/s of each of `bf16_ways`."""
     m, n, k, _, a_flipped, *_ = arguments = _read_size(size)
     amx = find_amx()
     speeds = {} if amx is None else measure([amx], *arguments)
@@ -226,13 +226,13 @@ def _name_size(m: int, n: int, k: int, dtype: str, a_flipped: bool, b_flipped: b
 
 
 def _read_size(name: str) -> tuple[Any, ...]:
-    """What to measure: the arguments of `measure`, as far as they are not its defaults."""
+    """Read the arguments of `measure` from the name of a class of sizes."""
     dtype, m, n, k, flips, *threads = name.split()
     return int(m), int(n), int(k), dtype, flips[0] == "T", flips[1] == "T", *(int(word[1:]) for word in threads)
 
 
 def _sign() -> str:
-    """Name what the speeds hold for: torch counts when it is loaded."""
+    """Identify the processor and the libraries that speeds are valid for; torch is one of them once it is loaded."""
     content = json.dumps([FORMAT, cpu_name(), has_avx512(), has_bf16(), find_versions(), sys.platform])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 

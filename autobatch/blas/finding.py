@@ -1,4 +1,4 @@
-"""Find the libraries that multiply matrices, each when it is first asked for."""
+"""Find the libraries that multiply matrices; each is loaded when it is first needed."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def get_provider(name: str) -> Provider:
     if name not in FINDERS:
         raise BackendError(f"there is no matmul provider {name!r}; choose one of {', '.join(FINDERS)}.")
     if name == "torch":
-        return _find_torch()  # loaded or not: that changes
+        return _find_torch()  # torch may be loaded later
     return _find(name)
 
 
 def list_providers() -> list[Provider]:
-    """Give those that are there, numpy first."""
+    """List the providers that are installed, numpy first."""
     return [found for found in map(_try, FINDERS) if isinstance(found, Provider)]
 
 
 def list_absent() -> dict[str, str]:
-    """Say of each that is not there why."""
+    """List the providers that are missing, each with the reason."""
     return {name: found for name, found in zip(FINDERS, map(_try, FINDERS), strict=True) if isinstance(found, str)}
 
 
 def find_versions() -> dict[str, str]:
-    """Give the versions of the libraries that there may be, without loading any."""
+    """List the versions of the installed libraries, without loading any."""
     told = {"numpy": np.__version__, gemm.NAME: gemm.find_version()}
     for name in ("mkl", "scipy"):
         with suppress(PackageNotFoundError):
@@ -159,7 +159,7 @@ def _pool_of_numpy() -> Any:
 
 
 def _files_of_mkl() -> Iterator[Path]:
-    """The library that stands for all of MKL, as the wheel lists it, or in the environment's folders."""
+    """Find MKL's single dynamic library in the files of the wheel, or in the environment's folders."""
     for file in distribution("mkl").files or ():
         if "mkl_rt" in file.name and (".so" in file.name or file.suffix in (".dll", ".dylib")):
             yield Path(str(file.locate()))

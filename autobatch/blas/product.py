@@ -69,7 +69,7 @@ def describe_product(a: Matrix, b: Matrix, out: Matrix) -> Product:
 
 
 def check_product(a: Matrix, b: Matrix, out: Matrix) -> list[tuple[bool, int]]:
-    """Refuse matrices that `describe_product` refuses; tell of each whether it is flipped, and its step.
+    """Check matrices as `describe_product` does; return for each whether it is transposed, and its step.
 
     Cost: about half of a description: addresses are slow to get from NumPy.
     """

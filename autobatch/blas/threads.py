@@ -1,9 +1,9 @@
-"""How many threads a matrix product uses: as many as are asked for, and never more than there are cores to use.
+"""Limit the threads of matrix products, in blocks, to at most the usable cores.
 
-BLAS libraries keep one number for the whole process. So blocks that ask at the same time, nested or in several Python
-threads, are served together: the smallest of their numbers is in force, and each thread that is inside a block gets
-its share of the cores at most. Whoever limits the libraries from outside, by OMP_NUM_THREADS or threadpoolctl, is
-obeyed as well: what the most generous of them had outside all blocks is never exceeded.
+A BLAS library has one number of threads for the whole process. So where several blocks are open, nested or in several
+Python threads, the smallest of their numbers is in force, and no thread inside a block gets more than its share of the
+cores. Limits from outside, by OMP_NUM_THREADS or threadpoolctl, hold as well: the largest number that any library had
+outside all blocks is never exceeded.
 """
 
 from __future__ import annotations
@@ -77,18 +77,18 @@ def limit_threads(n_threads: int = 1) -> Iterator[int]:
 
 
 def most_threads() -> int:
-    """Tell how many threads a block that asks for many would get, here and now."""
+    """Return the largest number of threads that a block would get now."""
     with _lock:
         return _granted([*_asked, (threading.get_ident(), usable_cores())])
 
 
 def threads_now() -> int:
-    """Tell how many threads are in force inside the blocks that are open; 1 outside."""
+    """Return the number of threads in force inside the open blocks; 1 outside."""
     return _number
 
 
 def threads_in_force() -> dict[str, int]:
-    """Tell how many threads each library uses now, by its file or name."""
+    """Return the number of threads of each library now, by its file or name."""
     return {pool.name: int(pool.get()) for pool in _all_pools()}
 
 
@@ -115,14 +115,14 @@ def _put_in_force() -> int:
 
 
 def _set(pool: Pool, number: int) -> None:
-    """Tell a library its number, unless it is that already."""
+    """Set the number of threads of a library, unless it has that already."""
     if _now[pool.name] != number:
         pool.set(number)
         _now[pool.name] = number
 
 
 def _granted(asked: Sequence[tuple[int, int]]) -> int:
-    """What is in force while these blocks are open."""
+    """Compute the number that is in force while these blocks are open."""
     n_python_threads = len({thread for thread, _ in asked})
     outside = (_before[pool.name][1] if pool.name in _before else int(pool.get()) for pool in _all_pools())
     share = min(usable_cores(), max(outside, default=usable_cores())) // n_python_threads

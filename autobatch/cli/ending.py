@@ -1,4 +1,4 @@
-"""How a command ends: what the user can cause ends in one sentence on standard error, never in a traceback.
+"""How a command ends: errors that a user can cause end in one sentence on standard error, never in a traceback.
 
 Ctrl-C ends the process at once, from the signal's handler. Python's own way, an exception between any two
 instructions, now and then lands in a destructor or inside the compiler, where it is swallowed or does damage: of 50

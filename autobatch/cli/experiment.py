@@ -1,4 +1,4 @@
-"""`autobatch experiment`: run what stands behind the figures in the documentation."""
+"""`autobatch experiment`: run the scripts that measured the figures in the documentation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAIN = 'if __name__ == "__main__":'
 def experiment(name: str, settings: tuple[str, ...], out: Path | None) -> int:
     """Run an experiment of the checkout, or all of them.
 
-    NAME is a script in the folder experiments/, which says at its top what it shows and what can be set. It prints a
+    NAME is a script in the folder experiments/, whose first lines explain its purpose and its settings. It prints a
     table and writes a record of settings, machine, raw timings and figures.
 
     \b

@@ -1,4 +1,4 @@
-"""`autobatch models` and `autobatch data`: what there is to run, and to run it on."""
+"""`autobatch models` and `autobatch data`: list the models, and the data to run them on."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def to_bytes(text: str) -> int:
 
 
 def split_names(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-    """Split names separated by commas, each of which may come once."""
+    """Split different names separated by commas."""
     names = tuple(name.strip() for name in value.split(","))
     if "" in names or len(set(names)) < len(names):
         raise click.BadParameter(f"{value!r} should be different names separated by commas, such as depth,agenda.")
@@ -110,7 +110,7 @@ precision_option = click.option(
     default="float32",
     show_default=True,
     help="bf16 rounds the operands of matrix products to 16 bits; sums and all else stay float32. `autobatch doctor` "
-    "says what it is worth here.",
+    "measures how much faster that is here.",
 )
 seed_option = click.option(
     "--seed",
@@ -118,7 +118,7 @@ seed_option = click.option(
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Decides all random choices: the same seed, the same results.",
+    help="Seed of all random choices; the same seed gives the same results.",
 )
 max_bytes_option = click.option(
     "--max-bytes",
@@ -148,7 +148,7 @@ json_option = click.option(
     "json_path",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Also write the results to this file, one JSON object a line, in place of what it holds.",
+    help="Also write the results to this file, one JSON object a line; replaces the file.",
 )
 
 

@@ -1,4 +1,4 @@
-"""Where a command writes: looked at before the work begins, so that nothing is computed for a file that cannot be."""
+"""Check that files can be written, before the work whose results go there begins."""
 
 from __future__ import annotations
 

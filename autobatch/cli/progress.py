@@ -1,7 +1,7 @@
-"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere.
+"""Progress of long work: a bar on a terminal, plain lines at intervals elsewhere.
 
-What is compiled meanwhile is work too: it is named beside the bar, or where there is none yet, on a line of its own
-that goes when it is done; elsewhere by a plain line, unless it is over soon.
+Compilation is shown too. On a terminal the name of what is compiled stands beside the bar, or, before there is a bar,
+on a line that disappears when it is done. Elsewhere a plain line names it if it takes longer than a few seconds.
 """
 
 from __future__ import annotations

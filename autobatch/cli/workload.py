@@ -1,4 +1,4 @@
-"""A model with its data: what every command that runs one needs first."""
+"""Load a model with its data; every command that runs a model begins with this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw what ran when: a lane for each type, in it a bar for each batch, as high as it has rows."""
+"""Draw schedules: a lane for each type, with a bar for each batch, whose height is its number of rows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Where the time of calls went: milliseconds and bytes per stage and per batch, as a table and as a trace.
+"""Profiles of calls: milliseconds and bytes per stage and per batch, as a table and as a trace.
 
-While a profile is taken, the clock of each call keeps the spans of its stages, and the backend tells when each batch is
-done (`autobatch.runtime.backend.Timer`): a reading of the clock and a list entry each. Off, either costs one test.
-The trace is in Chrome's format, which Perfetto (ui.perfetto.dev) opens; calls hold stages, and these hold batches.
+While a profile is taken, the clock of each call records the spans of its stages, and the backend reports the end of
+each batch (`autobatch.runtime.backend.Timer`): one reading of the clock and one list entry. Otherwise neither costs
+more than a test. The trace is in Chrome's format, which Perfetto (ui.perfetto.dev) opens; calls hold stages, and these
+hold batches.
 """
 
 from __future__ import annotations

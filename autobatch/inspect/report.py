@@ -1,4 +1,4 @@
-"""What one mini-batch took, and why: the counts of the last call, and the report that `explain` prints."""
+"""The counts of the last call, and the report on one mini-batch that `explain` prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays by their addresses: what compiled code that is called by address gets its arrays from."""
+"""Addresses of arrays, and arrays made from addresses in compiled code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def address_of(array: Array) -> int:
 
 
 def aligned(shape: int | tuple[int, int], dtype: np.dtype[Any]) -> Array:
-    """Make an array that begins with a cache line, as do its rows: what a vector instruction reads is then in one."""
+    """Make an array whose rows begin with a cache line, so that a vector instruction reads from one line only."""
     n_rows, size = (1, shape) if isinstance(shape, int) else shape
     width = -(-size * dtype.itemsize // LINE) * LINE // dtype.itemsize
     data = np.empty(n_rows * width * dtype.itemsize + LINE, np.uint8)

@@ -1,8 +1,9 @@
-"""Numba's compiler without work that is thrown away, for loops that are inlined in other loops.
+"""Compilers for loops that are inlined in other loops: faster than Numba's, with the same results.
 
-Numba optimises every function by itself, makes it machine code, and links it into the functions that call it, where it
-is optimised again. A loop that is only inlined is left as it was lowered: it is optimised once, together with the rest
-of what Python calls. And it is compiled for an int, not again for a 0 and a 1. See docs/decisions/compiled-once.md.
+Numba optimises every function separately, makes machine code of it, and links it into its callers, where it is
+optimised again. Here a loop that is only inlined is not optimised by itself: it is optimised once, with the function
+that Python calls. It is also compiled once for an int, not again for a literal 0 or 1. See
+docs/decisions/compiled-once.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from autobatch.jit.internals import has_internals
 
 
 class Compilers(NamedTuple):
-    """What Numba is given for our loops.
+    """Classes that Numba takes for our loops.
 
     Attributes:
         called: its `pipeline_class` for what Python calls.
@@ -42,7 +43,7 @@ def make_compilers() -> Compilers | None:
     unliteral: Any = types.unliteral
 
     class Called(Compiler):  # type: ignore[misc]
-        """Makes what takes arguments from Python, though its options say otherwise.
+        """Compiles a function that Python can call, although its options forbid the wrapper for that.
 
         Numba compiles its own functions, such as `np.empty`, for each set of options that their callers have: with
         the same ones here and in what is inlined they are compiled once.
@@ -57,14 +58,14 @@ def make_compilers() -> Compilers | None:
             return super().define_pipelines()
 
     class Inlined(Compiler):  # type: ignore[misc]
-        """Leaves code as it is lowered."""
+        """Compiles without optimising."""
 
         def define_pipelines(self) -> Any:
             self.state.library = Lowered(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
             return super().define_pipelines()
 
     class Lowered(Library):  # type: ignore[misc]
-        """Code that is for linking: not optimised, and without an address."""
+        """Code to be linked only: not optimised, and without an address."""
 
         def _optimize_final_module(self) -> None:
             pass
@@ -78,7 +79,7 @@ def make_compilers() -> Compilers | None:
             return _NoEnvironments()
 
     class Loop(Dispatcher):  # type: ignore[misc]
-        """Calls a loop with an int where an argument is a literal one."""
+        """Types a call with an int where an argument is a literal int."""
 
         def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
             named = {name: unliteral(kind) for name, kind in kws.items()}

@@ -1,8 +1,8 @@
-"""What is being compiled: the library says nothing, and tells whoever watches.
+"""Report what is being compiled to those who watch; without a watch nothing is printed.
 
-Loops over flat arrays and the kernels of cells are compiled when they are first needed, which takes seconds; what a
-cache on disk holds is loaded instead, and nobody is told. Numba announces what it compiles; a kernel goes by the name
-of the block that it is compiled in (`compiling`), and so does all that is compiled as part of it.
+Loops over flat arrays and the kernels of cells are compiled when they are first needed, which takes seconds; code in
+the cache on disk is loaded instead. Numba announces the functions that it compiles. A kernel, and all that is compiled
+as part of it, is reported by the name of the block that it is compiled in (`compiling`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _watches: list[_Watch] = []
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Keep Python's garbage collector from looking, again and again, at all that a compiler holds: a tenth of its time.
+    """Switch off Python's garbage collector, whose passes over the compiler's objects take a tenth of the time.
 
     What is compiled in the block is collected after it.
     """
@@ -100,7 +100,7 @@ def compiling(what: str, is_kernel: bool) -> Iterator[None]:
 def watch_compilation(
     begun: Told, done: Told = lambda compilation: None, loaded: Told = lambda compilation: None
 ) -> Iterator[None]:
-    """Have it told what is compiled while the block runs.
+    """Call functions for everything that is compiled while the block runs.
 
     Args:
         begun, done: are told when something begins to be compiled, and when it is.

@@ -1,9 +1,9 @@
-"""Machine code kept on disk: a file is used if it is what was written, byte for byte; any other is written anew.
+"""Machine code kept on disk, with digests: a file that is damaged is compiled again.
 
-Numba believes what it finds in its cache: a file that a crash or a full disk cut short ends in an `EOFError` at every
-later start, and one whose pages never reached the disk in machine code of zeros. So the files of our functions are our
-own. Each has the code of one signature, behind a digest of all that follows and what it was compiled for, and is
-written whole. What Numba makes of such a file, and in which folder it lies, is as ever.
+Numba does not check the files of its cache: one that a crash or a full disk cut short raises `EOFError` at every later
+start, and one whose pages never reached the disk runs machine code of zeros. So our functions have files of their own.
+Each holds the code of one signature, after a digest of the rest and what it was compiled for, and is written whole. The
+content and the folder are Numba's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIGEST_BYTES = sha256().digest_size
 
 
 class Keepers(NamedTuple):
-    """What keeps functions.
+    """Classes that keep functions on disk.
 
     Attributes:
         cache: in the place of Numba's `FunctionCache`.
@@ -34,7 +34,7 @@ class Keepers(NamedTuple):
 
 
 def keep(dispatcher: Any) -> Any:
-    """Let a function that Numba compiles for Python, or for other functions, be kept; give it back."""
+    """Make a function that Numba compiles, for Python or for other functions, keep its code on disk; return it."""
     if hasattr(dispatcher, "py_func"):  # it is the plain function where NUMBA_DISABLE_JIT is set
         keepers = _make_keepers()
         if keepers is None:

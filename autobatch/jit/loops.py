@@ -58,7 +58,7 @@ class Compiled(Generic[P, R]):
 
     @property
     def _numba_type_(self) -> Any:
-        """What Numba asks of an object it meets as a global: here, the compiled function it stands for."""
+        """The type that Numba asks of an object that it meets as a global: that of the compiled function."""
         import numba
 
         compilers = make_compilers()
@@ -73,7 +73,7 @@ class Compiled(Generic[P, R]):
         return self._dispatcher
 
     def _for_loops(self) -> Any:
-        """Inlined, and without what takes arguments from Python: compiling that took a quarter of the time."""
+        """Compile for inlining, without the wrapper for calls from Python, which would take a quarter of the time."""
         if self._inlined is None:
             compilers = make_compilers()
             if self.is_kept or compilers is None:
@@ -169,7 +169,7 @@ class Built(Compiled[P, R]):
     """A function for compiled code that Python cannot express: `python`, called without arguments, builds it."""
 
     def digest(self) -> str:
-        """Tells versions of the module that builds it apart: what it builds with is not known more exactly."""
+        """Tells versions of the module apart, because what a builder uses is not known more exactly."""
         return _digest_module(self.python.__module__)
 
     def _for_loops(self) -> Any:

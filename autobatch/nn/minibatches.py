@@ -1,9 +1,9 @@
 """Cutting a data set into mini-batches: in order, shuffled, or bucketed by size.
 
-Bucketing keeps some chance and makes instances alike: the shuffled data set is cut into windows of several
-mini-batches, each window is sorted by size and cut, and all mini-batches are shuffled. What a small instance saves is
-not a padded row, for autobatch pads nothing, but depth: a mini-batch takes about as many launches as its deepest
-instance, and small instances are shallow.
+Bucketing makes the instances of a mini-batch similar in size and keeps some randomness: the shuffled data set is cut
+into windows of several mini-batches, each window is sorted by size and cut, and all mini-batches are shuffled.
+autobatch pads nothing, so bucketing saves launches, not padded rows: a mini-batch takes about as many launches as its
+deepest instance, and small instances are shallow.
 """
 
 from __future__ import annotations

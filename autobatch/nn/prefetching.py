@@ -1,4 +1,4 @@
-"""Mini-batches got ready ahead of their use, in a thread.
+"""Prepare mini-batches ahead of their use, in a thread.
 
 The thread draws and records the next mini-batch while the caller computes with this one. Recording is Python and
 computing on the reference backend mostly so, and Python runs one thread at a time: what is gained is the time that

@@ -4,13 +4,14 @@ An optimizer holds the parameters that its model had when it was made, under the
 state of the same shapes; it checks all gradients before it changes the first parameter. A step is one compiled pass
 over each parameter, its state and its gradient (`autobatch.optim.rules`), and allocates nothing.
 
-A gradient given as `Rows` means the dense array, with zeros in all other rows: their moments decay and they move on, as
-with torch's dense gradients. Only rows that never had a gradient, whose state is zero, are left out, if the rule would
-leave them as they are, as it does without weight decay. That changes no bit, and saves less the more rows were touched:
-nothing once all were. Which were follows from their state, and is no part of what is stored. With `lazy=True` `Rows`
-mean a step of the touched rows alone: their values, their state and their weight decay are those of a dense step, while
-all other rows, and their state, stay exactly as they were; the number of steps counts for the parameter, whichever rows
-were touched. A dense gradient touches all rows.
+A gradient given as `Rows` stands for the dense array, with zeros in all other rows: the moments of those rows decay and
+their values change, as with torch's dense gradients. Rows that never had a gradient have a state of zero. They are
+skipped if the rule would not change them, which holds without weight decay. Skipping changes no bit; it saves less the
+more rows had a gradient. Which rows had one follows from their state and is not stored.
+
+With `lazy=True`, `Rows` are a step of their rows alone: values, state and weight decay of these rows are those of a
+dense step, and all other rows keep their values and their state. Steps are counted per parameter, whichever rows had a
+gradient. A dense gradient is a step of all rows.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class OptimizerState(TypedDict):
 
 
 class Lines(NamedTuple):
-    """An array as compiled code reads it: rows of consecutive numbers, which begin a step apart."""
+    """An array as compiled code reads it: rows of consecutive numbers, whose beginnings lie `step` numbers apart."""
 
     array: FloatArray
-    """What it was made of."""
+    """The array itself."""
     flat: FloatArray
     """A view of the memory from the first number to the last."""
     n_rows: int
@@ -63,7 +64,7 @@ class Lines(NamedTuple):
 
 @dataclass
 class Job:
-    """What the passes over a parameter read and write, found once."""
+    """The memory that the passes over a parameter read and write, found once."""
 
     data: Lines
     state: tuple[FloatArray | None, FloatArray | None]
@@ -178,7 +179,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _constants(self, step: int, lr: float, weight_decay: float) -> tuple[float, ...]:
-        """What the rule of this optimizer multiplies with (`autobatch.optim.rules`) at a step, the first being 1."""
+        """Compute the constants of the rule (`autobatch.optim.rules`) at a step; the first step is 1."""
 
     def _change(self, name: str, data: FloatArray, grad: Gradient) -> None:
         """Change a parameter and its state, in place."""
@@ -211,7 +212,7 @@ class Optimizer(ABC):
         return Job(to_lines(data), (first, second))
 
     def _fill_constants(self, name: str, dtype: np.dtype[Any]) -> FloatArray:
-        """What the rule multiplies with in this step of a parameter."""
+        """Fill in the constants of the rule for this step of a parameter."""
         own, step = self._overrides.get(name, {}), self._steps[name]
         lr, decay = self.lr * own.get("lr_factor", 1.0), own.get("weight_decay", self._options["weight_decay"])
         key = step, lr, decay, dtype
@@ -223,7 +224,7 @@ class Optimizer(ABC):
         return constants
 
     def _touched_rows(self, name: str, n_rows: int) -> NDArray[np.bool_]:
-        """Of each row whether it ever had a gradient; those of which nothing is left in their state do not matter."""
+        """Tell for each row whether it ever had a gradient; a row whose state is zero counts as one that had none."""
         if name not in self._touched:
             touched = np.zeros(n_rows, bool)
             for array in self._state[name].values():
@@ -232,7 +233,7 @@ class Optimizer(ABC):
         return self._touched[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles take along: views of parameters would be views no more."""
+        """Leave out views of parameters, which in copies and pickles would be arrays of their own."""
         return {**vars(self), "_jobs": {}}
 
     def _state_arrays(self) -> dict[str, FloatArray]:

@@ -1,12 +1,12 @@
 """The rules of the optimizers, compiled: each number of a parameter, and of its state, is read and written once.
 
 A rule changes some numbers, `data`, and their state, `first` and `second`, by the gradient of each; `constants` are
-what it multiplies with, in the dtype of the parameter. Which rule it is says the state: none, the velocity, or two
-moments; so what is compiled knows. Every operation is rounded as NumPy would, so neither the order of rows nor their
-being taken together changes a bit.
+its numbers, in the dtype of the parameter. The number of state arrays selects the rule when it is compiled: none is
+plain descent, one is momentum, two are the moments of Adam. Every operation is rounded as NumPy rounds it, so the order
+of rows, and how many are processed together, changes no bit.
 
-A row of 64 numbers takes 15 ns. As slices it would take 100, for references to arrays are counted; and with signed
-indices numbers would be taken one by one.
+A row of 64 numbers takes 15 ns. As slices it would take 100, because Numba counts references to arrays; with signed
+indices, which may count from the end, the loop would not be vectorised.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ONLY, TOUCHED, ALL = range(3)
 """Which rows change: those with a gradient; also those that ever had one; all."""
 N_CONSTANTS = 9
 PROBE, N_NUMBERS = N_CONSTANTS, N_CONSTANTS + 4
-"""Behind the constants: a number, its state and its gradient, to try the rule on."""
+"""After the constants: a number, its state and its gradient, to try the rule on."""
 N_ZEROS = 4096
 """Numbers without a gradient that are taken together."""
 PROBE_SPAN = (PROBE, 0, PROBE + 3, 1)
@@ -50,9 +50,9 @@ def update(data: Array, first: Array | None, second: Array | None, grad: Array, 
 
 @compiled
 def rows_that_change(which: int, first: Array | None, second: Array | None, constants: Array) -> int:
-    """Leave out of all rows those that the rule leaves as they are.
+    """Find out whether rows without a gradient can be skipped because the rule does not change them.
 
-    It is tried on a number whose gradient and state are zero, which tells of all such numbers.
+    The rule is tried on one number whose gradient and state are zero; it treats all such numbers alike.
     """
     if which == ONLY:
         return ONLY

@@ -1,4 +1,4 @@
-"""Files that hold a whole state, or are not there: arrays and what JSON can say, in one safetensors file.
+"""Checkpoint files: arrays and JSON values in one safetensors file, written whole or not at all.
 
 A file is written under another name in the same folder, synced and renamed, and the folder is synced; whoever reads,
 and whatever crashes, finds the old content or the new, never a part. Nothing in a file is code: it can be read without
@@ -36,7 +36,7 @@ class Checkpoint(NamedTuple):
 def save_checkpoint(
     path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any]], state: Mapping[str, Any]
 ) -> None:
-    """Write arrays and state to one file, replacing one that is there only once all is written.
+    """Write arrays and state to one file; an existing file is replaced only once all is written.
 
     What an earlier process left unfinished in the folder, killed while it wrote, is removed: a folder of checkpoints
     has one writer at a time.
@@ -103,7 +103,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def read_safetensors(
     path: str | os.PathLike[str], writer: str
 ) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, str]]:
-    """Read the arrays of a safetensors file, and its metadata; `writer` names what writes such files, for messages.
+    """Read the arrays and the metadata of a safetensors file; messages name `writer` as what writes such files.
 
     Raises:
         CheckpointError: the file is missing, unreadable, cut short, of another format, or holds other numbers than

@@ -17,7 +17,7 @@ from autobatch.params.stacks import make_gradients
 
 
 class GradientBuffers:
-    """Gradients that are used again and again.
+    """Memory for gradients that every step uses again.
 
     >>> import autobatch as ab
     >>> parameters, buffers = {"bias": ab.Parameter([1.0, 2.0])}, GradientBuffers()

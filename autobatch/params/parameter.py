@@ -101,7 +101,7 @@ class Parameter(Operators):
         self._data = array
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles take along: the numbers, and not what lies beside them."""
+        """Copy and pickle only the numbers of this parameter, not the buffer that it shares with others."""
         return {name: value for name, value in vars(self).items() if name not in ("home", "stacks")}
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:

@@ -230,7 +230,7 @@ class Room:
         self._counts = np.empty(N_BUCKETS, np.int64)
 
     def reserve(self, n: int, held: int) -> None:
-        """Have room for n rows, and keep the first ones."""
+        """Make room for n rows; the first `held` rows stay."""
         if n <= self.ids.size:
             return
         ids, values, n = self.ids, self.values, max(n, self.ids.size * 5 // 4)
@@ -238,7 +238,7 @@ class Room:
         self.ids[:held], self.values[:held] = ids[:held], values[:held]
 
     def sum_up(self, ids: IntArray, values: FloatArray, first: int, step: int) -> int:
-        """Put here the sums of rows by id; see `Rows.add`. The number of ids."""
+        """Store the sums of rows by id, see `Rows.add`; return the number of ids."""
         n = ids.size
         self.reserve(n, 0)
         if self._work.shape[1] < n:
@@ -253,7 +253,7 @@ class Room:
         return sum_rows(n, largest, self._work, self._counts, values, place, self.ids, sums)
 
     def merge(self, held: int, other: Room, n: int) -> int:
-        """Add the n rows that another room holds to those held here. The number of ids."""
+        """Add the n rows of another room to those held here; return the number of ids."""
         self.reserve(held + n, held)
         return merge_rows(
             held, self.ids, self.values.reshape(-1), n, other.ids, other.values.reshape(-1), self.width
@@ -351,7 +351,7 @@ def merge_rows(
 
 @compiled
 def copy_numbers(target: FloatArray, to: int, source: FloatArray, of: int, size: int) -> None:
-    """Copy numbers; unsigned indices make it several at a time."""
+    """Copy numbers; with unsigned indices the loop is vectorised."""
     for i in range(size):
         target[unsigned(to + i)] = source[unsigned(of + i)]
 

@@ -70,7 +70,7 @@ class Home:
         return self._seen[where, shape]
 
     def refresh(self) -> int:
-        """Bring the copies up to date; the bytes copied."""
+        """Update the copies; return the bytes copied."""
         if self._is_stale():
             self._pack()
         for place in self._guests:
@@ -142,7 +142,7 @@ class Stack(Parameter):
 
     @property
     def trainable(self) -> bool:
-        """Whether the parts are, which all are or none is."""
+        """Whether the parts are trainable: all or none of them."""
         return self.parts[0].trainable
 
     @trainable.setter
@@ -162,7 +162,7 @@ class Stack(Parameter):
 
 
 def make_stack(parts: Sequence[Parameter]) -> Stack:
-    """The stack of these parameters in this order, one below the other: the same one whenever it is asked for.
+    """Make the stack of these parameters, one below the other; the same parameters always give the same stack.
 
     Args:
         parts: two or more different ones, whose shapes differ in the first axis at most, and that are either all
@@ -184,7 +184,7 @@ def make_stack(parts: Sequence[Parameter]) -> Stack:
 
 
 def make_row(parts: Sequence[Parameter]) -> Stack:
-    """The stack of these matrices in this order, side by side: the same one whenever it is asked for.
+    """Make the stack of these matrices, side by side; the same matrices always give the same stack.
 
     Args:
         parts: two or more different matrices with equally many rows, either all trainable or all not.
@@ -204,7 +204,7 @@ def make_row(parts: Sequence[Parameter]) -> Stack:
 
 
 def settle(stacks: Iterable[Stack], order: Sequence[Parameter] = ()) -> None:
-    """Give stacks their places: where their parts lie so already, else in a new home.
+    """Assign memory to stacks: where their parts lie in the right order already, else a new buffer.
 
     Args:
         stacks: those that have places keep them.
@@ -237,7 +237,7 @@ def pieces_of(parameter: Parameter, array: FloatArray) -> Iterator[tuple[Paramet
 
 
 def refresh(stacks: Iterable[Stack]) -> int:
-    """Bring all copies that stacks read up to date, before a run; the bytes copied.
+    """Update all copies that stacks read, before a run; return the bytes copied.
 
     Cost: a comparison per part, and copying the parts that have their homes elsewhere.
     """
@@ -296,7 +296,7 @@ class Targets:
             self.arrays[id(stack)] = together.reshape(stack.shape)
 
     def restart(self, gradients: Mapping[int, Gradient], stacks: Iterable[Stack]) -> bool:
-        """Be ready for another run, if that has the same gradients, the very objects, and the same stacks."""
+        """Prepare for another run, if it has the same gradient objects and the same stacks."""
         known = self._gradients
         if len(gradients) != len(known) or any(known.get(key) is not array for key, array in gradients.items()):
             return False

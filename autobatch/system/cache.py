@@ -1,12 +1,12 @@
-"""What autobatch learned and measured on this machine, kept in the user's cache folder for other processes.
+"""The user's cache folder: what autobatch learned and measured on this machine, for later processes.
 
 An entry is a file, named by a digest of what it depends on (for policies: `autobatch.policies.store.sign`). Files are
-written whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Nothing
-here is needed: an entry that cannot be read counts as absent, and one that cannot be written is learned again; a
-warning tells either.
+written whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins. Entries
+may be deleted at any time: one that cannot be read counts as absent, and one that cannot be written is computed again
+by the next process; a warning says so.
 
-    AUTOBATCH_CACHE=path     keeps entries there
-    AUTOBATCH_CACHE=off      keeps and reads none; so do 0 and the empty string
+    AUTOBATCH_CACHE=path     keeps entries in this folder
+    AUTOBATCH_CACHE=off      neither keeps nor reads entries; 0 and the empty string mean the same
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ VARIABLE = "AUTOBATCH_CACHE"
 IS_WINDOWS = os.name == "nt"
 OFF = ("", "0", "off")
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What reading JSON ends in that holds anything at all."""
+"""Errors of reading JSON of any content."""
 
 
 def cache_folder() -> Path | None:
-    """Say where entries are; None if there are none, because `AUTOBATCH_CACHE` is off or nobody is at home."""
+    """Return the folder of entries; None if `AUTOBATCH_CACHE` is off or the user has no home folder."""
     chosen = os.environ.get(VARIABLE)
     if chosen is not None:
         return None if chosen.strip().lower() in OFF else Path(chosen)

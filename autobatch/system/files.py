@@ -1,4 +1,4 @@
-"""Files that are written whole: whoever reads, and whatever crashes, finds the old content or the new, never a part."""
+"""Atomic writes: readers, also after a crash, find the old content of a file or the new, never a part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Make a rename in a folder last; only POSIX systems open folders."""
+    """Flush a rename in a folder to disk; only POSIX systems can open folders."""
     if os.name != "posix":
         return
     opened = os.open(folder, os.O_RDONLY)

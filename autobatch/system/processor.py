@@ -1,4 +1,4 @@
-"""What this machine computes with: the name of its processor, the cores to use, and the instructions it has."""
+"""The processor: its name, the cores that this process may use, and its instructions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cpu_name() -> str:
 
 
 def usable_cores() -> int:
-    """Count the cores that this process may run on: those it is bound to, and no more than its container's quota."""
+    """Count the cores that this process may use: those it is bound to, at most the quota of its container."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(bound, quota_of_cores())))
 

@@ -1,4 +1,4 @@
-"""Whose results a run believes: classes of this package are marked; what any other returns is checked, always.
+"""Which policies and planners are trusted: the package's own. Results of all others are checked in every run.
 
 Schedules and plans say where compiled code reads and writes. Those that the package's own policies and planners make
 are checked in its tests, and in every run where the environment has `AUTOBATCH_CHECK=1`.

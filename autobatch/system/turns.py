@@ -1,11 +1,11 @@
-"""Who waits for whom where a program has several threads.
+"""Locks of the process: one for recording, one for running.
 
-Recordings take turns: their generated functions stand in the modules, where all threads see them. Runs take turns:
-calls of batched functions once their mini-batch is recorded, steps of optimizers, and what reads or changes all
-parameters of a module. There is one lock of each kind for the process, for functions may share parameters, the memory
-that planning moves these to, backends and policies. A recording goes on beside a run, and eager calls wait for nobody.
+One recording runs at a time, because its generated functions stand in the modules, where all threads see them. One run
+runs at a time: the call of a batched function once its mini-batch is recorded, a step of an optimizer, or anything that
+reads or changes all parameters of a module. The locks belong to the process, because functions may share parameters,
+their memory, backends and policies. A recording and a run may go on at once; eager calls take no lock.
 
-Whoever records does not run, as batched functions are refused there; so nobody waits in a circle.
+A thread that records cannot run, because batched functions are refused there, so there is no deadlock.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def recording() -> AbstractContextManager[object]:
-    """The lock of those who record."""
+    """Return the lock of recordings."""
     return _locks.recording
 
 
 def running() -> AbstractContextManager[object]:
-    """The lock of those who run, to be entered at once; threads get it in the order in which they ask.
+    """Return the lock of runs, to be entered at once; threads get it in the order in which they ask.
 
-    Whoever is next waits here, so that the last one, back with another call, finds somebody before it. What is returned
-    is the lock itself, which no interrupt leaves closed.
+    The next thread waits here, so that the last one, back with another call, queues behind it. The lock itself is
+    returned, because an interrupt never leaves that locked.
 
     Cost: 0.3 us.
     """

@@ -1,8 +1,8 @@
 """Our own product of float32 matrices (`autobatch.blas.own.packed`) behind the Fortran interface of all libraries.
 
-As a provider like any other it takes part in the choice. A matrix that all rows of a type share is packed once per run
-by who calls it. Others are packed here, in every call, or read as they lie where that is seldom enough. Of a gradient
-of weights, whose factors are as long as there are rows, a block of rows is read while the next one is asked for.
+It is a provider like any other, so it can be chosen. Callers pack a matrix that all rows of a type share once per run.
+Other matrices are packed here, in every call, or read in place where each is read only a few times. The factors of a
+gradient of weights are as long as there are rows: one block of rows is multiplied while the next is prefetched.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make_provider() -> ByAddress:
 
 
 def find_version() -> str:
-    """A digest of the code: what was measured or chosen with other code is not used."""
+    """Compute a digest of the code, so that measurements of other code are not used."""
     return sgemm.digest()
 
 
@@ -74,7 +74,7 @@ def sgemm(
 
 
 class Repeated:
-    """Products with a matrix that is packed once, of rows that take turns: for a clock."""
+    """Repeated products with a matrix that is packed once, on several sets of rows in turn: to be timed."""
 
     def __init__(self, product: Product, copies: Copies) -> None:
         row, column = (1, product.b_step) if product.b_flipped else (product.b_step, 1)

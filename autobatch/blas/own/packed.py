@@ -1,7 +1,7 @@
 """Products with a matrix that was packed before: as fast for few rows as for many, in float32 and in bf16.
 
-Libraries bring a matrix into the order in which they read it again in every call, which for a few rows takes longer
-than to multiply them. Here that is done once per run; what is left of a product are tiles in registers
+Libraries pack the matrix, in the order in which they read it, in every call. For a few rows that takes longer than the
+multiplication. Here it is done once per run; the rest of a product is tiles in registers
 (`autobatch.blas.own.tiles`), in compiled code that inlines no library. GFLOP/s of rows of 512 times (512, 1280), one
 thread of an AMD EPYC of 2024, against the fastest library (`autobatch doctor --matmul`):
 

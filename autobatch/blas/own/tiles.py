@@ -2,12 +2,12 @@
 
 A panel holds, for each inner index in turn, 64 neighbouring columns; its words are float32 numbers, or pairs of bf16
 numbers at two inner indices, of which one instruction multiplies and adds both. Six rows by four vectors of 16 keep
-24 of AVX-512's 32 registers busy, enough to hide how long a sum takes; the panel needs four more, a row one. Where
-fewer columns are left, 16 rows by one vector do as well. What is not in the cache is asked for before it is needed:
-lines of the result when its tile begins, rows that will be read next while others are multiplied.
+24 of AVX-512's 32 registers busy, enough to hide the latency of a sum; the panel needs four more, a row one. Where
+fewer columns are left, 16 rows by one vector are as fast. Data is prefetched: lines of the result when its tile begins,
+rows that will be read next while others are multiplied.
 
-NumPy and Numba can say none of this, so LLVM's instructions are written out. It is the code of
-`autobatch.blas.own.packed`.
+NumPy and Numba cannot express this, so the functions below write LLVM's instructions. `autobatch.blas.own.packed` calls
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ The rows of `panel` are inner indices. Products with the first `n_columns` colum
 what is there; no others are read. Up to 6 rows, which are multiplied by up to 64 columns; or 16, by up to 16.
 """
 Rows: TypeAlias = tuple[int, int, int, int]
-"""Rows that will be read soon: an address, words from row to row, how many rows, and words of each."""
+"""Rows to prefetch: an address, words from row to row, the number of rows, and the words of each."""
 NO_ROWS = (0, 0, 0, 0)
 Place: TypeAlias = tuple[int, int]  # of a vector in a tile: its row, and its number in the row
 Block = Callable[..., None]
@@ -70,7 +70,7 @@ def block_bf16() -> Block:
 
 @built
 def fetch() -> Callable[[int], None]:
-    """Build (address): ask for the line of an address, which is not waited for, and need not be memory."""
+    """Build (address): prefetch the cache line of an address, which need not be valid."""
     import numba
 
     intrinsic: Any = numba.extending.intrinsic
@@ -140,7 +140,7 @@ def _write_turn(builder: Any, source: Any, source_row: Any, out: Any, out_row: A
 
 @cache
 def _features() -> frozenset[str]:
-    """What Numba compiles for."""
+    """List the processor features that Numba compiles for."""
     import llvmlite.binding as llvm
     import numba
 
@@ -152,7 +152,7 @@ def _features() -> frozenset[str]:
 
 @compiled
 def fetch_share(rows: Rows, begin: int, end: int, whole: int) -> None:
-    """Ask for the part of `rows` that is due between two moments of some work."""
+    """Prefetch the share of `rows` that belongs to the steps from `begin` to `end` out of `whole`."""
     address, row, n_rows, words = rows
     for r in range(n_rows * begin // whole, n_rows * end // whole):
         for word in range(0, words, LANES):
@@ -292,7 +292,7 @@ class _Writer:
             self._call("llvm.masked.store.v16f32.p0", None, ends[r, v], place, self._align(), masks[v])
 
     def _starts(self, places: Mapping[Place, Any], masks: Sequence[Any], adds: Any) -> dict[Place, Any]:
-        """What sums begin with: zero, or what is in `out`, which is read only then."""
+        """Write the first values of the sums: zero, or the content of `out`, which is read only then."""
         builder, zero = self.builder, self.ir.Constant(self.reals, LANES * [0.0])
         before = builder.block
         with builder.if_then(builder.icmp_signed("!=", adds, self._long(0))):
@@ -305,7 +305,7 @@ class _Writer:
         return starts
 
     def _masks(self, n_columns: Any) -> list[Any]:
-        """Which lanes of each vector there are columns for."""
+        """Compute, for each vector, a mask of the lanes that have columns."""
         ir, builder = self.ir, self.builder
         lanes = ir.Constant(self.ints, list(range(LANES)))
         left = builder.trunc(n_columns, self.int)
@@ -341,7 +341,7 @@ class _Writer:
         return self.builder.and_(self.builder.bitcast(words, self.ints), mask)
 
     def _address(self, base: Any, *moves: tuple[Any, Any], of: Any) -> Any:
-        """base, in bytes, moved by products of words, as a pointer."""
+        """Compute a pointer: `base`, in bytes, plus products of words."""
         words = self._long(0)
         for factor, step in moves:
             words = self.builder.add(words, self.builder.mul(factor, step))
@@ -349,7 +349,7 @@ class _Writer:
         return self.builder.inttoptr(moved, of.as_pointer())
 
     def _stay_rolled(self) -> None:
-        """No instruction, but LLVM unrolls no loop that has it: for two steps at once there are no registers."""
+        """Write an empty instruction that keeps LLVM from unrolling the loop, which would need too many registers."""
         self.builder.asm(self.ir.FunctionType(self.ir.VoidType(), []), "", "", [], side_effect=True)
 
     def _splat(self, number: Any, vector: Any) -> Any:
@@ -369,7 +369,7 @@ class _Writer:
 
 @cache
 def _bf16_type() -> Any:
-    """LLVM's bf16, which llvmlite has no name for."""
+    """Make LLVM's type bf16, which llvmlite lacks."""
     from llvmlite import ir
 
     class Bf16(ir.Type):  # type: ignore[misc]
@@ -386,7 +386,7 @@ def _bf16_type() -> Any:
 
 
 def _write_fetch(builder: Any, place: Any, writes: bool) -> None:
-    """Ask for a line, to read or to write it, in the nearest cache."""
+    """Prefetch a line into the nearest cache, to read or to write it."""
     from llvmlite import ir
 
     nearest, of_data = 3, 1

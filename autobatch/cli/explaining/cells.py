@@ -1,7 +1,7 @@
-"""What becomes of a cell, as text: its program after every pass, from the trace to the source of its kernels.
+"""Print how a cell is compiled: its program after every pass, from the trace to the source of its kernels.
 
-Every result is checked from its definition as it is shown. The kernels are those of the cpu backend, whichever runs:
-for each pair of neighbours that are not in one loop nest, the reason stands below the steps.
+Every result is checked from its definition before it is shown. The kernels are always those of the cpu backend. Below
+the steps is a reason for each pair of neighbours that are not in one loop nest.
 """
 
 from __future__ import annotations

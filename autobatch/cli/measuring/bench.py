@@ -1,4 +1,4 @@
-"""`autobatch bench`: how fast a model runs under several policies, beside its peers, or beside its matmuls alone."""
+"""`autobatch bench`: measure how fast a model runs under several policies, or call an experiment that compares it."""
 
 from __future__ import annotations
 

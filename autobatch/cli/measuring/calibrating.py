@@ -1,8 +1,8 @@
 """Measure what batches cost on this machine: a launch, a row, and the rows below which a batch takes no less time.
 
 A schedule of some mini-batch is cut into batches of at most 1, 2, 4, ..., 256 rows; each is run forward and backward
-with a clock around every batch. Median times per type and number of rows are what the cost model is fitted to. The
-gradients of weights are not in it: they are computed once per type, whatever the schedule.
+with a clock around every batch. The cost model is fitted to median times per type and number of rows. Gradients of
+weights are left out, because they are computed once per type, whatever the schedule.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIMPLER = 1.1  # a fit with fewer efficient rows may be so many times worse
 
 
 class Chopped:
-    """The schedule of `score`, its batches cut into such of at most `n_rows`."""
+    """The schedule of `score`, with its batches cut into batches of at most `n_rows` rows."""
 
     name = "chopped"
 
@@ -65,7 +65,7 @@ class Laps:
                 self.us[span.stage, span.kind, span.rows].append(1e3 * span.ms)
 
     def medians(self, kind: int) -> tuple[FloatArray, FloatArray]:
-        """Give the numbers of rows that a type ran with often enough, and the microseconds forward and backward."""
+        """List the numbers of rows that a type ran with often enough, each with microseconds, forward plus backward."""
         sizes = sorted(
             n for way, k, n in self.us if (way, k) == ("forward", kind) and len(self.us[way, k, n]) >= MIN_LAPS
         )

@@ -46,10 +46,10 @@ class Fault(Exception):
 
 
 class Finding(NamedTuple):
-    """One line of the report."""
+    """A line of the report."""
 
     state: str
-    """ok, none (not there and not needed) or FAULT."""
+    """ok, none (not installed and not needed) or FAULT."""
     what: str
     detail: str
 
@@ -70,12 +70,13 @@ class Finding(NamedTuple):
 def doctor(model: str | None, matmul: bool, data: str | None, dim: int) -> int:
     """Check the installation, and train a tiny model.
 
-    Told: the versions of packages, the processor, BLAS, the compiler, and a training step. The exit status is 1 if
-    something is at fault.
+    It shows the versions of packages, the processor, BLAS, the compiler, and the result of a training step. The exit
+    status is 1 if something does not work.
 
-    With --calibrate, the costs of batches are measured in training on the reference backend, and told: a launch, a
-    row, the rows below which a batch takes no less time, and the bytes of a row. "timed(RULE)" as a policy makes a rule
-    minimise time by them. With --matmul, the speed of matrix products of each library that is there.
+    With --calibrate, it measures the costs of batches in training on the reference backend and shows them: the time of
+    a launch and of a row, the rows below which a batch takes no less time, and the bytes of a row. The policy
+    "timed(RULE)" makes a rule minimise time by these costs. With --matmul, it measures the speed of matrix products of
+    each installed library.
 
     \b
     Examples:
@@ -102,7 +103,7 @@ def doctor(model: str | None, matmul: bool, data: str | None, dim: int) -> int:
 
 
 def _calibrate(model: str, data: str | None, dim: int) -> int:
-    """Measure, tell and keep what batches cost."""
+    """Measure what batches cost, print it and keep it."""
     use_threads(DEFAULT_THREADS)
     n_threads = threads_in_force()
     workload = load_workload(model, data, dim, seed=0)

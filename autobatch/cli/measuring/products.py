@@ -21,13 +21,13 @@ KINDS = (("float32", "float32"), ("float64", "float64"), ("bf16", "uint16"))
 
 
 def describe_providers() -> str:
-    """Name those that are there, and what the processor multiplies, in a line."""
+    """Name the installed libraries, and whether the processor multiplies bf16, in a line."""
     found = ", ".join(f"{one.name} {one.version}" for one in list_providers())
     return f"{found}; the processor has {'' if has_bf16() else 'no '}bf16"
 
 
 def describe_bf16() -> str:
-    """Say what products of bf16 are worth here, measured with as many rows as libraries like, in a line."""
+    """Compare the speeds of products in bf16 and in float32, measured with many rows, in a line."""
     size, providers = (ROWS[-1], N_OUT, N_IN), list_providers()
     wide, narrow = measure(providers, *size), measure(providers, *size, "uint16")
     if can_tile_bf16():
@@ -42,9 +42,9 @@ def describe_bf16() -> str:
 
 
 def show_speeds() -> None:
-    """Measure every library on one thread, and print a table of GFLOP/s, what is absent, and what would be chosen.
+    """Measure every library on one thread; print a table of GFLOP/s, the missing libraries, and the one chosen.
 
-    "packed" is no library but compiled code, for matrices that are packed once per run.
+    "packed" is our own compiled code, for matrices that are packed once per run.
     """
     providers = list_providers()
     with show_progress(len(KINDS) * len(ROWS)) as progress:

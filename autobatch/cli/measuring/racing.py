@@ -1,8 +1,8 @@
 """Time several ways to run the same mini-batches, fairly.
 
-The machine's speed drifts, so the ways take turns on every mini-batch, and the median of the repetitions counts. What
-happens once (recording, compilation, growing buffers) happens in a first, untimed round, and what is measured to choose
-among variants before that.
+The machine's speed drifts, so the ways take turns on every mini-batch, and the median of the repetitions counts.
+Recording, compilation and the growth of buffers happen in a first round that is not timed; the tuner's measurements
+happen before that round.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def take_turns(
 def _make_run(
     workload: Workload, policy: str | Policy, backend: str, mode: str, instances: Sequence[Any], batch_size: int
 ) -> tuple[Any, Callable[[int], None]]:
-    """Record the instances for one policy; give the batched loss, and what runs one mini-batch, planned each time."""
+    """Record the instances for one policy; return the batched loss, and a function that plans and runs a mini-batch."""
     loss = workload.batched("loss", policy, backend, plan_cache=0)
     graphs = record(loss, instances)
     minibatches = [graphs[start : start + batch_size] for start in range(0, len(graphs), batch_size)]

@@ -44,7 +44,7 @@ minibatches_option = click.option(
     "--skip",
     metavar="N",
     type=click.IntRange(min=0),
-    help="Leave out so many instances at the beginning.  [default: those that the policy was learned from]",
+    help="Instances to leave out at the beginning.  [default: those that the policy was learned from]",
 )
 @options.seed_option
 @options.json_option

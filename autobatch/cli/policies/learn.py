@@ -89,7 +89,7 @@ ALGORITHMS = {
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="How many further mini-batches decide which of the policies met on the way is the best.",
+    help="Further mini-batches, on which the best of the policies met while learning is chosen.",
 )
 @click.option(
     "--algorithm",
@@ -141,18 +141,18 @@ ALGORITHMS = {
     help="q: at most so many in each direction.",
 )
 @click.option("--steps", metavar="N", type=click.IntRange(min=1), help="dqn, ppo: batches run while learning.")
-@click.option("--generations", metavar="N", type=click.IntRange(min=1), help="es: how often the weights move.")
+@click.option("--generations", metavar="N", type=click.IntRange(min=1), help="es: how often the weights change.")
 @click.option(
     "--log-folder",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="dqn, ppo: write what TensorBoard shows.",
+    help="dqn, ppo: write a log for TensorBoard.",
 )
 @click.option(
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="dqn, ppo: draw how learning went, as PNG.",
+    help="dqn, ppo: draw the learning curve, as PNG.",
 )
 @options.seed_option
 @click.option(

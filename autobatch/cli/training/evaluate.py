@@ -1,4 +1,4 @@
-"""`autobatch eval` and `autobatch predict`: what a trained model is worth, and what it says."""
+"""`autobatch eval` and `autobatch predict`: the metrics and the predictions of a trained model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ data_option = click.option(
     "--data",
     metavar="NAME_OR_PATH",
     shell_complete=complete_data,
-    help="A file, all of it; or a folder or a generator, its development data.  [default: the development data of "
+    help="A file, which is read whole; or a folder or a generator, for its development data.  [default: that of "
     "training]",
 )
 
@@ -82,7 +82,7 @@ def evaluate(
     "--out",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write to this file, in place of what it holds.  [default: standard output]",
+    help="Write to this file, which is replaced.  [default: standard output]",
 )
 @options.max_bytes_option
 @options.threads_option

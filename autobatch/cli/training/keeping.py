@@ -1,4 +1,4 @@
-"""Keep the checkpoints of a run: when they are written, and what Ctrl-C does to a run that has some."""
+"""Write the checkpoints of a run, and let Ctrl-C end the run only after a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model says of instances: its metrics, its predictions."""
+"""Compute the metrics and the predictions of a model on instances."""
 
 from __future__ import annotations
 

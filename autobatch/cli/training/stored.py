@@ -1,4 +1,4 @@
-"""A run of `autobatch train` in a checkpoint: its settings, its numbers, and how far it is."""
+"""A run of `autobatch train` in a checkpoint: its settings, its parameters, and its progress."""
 
 from __future__ import annotations
 

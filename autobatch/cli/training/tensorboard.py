@@ -1,9 +1,12 @@
 """Scalars of a training run for TensorBoard, in two runs of one folder: `steps` and `epochs`, both over mini-batches.
 
-A run that goes on from a checkpoint writes further files. Each begins with a mark that tells TensorBoard to drop what
-the files before it hold from that mini-batch on, so what a killed run wrote after its checkpoint does not show twice.
-Epochs have a run of their own, because the last mini-batch of an epoch may be in a checkpoint before it is measured.
-The `tensorboard` package writes the files; it needs neither torch nor TensorFlow.
+A run that is resumed from a checkpoint writes further files. Each begins with an event that tells TensorBoard to drop
+the points of earlier files from that mini-batch on, so points that a killed run wrote after its checkpoint show once.
+Epochs are a run of their own, because a checkpoint may hold the last mini-batch of an epoch that is not measured yet.
+
+The `tensorboard` package writes the files; it needs neither torch nor TensorFlow. Of the `SummaryWriter`s, which take a
+`purge_step` for this, torch's needs torch, and the `flush` of tensorboardX's does not wait for its queue, so a
+checkpoint could be ahead of the file.
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ def _n_steps(fitting: Fitting) -> int:
 
 
 def _mark_start(writer: Any, step: int) -> None:
-    """Begin at a step: what earlier files hold from there on no longer counts."""
+    """Begin at a step: TensorBoard drops the points of earlier files from there on."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
