@@ -83,7 +83,7 @@ class Loop:
         """The axes of the loop nest, after those of one element are gone and those that can be joined are."""
         return self.nest[0]
 
-    @property
+    @cached_property
     def nest(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
         """The axes, and for the target and each operand its strides along them."""
         views = [self.target, *(operand.view for operand in self.operands)]

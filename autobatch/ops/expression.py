@@ -8,7 +8,7 @@ whatever has no operator in Python is made by `call`, by its name in `FUNCTIONS`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
 from typing import TypeAlias
 
@@ -121,5 +121,5 @@ def leaves(tree: Expression) -> Iterator[Expression]:
 def replace_leaves(tree: Expression, change: Callable[[Expression], Expression]) -> Expression:
     """The same expression of other leaves."""
     if isinstance(tree, Call):
-        return replace(tree, args=tuple(replace_leaves(arg, change) for arg in tree.args))
+        return Call(tree.name, tuple(replace_leaves(arg, change) for arg in tree.args))
     return change(tree)

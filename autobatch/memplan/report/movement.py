@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from autobatch.compiler.copies import Copy, find_copies, only_copy
+from autobatch.compiler.copying import Copy, find_copies, only_copy
 from autobatch.compiler.printing import name_of
 from autobatch.compiler.stage import Stage, compile_backward, compile_forward
 from autobatch.compiler.statement import Loop
