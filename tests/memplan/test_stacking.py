@@ -98,7 +98,7 @@ LAUNCHES = {
     "tree-GRU leaf": (((3, 11, 0), (3, 20, 0), (3, 3, 0)), ((2, 9, 0), (2, 16, 1), (2, 2, 0))),
     "Tree-LSTM inner": (((10, 22, 0), (10, 35, 0), (10, 6, 0)), ((2, 18, 0), (2, 27, 1), (2, 6, 0))),
     "Tree-LSTM leaf": (((3, 9, 0), (3, 19, 0), (3, 3, 0)), ((1, 6, 0), (1, 14, 2), (1, 1, 0))),
-    "tree-GRU with shared parameters": (((6, 24, 0), (6, 41, 0), (6, 12, 0)), ((4, 20, 0), (4, 33, 2), (4, 8, 0))),
+    "tree-GRU with shared parameters": (((6, 24, 0), (6, 41, 0), (6, 12, 0)), ((4, 24, 0), (4, 39, 2), (4, 11, 0))),
 }
 
 
@@ -132,7 +132,7 @@ def test_random_gates_compute_the_same() -> None:
     for program in programs:
         for parameter in draw_parameters(program, rng):
             parameter.trainable = bool(rng.random() < 0.9)
-    assert count_stacked(programs, rng) == (65, 45)
+    assert count_stacked(programs, rng) == (64, 44)
 
 
 def test_random_products_compute_the_same() -> None:
@@ -177,11 +177,11 @@ def test_cells_of_models_compute_the_same(case: Case) -> None:
     assert count_stacked(trace_types(model, instances), np.random.default_rng(0)) == MODELS[case.name]
 
 
-def test_a_grid_is_one_product_per_input_and_one_stack_for_both() -> None:
+def test_parameters_of_two_inputs_are_one_product_per_input_and_one_stack_for_both() -> None:
     program = trace_cell(tree_gru_shared, 4)
     stacked = stack_program(program, lay_out(program))
     stacks = [parameter for parameter in stacked.parameters if isinstance(parameter, Stack)]
-    assert sorted(len(stack.parts) for stack in stacks) == [2, 2]
+    assert [len(stack.parts) for stack in stacks] == [2]
     sources = [stacked.vars[i].source for i in stacked.instructions]
     products = [source for source in sources if isinstance(source, Instruction) and source.op is matmul]
     assert len(products) == 4

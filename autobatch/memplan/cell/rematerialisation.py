@@ -100,8 +100,8 @@ class _Choice:
     def choose(self) -> set[int]:
         """The values to make again."""
         for index in sorted(filter(self._can_be_made, self.residuals)):
-            needs = self._needs(index)
-            if self._cost(needs) < self._cost_of_having(index):
+            needs = self._cheapest(index)
+            if index in needs.made:
                 self.made |= needs.made
                 self.free |= needs.read
                 self.residuals |= needs.kept
@@ -111,24 +111,41 @@ class _Choice:
         source = self.vars[index].source
         return index not in self.known and index not in self.joined and may_be_made_again(source)
 
-    def _needs(self, index: int) -> _Needs:
-        """What a value is made of, down to what is at hand, and to what cannot be made."""
-        needs, pending = _Needs(set(), set(), set()), [index]
-        while pending:
-            value = pending.pop()
-            source = self.vars[value].source
-            assert isinstance(source, Instruction)
-            needs.made.add(value)
-            for arg in map(self._origin, source.args):
-                if self._is_at_hand(arg) or arg in self.made or arg in needs.made:
-                    continue
-                if arg in self.residuals or arg in self.known or not isinstance(self.vars[arg].source, Instruction):
-                    needs.read.add(arg)
-                elif self._can_be_made(arg):
-                    pending.append(arg)
+    def _cheapest(self, index: int) -> _Needs:
+        """The cheapest way to have a value: to keep it, or to make it of what is cheapest for each operand."""
+        cheapest: dict[int, _Needs] = {}
+        for value in self._made_of(index):
+            making = _Needs({value}, set(), set())
+            for arg in self._operands(value):
+                if arg in cheapest:
+                    for known, more in zip(making, cheapest[arg], strict=True):
+                        known |= more
                 else:
-                    needs.kept.add(arg)
-        return needs
+                    (making.read if self._is_read(arg) else making.kept).add(arg)
+            keeping = _Needs(set(), set(), {value})
+            cheapest[value] = making if self._cost(making) < self._cost_of_having(value) else keeping
+        return cheapest[index]
+
+    def _made_of(self, index: int) -> list[int]:
+        """A value and all that it can be made of, down to what is read or cannot be made; operands first."""
+        found, pending = {index}, [index]
+        while pending:
+            for arg in self._operands(pending.pop()):
+                if arg not in found and not self._is_read(arg) and self._can_be_made(arg):
+                    found.add(arg)
+                    pending.append(arg)
+        return sorted(found)
+
+    def _operands(self, index: int) -> list[int]:
+        """What an instruction reads and is not at hand anyway."""
+        source = self.vars[index].source
+        assert isinstance(source, Instruction)
+        args = map(self._origin, source.args)
+        return [arg for arg in args if not self._is_at_hand(arg) and arg not in self.made]
+
+    def _is_read(self, index: int) -> bool:
+        """Whether a value is somewhere in memory."""
+        return index in self.residuals or index in self.known or not isinstance(self.vars[index].source, Instruction)
 
     def _cost(self, needs: _Needs) -> float:
         """What it costs to make values, to keep others for them, and to read what is not read anyway."""
