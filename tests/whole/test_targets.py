@@ -1,6 +1,7 @@
 """The suite on other processors: what is computed is right for other code targets, and with other routines of OpenBLAS.
 
 Each target is a process of its own with caches of its own, which runs the tests of what is compiled and multiplied.
+What this processor cannot run is skipped; `compiler/test_kernels.py` compiles for processors that are not here.
 """
 
 from __future__ import annotations
