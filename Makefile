@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 help:
 	@echo "make demo      train a Tree-LSTM, batched, and compare the batching policies"
 	@echo "make test      linters, type checker, tests, doctests and the packaging test"
-	@echo "make test-all  the same with the slow tests"
+	@echo "make test-all  the same with the slow tests, which include runs for other processors"
 	@echo "make lint      linters and type checker only"
 	@echo "make clean     remove the virtual environment and all caches"
 
