@@ -15,7 +15,7 @@ from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.ir.arguments import Key
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.trace.cell import Tracer
+from autobatch.trace.tracer import Tracer
 
 W = ab.Parameter(np.arange(9.0).reshape(3, 3) / 7)
 
