@@ -10,6 +10,7 @@ other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from operator import is_not
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from autobatch.runtime.backend import Backend, Run
 from autobatch.runtime.execution import Running
 from autobatch.runtime.losses import check_finite, loss_slot, loss_weights, put_gradients, take_gradients
 from autobatch.runtime.planning import Choices, Planning
+from autobatch.runtime.settings import Settings
 from autobatch.runtime.step import Clock, LastCall, Step
 from autobatch.schedule.schedule import Policy
 from autobatch.system.turns import running
@@ -65,21 +67,15 @@ class Batched:
         policy: Policy,
         planner: Planner,
         backend: Backend,
-        rewrites: Sequence[str],
-        seed: int,
-        max_bytes: int | None,
-        plan_cache: int,
-        precision: str,
-        threads: int | str,
-        tune: Any,
+        settings: Settings,
     ) -> None:
-        self.policy, self.planner, self.backend, self.rewrites = policy, planner, backend, tuple(rewrites)
-        self.seed, self.step, self.max_bytes, self.precision = seed, 0, max_bytes, precision
-        self._asked = {"threads": threads, "tune": tune}
+        self.policy, self.planner, self.backend, self.rewrites = policy, planner, backend, settings.rewrites
+        self.seed, self.step, self.max_bytes = settings.seed, 0, settings.max_bytes
+        self.precision, self._settings = settings.precision, settings
         self._tuned_for: tuple[Any, ...] = (None,) * 4
         self.last: LastCall | None = None
         self.recorder = Recorder(function, module)
-        self.planning = Planning(self.recorder, planner, plan_cache)
+        self.planning = Planning(self.recorder, planner, settings.plan_cache)
         self._profile: Profile | None = None
         self._running = Running(self.recorder)
         self.threads = self._tune().base.threads
@@ -92,13 +88,12 @@ class Batched:
 
     def __getstate__(self) -> dict[str, Any]:
         """What deep copies and pickles take along: how it was made, and the step; what was recorded stays behind."""
-        names = ("policy", "planner", "backend", "rewrites", "seed", "max_bytes", "precision")
-        made = {name: getattr(self, name) for name in names}
-        made |= {"function": self.recorder.function, "module": self.recorder.module, **self._asked}
-        return {"made": {**made, "plan_cache": self.planning.cache.size}, "step": self.step}
+        now = {name: getattr(self, name) for name in ("rewrites", "seed", "max_bytes", "precision")}
+        made = self.recorder.function, self.recorder.module, self.policy, self.planner, self.backend
+        return {"made": (*made, replace(self._settings, **now)), "step": self.step}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state["made"])  # type: ignore[misc]
+        self.__init__(*state["made"])  # type: ignore[misc]
         self.step = state["step"]
 
     @property
@@ -201,37 +196,19 @@ class Batched:
     def prefetch(self, minibatches: Iterable[Iterable[Any]]) -> Iterator[list[Any]]:
         """Record mini-batches ahead, each in a thread while the last one is in use; for instances recorded afresh.
 
-        That pays where drawing or recording instances waits, for files or inside NumPy. Where it is all Python it is
-        slower than without, for threads take turns at that: see `autobatch.nn.prefetching` for figures. Results are
-        those of the unrecorded mini-batches; graphs pass as they are. Random numbers that `minibatches` or the
-        function draw are drawn ahead: leave their generator to them, and expect it one mini-batch on after leaving
-        the loop early.
+        That pays where drawing or recording instances waits, for files or inside NumPy; where it is all Python it is
+        slower: see `autobatch.nn.prefetching`. Random numbers are drawn ahead too: leave their generator to the thread.
 
-        Args:
-            minibatches: lists of instances; drawn from in the thread.
-
-        Yields:
-            for each mini-batch a list of graphs, one per instance.
-
-        Raises:
-            Whatever drawing or recording raises, where the mini-batch would have come.
-
-        >>> import autobatch as ab
-        >>> double = ab.batched(lambda x: 2.0 * x)
-        >>> [double(batch).tolist() for batch in double.prefetch([[np.ones(())], [np.zeros(()), np.ones(())]])]
-        [[2.0], [0.0, 2.0]]
+        Yields for each mini-batch a list of graphs, one per instance; raises what drawing or recording raises, where
+        the mini-batch would have come.
         """
         refuse_inside()
         return prefetch(minibatches, self.recorder.to_graphs)
 
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
-        """Plan a mini-batch and do not run it: gives its graph, and for each part the schedule, the plan and more.
+        """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.
 
-        Args:
-            instances, training, has_aux: as for `explain`.
-
-        Raises:
-            PlanError: an instance needs more than `max_bytes` alone.
+        The arguments, and what is raised, are those of `explain`.
 
         >>> import autobatch as ab
         >>> double = ab.batched(lambda x: 2.0 * x)
@@ -372,7 +349,7 @@ class Batched:
             self.planning = Planning(self.recorder, self.planner, self.planning.cache.size)
         settings = self.planning, self.backend, self.rewrites, self.precision
         if any(map(is_not, settings, self._tuned_for)):
-            self._tuning: Tuning = make_tuning(self.recorder, *settings, **self._asked)
+            self._tuning: Tuning = make_tuning(self.recorder, *settings, self._settings.threads, self._settings.tune)
             self._tuned_for = settings
         return self._tuning
 

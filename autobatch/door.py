@@ -17,6 +17,7 @@ from autobatch.plan.plan import Planner
 from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.runtime import make_backend
 from autobatch.runtime.backend import Backend
+from autobatch.runtime.settings import Settings
 from autobatch.schedule.schedule import Policy
 
 
@@ -104,7 +105,5 @@ def batched(
         raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
     check_precision(precision, np.dtype(np.float32) if module is None else module.dtype)
     planner = planner or MemoryPlanner()
-    return Batched(
-        function, module, policy, planner, backend, to_passes(rewrites), seed, max_bytes, plan_cache, precision,
-        threads, tune,
-    )  # fmt: skip
+    settings = Settings(to_passes(rewrites), int(seed), max_bytes, plan_cache, precision, threads, tune)
+    return Batched(function, module, policy, planner, backend, settings)
