@@ -43,9 +43,9 @@ def bytes_over_the_fewest(layout: CellLayout) -> int:
     return layout.copied_bytes(ROWS) - fewest_bytes(memory, batches, ROWS) - always
 
 
-@pytest.mark.parametrize("start", range(0, 60, 10))
+@pytest.mark.parametrize("start", range(0, 60, 20))
 def test_the_bytes_copied_are_the_fewest(start: int) -> None:
-    for seed in range(start, start + 10):
+    for seed in range(start, start + 20):
         assert bytes_over_the_fewest(plan_cell(draw_matmuls(np.random.default_rng(seed)), ROWS)) == 0
 
 
@@ -57,15 +57,15 @@ def test_the_bytes_copied_are_the_fewest_of_seven_items(start: int) -> None:
         assert bytes_over_the_fewest(plan_cell(program, ROWS)) == 0
 
 
-@pytest.mark.parametrize("name", SEVEN)
-def test_the_seven_cells_copy_nothing(name: str) -> None:
+def test_the_seven_cells_copy_nothing() -> None:
     """At width 128 for 32 instances, where the published planner as designed copies 48 to 4128 kB."""
-    layout = plan_cell(trace_cell(SEVEN[name].body))
-    check_cell_layout(layout)
-    assert len(layout.copies) == 0 < SEVEN[name].copies
-    assert layout.copied_bytes(INSTANCES) == 0 < 1024 * SEVEN[name].kilobytes
-    assert layout.parameter_copies == 0
-    assert layout.apart_bytes(INSTANCES) < 1024 * SEVEN[name].kilobytes
+    for name in SEVEN:
+        layout = plan_cell(trace_cell(SEVEN[name].body))
+        check_cell_layout(layout)
+        assert len(layout.copies) == 0 < SEVEN[name].copies
+        assert layout.copied_bytes(INSTANCES) == 0 < 1024 * SEVEN[name].kilobytes
+        assert layout.parameter_copies == 0
+        assert layout.apart_bytes(INSTANCES) < 1024 * SEVEN[name].kilobytes
 
 
 def test_one_set_of_parameters_for_two_children_is_one_stack_for_both() -> None:
@@ -75,24 +75,26 @@ def test_one_set_of_parameters_for_two_children_is_one_stack_for_both() -> None:
     assert (layout.copied_bytes(), layout.parameter_copies) == (0, 0)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_layouts_of_random_models(seed: int) -> None:
+@pytest.mark.parametrize("start", range(2))
+def test_layouts_of_random_models(start: int) -> None:
     """Cells with slices, joins, attributes, variadic ports; planned twice, they are the same."""
-    rng = np.random.default_rng(seed)
-    model = draw_model(rng, smooth=True)
-    programs = trace_types(model, draw_instances(rng, model, n=4))
-    assert len(programs) >= 2
-    for program in programs:
-        layout = plan_cell(program)
+    for seed in range(start, 6, 2):
+        rng = np.random.default_rng(seed)
+        model = draw_model(rng, smooth=True)
+        programs = trace_types(model, draw_instances(rng, model, n=4))
+        assert len(programs) >= 2
+        for program in programs:
+            layout = plan_cell(program)
+            check_cell_layout(layout)
+            assert str(layout) == str(plan_cell(program))
+
+
+@pytest.mark.parametrize("start", range(2))
+def test_layouts_of_random_products_sums_and_tangents(start: int) -> None:
+    for seed in range(start, 8, 2):
+        layout = plan_cell(draw_ops(np.random.default_rng(seed), 15))
         check_cell_layout(layout)
-        assert str(layout) == str(plan_cell(program))
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_layouts_of_random_products_sums_and_tangents(seed: int) -> None:
-    layout = plan_cell(draw_ops(np.random.default_rng(seed), 15))
-    check_cell_layout(layout)
-    assert str(layout).count("batches") == 2
+        assert str(layout).count("batches") == 2
 
 
 def stacked_twice(w: Weights, x: Any) -> Any:
@@ -127,19 +129,16 @@ def test_joins_are_no_copies_unless_they_want_two_orders() -> None:
     assert both.copies[0].reason == "it does not fit beside what is kept"
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
+def test_concats_that_are_always_copies() -> None:
+    for body, reason in [
         (lambda w, x: w.shaped("A", (4, 8)) @ ab.concat((x, x)), "a part is in it twice"),
         (lambda w, x: ab.concat((x[::-1], x)), "a part is read through strides"),
         (lambda w, x: ab.concat((x, w["b"])), "its parts lie in different areas"),
         (lambda w, x: ab.concat((x, ab.tanh(x)))[2:6], "it is read in pieces"),
         (lambda w, m: ab.concat((m, ab.tanh(m)), axis=1), "it interleaves its parts"),
-    ],
-)
-def test_concats_that_are_always_copies(body: Callable[..., Any], reason: str) -> None:
-    (copy,) = plan_checked(body).copies
-    assert copy.reason == reason
+    ]:
+        (copy,) = plan_checked(body).copies
+        assert copy.reason == reason
 
 
 def test_slices_of_one_product_are_views_that_stay_in_place() -> None:
@@ -204,7 +203,7 @@ def broken_layouts() -> dict[str, CellLayout]:
     }
 
 
-@pytest.mark.parametrize("claim", broken_layouts())
-def test_the_checker_refuses(claim: str) -> None:
-    with pytest.raises(PlanError, match=claim):
-        check_cell_layout(broken_layouts()[claim])
+def test_the_checker_refuses() -> None:
+    for claim in broken_layouts():
+        with pytest.raises(PlanError, match=claim):
+            check_cell_layout(broken_layouts()[claim])

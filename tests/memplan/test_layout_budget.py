@@ -54,10 +54,10 @@ def test_explain_tells_what_was_given_up() -> None:
     assert UNTRIED in str(loss.explain([24], memory=True))
 
 
-@pytest.mark.parametrize("name", SEVEN)
-def test_cells_of_the_literature_are_far_from_the_budget(name: str) -> None:
-    layout = plan_cell(trace_cell(SEVEN[name].body))
-    assert (layout.work <= 0.8 * MAX_WORK, layout.untried, layout.copies) == (True, (), ())
+def test_cells_of_the_literature_are_far_from_the_budget() -> None:
+    for name in SEVEN:
+        layout = plan_cell(trace_cell(SEVEN[name].body))
+        assert (layout.work <= 0.8 * MAX_WORK, layout.untried, layout.copies) == (True, (), ())
 
 
 def test_lines_that_contradict_each_other_are_refused_without_a_search() -> None:

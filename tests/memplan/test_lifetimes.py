@@ -19,9 +19,9 @@ from random_programs import draw_instances, draw_model
 START = 7
 
 
-@pytest.mark.parametrize("start", range(0, 200, 20))
+@pytest.mark.parametrize("start", range(0, 200, 40))
 def test_areas_that_live_at_one_time_lie_apart(start: int) -> None:
-    for seed in range(start, start + 20):
+    for seed in range(start, start + 40):
         check_areas(np.random.default_rng(seed))
 
 
@@ -77,14 +77,15 @@ def test_inference_over_a_long_chain_takes_no_more_than_over_a_short_one() -> No
     assert checked_size(chain.run, [100] * 3, training=True) > 50 * sizes[0]
 
 
-@pytest.mark.parametrize("seed", range(15))
-def test_rows_that_are_used_again_hold_what_their_readers_want(seed: int) -> None:
+@pytest.mark.parametrize("start", range(5))
+def test_rows_that_are_used_again_hold_what_their_readers_want(start: int) -> None:
     """Random cells over random graphs, checked, on a buffer of NaN, against one instance at a time."""
-    rng = np.random.default_rng(seed)
-    model = draw_model(rng, smooth=True).astype("float64")
-    instances = draw_instances(rng, model, n=6)
-    expected = [float(np.asarray(model.loss(instance))) for instance in instances]
-    for policy in ("agenda", "depth", "unbatched", "score"):
-        check_plan(*place_batch(model.loss, instances, training=False, policy=policy, rewrites=()))
-        loss = ab.batched(model.loss, policy=policy, backend=Reference(poison=True))
-        np.testing.assert_allclose(loss(instances), expected, rtol=1e-10, atol=1e-10)
+    for seed in range(start, 15, 5):
+        rng = np.random.default_rng(seed)
+        model = draw_model(rng, smooth=True).astype("float64")
+        instances = draw_instances(rng, model, n=6)
+        expected = [float(np.asarray(model.loss(instance))) for instance in instances]
+        for policy in ("agenda", "depth", "unbatched", "score"):
+            check_plan(*place_batch(model.loss, instances, training=False, policy=policy, rewrites=()))
+            loss = ab.batched(model.loss, policy=policy, backend=Reference(poison=True))
+            np.testing.assert_allclose(loss(instances), expected, rtol=1e-10, atol=1e-10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from itertools import combinations, product
 
 import numpy as np
@@ -139,45 +139,46 @@ def test_each_template(
     assert (" ".join(used), str(tree)) == (templates, after)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.1, 1.0])
-def test_2_000_intervals_of_2_000_items_have_an_order(share: float) -> None:
+def test_2_000_intervals_of_2_000_items_have_an_order() -> None:
     """Intervals up to a share of all items: the hidden order is permitted, and every other permitted one fits."""
-    rng = np.random.default_rng(int(100 * share))
-    hidden = rng.permutation(N_ITEMS).tolist()
-    starts = rng.integers(0, N_ITEMS, N_ITEMS).tolist()
-    sizes = rng.integers(2, int(share * N_ITEMS), N_ITEMS).tolist()
-    subsets = [rng.permutation(hidden[a : a + size]).tolist() for a, size in zip(starts, sizes, strict=True)]
-    tree = PQTree(range(N_ITEMS))
-    assert all(tree.reduce(subset) for subset in subsets)
-    tree.check()
-    assert are_consecutive(tree.frontier(), subsets)
-    for _ in range(20):
-        tree.reverse(rng.permutation(N_ITEMS)[:2].tolist())
-    assert are_consecutive(tree.frontier(), subsets)
-    assert tree.arrange(hidden)
-    assert tree.frontier() == hidden
-    assert tree.n_orders() > 1
+    for share in [0.01, 0.1, 1.0]:
+        rng = np.random.default_rng(int(100 * share))
+        hidden = rng.permutation(N_ITEMS).tolist()
+        starts = rng.integers(0, N_ITEMS, N_ITEMS).tolist()
+        sizes = rng.integers(2, int(share * N_ITEMS), N_ITEMS).tolist()
+        subsets = [rng.permutation(hidden[a : a + size]).tolist() for a, size in zip(starts, sizes, strict=True)]
+        tree = PQTree(range(N_ITEMS))
+        assert all(tree.reduce(subset) for subset in subsets)
+        tree.check()
+        assert are_consecutive(tree.frontier(), subsets)
+        for _ in range(20):
+            tree.reverse(rng.permutation(N_ITEMS)[:2].tolist())
+        assert are_consecutive(tree.frontier(), subsets)
+        assert tree.arrange(hidden)
+        assert tree.frontier() == hidden
+        assert tree.n_orders() > 1
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_permitted_orders_of_100_items_are_those_that_fit(seed: int) -> None:
+@pytest.mark.parametrize("start", range(2))
+def test_the_permitted_orders_of_100_items_are_those_that_fit(start: int) -> None:
     """Parts of a hidden order are reversed: what comes out is permitted if, and only if, it keeps all subsets."""
-    rng = np.random.default_rng(seed)
-    hidden = rng.permutation(100).tolist()
-    subsets = [hidden[a : a + size] for a, size in rng.integers((0, 2), (99, 60), (12, 2)).tolist()]
-    tree = PQTree(range(100))
-    assert tree.reduce_all(subsets)
-    n_permitted = 0
-    for _ in range(100):
-        start, size = rng.integers((0, 2), (99, 60)).tolist()
-        order = hidden[:start] + hidden[start : start + size][::-1] + hidden[start + size :]
-        permitted = tree.arrange(order)
-        assert permitted == are_consecutive(order, subsets)
-        n_permitted += permitted
-        if permitted:
-            hidden = order
-            tree.check()
-    assert 0 < n_permitted < 100
+    for seed in range(start, 10, 2):
+        rng = np.random.default_rng(seed)
+        hidden = rng.permutation(100).tolist()
+        subsets = [hidden[a : a + size] for a, size in rng.integers((0, 2), (99, 60), (12, 2)).tolist()]
+        tree = PQTree(range(100))
+        assert tree.reduce_all(subsets)
+        n_permitted = 0
+        for _ in range(100):
+            start, size = rng.integers((0, 2), (99, 60)).tolist()
+            order = hidden[:start] + hidden[start : start + size][::-1] + hidden[start + size :]
+            permitted = tree.arrange(order)
+            assert permitted == are_consecutive(order, subsets)
+            n_permitted += permitted
+            if permitted:
+                hidden = order
+                tree.check()
+        assert 0 < n_permitted < 100
 
 
 def test_neighbours_leave_one_order_and_its_reverse() -> None:
@@ -188,15 +189,16 @@ def test_neighbours_leave_one_order_and_its_reverse() -> None:
     assert [*tree.orders()] in ([hidden, hidden[::-1]], [hidden[::-1], hidden])
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_sequence_of_reductions_does_not_matter(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    subsets = random_system(rng, n=150, n_subsets=60, share_wrong=0.0)
-    trees = [PQTree(range(150)), PQTree(range(150))]
-    assert trees[0].reduce_all(subsets)
-    assert trees[1].reduce_all(subsets[at] for at in rng.permutation(60).tolist())
-    assert trees[0] == trees[1]
-    assert trees[0] != PQTree(range(150))
+@pytest.mark.parametrize("start", range(2))
+def test_the_sequence_of_reductions_does_not_matter(start: int) -> None:
+    for seed in range(start, 10, 2):
+        rng = np.random.default_rng(seed)
+        subsets = random_system(rng, n=150, n_subsets=60, share_wrong=0.0)
+        trees = [PQTree(range(150)), PQTree(range(150))]
+        assert trees[0].reduce_all(subsets)
+        assert trees[1].reduce_all(subsets[at] for at in rng.permutation(60).tolist())
+        assert trees[0] == trees[1]
+        assert trees[0] != PQTree(range(150))
 
 
 def test_is_refuted_equals_brute_force() -> None:
@@ -342,31 +344,28 @@ def test_items_are_any_hashable_values() -> None:
     assert are_consecutive(tree.frontier(), [items[2:5], items[4:7], [None, -1]])
 
 
-@pytest.mark.parametrize("n", [0, 1, 2])
-def test_tiny_trees(n: int) -> None:
-    tree = PQTree(range(n))
-    assert tree.reduce([])
-    assert tree.reduce(range(n))
-    assert [tuple(order) for order in tree.orders()] == all_orders(n)
-    assert tree.constraints() == []
-    assert (str(tree), repr(tree)) == (("()", "<PQTree ()>"), ("0", "<PQTree 0>"), ("(0 1)", "<PQTree (0 1)>"))[n]
-    assert tree.conflict([[], range(n)]) == []
+def test_tiny_trees() -> None:
+    for n in [0, 1, 2]:
+        tree = PQTree(range(n))
+        assert tree.reduce([])
+        assert tree.reduce(range(n))
+        assert [tuple(order) for order in tree.orders()] == all_orders(n)
+        assert tree.constraints() == []
+        assert (str(tree), repr(tree)) == (("()", "<PQTree ()>"), ("0", "<PQTree 0>"), ("(0 1)", "<PQTree (0 1)>"))[n]
+        assert tree.conflict([[], range(n)]) == []
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+def test_wrong_items() -> None:
+    for call, message in [
         (lambda: PQTree("abca"), "making a PQ-tree of 4 items: 'a' is among them more than once; give each item once."),
         (lambda: PQTree("abc").reduce("abd"), "looking up 3 items in a PQ-tree of 3: 'd' is not among them; a tree"),
         (lambda: PQTree("abc").reduce_all(["ab", "bx"]), "looking up 2 items in a PQ-tree of 3: 'x' is not among them"),
         (lambda: PQTree("abc").conflict(["ab", "bb"]), "looking up 2 items in a PQ-tree: 'b' is named more than once"),
         (lambda: PQTree("abc").restricted([1]), "looking up 1 items in a PQ-tree of 3: 1 is not among them"),
         (lambda: PQTree("abc").arrange("aba"), "looking up 3 items in a PQ-tree: 'a' is named more than once"),
-    ],
-)
-def test_wrong_items(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(ab.PlanError, match="^" + re.escape(message)):
-        call()
+    ]:
+        with pytest.raises(ab.PlanError, match="^" + re.escape(message)):
+            call()
 
 
 def test_an_error_leaves_the_tree_as_it_was() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from itertools import islice, permutations
 from math import factorial
 from pathlib import Path
@@ -80,12 +80,12 @@ def test_reverse_turns_the_deepest_node_that_has_the_items(start: int) -> None:
             assert tree.frontier() == before
 
 
-@pytest.mark.parametrize("items", ["", "b"])
-def test_fewer_than_two_items_reverse_nothing(items: str) -> None:
-    tree = PQTree("abcd")
-    assert tree.reduce("bc")
-    tree.reverse(items)
-    assert str(tree) == "(a d (b c))"
+def test_fewer_than_two_items_reverse_nothing() -> None:
+    for items in ["", "b"]:
+        tree = PQTree("abcd")
+        assert tree.reduce("bc")
+        tree.reverse(items)
+        assert str(tree) == "(a d (b c))"
 
 
 def test_structure_is_carried_from_one_operand_to_another() -> None:
@@ -187,9 +187,8 @@ def _hang(tree: PQTree) -> None:
     PNode([tree._root])
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
+def test_a_damaged_tree_is_noticed() -> None:
+    for damage, message in [
         (_lose, "it has the leaves ['a', 'b', 'c', 'd', 'e'], not one for each of ['b', 'c', 'd', 'e']"),
         (_mark, "a reduction left a mark behind"),
         (_orphan, "a child of a P-node has another parent"),
@@ -197,15 +196,13 @@ def _hang(tree: PQTree) -> None:
         (_part, "a child of a Q-node does not know its siblings"),
         (_shrink, "a P-node has 1 children"),
         (_hang, "its root hangs below another node"),
-    ],
-)
-def test_a_damaged_tree_is_noticed(damage: Callable[[PQTree], None], message: str) -> None:
-    tree = PQTree("abcde")
-    assert tree.reduce_all(["cd", "de"])
-    tree.check()
-    damage(tree)
-    with pytest.raises(PlanError, match="^checking a PQ-tree: .*" + re.escape(message)):
+    ]:
+        tree = PQTree("abcde")
+        assert tree.reduce_all(["cd", "de"])
         tree.check()
+        damage(tree)
+        with pytest.raises(PlanError, match="^checking a PQ-tree: .*" + re.escape(message)):
+            tree.check()
 
 
 def test_names_are_quoted_for_graphviz() -> None:

@@ -143,29 +143,30 @@ def refuse(*_: Any) -> Any:
     raise AssertionError("planned again")
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_results_are_those_without_a_cache_bit_for_bit(seed: int) -> None:
+@pytest.mark.parametrize("start", range(4))
+def test_results_are_those_without_a_cache_bit_for_bit(start: int) -> None:
     """Random programs, mini-batches drawn again and again from a few, a cache that is too small for them."""
-    rng = np.random.default_rng(seed)
-    model = draw_model(rng, smooth=True).astype("float64")
-    instances = draw_instances(rng, model, n=6)
-    options: dict[str, Any] = {"rewrites": "all"} if seed % 2 else {}
-    kept, planned = (make(model, policy="auto", plan_cache=size, **options) for size in (5, 0))
-    losses = kept, planned
-    recorded = [loss.record_all(instances) for loss in losses]
-    pool = [rng.integers(6, size=rng.integers(1, 5)).tolist() for _ in range(4)]
-    for number in rng.integers(4, size=14):
-        batches = [[graphs[i] for i in pool[number]] for graphs in recorded]
-        one, other = (run(loss, batch) for loss, batch in zip(losses, batches, strict=True))
-        assert_same(one, other)
+    for seed in range(start, 8, 4):
+        rng = np.random.default_rng(seed)
+        model = draw_model(rng, smooth=True).astype("float64")
+        instances = draw_instances(rng, model, n=6)
+        options: dict[str, Any] = {"rewrites": "all"} if seed % 2 else {}
+        kept, planned = (make(model, policy="auto", plan_cache=size, **options) for size in (5, 0))
+        losses = kept, planned
+        recorded = [loss.record_all(instances) for loss in losses]
+        pool = [rng.integers(6, size=rng.integers(1, 5)).tolist() for _ in range(4)]
+        for number in rng.integers(4, size=14):
+            batches = [[graphs[i] for i in pool[number]] for graphs in recorded]
+            one, other = (run(loss, batch) for loss, batch in zip(losses, batches, strict=True))
+            assert_same(one, other)
+            assert kept.last is not None
+            assert planned.last is not None
+            counts = ("nodes", "batches", "launches", "copied_bytes", "planned_bytes", "unseen_share")
+            assert [getattr(kept.last, name) for name in counts] == [getattr(planned.last, name) for name in counts]
         assert kept.last is not None
-        assert planned.last is not None
-        counts = ("nodes", "batches", "launches", "copied_bytes", "planned_bytes", "unseen_share")
-        assert [getattr(kept.last, name) for name in counts] == [getattr(planned.last, name) for name in counts]
-    assert kept.last is not None
-    assert kept.last.plan_hit_rate > 0.2
-    assert len(kept.planning.cache) == 5
-    assert (hit(planned), planned.planning.cache.lookups) == (None, 0)
+        assert kept.last.plan_hit_rate > 0.2
+        assert len(kept.planning.cache) == 5
+        assert (hit(planned), planned.planning.cache.lookups) == (None, 0)
 
 
 def to_float64(loss: ab.Batched) -> None:
