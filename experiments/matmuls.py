@@ -25,7 +25,7 @@ from autobatch.blas.product import describe_product
 from autobatch.blas.provider import Provider
 from autobatch.compiler.lowered import Area, Home
 from autobatch.compiler.lowering import homes_of
-from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
 from autobatch.compiler.statement import Product, Term
 from autobatch.compiler.view import View, views_of
 from autobatch.ir.program import NODE, Instruction, Weight
@@ -80,9 +80,9 @@ class Stages:
     """The stages of planned cells, each compiled once; but for their kernels, whose source stays text."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str], tuple[PlannedCell, Stage]] = {}
+        self._known: dict[tuple[int, str], tuple[PlannedCell, StageProgram]] = {}
 
-    def of(self, cell: PlannedCell, name: str) -> Stage:
+    def of(self, cell: PlannedCell, name: str) -> StageProgram:
         """The stage "forward" or "backward" of a cell."""
         if (id(cell), name) not in self._known:
             stage = compile_forward(cell) if name == "forward" else compile_backward(cell)
@@ -259,7 +259,7 @@ class _Lister:
             provider = self.chooser.choose(x.shape[1], y.shape[1], len(x), x.dtype.name, a_flipped=True)
             yield Matmul(Part("weights", kind), x.T, y, target, True, provider)
 
-    def _steps(self, part: Part, stage: Stage, rows: RowRange, first: int, last: int) -> Iterator[Matmul]:
+    def _steps(self, part: Part, stage: StageProgram, rows: RowRange, first: int, last: int) -> Iterator[Matmul]:
         cell, all_rows = self.cells.cells[rows.kind], self._all_rows(rows.kind)
         of_nodes = self._mean_rows[rows.kind, 1 if part.kind == ONCE else 0] / all_rows.count(NODE)
         for step in stage.steps[first:last]:
@@ -280,7 +280,7 @@ class _Lister:
         n_rows = int(self.plan.type_ptr[kind + 1] - self.plan.type_ptr[kind])
         return RowRange(self.plan, Batch(kind, 0, n_rows, self.plan.type_bases[kind]), HOST)
 
-    def _matrix(self, stage: Stage, term: Term) -> Array:
+    def _matrix(self, stage: StageProgram, term: Term) -> Array:
         """A matrix that rows are multiplied by: a parameter where it lies, or numbers."""
         key = id(stage), term.weight
         if key not in self._matrices:
@@ -298,14 +298,14 @@ class _Lister:
         return self._copies[key]
 
     def _values(
-        self, rows: RowRange, cell: PlannedCell, stage: Stage, value: int, offset: int, width: int, domain: int
+        self, rows: RowRange, cell: PlannedCell, stage: StageProgram, value: int, offset: int, width: int, domain: int
     ) -> Array:
         """Elements of a value of a stage in some rows: `(rows, width)`."""
         home, view = stage.storage.home(View(value, offset, (width,), (1,)))
         return self._place(rows, cell, stage, home, view.offset, width, domain)
 
     def _place(
-        self, rows: RowRange, cell: PlannedCell, stage: Stage | None, home: Home | None, offset: int, width: int,
+        self, rows: RowRange, cell: PlannedCell, stage: StageProgram | None, home: Home | None, offset: int, width: int,
         domain: int,
     ) -> Array:  # fmt: skip
         """Columns of an area in some rows, as the plan has them; without a home, rows side by side."""

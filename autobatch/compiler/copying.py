@@ -8,7 +8,7 @@ from typing import NamedTuple
 from autobatch.compiler.assignment import Spot, is_row_number
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.stage import Stage
+from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Loop, Operand
 
 DATA = (Area.INTS, Area.FLOATS)
@@ -27,7 +27,7 @@ class Copy(NamedTuple):
     gathered: int
 
 
-def find_copies(stage: Stage) -> Iterator[Copy]:
+def find_copies(stage: StageProgram) -> Iterator[Copy]:
     """Find the loops that read one element of a row and write it; what is known in a register, or data, is no such.
 
     Elements that data choose, as a lookup does, are not copied but read where they lie.
@@ -48,7 +48,7 @@ def find_copies(stage: Stage) -> Iterator[Copy]:
                             yield Copy(number, loop, home.domain if home.area is Area.GATHER else -1)
 
 
-def only_copy(stage: Stage) -> set[int]:
+def only_copy(stage: StageProgram) -> set[int]:
     """The kernels that do nothing else: launches of their own."""
     copying = {id(copy.loop) for copy in find_copies(stage)}
     return {

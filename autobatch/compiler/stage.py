@@ -1,4 +1,4 @@
-"""A stage of a cell, compiled: its steps, where its values are, and the source of each kernel."""
+"""Compiles a stage of a cell, for any target: its steps, and where its values are."""
 
 from __future__ import annotations
 
@@ -10,79 +10,51 @@ from typing import TypeAlias
 from autobatch.compiler.assignment import Storage, assign_buffers
 from autobatch.compiler.checking import check_statements, check_steps, check_storage
 from autobatch.compiler.columns_check import check_columns
-from autobatch.compiler.fusion import Kernel, Step, fuse, keep_apart
+from autobatch.compiler.fusion import Step, fuse, keep_apart
 from autobatch.compiler.hoisting import Parts, hoist
 from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.lowering import lower_backward, lower_forward
 from autobatch.compiler.neighbours import Neighbours, show_apart
-from autobatch.compiler.numba.source import Source, write_kernel
-from autobatch.compiler.numba.writer import SLOTS, Common
-from autobatch.compiler.printing import show_axes, show_lowered, show_statements, show_steps, show_storage
+from autobatch.compiler.printing import show_lowered, show_statements, show_steps, show_storage
 from autobatch.compiler.splitting import split_loops
-from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.table import name_columns
 from autobatch.plan.plan import PlannedCell
 from autobatch.system.trust import checking
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
-    """What runs per batch.
+class StageProgram:
+    """What runs per batch, for any target: each prints the kernels in its language, and maps the storage classes.
 
     Attributes:
-        sources: of each step that is a kernel; None for others.
-        columns: of the table of batches that kernels read.
-        slots: of the addresses of arrays that kernels take, by name.
+        cell: of which it is a stage.
+        columns: of the table of pieces that kernels read, see `autobatch.compiler.table`.
         n_before, n_after: the first and the last steps that run once for all rows of a type.
     """
 
+    cell: PlannedCell
     lowered: Lowered
     steps: list[Step]
     storage: Storage
-    sources: list[Source | None]
     columns: tuple[str, ...]
-    slots: dict[str, int]
     n_before: int
     n_after: int
-
-    def __str__(self) -> str:
-        lines = [f"{self.lowered.name}, {self.lowered.stage}"]
-        for number, (step, source) in enumerate(zip(self.steps, self.sources, strict=True)):
-            if number == self.n_before > 0:
-                lines.append("for every batch:")
-            if number == len(self.steps) - self.n_after:
-                lines.append("after all batches:")
-            match step:
-                case Kernel(blocks=blocks):
-                    lines.append(f"step {number}: kernel")
-                    lines += [
-                        f"  block {b} over {show_axes(block.axes)}, loops: {len(block.loops)}"
-                        for b, block in enumerate(blocks)
-                    ]
-                    assert source is not None
-                    lines += ["  | " + line for line in source.text.splitlines()]
-                case Product(terms=terms, target=target):
-                    text = " + ".join(f"%{t.rows.value} @ %{t.weight}{'.T' if t.transposed else ''}" for t in terms)
-                    lines.append(f"step {number}: product %{target} {'+=' if step.adds else '='} {text}")
-                case Interpreted(target=target, why=why):
-                    lines.append(f"step {number}: %{target} is interpreted: {why.value}")
-        return "\n".join(lines)
 
 
 Note: TypeAlias = Callable[[str, str], None]  # takes the name of a pass, and its result as text
 
 
-def compile_forward(cell: PlannedCell, note: Note | None = None) -> Stage:
+def compile_forward(cell: PlannedCell, note: Note | None = None) -> StageProgram:
     """Compile what runs per batch, forward; `note` is told what every pass made."""
     return _compile(lower_forward(cell), cell, note)
 
 
-def compile_backward(cell: PlannedCell, note: Note | None = None) -> Stage:
+def compile_backward(cell: PlannedCell, note: Note | None = None) -> StageProgram:
     """Compile what runs per batch, backward; `note` is told what every pass made."""
     return _compile(lower_backward(cell), cell, note)
 
 
-def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> Stage:
+def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> StageProgram:
     checked = checking() or note is not None
     watch = _Watch(lowered, note)
     if checked:
@@ -111,13 +83,7 @@ def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> Stage:
         check_columns(cell, lowered, steps, storage, len(before), len(after))
     watch.stored(storage)
     columns = name_columns(len(cell.layout.input_width), len(cell.program.outputs))
-    words = cell.program.words(False), cell.program.words(True)
-    slots = {name: number for number, name in enumerate(SLOTS)}
-    common = Common(lowered, storage, cell.layout, columns, words, slots)
-    sources = [write_kernel(common, k, step) if isinstance(step, Kernel) else None for k, step in enumerate(steps)]
-    stage = Stage(lowered, steps, storage, sources, columns, slots, len(before), len(after))
-    watch.written(stage)
-    return stage
+    return StageProgram(cell, lowered, steps, storage, columns, len(before), len(after))
 
 
 class _Watch:
@@ -158,8 +124,3 @@ class _Watch:
         """Tell where values are."""
         if self.note is not None:
             self.note("storage", show_storage(self.lowered, storage))
-
-    def written(self, stage: Stage) -> None:
-        """Tell the source, step by step."""
-        if self.note is not None:
-            self.note("source", str(stage))

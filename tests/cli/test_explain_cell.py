@@ -16,6 +16,7 @@ from autobatch.cli.explaining.cells import TITLES, show_cells
 from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
 from autobatch.compiler.fusion import Kernel
+from autobatch.compiler.numba.sources import write_sources
 from autobatch.compiler.stage import compile_backward, compile_forward
 
 PROGRAMS = ["traced", "simplified", "joined", "stacked", "stacked simplified"]
@@ -55,7 +56,7 @@ def test_every_type_is_shown_from_trace_to_source(model: str, training: bool) ->
         assert [title.partition(" (")[0] for title in titles] == expected_titles(training)
         assert indent(str(cell.layout), "  ") in text
         for stage in stages:
-            assert indent(str(stage), "  ") in text
+            assert indent(str(write_sources(stage)), "  ") in text
         source = "\n".join(line[6:] for line in text.splitlines() if line.startswith("    | "))
         n_kernels = sum(isinstance(step, Kernel) for stage in stages for step in stage.steps)
         assert sum(isinstance(node, ast.FunctionDef) for node in ast.parse(source).body) == n_kernels

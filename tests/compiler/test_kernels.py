@@ -15,7 +15,8 @@ import pytest
 import autobatch as ab
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.numba.loading import load
-from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.numba.sources import write_sources
+from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import views_of
 from autobatch.jit.addresses import address_of
@@ -37,7 +38,7 @@ def cells_of(batched: Any, instances: list[Any]) -> dict[str, PlannedCell]:
     return {cell.program.name: cell for cell in batched.prepare(instances, training=True).cells.cells}
 
 
-def kinds(stage: Stage) -> list[str]:
+def kinds(stage: StageProgram) -> list[str]:
     """What kind each step is."""
     return [{Kernel: "kernel", Product: "product", Interpreted: "alone"}[type(step)] for step in stage.steps]
 
@@ -67,7 +68,9 @@ def test_what_depends_on_words_alone_runs_once() -> None:
 
 
 def test_one_source_serves_every_width() -> None:
-    sources = [[s.text for s in compile_forward(plan_cells(0, dim)["merge"]).sources if s] for dim in (8, 24)]
+    sources = [
+        [s.text for s in write_sources(compile_forward(plan_cells(0, dim)["merge"])).kernels if s] for dim in (8, 24)
+    ]
     assert sources[0] == sources[1]
 
 
@@ -104,7 +107,7 @@ def test_loops_are_vectorised(processor: str, tmp_path: Path) -> None:
         (source.text, "float32")
         for name in ("merge", "normalised")
         for compile_stage in (compile_forward, compile_backward)
-        for source in compile_stage(cells[name]).sources
+        for source in write_sources(compile_stage(cells[name])).kernels
         if source is not None
     ]
     assert len(kernels) == 4
@@ -123,7 +126,7 @@ def test_a_loop_that_cannot_be_vectorised_is_seen(tmp_path: Path) -> None:
 def test_no_kernel_counts_users_of_arrays(compile_stage: Any) -> None:
     """That costs two atomic instructions for each view of each row: 100 ns where the arithmetic takes 20."""
     for cell in plan_cells(0).values():
-        for source in compile_stage(cell).sources:
+        for source in write_sources(compile_stage(cell)).kernels:
             if source is not None:
                 assembly = load(source.text, "float32", "int32")._library.get_asm_str()
                 assert "NRT_incref" not in assembly

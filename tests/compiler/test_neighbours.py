@@ -18,7 +18,7 @@ from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.neighbours import Apart, Neighbours, show_apart
 from autobatch.compiler.printing import name_of
 from autobatch.compiler.reasons import Reason
-from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
 from autobatch.compiler.statement import Interpreted, Loop, Product
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
@@ -43,7 +43,7 @@ def plan(body: Callable[..., Any], planner: MemoryPlanner | None = None, **shape
     return planner.plan_cell(NodeType(0, "hand", program, None, ()), training=True)
 
 
-def neighbours_of(stage: Stage, fused: bool = True) -> Neighbours:
+def neighbours_of(stage: StageProgram, fused: bool = True) -> Neighbours:
     """The statements of a stage, and who reads whom."""
     return Neighbours(stage.lowered, stage.steps, stage.n_before, stage.n_after, fused)
 

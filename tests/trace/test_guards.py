@@ -17,7 +17,7 @@ import pytest
 
 import autobatch as ab
 import guard_cases
-from autobatch.compiler.stage import Stage, compile_forward
+from autobatch.compiler.stage import StageProgram, compile_forward
 from autobatch.plan.plan import PlannedCell
 from autobatch.runtime.cpu import stages
 from autobatch.runtime.cpu.backend import Cpu
@@ -55,7 +55,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the cells that are compiled, in order."""
     names: list[str] = []
 
-    def compile_noted(cell: PlannedCell) -> Stage:
+    def compile_noted(cell: PlannedCell) -> StageProgram:
         names.append(cell.program.name)
         return compile_forward(cell)
 

@@ -11,7 +11,8 @@ from textwrap import indent
 
 import numpy as np
 
-from autobatch.compiler.stage import Note, Stage, compile_backward, compile_forward
+from autobatch.compiler.numba.sources import write_sources
+from autobatch.compiler.stage import Note, StageProgram, compile_backward, compile_forward
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
 from autobatch.ir.derivative import Derivative
@@ -92,11 +93,11 @@ def _sections(cell: PlannedCell) -> Iterator[tuple[str, str, str]]:
         yield "weights", TITLES["weights"], _show_weights(cell.derivative)
 
 
-def _noted(cell: PlannedCell, compile_stage: Callable[[PlannedCell, Note], Stage]) -> list[tuple[str, str]]:
+def _noted(cell: PlannedCell, compile_stage: Callable[[PlannedCell, Note], StageProgram]) -> list[tuple[str, str]]:
     """The passes over a stage, and what each made."""
     noted: list[tuple[str, str]] = []
-    compile_stage(cell, lambda key, text: noted.append((key, text)))
-    return noted
+    stage = compile_stage(cell, lambda key, text: noted.append((key, text)))
+    return [*noted, ("source", str(write_sources(stage)))]
 
 
 def _programs(cell: PlannedCell) -> Iterator[tuple[str, str, str]]:

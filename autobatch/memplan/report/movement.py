@@ -16,7 +16,7 @@ import numpy as np
 
 from autobatch.compiler.copying import Copy, find_copies, only_copy
 from autobatch.compiler.printing import name_of
-from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
 from autobatch.compiler.statement import Loop
 from autobatch.ir.program import NODE, Port
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
@@ -47,7 +47,7 @@ class Movement(NamedTuple):
 class _Stage:
     """What a compiled stage of a type copies, and the launches that do nothing else, each told once."""
 
-    def __init__(self, stage: Stage, n_batches: int) -> None:
+    def __init__(self, stage: StageProgram, n_batches: int) -> None:
         self.stage, self.copies = stage, list(find_copies(stage))
         last = len(stage.steps) - stage.n_after
         self._launches = {k: n_batches if stage.n_before <= k < last else 1 for k in only_copy(stage)}

@@ -11,9 +11,10 @@ from autobatch.blas.choosing import Chooser
 from autobatch.blas.product import readable
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area, Home
+from autobatch.compiler.numba.sources import StageSources
 from autobatch.compiler.numba.support import transpose
 from autobatch.compiler.numba.writer import ARRAYS, COMMON, is_step
-from autobatch.compiler.stage import Stage
+from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.table import column_of, letter_of
 from autobatch.compiler.view import View
@@ -22,7 +23,7 @@ from autobatch.jit.addresses import LINE
 from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness
 from autobatch.params.store import HOST
-from autobatch.plan.plan import Batch, Plan, PlannedCell
+from autobatch.plan.plan import Batch, Plan
 from autobatch.runtime.interpreter.frame import RowRange
 
 Array = NDArray[Any]
@@ -69,10 +70,11 @@ class StageMemory:
         turn_width: elements of scratch memory that each piece has once: for a row in kernels, then for steps.
     """
 
-    def __init__(self, cell: PlannedCell, stage: Stage, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
-        self.cell, self.dtype, self.jitted, self.precision = cell, dtype, jitted, precision
-        self.lowered, self.storage, self.columns, self.slots = stage.lowered, stage.storage, stage.columns, stage.slots
-        used = {"table", *(name for source in stage.sources if source is not None for name in source.arrays)}
+    def __init__(self, sources: StageSources, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
+        self.dtype, self.jitted, self.precision, stage = dtype, jitted, precision, sources.stage
+        self.cell, self.lowered, self.storage, self.columns = stage.cell, stage.lowered, stage.storage, stage.columns
+        self.slots = sources.slots
+        used = {"table", *(name for source in sources.kernels if source is not None for name in source.arrays)}
         self._own_slots = sorted(used - {*COMMON})
         self.arrays: list[Array | int] = []
         self.run: StageRun
@@ -102,7 +104,7 @@ class StageMemory:
         table: Array = self.shared[int(number)]
         return table.strides[1] // table.itemsize if is_step(name) else table
 
-    def _find_shared(self, stage: Stage) -> None:
+    def _find_shared(self, stage: StageProgram) -> None:
         """Find the shared values that steps read, and what these are computed from."""
         vars = self.lowered.vars
         read = {*self.storage.shared, *_looked_up(stage), *_read_by_steps(stage)}
@@ -215,7 +217,7 @@ def flat(array: Array) -> Array:
     return np.lib.stride_tricks.as_strided(array, (n,), (array.itemsize,))
 
 
-def _read_by_steps(stage: Stage) -> set[int]:
+def _read_by_steps(stage: StageProgram) -> set[int]:
     """The shared values that steps read otherwise than packed."""
     found: set[int] = set()
     for step in stage.steps:
@@ -227,7 +229,7 @@ def _read_by_steps(stage: Stage) -> set[int]:
     return found
 
 
-def _looked_up(stage: Stage) -> set[int]:
+def _looked_up(stage: StageProgram) -> set[int]:
     """The parameters of which kernels read rows."""
     kernels = [step for step in stage.steps if isinstance(step, Kernel)]
     loops = [loop for kernel in kernels for block in kernel.blocks for loop in block.loops]

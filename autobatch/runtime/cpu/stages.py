@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.compiler.numba.sources import StageSources, write_sources
 from autobatch.compiler.numba.writer import COMMON
-from autobatch.compiler.stage import Stage, compile_backward, compile_forward
+from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.jit.addresses import address_of
 from autobatch.jit.compiling import compiling
 from autobatch.plan.plan import PlannedCell
 from autobatch.runtime.cpu.rounding import RoundedStep
 from autobatch.runtime.cpu.stage_memory import StageMemory, StageRun, flat
-from autobatch.runtime.cpu.steps import AloneStep, KernelStep, ProductStep, Step
+from autobatch.runtime.cpu.steps import InterpretedStep, KernelStep, ProductStep, Step
 from autobatch.runtime.cpu.weights import WeightStage
 
 Array = NDArray[Any]
@@ -34,7 +35,7 @@ class CompiledCell:
         if name not in self._stages:
             with compiling(f"cell {self.cell.program.name!r} ({name})", is_kernel=True):
                 stage = compile_forward(self.cell) if name == "forward" else compile_backward(self.cell)
-            self._stages[name] = CompiledStage(self.cell, stage, self.dtype, self.jitted, self.precision)
+            self._stages[name] = CompiledStage(write_sources(stage), self.dtype, self.jitted, self.precision)
         return self._stages[name]
 
     @cached_property
@@ -51,27 +52,28 @@ class CompiledStage(StageMemory):
             those that Python runs.
     """
 
-    def __init__(self, cell: PlannedCell, stage: Stage, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
-        super().__init__(cell, stage, dtype, jitted, precision)
+    def __init__(self, sources: StageSources, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
+        super().__init__(sources, dtype, jitted, precision)
+        stage = sources.stage
         self.steps: list[Step] = []
         counts = []
         last = len(stage.steps) - stage.n_after
         for part in (range(stage.n_before), range(stage.n_before, last), range(last, len(stage.steps))):
             before = len(self.steps)
             for number in part:
-                self.steps += self._make_steps(stage, number, once=not stage.n_before <= number < last)
+                self.steps += self._make_steps(sources, number, once=not stage.n_before <= number < last)
             counts.append(len(self.steps) - before)
         self.n_before, self.n_per_batch, self.n_after = counts
         self._make_memory(1)
 
-    def _make_steps(self, stage: Stage, number: int, once: bool) -> list[Step]:
-        step, source = stage.steps[number], stage.sources[number]
+    def _make_steps(self, sources: StageSources, number: int, once: bool) -> list[Step]:
+        step, source = sources.stage.steps[number], sources.kernels[number]
         match step:
             case Product():
                 make = RoundedStep if self.precision == "bf16" else ProductStep
                 return [make(self, step, at, once) for at in range(len(step.terms))]
             case Interpreted():
-                return [AloneStep(self, step)]
+                return [InterpretedStep(self, step)]
         assert source is not None, "every kernel has a source"
         return [KernelStep(self, source)]
 

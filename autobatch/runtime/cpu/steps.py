@@ -170,7 +170,7 @@ class ProductStep:
             out[...] = 0
 
 
-class AloneStep:
+class InterpretedStep:
     """An instruction that runs as the reference backend runs it."""
 
     def __init__(self, stage: StageMemory, alone: Interpreted) -> None:
@@ -207,7 +207,7 @@ class AloneStep:
         return array.astype(self.stage.dtype) if isinstance(source, Attribute) and source.is_float else array
 
 
-Step = KernelStep | ProductStep | AloneStep
+Step = KernelStep | ProductStep | InterpretedStep
 
 
 @by_address
