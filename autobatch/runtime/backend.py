@@ -31,12 +31,14 @@ class RunOptions:
         threads: that one run may use.
         max_bytes: that a run and the memory kept for the next one may take, if the plan needs no more; None is no
             limit.
+        matmul: the library that multiplies matrices, by name, for backends that have several; None leaves it to them.
     """
 
     dtype: np.dtype[Any]
     precision: str = "float32"
     threads: int = 1
     max_bytes: int | None = None
+    matmul: str | None = None
 
 
 class Counts(NamedTuple):

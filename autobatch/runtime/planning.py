@@ -35,6 +35,7 @@ class Choices:
     Attributes:
         purpose: in training the names of the trainable parameters; None in inference.
         backend, precision: that it runs on and with, which say how much scratch memory it takes.
+        matmul: the library that multiplies; None leaves it to the backend.
         threads: of matrix products, when it runs: as many are asked for.
         has_aux: in training, whether the function returns more than the loss.
     """
@@ -48,6 +49,7 @@ class Choices:
     precision: str
     threads: int = 1
     has_aux: bool = False
+    matmul: str | None = None
 
     @property
     def n_threads(self) -> int:
@@ -59,7 +61,7 @@ class Choices:
     @property
     def options(self) -> RunOptions:
         """How the backend runs."""
-        return RunOptions(self.dtype, self.precision, self.n_threads, self.max_bytes)
+        return RunOptions(self.dtype, self.precision, self.n_threads, self.max_bytes, self.matmul)
 
 
 class Planning:
@@ -147,7 +149,7 @@ class Planning:
         return (
             tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.name,
             revision_of(policy), choices.purpose, choices.dtype, choices.rewrites, choices.max_bytes,
-            choices.precision, choices.n_threads, choices.has_aux,
+            choices.precision, choices.n_threads, choices.has_aux, choices.matmul,
         )  # fmt: skip
 
     def _plan(self, graph: Graph, choices: Choices, cells: PlannedTypes, clock: Clock) -> Planned:

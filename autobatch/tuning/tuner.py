@@ -111,7 +111,9 @@ class Tuning:
         if minibatch.instances and minibatch.graph is None:
             self._look_up(label, seat)
         variant = seat.trial.next() if tried and seat.trial is not None else seat.variant
-        chosen = replace(choices, rewrites=variant.rewrites(choices.rewrites), threads=variant.threads)
+        matmul = None if variant.matmul == self.base.matmul else variant.matmul
+        passes = variant.rewrites(choices.rewrites)
+        chosen = replace(choices, rewrites=passes, threads=variant.threads, matmul=matmul)
         step = self._planning_of(variant).prepare(minibatch, chosen, clock)
         self._open = (step, label, variant, choices) if tried else None
         return step
@@ -265,7 +267,7 @@ def make_tuning(
     if not (may_switch or tune == "off"):
         may_thread, pinned = False, read_decisions(tune, base, planning.planner)
         if pinned[OTHERS].matmul != base.matmul:
-            _choose_library(backend, pinned[OTHERS].matmul)
+            _check_library(backend, pinned[OTHERS].matmul)
     return Tuning(recorder, planning, backend, base, pinned, may_switch, may_thread, precision)
 
 
@@ -276,14 +278,14 @@ def _check_threads(threads: int | str) -> None:
         raise BackendError(f"threads={threads!r} is no number of threads; give an int of at least 1, or 'auto'.")
 
 
-def _choose_library(backend: Any, library: str) -> None:
-    """Have a backend multiply by one library."""
+def _check_library(backend: Backend, library: str) -> None:
+    """Refuse a library that a backend does not multiply by (PlanError), or that is not there (BackendError)."""
     if not hasattr(backend, "chooser"):
         raise PlanError(
             f"reading decisions: the backend {backend.name!r} multiplies by numpy, not by {library!r}; leave matmul "
             f"out, or use backend='cpu'."
         )
-    backend.chooser = Chooser(None if library == BY_SIZE else library)
+    Chooser(None if library == BY_SIZE else library)
 
 
 def _seconds_per_node(step: Step, seat: Seat, variant: Variant) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.blas.finding import list_providers
 from autobatch.errors import BackendError, PlanError
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.runtime.cpu.backend import Cpu
@@ -372,8 +373,13 @@ def test_decisions_that_cannot_be_pinned_are_refused(tune: Any, why: str) -> Non
 def test_a_library_may_be_pinned() -> None:
     with pytest.raises(BackendError, match="no matmul provider 'abacus'"):
         ab.batched(Pairs().loss, backend="cpu", tune={"matmul": "abacus"})
-    loss = ab.batched(Pairs().loss, backend="cpu", tune={"matmul": "numpy"})
-    assert loss.decisions[OTHERS]["matmul"] == "numpy"
+    backend, values = Cpu(jitted=False, provider="numpy"), []
+    for library in [one.name for one in list_providers()]:
+        loss = ab.batched(Pairs().loss, backend=backend, tune={"matmul": library})
+        assert loss.decisions[OTHERS]["matmul"] == library
+        assert [part.executable.chooser.name for part in loss.prepare([2, 3]).parts] == [library]
+        values.append(loss([2, 3]))
+    np.testing.assert_allclose(values, [values[0]] * len(values), rtol=1e-5)
 
 
 def test_switches_that_a_planner_lacks_are_refused() -> None:

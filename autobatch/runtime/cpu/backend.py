@@ -53,6 +53,7 @@ class Cpu:
     def __init__(self, poison: bool = False, jitted: bool | None = None, provider: str | None = None) -> None:
         self.poison, self.jitted = poison, is_jitted() if jitted is None else jitted
         self.chooser, self.pool, self.outers = Chooser(provider), Pool(CpuMemory), Outers()
+        self._choosers = {self.chooser.name: self.chooser}
         self._types: WeakKeyDictionary[PlannedTypes, dict[tuple[Any, str], CompiledTypes]] = WeakKeyDictionary()
         self._cells: WeakValueDictionary[tuple[int, Any, str], CompiledCell] = WeakValueDictionary()
 
@@ -63,6 +64,17 @@ class Cpu:
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> CompiledPlan:
         """Cut the batches of a plan in pieces, and lower the stages of its cells; see `Backend`."""
         return CompiledPlan(self, plan, cells, options)
+
+    def chooser_of(self, matmul: str | None) -> Chooser:
+        """What chooses the library for each product, where one is named that one, for all of them.
+
+        Raises:
+            BackendError: there is no such library.
+        """
+        name = self.chooser.name if matmul is None else matmul
+        if name not in self._choosers:
+            self._choosers[name] = Chooser(None if name == BY_SIZE else name)
+        return self._choosers[name]
 
     def compiled_types(self, cells: PlannedTypes, options: RunOptions) -> CompiledTypes:
         """What all plans of these types share."""
@@ -86,13 +98,14 @@ class CompiledPlan:
 
     Attributes:
         types: its types, compiled.
+        chooser: of the libraries that multiply.
         prepared: where the rows of each piece are, and what is called for it.
         n_threads: that take pieces.
     """
 
     def __init__(self, backend: Cpu, plan: Plan, cells: PlannedTypes, options: RunOptions) -> None:
         self.backend, self.plan, self.cells, self.options = backend, plan, cells, options
-        self.n_threads = options.threads if backend.jitted else 1
+        self.n_threads, self.chooser = options.threads if backend.jitted else 1, backend.chooser_of(options.matmul)
         self.types = backend.compiled_types(cells, options)
         compile_cell = partial(backend.compiled_cell, cells, options)
         self.prepared = self.types.prepare(plan, compile_cell, self.n_threads)
@@ -161,8 +174,9 @@ class CompiledRun:
     @cached_property
     def _interpreter(self) -> FastProducts:
         """Runs what no step does."""
-        backend = self._executable.backend
-        return FastProducts(self._values, self._executable.options, self._randomness, backend.chooser, backend.jitted)
+        executable = self._executable
+        options, chooser, jitted = executable.options, executable.chooser, executable.backend.jitted
+        return FastProducts(self._values, options, self._randomness, chooser, jitted)
 
     def _threads(self) -> AbstractContextManager[int]:
         """Where several threads take pieces, each multiplies alone."""
@@ -185,7 +199,7 @@ class CompiledRun:
         runs = [
             StageRun(
                 plan, kind, common, place, table, prepared.mean_rows[first[kind] : first[kind + 1]],
-                executable.backend.chooser, self._randomness,
+                executable.chooser, self._randomness,
             )
             for kind, table in prepared.tables.items()
         ]  # fmt: skip
@@ -217,7 +231,7 @@ class CompiledRun:
         outers = backend.outers if executable.options.precision == "bf16" else None
         is_direct = stage.is_direct and backend.jitted and activity.is_whole
         buffer, n_threads = self.memory.buffer, executable.n_threads
-        if is_direct and stage.run(plan, kind, buffer, backend.chooser, gradients, outers, n_threads):
+        if is_direct and stage.run(plan, kind, buffer, executable.chooser, gradients, outers, n_threads):
             self._launches += stage.n_launches
         else:
             active = activity.rows(kind, 0, int(plan.type_ptr[kind + 1] - plan.type_ptr[kind]))

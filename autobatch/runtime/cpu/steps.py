@@ -107,7 +107,7 @@ class ProductStep:
         self.weight: Array | None = None
         self.provider: Any = None
         self.panels: Array = np.empty(0, np.uint32)
-        self.chosen_for, self.n_rows, self.dtype = (-1, 0), 0, stage.dtype.name
+        self.chosen_for, self.n_rows, self.dtype = (-1, 0, ""), 0, stage.dtype.name
 
     def bind(self, run: StageRun) -> int:
         """Choose the library, by the mean number of rows, and take the weight as it is in this run."""
@@ -127,7 +127,7 @@ class ProductStep:
         inner, n = shared.shape[:0:-1] if self.term.transposed else shared.shape[1:]
         of_piece, of_whole = run.mean_rows[self.domain - NODE].tolist()
         self.n_rows = (self.once and of_whole) or of_piece
-        chosen_for = self.n_rows.bit_length(), threads_now()
+        chosen_for = self.n_rows.bit_length(), threads_now(), run.chooser.name
         if chosen_for == self.chosen_for:
             return False
         self.chosen_for = chosen_for

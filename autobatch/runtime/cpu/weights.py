@@ -110,7 +110,7 @@ class WeightStage:
         self._factors: list[tuple[Operand, Operand]] = []
         self._numbers = np.zeros((len(self.outers), N_NUMBERS), np.int64)
         self._totals: list[tuple[Operand, Array, list[tuple[Array, Array]]]] = []
-        self._routines: dict[tuple[int, int, int, bool], int | None] = {}
+        self._routines: dict[tuple[int, int, int, bool, str], int | None] = {}
         self._strips = np.zeros((0, N_NUMBERS), np.int64)
         self._addresses: LongArray
         self._calls: Calls
@@ -263,7 +263,7 @@ class WeightStage:
         Of what is rounded to bf16 it is 0 where our own product is faster.
         """
         size = (2 * n_rows * n_rows).bit_length()  # as finely as the chooser tells sizes apart
-        key = at, size, threads_now(), is_rounded
+        key = at, size, threads_now(), is_rounded, chooser.name
         if key not in self._routines:
             m, n = int(self._numbers[at, M]), int(self._numbers[at, N])
             provider = chooser.choose(m, n, n_rows, self.dtype.name, a_flipped=True)
