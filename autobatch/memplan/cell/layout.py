@@ -140,18 +140,18 @@ def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
     >>> from autobatch.trace.tracer import Tracer
     >>> a, b = ab.Parameter(np.zeros((2, 2))), ab.Parameter(np.zeros((2, 2)))
     >>> tracer, key = Tracer("both", {id(a): "a", id(b): "b"}), Key("value", (2,))
-    >>> program, _ = tracer.trace(lambda given: b @ given["y"] + a @ given["x"], {"x": key, "y": key})
+    >>> program, _ = tracer.trace(lambda given: b @ given["x"] + a @ given["x"], {"x": key})
     >>> print(plan_cell(program))
     both: 3 instructions in 2 batches; 0 copies, 0 bytes for 32 nodes
-      node, 10 elements
-        before: x y %3 %5 %6
-        after:  %6 %3 %5 y x
+      node, 8 elements
+        before: x %2 %4 %5
+        after:  x %5 %2 %4
       shared, 8 elements
         before: b a
         after:  b a
       batches
-        1: matmul x 2: result = %3 %5, x = b a, y = y x
-        2: add x 1: result = %6, x = %3, y = %5
+        1: matmul x 2: result = %2 %4, x = b a, y = x
+        2: add x 1: result = %5, x = %2, y = %4
     """
     memory, work = Memory(program), Work(MAX_WORK)
     batches = choose_batches(make_steps(memory))
