@@ -108,7 +108,7 @@ def _give_operators() -> None:
         setattr(DeviceArray, f"__{name}__", on_device(getattr(operator, name)))
     for name in ("neg", "invert", "abs"):
         setattr(DeviceArray, f"__{name}__", on_device(getattr(operator, name)))
-    for name in ("reshape", "astype", "view", "copy", "fill", "sum", "max", "min", "transpose", "swapaxes", "squeeze"):
+    for name in ("reshape", "astype", "view", "copy", "fill", "sum", "mean", "max", "min", "transpose"):
         setattr(DeviceArray, name, on_device(getattr(np.ndarray, name)))
 
 

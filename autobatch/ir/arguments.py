@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.ops.define import Op
 from autobatch.ops.operators import Operators
 from autobatch.params.module import Module
 
@@ -76,7 +77,7 @@ def is_hashable(x: Any) -> bool:
 
 def is_structure(x: Any) -> bool:
     """Whether `x` is a container of arguments or results."""
-    return isinstance(x, (tuple, list, dict)) or (is_dataclass(x) and not isinstance(x, (type, Module)))
+    return isinstance(x, (tuple, list, dict)) or (is_dataclass(x) and not isinstance(x, (type, Module, Op)))
 
 
 def parts_of(structure: Any) -> Sequence[Any]:

@@ -172,8 +172,6 @@ def test_without_an_openblas_numpy_multiplies_all_the_same(monkeypatch: pytest.M
     out = np.ones((2, 2))
     numpy.multiply(np.eye(2), np.eye(2), out, accumulate=True)
     assert out.tolist() == [[2.0, 1.0], [1.0, 2.0]]
-    with pytest.raises(BackendError, match="not an OpenBLAS of which a second copy"):
-        FINDERS["openblas"]()
 
 
 def test_threads_are_limited_inside_blocks_and_set_back(provider: Provider) -> None:

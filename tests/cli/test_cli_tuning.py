@@ -48,7 +48,7 @@ def test_explain_tells_what_is_pinned(tmp_path: Path) -> None:
         (["bench", *SMALL, "--threads", "0"], "'0' is no number of threads; give one of at least 1, or auto."),
         (["bench", *SMALL, "--threads", "many"], "'many' is no number of threads"),
         (["bench", "--peers", "--threads", "auto"], "--peers compares at given numbers of threads; give one."),
-        (["bench", "--peers", "--tune", "auto"], "--tune does not go with --peers."),
+        (["bench", "--peers", "--tune", "auto"], "--peers takes no --tune; leave it out."),
     ],
 )
 def test_what_is_no_choice_is_refused(arguments: list[str], why: str) -> None:

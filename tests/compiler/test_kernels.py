@@ -63,8 +63,8 @@ def test_what_depends_on_words_alone_runs_once() -> None:
     assert forward.n_before == 2
     assert kinds(backward) == ["kernel", "product", "product"]
     assert backward.n_after == 1
-    assert "for every batch:" in str(forward)
-    assert "after all batches:" in str(backward)
+    assert "for every batch:" in str(write_sources(forward))
+    assert "after all batches:" in str(write_sources(backward))
 
 
 def test_one_source_serves_every_width() -> None:

@@ -14,6 +14,7 @@ import pytest
 import autobatch as ab
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ops.define import Op, run_kernel
+from autobatch.ops.elementwise import greater, less
 from autobatch.ops.operators import OPS
 from autobatch.runtime.interpreter.reference import Reference
 from autobatch.trace.handles import RECYCLE
@@ -350,3 +351,15 @@ def test_an_instance_keeps_its_result_when_the_next_takes_its_handles() -> None:
             np.testing.assert_allclose(loss(trees)[1:10], [model.loss(tree) for tree in trees[1:10]], rtol=1e-12)
     finally:
         sys.setrecursionlimit(before)
+
+
+def test_ops_are_arguments_of_cells() -> None:
+    """Two ops whose expressions differ in the numbers of their arguments only are two types, and no data."""
+
+    @ab.cell
+    def choose(op: Any, x: Any, y: Any) -> Any:
+        return ab.sum(ab.where(op(x, y), x, 2.0 * y))
+
+    instances = [((less, greater)[k % 2], np.arange(3.0) - k, np.ones(3)) for k in range(4)]
+    run = ab.batched(lambda instance: choose(*instance))
+    np.testing.assert_allclose(run(instances), [choose(*instance) for instance in instances])
