@@ -53,7 +53,7 @@ class Batched:
     Attributes:
         last: counts and times of the last call; None before the first.
         seed, step: what random numbers depend on; `step` counts the calls of value_and_grad.
-        policy, planner, backend: what decides the batches, decides the places, and computes.
+        policy, planner, backend: the policy makes schedules, the planner assigns memory, the backend executes.
         max_bytes: what a mini-batch's values may take before it is run in parts; None for no limit.
         precision: of matrix products, see `autobatch.ir.precision`.
         threads: that a mini-batch has, where they are not measured or pinned.
@@ -142,8 +142,9 @@ class Batched:
         Args:
             instances: as for a call; the function returns a scalar value, or `(loss, aux)` with `has_aux`.
             reduce: "mean" or "sum" over instances, or a weight for each, shape (B,).
-            out: gradients to add to, as returned before, or arrays; by default buffers that are valid until the next
-                call in this thread. `Rows` of a table that has been read in another way since are replaced by an array.
+            out: gradients that the call adds to, as returned before, or arrays. By default the call returns buffers of
+                this thread, which its next call overwrites, `explain(training=True)` too. `Rows` of a table that has
+                been read in another way since are replaced by an array.
 
         Returns:
             value, grads; or (value, aux), grads with `has_aux`. `grads` has a gradient for every trainable parameter,
@@ -159,8 +160,8 @@ class Batched:
         read = self._read(instances)
         with running():
             step = self._prepare(*read, training=True, has_aux=has_aux)
-            weights = loss_weights(reduce, step.graph.n_instances)
             slot = loss_slot(step.graph, self.recorder.slots, has_aux)
+            weights = loss_weights(reduce, step.graph.n_instances)
             grads = None if out is None else take_gradients(out, self._running.trainable(), len(step.parts) > 1)
             found = []
             for part, run in self._run(step):

@@ -29,8 +29,8 @@ class RunOptions:
         dtype: float type of all values.
         precision: how matrix products are computed, see `autobatch.ir.precision`.
         threads: that one run may use.
-        max_bytes: that a run and the memory kept for the next one may take, if the plan needs no more; None is no
-            limit.
+        max_bytes: upper bound on the memory of a run, kept for the next one, unless the plan alone needs more; None is
+            no limit.
         matmul: the library that multiplies matrices, by name, for backends that have several; None leaves it to them.
     """
 
@@ -80,7 +80,7 @@ class Run(Protocol):
     outputs: list[Any]
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
-        """Differentiate the run, once.
+        """Differentiate the run, once; parameters and the mode of modules are as they were when it ran forward.
 
         Args:
             seeds: per slot the gradient of its rows; other slots have none.
@@ -89,7 +89,7 @@ class Run(Protocol):
                 gives the same bits.
 
         Raises:
-            BackendError: the run is closed.
+            BackendError: the run is closed, or was differentiated before.
         """
 
     def counts(self) -> Counts:

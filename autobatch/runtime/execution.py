@@ -64,7 +64,7 @@ class Running:
         return frozenset(self._trainable) if training else None
 
     def forward(self, step: Step, seed: int, number: int, timer: Timer | None = None) -> Iterator[tuple[slice, Run]]:
-        """Run the parts; give the instances and the run of each, which may be differentiated until the next one.
+        """Run the parts; yield the instances and the open run of each, and close it before the next one.
 
         Args:
             seed, number: of the step; random numbers depend on both.

@@ -20,8 +20,6 @@ Array = NDArray[Any]
 
 def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Array:
     """The factor of each instance's loss, float64 (B,)."""
-    if n_instances == 0:
-        raise DataError("value_and_grad of no instances: their mean has no value; give at least one instance.")
     if isinstance(reduce, str):
         if reduce not in ("mean", "sum"):
             raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum' or an array of weights.")
@@ -40,7 +38,13 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
 
 
 def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
-    """The slot of the loss; GraphError if the function did not return one scalar value per instance."""
+    """The slot of the loss; GraphError if the function did not return one scalar value per instance.
+
+    Raises:
+        DataError: there are no instances.
+    """
+    if not graph.n_instances:
+        raise DataError("value_and_grad of no instances: their mean has no value; give at least one instance.")
     for number, structure in enumerate(graph.structures):
         if has_aux and not (isinstance(structure, Key) and structure.kind == "tuple" and len(structure.children) == 2):
             raise GraphError(f"with has_aux=True the function returns (loss, aux); for instance {number} it did not.")

@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from autobatch.errors import BackendError
 from autobatch.params.rows import Gradient
 from autobatch.params.stacks import Stack, Targets
 from autobatch.params.store import Store
@@ -35,9 +34,10 @@ class Memory:
 
     def reserve(self, size: int, dtype: np.dtype[Any], max_bytes: int | None) -> None:
         """Have room for `size` elements: at least a quarter more than before where it grows, within the limit."""
-        held = self.buffer.size if self.buffer.dtype == dtype else 0
+        is_right = self.buffer.dtype == dtype
+        held = self.buffer.size if is_right else 0
         limit = max(size, held * 5 // 4 if max_bytes is None else max_bytes // dtype.itemsize)
-        if not size <= held <= limit:
+        if not is_right or not size <= held <= limit:
             self.buffer = self.store.empty(0, dtype)  # the old one is freed before there is a new one
             self.buffer = self.store.empty(max(size, min(held * 5 // 4, limit)), dtype)
             self.allocations += 1
@@ -55,12 +55,6 @@ class Memory:
 
 
 M = TypeVar("M", bound=Memory)
-
-
-def check_open(is_open: bool) -> None:
-    """Refuse to differentiate a run whose memory belongs to another one; BackendError."""
-    if not is_open:
-        raise BackendError("differentiating a run: the run is closed and its values are gone; close it later.")
 
 
 class Pool(Generic[M]):

@@ -25,6 +25,7 @@ from autobatch.schedule.schedule import Policy, Schedule, revision_of
 from autobatch.system.trust import checking, is_trusted
 from autobatch.trace.record import MiniBatch, Recorder
 
+MOST_PURPOSES = 4  # inference, and sets of trainable parameters, as where layers are unfrozen one after the other
 MOST_LAYOUTS = 16  # for each type, of its traces and for its purposes
 
 
@@ -111,11 +112,15 @@ class Planning:
         """Layouts of all types met so far, as they are traced now; kept for each purpose."""
         types, shapes = self._recorder.types, self._recorder.slots.shapes
         state = types.state, len(shapes)
-        if purpose not in self._cells or self._cells[purpose][0] != state:
+        known = self._cells.pop(purpose, None)
+        if known is None or known[0] != state:
             cells = [self._cell(node_type, purpose) for node_type in types.types]
             self._forget(len(types))
-            self._cells[purpose] = state, PlannedTypes(cells, list(shapes), purpose is not None)
-        return self._cells[purpose][1]
+            known = state, PlannedTypes(cells, list(shapes), purpose is not None)
+        self._cells[purpose] = known
+        if len(self._cells) > MOST_PURPOSES:
+            del self._cells[next(iter(self._cells))]
+        return known[1]
 
     def _cell(self, node_type: NodeType, purpose: frozenset[str] | None) -> PlannedCell:
         """The layout of one trace of a type."""

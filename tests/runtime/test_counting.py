@@ -6,6 +6,9 @@ the device both sums are made apart.
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -91,5 +94,33 @@ def test_runs_of_one_function_are_alive_at_once(make: Any) -> None:
         run.backward({0: np.ones(n)}, {id(p): found[name] for name, p in trainable.items()})
         assert_equal(found, wanted, 1e-12)
         run.close()
-    with pytest.raises(BackendError, match="the run is closed"):
+    with pytest.raises(BackendError, match="it is closed already"):
         runs[0][0].backward({0: np.ones(4)}, {})
+
+
+def test_a_run_is_differentiated_once_and_leaves_nothing_behind() -> None:
+    """What backward reads it writes over; a run that fails or is closed gives its memory back, and nobody holds it."""
+    model, instances = CASES[0].draw(seed=3, n_instances=4, dim=5)
+    for backend in (Reference(), Cpu(jitted=False)):
+        (part,) = ab.batched(model.loss, backend=backend).prepare(instances, training=True).parts
+        run = part.executable.forward(Randomness())
+        gradients = {id(p): np.zeros_like(p.data) for p in model.parameters().values()}
+        run.backward({0: np.ones(4)}, gradients)
+        with pytest.raises(BackendError, match="it is differentiated already"):
+            run.backward({0: np.ones(4)}, gradients)
+        buffer = weakref.ref(run.memory.buffer if run.memory.buffer.base is None else run.memory.buffer.base)
+        run.close()
+        backend.pool.take().reserve(10 * part.plan.size, np.dtype(np.float64), None)
+        gc.collect()
+        assert buffer() is None
+        with pytest.raises(ZeroDivisionError):
+            part.executable.forward(Randomness(), Failing())
+        with closing(part.executable.forward(Randomness())) as after:
+            assert after.counts().allocations == 0
+
+
+class Failing:
+    """A timer that stops a run."""
+
+    def lap(self, stage: str, batch: Any) -> None:
+        raise ZeroDivisionError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -159,3 +160,24 @@ def test_sums_of_rows_are_the_sums(n_rows: int) -> None:
     total = np.full(7, np.nan)
     sum_rows(buffer, 3 + 3, 13, n_rows, total)
     np.testing.assert_array_equal(total, buffer[3:].reshape(n_rows, 13)[:, 3:10].sum(axis=0))
+
+
+def test_a_refused_gradient_is_refused_again() -> None:
+    """One whose rows and columns both lie apart cannot be added to by address: nothing of the run before is used."""
+    model = Chain()
+    loss = ab.batched(model.loss, backend=Cpu())
+    (part,) = loss.prepare(SENTENCES, training=True).parts
+    wide = {id(p): np.zeros([2 * size for size in p.shape]) for p in model.parameters().values()}
+    apart = {key: array[tuple(slice(None, None, 2) for _ in array.shape)] for key, array in wide.items()}
+    right = {id(p): np.zeros(p.shape) for p in model.parameters().values()}
+    for into in (right, apart, apart):
+        with closing(part.executable.forward(Randomness(key=np.arange(len(SENTENCES))))) as run:
+            seeds = {0: np.ones(len(SENTENCES))}
+            if into is right:
+                run.backward(seeds, into)
+            else:
+                before = {key: array.copy() for key, array in right.items()}
+                with pytest.raises(ab.ShapeError, match="the gradient of a matrix"):
+                    run.backward(seeds, into)
+                for key, array in before.items():
+                    np.testing.assert_array_equal(right[key], array)

@@ -32,9 +32,9 @@ from autobatch.runtime.cpu.rounding import Outers
 from autobatch.runtime.cpu.stage_memory import StageRun
 from autobatch.runtime.cpu.stages import CompiledCell
 from autobatch.runtime.interpreter.frame import RowRange
-from autobatch.runtime.interpreter.reference import silent
 from autobatch.runtime.interpreter.values import Values
-from autobatch.runtime.memory import Pool, check_open
+from autobatch.runtime.memory import Pool
+from autobatch.runtime.run import PooledRun
 
 
 class Cpu:
@@ -117,47 +117,41 @@ class CompiledPlan:
         return CompiledRun(self, randomness, timer)
 
 
-class CompiledRun:
-    """A run of compiled cells; see `Run`.
-
-    Attributes:
-        memory: that it computes in.
-        is_open: whether it still has that memory.
-    """
-
-    is_open = True
+class CompiledRun(PooledRun[CpuMemory]):
+    """A run of compiled cells."""
 
     def __init__(self, executable: CompiledPlan, randomness: Randomness, timer: Timer | None) -> None:
-        self._executable, self._randomness, self._timer = executable, randomness, timer
-        plan, backend, options = executable.plan, executable.backend, executable.options
-        self.memory = backend.pool.take()
+        self._executable, self._randomness = executable, randomness
+        super().__init__(executable.backend.pool, timer)
+
+    def _forward(self) -> list[Any]:
+        executable = self._executable
+        plan, options = executable.plan, executable.options
         self.memory.reserve_all(plan.size, executable.prepared, options.dtype, executable.n_threads, options.max_bytes)
-        if backend.poison:
+        if executable.backend.poison:
             self.memory.poison()
         self._allocations, self._launches = self.memory.take_allocations(), 0
         self._values = Values(plan, executable.cells, self.memory.buffer, HOST)
         self._copied_bytes = refresh(executable.cells.stacks)
-        with self._threads(), silent():
-            self._sweep(self._bind("forward"), None)
-        self.outputs = self._values.outputs()
+        with self._threads():
+            self._sweep("forward", None)
+        return self._values.outputs()
 
-    def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
-        """Differentiate the run; see `Run`."""
-        check_open(self.is_open)
+    def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
         plan, cells, activity = self._executable.plan, self._executable.cells, self.memory.activity
         activity.mark(plan, cells, seeds)
         targets = self.memory.targets(into, cells.stacks)
         for slot in range(len(cells.slot_shapes)):
             self._values.slot(slot, plan.mirror)[...] = seeds.get(slot, 0)
-        with self._threads(), silent():
-            self._sweep(self._bind("backward"), None if activity.is_whole else activity)
-            self._lap("backward", None)  # what comes after its batches is not part of the weights
+        with self._threads():
+            self._sweep("backward", None if activity.is_whole else activity)
+            self.lap("backward", None)  # what comes after its batches is not part of the weights
             ends = plan.type_ptr.tolist()
             for kind in range(len(ends) - 1):
                 n_rows = ends[kind + 1] - ends[kind]
                 if n_rows and (activity.is_whole or activity.rows(kind, 0, n_rows).any()):
                     self._weight_gradients(kind, activity, targets.arrays)
-                    self._lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
+                    self.lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
         self._copied_bytes += targets.finish()
 
     def counts(self) -> Counts:
@@ -165,11 +159,10 @@ class CompiledRun:
         launches = self._launches + (self._interpreter.launches if "_interpreter" in vars(self) else 0)
         return Counts(launches, self._copied_bytes, self._allocations, self.memory.n_bytes)
 
-    def close(self) -> None:
-        """Let the next run have the memory; see `Run`."""
-        if self.is_open:
-            self.is_open = False
-            self._executable.backend.pool.give_back(self.memory)
+    def _forget(self) -> None:
+        for name in ("_values", "_interpreter"):
+            vars(self).pop(name, None)
+        del self.memory
 
     @cached_property
     def _interpreter(self) -> FastProducts:
@@ -181,10 +174,6 @@ class CompiledRun:
     def _threads(self) -> AbstractContextManager[int]:
         """Where several threads take pieces, each multiplies alone."""
         return limit_threads(1 if self._executable.n_threads > 1 else self._executable.options.threads)
-
-    def _lap(self, stage: str, batch: Batch | None) -> None:
-        if self._timer is not None:
-            self._timer.lap(stage, batch)
 
     # Batches.
 
@@ -206,23 +195,26 @@ class CompiledRun:
         bound.bind(runs, prepared.forward if name == "forward" else prepared.backward)
         return bound
 
-    def _sweep(self, bound: BoundStages, activity: Activity | None) -> None:
+    def _sweep(self, name: str, activity: Activity | None) -> None:
         """Make all calls of a stage, in one go if nobody takes the time and all nodes are active."""
-        n_batches = bound.n_batches
-        self._launches += bound.call(0, 1)
-        self._lap(bound.name, None)
-        if self._timer is None and activity is None:
-            self._launches += bound.call(1, n_batches + 1)
-        else:
-            batches = self._executable.plan.batches
-            for at, batch in enumerate(batches if bound.name == "forward" else batches[::-1], start=1):
-                rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
-                if rows is None or rows.any():
-                    self._launches += bound.call(at, at + 1)
-                if rows is not None and not rows.all():
-                    self._values.clear_inactive(RowRange(self._executable.plan, batch, HOST), rows)
-                self._lap(bound.name, batch)
-        self._launches += bound.call(n_batches + 1, n_batches + 2)
+        bound, plan = self._bind(name), self._executable.plan
+        try:
+            n_batches = bound.n_batches
+            self._launches += bound.call(0, 1)
+            self.lap(name, None)
+            if self._timer is None and activity is None:
+                self._launches += bound.call(1, n_batches + 1)
+            else:
+                for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
+                    rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
+                    if rows is None or rows.any():
+                        self._launches += bound.call(at, at + 1)
+                    if rows is not None and not rows.all():
+                        self._values.clear_inactive(RowRange(plan, batch, HOST), rows)
+                    self.lap(name, batch)
+            self._launches += bound.call(n_batches + 1, n_batches + 2)
+        finally:
+            bound.release()
 
     def _weight_gradients(self, kind: int, activity: Activity, gradients: Mapping[int, Gradient]) -> None:
         """Run the weight stage of a type, as products by address where it consists of such."""

@@ -150,6 +150,11 @@ class BoundStages:
         self._calls = calls
         self._is_shared = len(self._addresses) > 1 and bool(self._addresses[0, :, 0].all())
 
+    def release(self) -> None:
+        """Let go of the arrays of the run."""
+        for stage in self.stages:
+            stage.release()
+
     @property
     def n_batches(self) -> int:
         """Batches of the run."""

@@ -53,8 +53,8 @@ class Calls(NamedTuple):
     Attributes:
         calls: [n, 2] the number of a step, and of a piece among those of its type.
         piece_ptr: [pieces + 1] calls[piece_ptr[p]:piece_ptr[p + 1]] are those of the p-th piece that runs.
-        ptr: [batches + 3] the b-th batch that runs has pieces ptr[b + 1] to ptr[b + 2]; before and after all batches
-            are the pieces of all rows of a type.
+        ptr: [batches + 3] part p has pieces ptr[p]:ptr[p + 1]. Part 0 is the prologue, parts 1 to B are the batches in
+            the order in which they run, part B + 1 is the epilogue; these two have pieces of all rows of a type.
         alone: [batches] in which batches values are added to others, which only one thread may do; empty if in none.
     """
 

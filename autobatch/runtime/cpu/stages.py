@@ -108,3 +108,8 @@ class CompiledStage(StageMemory):
             address = step.bind(run)
             for addresses in self.addresses:
                 addresses[number, 0] = address
+
+    def release(self) -> None:
+        """Let go of the arrays of the run."""
+        del self.run
+        self.arrays = []

@@ -130,9 +130,9 @@ class ProductStep:
         chosen_for = self.n_rows.bit_length(), threads_now(), run.chooser.name
         if chosen_for == self.chosen_for:
             return False
-        self.chosen_for = chosen_for
         self.provider = run.chooser.choose(max(self.n_rows, 1), n, inner, self.dtype)
         self.weight = None
+        self.chosen_for = chosen_for  # choosing may be interrupted: what is noted is complete
         return True
 
     def _take(self, weight: Array) -> None:

@@ -57,8 +57,9 @@ class Sweeps:
         gate = self._number * SWEEP + OPEN
         open_gate(state, gate, first, last)
         arguments = calls.calls, calls.piece_ptr, calls.ptr, calls.alone, first, last, state, yield_address()
-        helpers = _borrow(len(addresses) - 1)
+        helpers: list[Helper] = []
         try:
+            _borrow(len(addresses) - 1, helpers)
             for number, helper in enumerate(helpers, start=1):
                 helper.start((self._state, addresses[number], *arguments, gate))
             work(addresses[0], *arguments, True)
@@ -93,14 +94,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)
 
 
-def _borrow(n: int) -> list[Helper]:
-    found = []
+def _borrow(n: int, helpers: list[Helper]) -> None:
+    """Add `n` helpers to a list, or fewer where the system gives no more threads: the rest is done without them."""
     for _ in range(n):
         try:
-            found.append(_idle.pop())
+            helpers.append(_idle.pop())
         except IndexError:
-            found.append(Helper())
-    return found
+            try:
+                helpers.append(Helper())
+            except RuntimeError:
+                return
 
 
 @compiled

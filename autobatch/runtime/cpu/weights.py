@@ -202,7 +202,7 @@ class WeightStage:
         found = {index: gradients[key] for index, key in self._keys.items()}
         if self._bound and all(map(is_, found.values(), self._bound.values())):
             return
-        self._bound, self._factors, self._totals = found, [], []
+        self._bound, self._factors, self._totals = {}, [], []
         for numbers, (left, right, parameter) in zip(self._numbers, self.outers, strict=True):
             target = dense(found[parameter])
             is_flipped, step = find_step("the gradient of a matrix", target)
@@ -213,6 +213,7 @@ class WeightStage:
         for operand, parameters in self.sums.items():
             total, targets = np.empty(operand.size, self.dtype), [dense(found[index]) for index in parameters]
             self._totals.append((operand, total, [(target, total.reshape(target.shape)) for target in targets]))
+        self._bound = found  # all is written down: an array may be refused, and compiling interrupted
 
     def _place(self, plan: Plan, kind: int, area: Area) -> Place:
         name, number = area[0], area[1] - NODE
@@ -248,12 +249,13 @@ class WeightStage:
         """Add all products to the gradients, cut in strips."""
         n_strips = len(self._numbers) * n_threads
         if len(self._strips) != n_strips:
-            self._strips = np.zeros((n_strips, N_NUMBERS), np.int64)
-            step = multiply_strip.address, address_of(self._strips), self.dtype.itemsize
+            strips = np.zeros((n_strips, N_NUMBERS), np.int64)
+            step = multiply_strip.address, address_of(strips), self.dtype.itemsize
             self._addresses = np.array([[step]] * n_threads, np.int64)
             calls, one_by_one = np.zeros((n_strips, 2), np.int64), np.arange(n_strips + 1)
             calls[:, 1] = one_by_one[:-1]
             self._calls = Calls(calls, one_by_one, np.array([0, n_strips]), np.zeros(0, np.bool_))
+            self._strips = strips
         cut_in_strips(self._numbers, self._strips, self.dtype.itemsize)
         self._sweeps.run(self._addresses, self._calls, 0, 1)
 

@@ -76,7 +76,9 @@ class RowRange:
         """
         first = self.plan.type_ptr[self.kind]
         nodes = self.plan.node_at[first + self.start : first + self.end]
-        keys = source.key[np.searchsorted(self.plan.graph.instance_ptr, nodes, side="right") - 1]
+        keys = np.broadcast_to(source.key, self.plan.graph.n_instances)[
+            np.searchsorted(self.plan.graph.instance_ptr, nodes, side="right") - 1
+        ]
         training = source.training if owner is None else owner.training
         return Randomness(source.seed, source.step, self.store.put(keys), training)
 

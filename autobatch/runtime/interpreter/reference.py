@@ -19,7 +19,8 @@ from autobatch.plan.plan import Batch, Plan, PlannedTypes
 from autobatch.runtime.backend import Counts, RunOptions, Timer
 from autobatch.runtime.interpreter.interpreter import Interpreter
 from autobatch.runtime.interpreter.values import Values
-from autobatch.runtime.memory import Memory, Pool, check_open
+from autobatch.runtime.memory import Memory, Pool
+from autobatch.runtime.run import PooledRun
 
 
 class Reference:
@@ -57,54 +58,47 @@ class InterpretedPlan:
         return InterpretedRun(self, randomness, timer)
 
 
-class InterpretedRun:
-    """A run of an interpreted plan; see `Run`.
-
-    Attributes:
-        memory: that it computes in.
-        is_open: whether it still has that memory.
-    """
-
-    is_open = True
+class InterpretedRun(PooledRun[Memory]):
+    """A run of an interpreted plan."""
 
     def __init__(self, executable: InterpretedPlan, randomness: Randomness, timer: Timer | None) -> None:
-        self._executable, self._timer = executable, timer
-        plan, cells, options, backend = executable.plan, executable.cells, executable.options, executable.backend
-        self.memory = backend.pool.take()
+        self._executable, self._randomness = executable, randomness
+        super().__init__(executable.backend.pool, timer)
+
+    def _forward(self) -> list[Any]:
+        plan, cells, options = self._executable.plan, self._executable.cells, self._executable.options
         self.memory.reserve(plan.size, options.dtype, options.max_bytes)
-        if backend.poison:
+        if self._executable.backend.poison:
             self.memory.buffer.fill(np.nan)
         self._allocations = self.memory.take_allocations()
-        self._values = Values(plan, cells, self.memory.buffer, backend.store)
-        self._interpreter = Interpreter(self._values, options, randomness)
+        values = Values(plan, cells, self.memory.buffer, self._executable.backend.store)
+        self._interpreter = Interpreter(values, options, self._randomness)
         self._interpreter.copied_bytes += refresh(cells.stacks)
-        with limit_threads(options.threads), silent():
-            self._lap("forward", None)
+        with limit_threads(options.threads):
+            self.lap("forward", None)
             for batch in plan.batches:
                 self._interpreter.forward_batch(batch)
-                self._lap("forward", batch)
-        self.outputs = self._values.outputs()
+                self.lap("forward", batch)
+        return values.outputs()
 
-    def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
-        """Differentiate the run; see `Run`."""
-        check_open(self.is_open)
-        plan, cells, store = self._executable.plan, self._executable.cells, self._values.store
-        activity = self.memory.activity
+    def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+        plan, cells, values = self._executable.plan, self._executable.cells, self._interpreter.values
+        activity, store = self.memory.activity, values.store
         activity.mark(plan, cells, seeds)
         targets = self.memory.targets(into, cells.stacks)
         gradients = {key: gradient_on(store, target) for key, target in targets.arrays.items()}
         for slot in range(len(cells.slot_shapes)):
-            self._values.slot(slot, plan.mirror)[...] = store.put(seeds[slot]) if slot in seeds else 0
-        with limit_threads(self._executable.options.threads), silent():
-            self._lap("backward", None)
+            values.slot(slot, plan.mirror)[...] = store.put(seeds[slot]) if slot in seeds else 0
+        with limit_threads(self._executable.options.threads):
+            self.lap("backward", None)
             for batch in reversed(plan.batches):
                 self._interpreter.backward_batch(batch, activity.rows(batch.kind, batch.start, batch.end))
-                self._lap("backward", batch)
+                self.lap("backward", batch)
             for kind, n_rows in enumerate(np.diff(plan.type_ptr).tolist()):
                 active = activity.rows(kind, 0, n_rows)
                 if active.any():
                     self._interpreter.weight_gradients(kind, active, gradients)
-                    self._lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
+                    self.lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
         for key, target in targets.arrays.items():
             if gradients[key] is not target:
                 target += store.get(gradients[key])
@@ -115,15 +109,9 @@ class InterpretedRun:
         interpreter = self._interpreter
         return Counts(interpreter.launches, interpreter.copied_bytes, self._allocations, self.memory.n_bytes)
 
-    def close(self) -> None:
-        """Let the next run have the memory; see `Run`."""
-        if self.is_open:
-            self.is_open = False
-            self._executable.backend.pool.give_back(self.memory)
-
-    def _lap(self, stage: str, batch: Batch | None) -> None:
-        if self._timer is not None:
-            self._timer.lap(stage, batch)
+    def _forget(self) -> None:
+        vars(self).pop("_interpreter", None)
+        del self.memory
 
 
 def gradient_on(store: Store, target: Gradient) -> Any:
@@ -132,8 +120,3 @@ def gradient_on(store: Store, target: Gradient) -> Any:
         return target
     held = store.put(target)
     return held if held is target else store.xp.zeros(target.shape, target.dtype)
-
-
-def silent() -> np.errstate:
-    """While batches run, overflow is no error: `value_and_grad` refuses a loss that is not finite."""
-    return np.errstate(over="ignore", divide="ignore", invalid="ignore")

@@ -1,0 +1,77 @@
+"""What runs of all backends have in common: they take memory, run forward and backward once, and give it back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from autobatch.errors import BackendError
+from autobatch.params.rows import Gradient
+from autobatch.plan.plan import Batch
+from autobatch.runtime.backend import Timer
+from autobatch.runtime.memory import Memory, Pool
+
+M = TypeVar("M", bound=Memory)
+
+
+class PooledRun(ABC, Generic[M]):
+    """A run in memory from a pool; see `autobatch.runtime.backend.Run`.
+
+    Args:
+        pool: of memory.
+        timer: is told when each batch is done.
+
+    Attributes:
+        outputs: see `Run`.
+        memory: that the run computes in, until it is closed.
+    """
+
+    def __init__(self, pool: Pool[M], timer: Timer | None) -> None:
+        self._pool, self._timer, self._ended = pool, timer, ""
+        self.memory = pool.take()
+        try:
+            with silent():
+                self.outputs: list[Any] = self._forward()
+        except BaseException:
+            self.close()
+            raise
+
+    def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+        """Differentiate the run; see `Run`."""
+        if self._ended:
+            raise BackendError(f"differentiating a run: it is {self._ended} already, and its values are gone.")
+        self._ended = "differentiated"
+        with silent():
+            self._backward(seeds, into)
+
+    def close(self) -> None:
+        """Let the next run have the memory; see `Run`."""
+        if self._ended != "closed":
+            self._ended = "closed"
+            self._pool.give_back(self.memory)
+            self._forget()
+
+    def lap(self, stage: str, batch: Batch | None) -> None:
+        """Tell the timer that a batch is done."""
+        if self._timer is not None:
+            self._timer.lap(stage, batch)
+
+    @abstractmethod
+    def _forward(self) -> list[Any]:
+        """Compute all values; give the outputs."""
+
+    @abstractmethod
+    def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+        """Add to the gradients."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Let go of all that refers to the memory."""
+
+
+def silent() -> np.errstate:
+    """While batches run, overflow is no error: `value_and_grad` refuses a loss that is not finite."""
+    return np.errstate(over="ignore", divide="ignore", invalid="ignore")
