@@ -1,10 +1,9 @@
-"""What a function over one instance becomes: a function over mini-batches, which says what it did.
+"""A function over mini-batches, made of one over a single instance; the entry point of every call.
 
     record -> merge -> rewrite -> schedule -> place -> execute
 
-The stages before execution are in `autobatch.runtime.planning`, which also keeps plans of mini-batches seen before.
-Where `max_bytes` would be exceeded, `autobatch.plan.budget` cuts the mini-batch into parts, which run one after the
-other.
+`autobatch.runtime.planning` has the stages before execution and keeps plans of mini-batches seen before. Where
+`max_bytes` would be exceeded, `autobatch.plan.budget` cuts the mini-batch into parts that run one after the other.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ Array = NDArray[Any]
 class Batched:
     """A function over one instance, run on mini-batches; made by `batched`.
 
-    Calls take turns, whichever threads they come from. A deep copy, or one through pickle, runs a copy of the model; it
-    has recorded nothing, so graphs are recorded anew.
+    Calls from several threads take turns. A deep copy, or one through pickle, runs a copy of the model and has recorded
+    nothing.
 
     Attributes:
         last: counts and times of the last call; None before the first.
@@ -115,8 +114,8 @@ class Batched:
             instances: whatever the function takes, or graphs from `record_all`.
 
         Returns:
-            The structure that the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back
-            per instance. An array of shape (0,) for no instances.
+            What the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back per instance. An
+            array of shape (0,) for no instances.
 
         Raises:
             PlanError: an instance needs more than `max_bytes` alone.
@@ -183,8 +182,7 @@ class Batched:
     def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.
 
-        Right where control flow does not depend on computed values; the parameters' numbers may change in between.
-        With `progress`, how far it is shows on standard error.
+        Control flow must not depend on computed values. With `progress`, standard error shows how far it is.
         """
         listed: Iterable[Any] = list_instances(instances)
         if progress:

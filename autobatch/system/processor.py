@@ -86,6 +86,18 @@ def has_avx512() -> bool:
     return bool({"X86_V4", "AVX512_SKX"} & set(found))  # the names of NumPy since 2.4, and before
 
 
+@cache
+def code_features() -> frozenset[str]:
+    """List the features of this processor that Numba compiles for; none where the user has it compile for another."""
+    import llvmlite.binding as llvm
+    import numba
+
+    config: Any = numba.config
+    if config.CPU_NAME or config.CPU_FEATURES:
+        return frozenset()
+    return frozenset(llvm.get_host_cpu_features().flatten().split(","))
+
+
 def _told_by_linux(what: str) -> str:
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     told = [value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == what]

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from autobatch.jit.loops import built, compiled
-from autobatch.system.processor import has_avx512, has_bf16_vectors
+from autobatch.system.processor import code_features, has_avx512, has_bf16_vectors
 
 LANES, VECTORS, ROWS, TALL = 16, 4, 6, 16
 WIDTH = LANES * VECTORS  # columns of a panel
@@ -48,12 +48,12 @@ evenly over the time.
 
 def can_tile() -> bool:
     """Tell whether compiled code may multiply tiles of float32."""
-    return has_avx512() and "+avx512f" in _features()
+    return has_avx512() and "+avx512f" in code_features()
 
 
 def can_tile_bf16() -> bool:
     """Tell whether compiled code may multiply tiles of bf16."""
-    return can_tile() and has_bf16_vectors() and "+avx512bf16" in _features()
+    return can_tile() and has_bf16_vectors() and "+avx512bf16" in code_features()
 
 
 @built
@@ -136,18 +136,6 @@ def _write_turn(builder: Any, source: Any, source_row: Any, out: Any, out_row: A
             )
     for number, turned in enumerate(lines):
         builder.store(turned, place(out, out_row, number), align=WORD)
-
-
-@cache
-def _features() -> frozenset[str]:
-    """List the processor features that Numba compiles for."""
-    import llvmlite.binding as llvm
-    import numba
-
-    config: Any = numba.config
-    if config.CPU_NAME or config.CPU_FEATURES:  # the user has it compile for another processor
-        return frozenset()
-    return frozenset(llvm.get_host_cpu_features().flatten().split(","))
 
 
 @compiled

@@ -56,7 +56,7 @@ class Sweeps:
         state = address_of(self._state)
         gate = self._number * SWEEP + OPEN
         open_gate(state, gate, first, last)
-        arguments = calls.calls, calls.piece_ptr, calls.ptr, calls.alone, first, last, state, yield_address()
+        arguments = calls, first, last, state, yield_address()
         helpers: list[Helper] = []
         try:
             _borrow(len(addresses) - 1, helpers)
@@ -125,10 +125,7 @@ def close_gate(state: int, rest: int) -> None:
 
 
 @compiled
-def join(
-    addresses: Array, calls: Array, piece_ptr: Array, ptr: Array, alone: Array, first: int, last: int, state: int,
-    rest: int, gate: int,
-) -> None:  # fmt: skip
+def join(addresses: Array, calls: Calls, first: int, last: int, state: int, rest: int, gate: int) -> None:
     """Go in if the gate of this sweep is open, and work until there is nothing left."""
     while True:
         seen = load(state)
@@ -136,16 +133,14 @@ def join(
             return
         if exchange_if(state, seen, seen + MEMBER) == seen:
             break
-    work(addresses, calls, piece_ptr, ptr, alone, first, last, state, rest, False)
+    work(addresses, calls, first, last, state, rest, False)
     fetch_add(state, -MEMBER)
 
 
 @compiled
-def work(
-    addresses: Array, calls: Array, piece_ptr: Array, ptr: Array, alone: Array, first: int, last: int, state: int,
-    rest: int, leads: bool,
-) -> None:  # fmt: skip
+def work(addresses: Array, calls: Calls, first: int, last: int, state: int, rest: int, leads: bool) -> None:
     """Take pieces of one part after the other; a part begins when the one before is done, or never if all is over."""
+    listed, piece_ptr, ptr, alone = calls.calls, calls.piece_ptr, calls.ptr, calls.alone
     for part in range(first, last):
         begin, n = ptr[part], ptr[part + 1] - ptr[part]
         taken, done = part_at(state, part), part_at(state, part) + 8
@@ -154,7 +149,7 @@ def work(
             piece = fetch_add(taken, 1)
             if piece >= n:
                 break
-            call_steps(addresses, calls, piece_ptr[begin + piece], piece_ptr[begin + piece + 1])
+            call_steps(addresses, listed, piece_ptr[begin + piece], piece_ptr[begin + piece + 1])
             fetch_add(done, 1)
         looks = 0
         while load(done) < n:
