@@ -1,9 +1,12 @@
-"""Buffer assignment: which values of a stage are in registers, and where the others lie in scratch memory.
+"""Buffer assignment: choose which values of a stage stay in registers, and where the others lie in scratch memory.
 
-A value that is read only in the loop nest that makes it is in a *register*; one that has one element per node, too,
-for all of its kernel. One that is read elsewhere in its kernel is in a *row* of scratch memory, which every row of the
-batch uses again; what other steps read has a row of its own for each row of the *batch*, and what is made once for all
-nodes of the type is *persistent*. The layout has places for the rest.
+- *register*: the value is read only in the loop nest that makes it, or it is one number per node and read only in its
+  kernel.
+- *row*: the value is read elsewhere in its kernel. Every row of the batch uses the same row of scratch memory.
+- *batch*: another step reads the value. Scratch memory has a row for each row of the batch.
+- *persistent*: the value is made once for all nodes of the type.
+
+The layout gives places to the remaining values.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from autobatch.ir.program import NODE, SHARED
 
 
 class Spot(NamedTuple):
-    """A step and a block in it; the block is -1 for a step that is no kernel."""
+    """A step and a block in it; the block is -1 for a step that is not a kernel."""
 
     step: int
     block: int
@@ -31,10 +34,12 @@ class Storage:
     """Where the values of a stage are.
 
     Attributes:
-        homes: the values in memory: those that the layout has places for, and what was assigned to a storage class.
-        registers: the values that are in a register where they are made, which those made in parts are not.
-        row_width, batch_width, persistent_width: elements per row, of the batch by domain.
-        shared: values that all rows share, which kernels read, and their places.
+        homes: the values in memory, placed by the layout or assigned to a storage class.
+        aliases: values that are made as part of another one.
+        registers: values held in a register where they are made; a value made in parts never is.
+        row_width, batch_width, persistent_width: elements per row; those of the batch by domain.
+        shared: the values shared by all rows that kernels read, and their places.
+        shared_width: elements of these.
     """
 
     homes: dict[int, Home]
@@ -47,7 +52,7 @@ class Storage:
     shared_width: int = 0
 
     def home(self, view: View) -> tuple[Home, View]:
-        """The memory of a view: its home, and the view as one of the value that has it."""
+        """Resolve aliases: return the home of the value that holds the view's memory, and the view of that value."""
         while view.value in self.aliases:
             whole = self.aliases[view.value]
             view = view._replace(value=whole.value, offset=view.offset + whole.offset)
@@ -93,12 +98,12 @@ def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> St
 
 
 def is_row_number(lowered: Lowered, value: int) -> bool:
-    """Whether a value is one number per node, which a kernel keeps for the whole row."""
+    """Whether a value is one number per node, which a kernel keeps in a variable for the whole row."""
     return lowered.sizes[value] == 1 and lowered.domains[value] == NODE
 
 
 def is_number(lowered: Lowered, loop: Loop) -> bool:
-    """Whether a loop combines all that it goes over into one number."""
+    """Whether a loop reduces all of its elements to one number."""
     return bool(loop.combine) and loop.target.value != STORED and lowered.sizes[loop.target.value] == 1
 
 
@@ -111,7 +116,7 @@ def _put_in_batch(storage: Storage, lowered: Lowered, value: int) -> None:
 def _give_rows_to_gathers_and_outputs(
     lowered: Lowered, steps: list[Step], storage: Storage, row_ends: defaultdict[int, int]
 ) -> None:
-    """A row of scratch for each gradient that is gathered, and each output, that a kernel handles."""
+    """Give each kernel part of the scratch row for every gradient that it gathers and every output that it writes."""
     for number, step in enumerate(steps):
         if isinstance(step, Kernel):
             step.spares = {}
@@ -135,7 +140,7 @@ def _spares(lowered: Lowered, storage: Storage, kernel: Kernel, block: Block) ->
 
 
 def _makers(lowered: Lowered, steps: list[Step]) -> dict[int, list[tuple[Spot, Loop | None]]]:
-    """Where each value is made, and by which loop; a value is also made where what is part of it is."""
+    """Where each value is made, and by which loop; making a part of a value counts as making the value."""
     found: defaultdict[int, list[tuple[Spot, Loop | None]]] = defaultdict(list)
     for number, step in enumerate(steps):
         made: list[tuple[int, Spot, Loop | None]] = []
@@ -160,7 +165,7 @@ def _readers(lowered: Lowered, steps: list[Step]) -> defaultdict[int, list[Spot]
             for at, block in enumerate(step.blocks):
                 for loop in block.loops:
                     for operand in loop.operands:
-                        # an element chosen by data is read from memory, even in the block that makes it
+                        # an element chosen by data is always read from memory, even in the block that makes the value
                         place = Spot(number, at if operand.moved is None else len(step.blocks))
                         found[operand.view.value].append(place)
         else:

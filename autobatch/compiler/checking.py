@@ -1,4 +1,4 @@
-"""What makes a compiled stage right, written from the definition: every value is made before it is read, and once."""
+"""Check a compiled stage from its definition: every value is made once, and before it is read."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from autobatch.ir.program import SHARED, Incoming, Instruction
 
 
 def check_statements(lowered: Lowered, statements: Sequence[Statement]) -> None:
-    """Check that statements read what is known or made before, and no element that a value does not have.
+    """Check that statements read only values that are known or were made before, and only elements that exist.
 
     Args:
         lowered: the stage.
-        statements: all of it, in an order in which they are to run.
+        statements: all statements of the stage, in the order in which they run.
 
     Raises:
-        PlanError: names the first statement for which that does not hold.
+        PlanError: names the first statement that breaks this rule.
     """
     made: set[int] = set()
     gone: list[Range] = []
@@ -43,10 +43,10 @@ def check_statements(lowered: Lowered, statements: Sequence[Statement]) -> None:
 
 
 def check_steps(lowered: Lowered, statements: Sequence[Statement], steps: Sequence[Step]) -> None:
-    """Check that steps run each statement once, after those that it needs, in one loop nest only where that is right.
+    """Check that steps run each statement once and after those that it needs, and that loops in one nest may share it.
 
     Raises:
-        PlanError: names the first statement for which that does not hold.
+        PlanError: names the first statement that breaks this rule.
     """
     neighbours = Neighbours(lowered, steps)
     if Counter(map(id, neighbours.statements)) != Counter(map(id, statements)):
@@ -68,10 +68,10 @@ def check_steps(lowered: Lowered, statements: Sequence[Statement], steps: Sequen
 
 
 def check_storage(lowered: Lowered, steps: Sequence[Step], storage: Storage) -> None:
-    """Check that what is read outside the loop nest that makes it is in memory, or one number.
+    """Check that a value which is read outside the loop nest that makes it is in memory, or is one number per node.
 
     Raises:
-        PlanError: names the first value that is not.
+        PlanError: names the first value that is neither.
     """
     neighbours = Neighbours(lowered, steps)
     for maker, reader, *_ in neighbours.apart():
@@ -104,7 +104,7 @@ def _is_known(lowered: Lowered, value: int, made: set[int]) -> bool:
     if value >= len(lowered.vars):
         return False
     source = lowered.vars[value].source
-    if isinstance(source, Instruction):  # backward knows what forward left in memory
+    if isinstance(source, Instruction):  # backward can read what forward left in memory
         return lowered.stage == "backward" and home is not None and home.area in (Area.SAVED, Area.INPUTS)
     return not isinstance(source, Incoming)
 

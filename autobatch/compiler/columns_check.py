@@ -1,10 +1,10 @@
-"""Check where a compiled stage reads and writes, by running it on the names of elements in place of numbers.
+"""Check where a compiled stage reads and writes, by running it symbolically: on names of elements, not on numbers.
 
-Memory says for every column of every row which element of which value was last written there. The steps run as the
-generated source would: two batches by turns, row by row, nest by nest, index by index. Every read has to find the
-element that it means, finished, and of its own row. That finds values in columns of others, columns that are written
-over too early, sums that are read before they are complete, and scratch memory of one row that another reads, whatever
-pass is to blame.
+For every column of every row, the simulated memory holds the name of the element last written there. The steps run as
+the generated source would: one batch after the other, row by row, nest by nest, index by index. Every read must find
+the element that it means, complete, and of its own row. This finds values in columns of others, columns that are
+overwritten too early, sums that are read before they are complete, and scratch memory that one row reads from another,
+whichever pass is at fault.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from autobatch.ops.define import Shape
 from autobatch.plan.plan import PlannedCell
 
 BATCHES = ((0, 1), (2, 3))  # the nodes of each
-EDGES = (2, 0, 1, 2)  # of each node, in every group
-PER_ROW = (Area.ROW, Area.GATHER, Area.OUTPUT, Area.REGISTER)  # that each row of a kernel has for itself, in its turn
+EDGES = (2, 0, 1, 2)  # edges of each node, in every group
+PER_ROW = (Area.ROW, Area.GATHER, Area.OUTPUT, Area.REGISTER)  # cleared before each row of a kernel
 UNCHANGED = (Area.INTS, Area.FLOATS)
 
 Row: TypeAlias = tuple[int, int]
@@ -35,7 +35,7 @@ Column: TypeAlias = tuple[object, ...]
 
 
 class Element(NamedTuple):
-    """Element `number` of a value in a row, written by the loop `maker`, which has combined `terms` there so far."""
+    """Element `number` of a value in a row, written by the loop `maker`, which has reduced `terms` terms so far."""
 
     value: int
     number: int
@@ -47,15 +47,15 @@ class Element(NamedTuple):
 def check_columns(
     cell: PlannedCell, lowered: Lowered, steps: Sequence[Step], storage: Storage, n_before: int, n_after: int
 ) -> None:
-    """Check that every read of a stage finds what it means, and that the stage leaves what later ones read.
+    """Check that every read of a stage finds its element, and that the stage leaves the values that later ones read.
 
     Args:
         n_before, n_after: how many steps run once for all rows, before and after the batches.
 
     Raises:
-        PlanError: names the first element that is not there, and what is in its place.
+        PlanError: names the first element that is missing, and the one in its place.
 
-    Cost: a microsecond or two for every element that the stage goes over, in each of four rows.
+    Cost: 1 to 2 microseconds for every element that the stage visits, in each of four rows.
     """
     stage = _Stage(cell, lowered, storage)
     all_nodes = tuple(node for batch in BATCHES for node in batch)
@@ -68,18 +68,18 @@ def check_columns(
 
 
 class _Stage:
-    """A stage that runs on the names of elements."""
+    """A symbolic run of a stage."""
 
     def __init__(self, cell: PlannedCell, lowered: Lowered, storage: Storage) -> None:
         self.cell, self.lowered, self.storage = cell, lowered, storage
-        self.memory: dict[Column, list[Element]] = {}  # several where values share a column from the start
+        self.memory: dict[Column, list[Element]] = {}  # several elements if values share a column from the start
         self.nodes: tuple[int, ...] = ()
         self.loops = {id(s): s for s in lowered.statements if isinstance(s, Loop)}
-        self.terms: dict[int, Counter[int]] = {}  # of each element of what a loop combines, by the id of the loop
+        self.terms: dict[int, Counter[int]] = {}  # terms per element that a loop reduces, by the id of the loop
         self.makers: dict[tuple[int, int], int] = {}  # the last loop that makes each element
         for loop in (loop for loop in self.loops.values() if loop.stored is None):
             numbers = list(_elements(loop.shape, loop.target.strides, loop.target.offset))
-            made = range(lowered.sizes[loop.target.value]) if loop.combine else numbers  # sums of nothing are made too
+            made = range(lowered.sizes[loop.target.value]) if loop.combine else numbers  # empty sums are made too
             self.makers |= {(loop.target.value, number): id(loop) for number in made}
             if loop.combine:
                 self.terms[id(loop)] = Counter(numbers)
@@ -89,7 +89,7 @@ class _Stage:
                     self.memory.setdefault(self._column(value, number, row), []).append(Element(value, number, row))
 
     def _known(self) -> list[int]:
-        """The values that are in memory before the stage runs: ports; for backward also what forward left."""
+        """The values that are in memory before the stage runs: ports; for backward also the values of forward."""
         n_program = len(self.cell.program.vars)
         areas = (Area.INPUTS, Area.SAVED) if self.lowered.stage == "backward" else (Area.INPUTS,)
         found = [v for v, home in self.lowered.homes.items() if home.area in areas and v < n_program]
@@ -125,7 +125,7 @@ class _Stage:
         return value in self.storage.homes or value in self.storage.aliases
 
     def _check(self, column: Column, value: int, number: int, row: Row, who: str) -> None:
-        """Complain unless the element that is meant is in a column."""
+        """Raise unless a column holds the element."""
         found = self.memory.get(column, [])
         if not any(self._is(element, value, number, row) for element in found):
             there = ", ".join(f"%{e.value}[{e.number}] of row {e.row} ({e.terms} terms)" for e in found) or "nothing"
@@ -135,7 +135,7 @@ class _Stage:
             )
 
     def _is(self, found: Element, value: int, number: int, row: Row) -> bool:
-        """Whether an element is the one that is meant, or made in its place as a part of it; and finished."""
+        """Whether `found` is complete, and is the element or the element of a part made in its place."""
         if found.row != row or (found.maker and self.makers[found.value, found.number] != found.maker):
             return False
         terms = self.terms.get(found.maker)
@@ -144,7 +144,7 @@ class _Stage:
         return self._root(found.value, found.number) == self._root(value, number) or self._has_part(value, found.value)
 
     def _n_times(self, found: Element) -> int:
-        """How often a loop goes over all its indices for a row of what it combines."""
+        """How often the loop that made an element runs for one row of it: once, or once per edge."""
         is_over_edges = self.loops[found.maker].domain != self.lowered.domains[found.value]
         return EDGES[found.row[0]] if is_over_edges else 1
 
@@ -172,7 +172,7 @@ class _Stage:
                 self._run_whole(step)
 
     def _run_whole(self, step: Product | Interpreted) -> None:
-        """Read all that a product, or an interpreted op, reads; then make all that it makes."""
+        """Run a product or an interpreted op: read all of its inputs, then make all of its target."""
         size = self.lowered.sizes[step.target]
         if isinstance(step, Product):
             views = [term.rows for term in step.terms] + [_whole(step.target, size)] * step.adds
@@ -186,14 +186,14 @@ class _Stage:
                 self.memory[self._column(step.target, number, row)] = [Element(step.target, number, row)]
 
     def _fetch(self, view: View, row: Row, who: str) -> None:
-        """Check all elements of a view in a row, unless nothing ever writes there."""
+        """Check all elements of a view in a row, unless its memory is never written."""
         if self.lowered.domains[view.value] == SHARED or self.storage.home(view)[0].area in UNCHANGED:
             return
         for number in _elements(view.shape, view.strides, view.offset):
             self._check(self._column(view.value, number, row), view.value, number, row, who)
 
     def _run_row(self, step: int, kernel: Kernel, node: int) -> None:
-        """Run a kernel for a node: its blocks, and in each the nest for the node or for all its edges."""
+        """Run the blocks of a kernel for a node; a block's nest runs for the node or for each of its edges."""
         row = (node, -1)
         for column in [column for column in self.memory if column[0] in PER_ROW]:
             del self.memory[column]
@@ -217,7 +217,7 @@ class _Stage:
                 self._check((Area.OUTPUT, of, k), STORED, k, row, f"output {of}")
 
     def _begin(self, block: Block, row: Row) -> None:
-        """Write what combined values begin with: a node's before the block, an edge's before its nest."""
+        """Write the initial values of reductions: a node's before the block, an edge's before its nest."""
         for loop in block.loops:
             value = loop.target.value
             if loop.combine and (self.lowered.domains[value] == NODE) == (row[1] < 0):
@@ -226,7 +226,7 @@ class _Stage:
                     self._keep(loop, number, row)
 
     def _run_nest(self, spot: Spot, block: Block, row: Row) -> None:
-        """Run all indices of a nest, and at each its loops."""
+        """Run the loops of a nest at each of its indices."""
         walks = [(loop, list(_walk(loop))) for loop in block.loops]
         for k in range(len(walks[0][1])):
             for loop, walk in walks:
@@ -236,10 +236,10 @@ class _Stage:
                 self._make(spot, loop, target, row if loop.stored else self._row(loop.target.value, row))
 
     def _read(self, spot: Spot, loop: Loop, operand: Operand, number: int, row: Row) -> None:
-        """Read what a loop reads at an index: a number of the nest or of the row, or memory."""
+        """Check an operand of a loop at an index: a variable of the nest or of the row, or memory."""
         value, who = operand.view.value, f"the loop that makes %{loop.target.value}"
         made = self.storage.registers.get(value)
-        if operand.moved is not None:  # data chooses the element
+        if operand.moved is not None:  # data chooses the element: check all of them
             self._fetch(_whole(value, self.lowered.sizes[value]), row, who)
         elif made == spot or (made is not None and made.step == spot.step and is_row_number(self.lowered, value)):
             self._check((Area.REGISTER, value), value, number, row, who)
@@ -267,20 +267,18 @@ class _Stage:
                 self.memory[self._column(value, number, row)] = made
 
     def _combined(self, loop: Loop, number: int, row: Row) -> Column:
-        """Where a loop combines: in a number, or in an element of memory."""
+        """Where a loop accumulates: in a variable, or in an element of memory."""
         value = loop.target.value
         return (Area.REGISTER, value) if is_number(self.lowered, loop) else self._column(value, number, row)
 
     def _keep(self, loop: Loop, number: int, row: Row) -> None:
-        """Write a number that is combined to its place, if it has one."""
+        """Write an accumulated number to its place in memory, if it has one."""
         value = loop.target.value
         if is_number(self.lowered, loop) and self._has_memory(value):
             self.memory[self._column(value, number, row)] = self.memory[Area.REGISTER, value]
 
-    # In the end.
-
     def check_left(self, nodes: tuple[int, ...]) -> None:
-        """Check what a stage leaves: saved values and, backward, the gradients of ports."""
+        """Check the results of a stage: residuals and, in backward, the gradients of ports."""
         self.nodes = nodes
         for value, node in product(self._left(), nodes):
             for row in self._rows(value, node):
@@ -298,7 +296,7 @@ class _Stage:
                     self._check(column, value, number, row, f"the gradient of port {of}")
 
     def _left(self) -> Iterator[int]:
-        """The saved values that the next stage reads."""
+        """The residuals that the next stage reads."""
         derivative = self.cell.derivative
         n_program = len(self.cell.program.vars)
         if derivative is None:
@@ -329,6 +327,6 @@ def _elements(shape: Shape, strides: Sequence[int], offset: int) -> Iterator[int
 
 
 def _walk(loop: Loop) -> Iterator[tuple[int, ...]]:
-    """At every index of a loop the elements of its target and its operands."""
+    """For every index of a loop, the elements of its target and of its operands."""
     views = [loop.target, *(operand.view for operand in loop.operands)]
     return zip(*(_elements(loop.shape, view.strides, view.offset) for view in views), strict=True)

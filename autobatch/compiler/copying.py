@@ -1,4 +1,4 @@
-"""What a compiled stage only moves: its loops that write elements as they are read."""
+"""Find the loops of a compiled stage that only copy elements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Copy(NamedTuple):
 
     Attributes:
         step: its kernel.
-        gathered: the output whose gradient it reads where readers left it; -1 if it reads something else.
+        gathered: the output whose gradient it gathers from the output's readers; -1 if it reads something else.
     """
 
     step: int
@@ -28,9 +28,9 @@ class Copy(NamedTuple):
 
 
 def find_copies(stage: StageProgram) -> Iterator[Copy]:
-    """Find the loops that read one element of a row and write it; what is known in a register, or data, is no such.
+    """Find the loops that write an element just as they read it from the memory of a row.
 
-    Elements that data choose, as a lookup does, are not copied but read where they lie.
+    Reads from registers, of data and of elements that data choose (lookups) do not count as copies.
     """
     storage = stage.storage
     for number, step in enumerate(stage.steps):
@@ -49,7 +49,7 @@ def find_copies(stage: StageProgram) -> Iterator[Copy]:
 
 
 def only_copy(stage: StageProgram) -> set[int]:
-    """The kernels that do nothing else: launches of their own."""
+    """The numbers of the kernels that only copy: each costs a launch."""
     copying = {id(copy.loop) for copy in find_copies(stage)}
     return {
         number

@@ -1,8 +1,9 @@
-"""Fusion: the statements of a stage as steps, as few kernels as products between them allow, each of few loop nests.
+"""Fusion: group the statements of a stage into few kernels of few loop nests.
 
-A stage is kernel, products, kernel, products, ..., kernel. A loop that may be in several kernels is in the one that
-holds its readers, so that what lies between stays in registers. Inside a kernel, loops over the same axes are one
-*block*, a loop nest, if what one makes is read by the others at the same index only.
+A stage becomes kernel, products, kernel, products, ..., kernel: as few kernels as the products between them allow. A
+loop that could be in several kernels joins the one that holds its readers, so that intermediate values stay in
+registers. Inside a kernel, loops over the same axes form one *block*, a loop nest, if each reads the values of the
+others at its own index only.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class Kernel:
     """Blocks that run one after the other for each row.
 
     Attributes:
-        spares: where what is gathered, and outputs, by number, have a part of the scratch row, and its size.
+        spares: for each gathered gradient and each output, by number, its place in the scratch row and its size.
     """
 
     blocks: list[Block] = field(default_factory=list)
     spares: dict[tuple[Area, int], tuple[int, int]] = field(default_factory=dict)
 
     def written(self, number: int) -> list[tuple[int, int]]:
-        """The ranges of an output, cut in pieces maybe, that the kernel makes: where each begins, and its size."""
+        """The ranges of an output that the kernel makes: (first element, size) of each; several if it was split."""
         loops = [loop for block in self.blocks for loop in block.loops if loop.stored == ("output", number)]
         found: list[tuple[int, int]] = []
         for first, size in sorted((loop.target.offset, loop.size) for loop in loops):
@@ -52,7 +53,7 @@ Step: TypeAlias = Kernel | Product | Interpreted
 
 
 def fuse(lowered: Lowered, statements: list[Statement]) -> list[Step]:
-    """Divide statements of a stage into steps, in an order that can be run."""
+    """Divide the statements of a stage into steps, in an order that can be run."""
     order = _Order(lowered, statements)
     levels = order.levels()
     steps: list[Step] = []
@@ -69,12 +70,12 @@ def fuse(lowered: Lowered, statements: list[Statement]) -> list[Step]:
 
 
 def keep_apart(lowered: Lowered, statements: list[Statement]) -> list[Step]:
-    """Every statement as a step of its own, as if nothing could be fused: what `fuse` is measured against."""
+    """Make every statement a step of its own: the baseline against which `fuse` is measured."""
     return [Kernel([Block(s.domain, s.axes, [s])]) if isinstance(s, Loop) else s for s in statements]
 
 
 class _Order:
-    """Which statements must come before which."""
+    """The order that dependencies between statements require."""
 
     def __init__(self, lowered: Lowered, statements: list[Statement]) -> None:
         self.lowered, self.statements = lowered, statements
@@ -101,7 +102,7 @@ class _Order:
         return found
 
     def levels(self) -> list[int]:
-        """The number of the kernel that each loop is in, and of the one that each other statement follows."""
+        """For each loop, the number of its kernel; for each other statement, the number of the kernel before it."""
         earliest: list[int] = []
         for k, statement in enumerate(self.statements):
             is_loop = isinstance(statement, Loop)
@@ -128,7 +129,7 @@ class _Order:
         return earliest
 
     def may_share_nest(self, k: int, earlier: int) -> bool:
-        """Whether two loops over the same rows and axes can be one loop nest, where one must come before the other."""
+        """Whether two loops over the same rows and axes, one of which must come first, can be one loop nest."""
         loop, made = self.statements[k], self.statements[earlier]
         assert isinstance(loop, Loop)
         assert isinstance(made, Loop)
@@ -143,7 +144,7 @@ class _Order:
 
 
 def _make_blocks(order: _Order, chosen: list[int]) -> Kernel:
-    """Divide the loops of a kernel into blocks, each loop in the first that it can be in."""
+    """Divide the loops of a kernel into blocks; each loop joins the first block that can hold it."""
     kernel = Kernel()
     place: dict[int, int] = {}
     for k in chosen:
@@ -167,7 +168,7 @@ def _make_blocks(order: _Order, chosen: list[int]) -> Kernel:
 
 
 def is_read_in_step(lowered: Lowered, makers: dict[int, list[int]], made: Loop, loop: Loop) -> bool:
-    """Whether a loop reads what another makes at the index where that makes it, so that both can be one loop nest."""
+    """Whether a loop reads each element at the index at which another loop makes it: both can then be one loop nest."""
     value = made.target.value
     if not is_made_at_once(lowered, made) or len(makers[value]) > 1 or made.domain != loop.domain:
         return False

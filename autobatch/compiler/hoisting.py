@@ -1,8 +1,8 @@
-"""Take out of a stage what can run once for all rows of a type instead of once per batch: larger products are faster.
+"""Hoisting: move products out of the batches of a stage, to run once for all rows of a type: larger ones are faster.
 
-*Before* the batches: products of rows that depend on data of the node alone, such as word embeddings times their
-weights; what is left of a sum of products adds to the result. *After* the batches: products that nothing in the stage
-reads, such as the gradients of embeddings, which are only wanted when those of the parameters are computed.
+*Before* the batches run products of rows that depend on the node's data alone, such as word embeddings times their
+weights; the other products of a sum add to the result later, per batch. *After* the batches run products that nothing
+in the stage reads, such as the gradients of embeddings: they are needed only for the gradients of parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROWS_THAT_STAY = (Area.SAVED, Area.INPUTS)
 
 
 class Parts(NamedTuple):
-    """The statements of a stage by when they run."""
+    """The statements of a stage, divided by the time at which they run."""
 
     before: list[Statement]
     per_batch: list[Statement]
@@ -29,7 +29,7 @@ class Parts(NamedTuple):
 
 
 def hoist(lowered: Lowered) -> Parts:
-    """Divide the statements of a stage. Cost: linear in them."""
+    """Divide the statements of a stage into those before, in and after the batches. Cost: linear in them."""
     after = [s for s in lowered.statements if _can_wait(lowered, s)]
     rest = [s for s in lowered.statements if s not in after]
     known = _known_from_data(lowered, rest)
@@ -49,7 +49,7 @@ def hoist(lowered: Lowered) -> Parts:
 
 
 def _known_from_data(lowered: Lowered, statements: list[Statement]) -> set[int]:
-    """The values, one per node, that loops make of data and of what all rows share."""
+    """The values, one per node, that loops compute from data and from values shared by all rows."""
     makers: defaultdict[int, list[Statement]] = defaultdict(list)
     for statement in statements:
         makers[_target(statement)].append(statement)
@@ -64,7 +64,7 @@ def _known_from_data(lowered: Lowered, statements: list[Statement]) -> set[int]:
 
 
 def _reads_known(lowered: Lowered, loop: Loop, known: set[int]) -> bool:
-    """Whether a loop reads data, what all rows share, and values that are made of these, and nothing else."""
+    """Whether a loop reads only data, values shared by all rows, and values computed from these."""
     if not loop.operands or loop.reads(EdgeCount):
         return False
     for operand in loop.operands:
@@ -77,19 +77,19 @@ def _reads_known(lowered: Lowered, loop: Loop, known: set[int]) -> bool:
 
 
 def _can_be_early(lowered: Lowered, value: int) -> bool:
-    """Whether a value may be made before the batches: nothing else is in its place, or was."""
+    """Whether a value may be made before the batches: no other value ever lies in its place."""
     return _is_kept_apart(lowered, value) and not writes_over(lowered, value)
 
 
 def _is_kept_apart(lowered: Lowered, value: int) -> bool:
-    """Whether a value has a row of its own for every node, of saved or of scratch memory, and no other value in it."""
+    """Whether a value has a row for every node, among residuals or in scratch, and shares elements with no other."""
     home = lowered.homes.get(value)
     alone = value not in lowered.aliases and not lowered.parts.get(value)
     return alone and lowered.domains[value] == NODE and (home is None or home.area is Area.SAVED)
 
 
 def _made_for(lowered: Lowered, before: list[Statement], statements: list[Statement]) -> list[Statement]:
-    """The loops that make what statements read, in order."""
+    """The loops that make the values which the statements `before` read, in order."""
     wanted = {value for statement in before for value in lowered.values_read(statement)}
     found: list[Statement] = []
     for statement in reversed(statements):
@@ -100,7 +100,10 @@ def _made_for(lowered: Lowered, before: list[Statement], statements: list[Statem
 
 
 def _can_wait(lowered: Lowered, statement: Statement) -> bool:
-    """Whether a product is saved, read by nothing in the stage, and made of rows that stay as they are."""
+    """Whether a backward product can run after all batches.
+
+    Its result is a residual that nothing in the stage reads, and its rows stay unchanged until then.
+    """
     if not isinstance(statement, Product) or statement.domain != NODE or lowered.stage != "backward":
         return False
     home = lowered.homes.get(statement.target)

@@ -1,4 +1,4 @@
-"""The statements of a stage, where its values are, and what rules call to add statements."""
+"""A lowered stage: its statements and the places of its values; and the functions by which rules add statements."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ STORED = -1  # the target of loops that write to destinations or to the gradient
 
 
 class Area(StrEnum):
-    """The memory that a value of a stage is in; each target says what that is there.
+    """The memory that holds a value of a stage; each target maps it to memory of its own.
 
-    The first four are the storage classes that buffer assignment chooses from. The others are given: what the plan has
-    in its buffer for inputs of nodes, their gradients and residuals; the first destination of an output, and what is
-    gathered of its gradient; data of nodes; and what all rows share.
+    The first four are the storage classes that buffer assignment chooses from. The others are given: the plan's buffer
+    has the inputs of nodes, their gradients and residuals; OUTPUT is the first destination of an output, GATHER its
+    gathered gradient; the rest are data of nodes and values shared by all rows.
     """
 
     REGISTER = "register"  # a variable of a loop nest or, if there is one per node, of a kernel
@@ -45,7 +45,7 @@ class Area(StrEnum):
 
 
 class Home(NamedTuple):
-    """Columns from `column` on of an area, in the rows of a domain; of outputs a number is the domain."""
+    """Columns of an area from `column` on, in the rows of a domain; of GATHER and OUTPUT, `domain` is the output."""
 
     area: Area
     domain: int
@@ -57,18 +57,18 @@ class Lowered:
     """A lowered stage.
 
     Attributes:
-        name: of the cell.
+        name: the name of the cell.
         stage: "forward" or "backward".
         vars: the values of the cell.
-        views: which elements of which value each of these is.
-        sizes: elements of each value; those of the cell first, then those that lowering made.
+        views: for each of these, the value and the elements of it that it is a view of.
+        sizes: elements of each value; values of the cell first, then values that lowering added.
         domains: their domains.
         statements: in an order that can be run.
-        homes: the values that have a place.
+        homes: the places of the values that have one.
         aliases: values that are made as part of another one.
         shared: instructions that run once.
-        parts: for a value that is made of others, those that are made where it lies.
-        taken: values that lie, at first, where others are written.
+        parts: for a value that is joined from others, those that are made in place.
+        taken: values whose columns other values overwrite later (buffer reuse).
     """
 
     name: str
@@ -96,7 +96,7 @@ class Lowered:
 
 
 class Lowering:
-    """Grows the statements of a stage; what rules call."""
+    """Adds statements to a stage; rules call its methods."""
 
     def __init__(self, name: str, stage: str, vars: tuple[Var, ...], layout: Layout, homes: dict[int, Home]) -> None:
         self.vars, self.layout = vars, layout
@@ -128,26 +128,26 @@ class Lowering:
         return self.vars[index].shape
 
     def domain(self, index: int) -> int:
-        """The domain of a value, which may be one that lowering made."""
+        """The domain of a value of the cell, or of one that lowering added."""
         return self.lowered.domains[index]
 
     def new(self, shape: Shape, domain: int) -> View:
-        """A value that the program does not have."""
+        """Add a value that the program does not have."""
         self.lowered.sizes.append(int(np.prod(shape, dtype=np.int64)))
         self.lowered.domains.append(domain)
         return View(len(self.lowered.sizes) - 1, 0, shape, steps(shape))
 
     def whole(self, index: int) -> View:
-        """All of a value."""
+        """The view of all elements of a value."""
         return View(index, 0, self.shape(index), steps(self.shape(index)))
 
     def operand(self, arg: int, shape: Shape) -> Expression:
-        """An argument, at every index of a shape."""
+        """An argument, broadcast to a shape."""
         number = self.number(arg)
         return Operand(self.views[arg].broadcast(shape)) if number is None else Number(number)
 
     def number(self, arg: int) -> float | None:
-        """The number that an argument is, if it is one."""
+        """The value of an argument that is a constant number; None for others."""
         source = self.vars[arg].source
         if isinstance(source, Constant) and np.ndim(source.data) == 0:
             return float(source.data)
@@ -170,7 +170,7 @@ class Lowering:
         combine: Combine,
         target: int | None = None,
     ) -> View:
-        """Combine the values of an expression along axes; the result keeps them, with length one.
+        """Reduce an expression along axes; the result keeps these axes, with length one.
 
         Returns:
             the result: the value `target`, or a new one.
@@ -182,7 +182,7 @@ class Lowering:
         return made
 
     def store(self, what: str, number: int, domain: int, expression: Expression, shape: Shape) -> None:
-        """Add a loop that writes a value to its destinations, or to the gradient of a port."""
+        """Add a loop that writes an expression to the destinations of an output, or to the gradient of a port."""
         target = View(STORED, 0, shape, steps(shape))
         self.lowered.statements.append(Loop(domain, shape, expression, target, stored=(what, number)))
 
@@ -193,7 +193,7 @@ class Lowering:
         self._apart.add(index)
 
     def product(self, domain: int, terms: Sequence[tuple[int, int, bool]], target: int) -> None:
-        """Add a product, or a sum of them, of (rows, weight, whether it is transposed)."""
+        """Add a sum of one or more products, given as (rows, weight, whether the weight is transposed)."""
         found = tuple(Term(self._rows(rows), weight, transposed) for rows, weight, transposed in terms)
         self.lowered.statements.append(Product(domain, found, target))
         self._apart.add(target)
@@ -222,7 +222,7 @@ class Lowering:
         return View(index, offset if part.size else 0, part.shape[1:], part.strides[1:])
 
     def lies_in(self, part: int, view: View) -> bool:
-        """Whether an argument of a join that they cover is where the join wants it, or can be made there."""
+        """Whether an argument of a join is at its place in the join, or can be made there; if so, note it as a part."""
         if self._lies_in(part, view):
             self.lowered.parts[view.value].append(self.views[part].value)
             return True
@@ -246,15 +246,13 @@ class Lowering:
             return True
         return False
 
-    # Gradients that come in, views that copy, sums of products.
-
     def _rows(self, rows: int) -> View:
-        """Rows that a library can read."""
+        """A view of rows that a BLAS can read: contiguous and of the float type; copied if need be."""
         view = self.views[rows]
         if view.is_contiguous and self._is_float(view.value):
             return view
         return self.loop(self.domain(rows), Operand(view), self.new(view.shape, self.domain(rows)))
 
     def _is_float(self, value: int) -> bool:
-        """Whether a value lies in memory as numbers of the model's float type."""
+        """Whether a value is stored in the model's float type."""
         return not isinstance(self.vars[value].source, Attribute) if value < len(self.vars) else True

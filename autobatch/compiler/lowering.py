@@ -1,9 +1,9 @@
-"""A stage of a cell as loops, products and interpreted ops.
+"""Lower a stage of a cell to loops, products and interpreted ops.
 
-What a rule of `autobatch.compiler.rules` expresses becomes loops: a softmax is a largest element, exponentials, their
-sum and quotients, which can then be fused with what is around them. An affine map of rows is a product and a sum with
-the bias; where products of rows are added up, one library call adds to what the other wrote. What the stage computes
-from parameters alone is left out: it runs once, and not for every batch.
+The rules of `autobatch.compiler.rules` turn ops into loops: a softmax becomes a maximum, exponentials, their sum and
+quotients, which can be fused with the ops around them. An affine map of rows becomes a product and a sum with the bias.
+In a sum of products, each further library call adds to the result of the one before. Values that depend on parameters
+alone are left out: they are computed once, not for every batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autobatch.plan.plan import PlannedCell
 
 
 def lower_forward(cell: PlannedCell) -> Lowered:
-    """Lower what runs per batch, forward."""
+    """Lower the forward stage."""
     program = cell.program
     vars = program.vars if cell.derivative is None else cell.derivative.vars
     lowering = _Stage(program.name, "forward", vars, cell.layout, homes_of(vars, cell.layout, forward=True))
@@ -38,7 +38,7 @@ def lower_forward(cell: PlannedCell) -> Lowered:
 
 
 def lower_backward(cell: PlannedCell) -> Lowered:
-    """Lower what runs per batch, backward."""
+    """Lower the backward stage."""
     derivative = cell.derivative
     assert derivative is not None, "backward follows a forward run in training"
     vars, layout = derivative.vars, cell.layout
@@ -56,7 +56,7 @@ def lower_backward(cell: PlannedCell) -> Lowered:
 
 
 def homes_of(vars: Sequence[Var], layout: Layout, forward: bool) -> dict[int, Home]:
-    """The places that the layout gives to values, in a stage."""
+    """The places that the layout gives to the values of a stage."""
     homes: dict[int, Home] = {}
     for index, var in enumerate(vars):
         match var.source:
@@ -100,10 +100,10 @@ class _Stage(Lowering):
                     self.interpret(index, why)
 
     def gather(self, derivative: Derivative) -> None:
-        """Make the gradients of the outputs known: read where they lie, or copied if they have a place."""
+        """Provide the gradients of outputs: read where they are gathered, or copied if they need a place in memory."""
         readers = self._readers_that_need_memory(derivative.backward)
         for number, index in enumerate(derivative.incoming):
-            home = Home(Area.GATHER, number, 0)  # of output `number`, not of a domain
+            home = Home(Area.GATHER, number, 0)  # `number` is an output, not a domain
             if index in self.lowered.homes or index in readers:
                 gathered = self.new(self.shape(index), self.domain(index))
                 self.lowered.homes[gathered.value] = home
@@ -112,7 +112,7 @@ class _Stage(Lowering):
                 self.lowered.homes[index] = home
 
     def _readers_that_need_memory(self, indices: Iterable[int]) -> set[int]:
-        """The values that a product or an interpreted op may read."""
+        """The values that products or interpreted ops may read: they must be in memory."""
         found: set[int] = set()
         for index in indices:
             op = self.source(index).op
@@ -131,7 +131,7 @@ class _Stage(Lowering):
             self.loop(self.domain(index), Operand(parent), target)
 
     def _sums_of_products(self, indices: Sequence[int], needed: set[int]) -> dict[int, _Sum]:
-        """The sums of two or more products, which the library can add up; the largest that there are."""
+        """Find the largest sums of two or more products, which the library can accumulate in one result."""
         read = Counter(arg for i in indices for arg in self.source(i).args)
         found: dict[int, _Sum] = {}
         for index in indices:
@@ -182,7 +182,7 @@ class _Stage(Lowering):
 
 
 class _Sum(NamedTuple):
-    """What a sum adds up: products, other values; and the values that are part of it and of nothing else."""
+    """The terms of a sum: products and other values; `inner` are the values that only this sum reads."""
 
     products: list[tuple[int, int, bool]]
     others: list[int]

@@ -1,8 +1,8 @@
-"""Why neighbouring ops of a compiled stage are not in one loop nest, told from what they are.
+"""Explain why neighbouring ops of a compiled stage are not fused into one loop nest.
 
-Two statements are neighbours if one reads what the other makes. They are fused if they are in one block of one kernel.
-The reasons (`autobatch.compiler.reasons`) are found from definitions, on the finished steps, and not by asking the pass
-that made them: each is a fact that `tests/compiler/test_neighbours.py` checks anew.
+Two statements are neighbours if one reads a value that the other makes. They are fused if they are in one block of one
+kernel. The reasons (`autobatch.compiler.reasons`) follow from definitions applied to the finished steps; the fusion
+pass is not asked. `tests/compiler/test_neighbours.py` checks each reason independently.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Why: TypeAlias = tuple[Reason, tuple[int, ...]]
 
 
 class Place(NamedTuple):
-    """Where a statement runs: a step, and the block in it (-1 where it is no kernel)."""
+    """Where a statement runs: a step, and the block in it (-1 if the step is not a kernel)."""
 
     step: int
     block: int
 
 
 class Apart(NamedTuple):
-    """Two neighbours that are not fused, and why; all by their numbers among the statements.
+    """Two neighbours that are not fused, and the reason; statements are given by number.
 
     Attributes:
-        others: the statements that the sentence of the reason is about beside the two, in its order.
+        others: further statements that the reason's sentence names, in its order.
     """
 
     maker: int
@@ -42,13 +42,13 @@ class Apart(NamedTuple):
 
 
 class Neighbours:
-    """The statements of a stage in the order in which they run, and who reads whom.
+    """The statements of a stage in the order in which they run, with their dependencies.
 
     Args:
         lowered: the stage.
-        steps: all of it.
-        n_before, n_after: the first and the last steps that run once for all rows.
-        fused: whether steps were fused at all.
+        steps: all steps of the stage.
+        n_before, n_after: how many of the first and the last steps run once for all rows.
+        fused: whether fusion is on.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Neighbours:
 
     @cached_property
     def makers(self) -> dict[int, list[int]]:
-        """The statements that make each value, or parts of it."""
+        """For each value, the statements that make it or parts of it."""
         found: defaultdict[int, list[int]] = defaultdict(list)
         for k, statement in enumerate(self.statements):
             value = target_of(statement)
@@ -79,7 +79,7 @@ class Neighbours:
 
     @cached_property
     def read(self) -> list[list[int]]:
-        """For each statement those whose values it reads."""
+        """For each statement, the statements whose values it reads."""
         return [
             sorted({m for value in self.lowered.values_read(s) for m in self._making(value)} - {k})
             for k, s in enumerate(self.statements)
@@ -87,7 +87,7 @@ class Neighbours:
 
     @cached_property
     def needed(self) -> list[set[int]]:
-        """For each statement all those that must run before it."""
+        """For each statement, all statements that must run before it."""
         found: list[set[int]] = [set() for _ in self.statements]
         for k in sorted(range(len(self.statements)), key=lambda k: self.place[k]):
             for maker in self.read[k]:
@@ -153,7 +153,7 @@ class Neighbours:
         return Reason.NONE, ()
 
     def _why_not_one_nest(self, maker: int, reader: int) -> Reason | None:
-        """What keeps two loops out of one loop nest, wherever they are; None if nothing does."""
+        """Find what keeps two loops out of one loop nest, whatever kernels they are in; None if nothing does."""
         made, reads = self.statements[maker], self.statements[reader]
         assert isinstance(made, Loop)
         assert isinstance(reads, Loop)
@@ -174,7 +174,7 @@ class Neighbours:
         return None
 
     def sentence(self, apart: Apart) -> str:
-        """Why two neighbours are not fused, for people."""
+        """The reason why two neighbours are not fused, as a sentence for users."""
         pair = [self.statements[k] for k in (apart.maker, apart.reader)]
         others = [self.statements[k] for k in apart.others]
         return apart.reason.value.format(
@@ -190,7 +190,7 @@ class Neighbours:
 
 
 def show_apart(neighbours: Neighbours) -> str:
-    """All pairs that are not fused; those with the same reason, and the same readers, in one line."""
+    """List all pairs that are not fused; pairs with the same reason and the same readers share a line."""
     makers: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for apart in neighbours.apart():
         makers[neighbours.sentence(apart), apart.reader].append(apart.maker)
@@ -206,5 +206,5 @@ def _names(neighbours: Neighbours, found: Sequence[int]) -> str:
 
 
 def target_of(statement: Statement) -> int:
-    """The value that a statement makes, `STORED` for one that writes to places."""
+    """The value that a statement makes; `STORED` if it writes to destinations or to a port's gradient."""
     return statement.target.value if isinstance(statement, Loop) else statement.target

@@ -1,7 +1,7 @@
-"""Lowered stages in the notation of programs: a line per statement, each value by its number.
+"""Print lowered stages in the notation of programs: a line per statement, each value by its number.
 
-`%7[64:128]` is a range of a value, `%7[0 by 4]` strides of it, `%3[%2 * 64 ...]` what an int of the row chooses. A
-statement that combines what meets says how, and over which axes: `%9: () = max over (5,) of %4`.
+`%7[64:128]` is a range of a value, `%7[0 by 4]` a strided view from element 0 on, and `%3[%2 * 64 ...]` elements that
+an int of the row chooses. A reduction names its function and its axes: `%9: () = max over (5,) of %4`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SYMBOLS = {
     "less": ("<", 1), "less_equal": ("<=", 1), "greater": (">", 1), "greater_equal": (">=", 1), "equal": ("==", 1),
     "not_equal": ("!=", 1), "add": ("+", 2), "subtract": ("-", 2), "multiply": ("*", 3), "divide": ("/", 3),
 }  # fmt: skip
-"""Of functions of two arguments, and how strongly they bind."""
+"""The symbol and the precedence of each function of two arguments."""
 AREAS = {
     Area.ROW: "the scratch row of a kernel",
     Area.BATCH: "scratch rows of a batch",
@@ -41,7 +41,7 @@ def show_statements(lowered: Lowered, statements: Iterable[Statement]) -> list[s
 
 
 def show_lowered(lowered: Lowered) -> str:
-    """All statements of a stage, and what runs once beside them."""
+    """All statements of a stage, and the instructions that run once."""
     once = [line.strip() for line in show_lines(lowered.vars, lowered.shared)]
     lines = show_statements(lowered, lowered.statements)
     for whole, parts in lowered.parts.items():
@@ -51,7 +51,7 @@ def show_lowered(lowered: Lowered) -> str:
 
 
 def show_steps(lowered: Lowered, steps: Iterable[Step]) -> list[str]:
-    """The steps of a stage, their loop nests, and the statements in these."""
+    """The steps of a stage, their loop nests, and the statements of these."""
     lines = []
     for number, step in enumerate(steps):
         if not isinstance(step, Kernel):
@@ -71,7 +71,7 @@ def show_axes(axes: Shape) -> str:
 
 
 def name_of(statement: Statement) -> str:
-    """What a statement makes: `%7`, or `output 0`."""
+    """The name of a statement's target: `%7`, or `output 0`."""
     if isinstance(statement, Loop) and statement.stored is not None:
         what, number = statement.stored
         return f"output {number}" if what == "output" else f"gradient of port {number}"
@@ -80,11 +80,11 @@ def name_of(statement: Statement) -> str:
 
 
 def show_expression(tree: Expression, leaf: Callable[[Expression], str], names: Mapping[str, str] | None = None) -> str:
-    """An expression in the notation of Python.
+    """Print an expression in the notation of Python.
 
     Args:
-        leaf: shows what it reads, and numbers.
-        names: of functions, where they differ from those of `autobatch.ops.expression`.
+        leaf: prints operands and numbers.
+        names: names of functions that differ from those in `autobatch.ops.expression`.
 
     >>> from autobatch.ops.elementwise import squared_error
     >>> show_expression(squared_error.scalar, lambda leaf: f"%{leaf.number}")
@@ -112,7 +112,7 @@ def show_expression(tree: Expression, leaf: Callable[[Expression], str], names: 
 
 
 def show_storage(lowered: Lowered, storage: Storage) -> str:
-    """Where the values are that have memory, and what the stage needs beside the layout."""
+    """List where each value in memory lies, and which values share memory, are shared by all rows or have none."""
     lines: dict[str, list[str]] = {}
     for value, home in sorted(storage.homes.items()):
         at = f"%{value} at {home.column}" if home.area is not Area.GATHER else f"%{value}: output {home.domain}"

@@ -1,4 +1,4 @@
-"""Why ops of a compiled stage are not in one loop nest: a sentence for each reason there is."""
+"""The reasons why ops of a compiled stage are not in one loop nest, each with its sentence."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from enum import Enum
 class Reason(Enum):
     """Why two neighbours are not fused, or why an op is interpreted.
 
-    In the sentences about neighbours {maker} and {reader} are what the two make, {names[0]} and {kinds[0]}, ... what
-    other statements make, and what these are.
+    In sentences about neighbours, {maker} and {reader} name the values that the two make; {names[0]}, ... name the
+    values that other statements make, and {kinds[0]}, ... say whether those are products or ops.
     """
 
     PRODUCT = "{names[0]} is a product, which a library computes"
@@ -31,7 +31,7 @@ class Reason(Enum):
     LATER_NEST = "{reader} reads {names[0]} too, which a later loop nest makes"
     NONE = "nothing stands between; each is in the first loop nest that it may be in"
 
-    # of ops that are interpreted
+    # why an op is interpreted
     NO_RULE = "it has no rule"
     WEIGHT_NOT_SHARED = "its weight is not shared by all rows, or its input is"
     LEFT_TO_LIBRARY = "a shared matrix times matrices is left to the library"

@@ -1,8 +1,7 @@
-"""Buffer reuse: which statements of a stage write over values that others read; these must have run before.
+"""Buffer reuse: find statements that overwrite values which other statements read, and so must run after them.
 
-Some saved values leave their columns to values that backward makes (`autobatch.memplan.cell.buffer_reuse`). Two loops
-of which one reads what the other writes over may be one loop nest if at every index the one reads just what the other
-writes.
+Values that backward makes may take the columns of residuals (`autobatch.memplan.cell.buffer_reuse`). A loop that reads
+columns and a loop that overwrites them can be one loop nest if at every index they touch the same element.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from autobatch.compiler.view import View, steps
 
 
 class Range(NamedTuple):
-    """Columns first:end of the saved values of a domain; `strides` along the axes of the loop that goes over them."""
+    """Columns first:end of the residuals of a domain; `strides` along the axes of the loop that accesses them."""
 
     domain: int
     first: int
@@ -25,20 +24,20 @@ class Range(NamedTuple):
     strides: tuple[int, ...] | None
 
     def meets(self, other: Range) -> bool:
-        """Whether ranges have columns in common."""
+        """Whether two ranges have columns in common."""
         return self.domain == other.domain and self.first < other.end and other.first < self.end
 
 
 def written(lowered: Lowered, statement: Statement) -> Range | None:
-    """The columns that a statement writes of saved values; None if it writes elsewhere."""
+    """The columns of residuals that a statement writes; None if it writes elsewhere."""
     if isinstance(statement, Loop):
-        strides = None if statement.combine else statement.nest[1][0]  # what is combined is begun before the loop
+        strides = None if statement.combine else statement.nest[1][0]  # a reduction writes its target before the loop
         return None if statement.target.value == STORED else _range(lowered, statement.target, strides)
     return _range(lowered, _whole(lowered, statement.target), None)
 
 
 def read_of_taken(lowered: Lowered, statement: Statement) -> list[Range]:
-    """The columns that a statement reads of values that are written over."""
+    """The columns that a statement reads of values that are overwritten later."""
     ranges: list[Range | None] = []
     match statement:
         case Loop():
@@ -56,14 +55,14 @@ def read_of_taken(lowered: Lowered, statement: Statement) -> list[Range]:
 
 
 def writes_over(lowered: Lowered, value: int) -> bool:
-    """Whether a value lies where another one is, at first."""
+    """Whether a value overwrites another one."""
     own = _range(lowered, _whole(lowered, value), None)
     others = (_range(lowered, _whole(lowered, taken), None) for taken in lowered.taken)
     return own is not None and any(other is not None and own.meets(other) for other in others)
 
 
 def overwritings(lowered: Lowered, statements: Sequence[Statement]) -> dict[int, dict[int, bool]]:
-    """For each statement that writes over a value the earlier ones that read it, and whether one nest can hold both."""
+    """For each statement that overwrites a value: earlier readers of it, and whether both can be one loop nest."""
     found: defaultdict[int, dict[int, bool]] = defaultdict(dict)
     if not lowered.taken:
         return found

@@ -1,4 +1,4 @@
-"""How each op that is not element-wise is made of loops. A rule returns None, or why it cannot be in this case."""
+"""Lowering rules: each expresses an op in loops and products. A rule returns None, or the reason why it cannot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight
 from autobatch.ops.define import Shape
 from autobatch.ops.expression import Call, Expression, Number, Read, call, replace_leaves
 
-FEW_IDS = 8  # an op that looks up more at once is interpreted
+FEW_IDS = 8  # an op that looks up more rows at once is interpreted
 
 POWERS: dict[float, Callable[[Expression], Expression]] = {
     2.0: lambda x: x * x,
@@ -39,7 +39,7 @@ def lower_elementwise(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def lower_product(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """Rows times a shared matrix is a product; what every node has its own matrix for are loops."""
+    """Lower rows times a shared matrix to a product, and a multiplication with a matrix of the node to loops."""
     product = low.product_of(index)
     shape, domain = low.shape(index), low.domain(index)
     if product is not None:
@@ -57,7 +57,7 @@ def lower_product(low: Lowering, index: int, source: Instruction) -> Reason | No
         return Reason.LEFT_TO_LIBRARY
     x_shape, y_shape = low.shape(x), low.shape(y)
     rows, columns, inner = x_shape[:-1], y_shape[1:], x_shape[-1:]
-    axes: Shape = (*rows, *inner, *columns)  # the columns last: they lie side by side
+    axes: Shape = (*rows, *inner, *columns)  # columns last: they are contiguous
     summed = len(rows)
     left, right = low.views[x], low.views[y]
     by_row = Operand(left._replace(shape=axes, strides=(*left.strides, *(0 for _ in columns))))
@@ -74,7 +74,7 @@ def lower_dot(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def lower_outer(low: Lowering, index: int, source: Instruction) -> None:
-    """Every element of one by every element of the other."""
+    """Products of every element of one with every element of the other."""
     shape = low.shape(index)
     x, y = (low.views[arg] for arg in source.args)
     by_row = Operand(x._replace(shape=shape, strides=(*x.strides, 0)))
@@ -83,7 +83,7 @@ def lower_outer(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def lower_reduction(low: Lowering, index: int, source: Instruction) -> None:
-    """A sum or the largest element along axes."""
+    """The sum or the maximum along axes."""
     (x,) = source.args
     shape = low.shape(x)
     combine: Combine = "sum" if source.op.name == "sum" else "max"
@@ -92,7 +92,7 @@ def lower_reduction(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def lower_softmax(low: Lowering, index: int, source: Instruction) -> None:
-    """Exponentials of what is below the largest element, over their sum."""
+    """exp(x - peak) / sum(exp(x - peak)), with peak the largest element."""
     shape, domain = low.shape(index), low.domain(index)
     axes = _axes(shape, source.static["axis"])
     x = low.operand(source.args[0], shape)
@@ -108,7 +108,7 @@ def lower_softmax(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def lower_layer_norm(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """The mean, the mean of what rounding left of it, the variance, and one pass with all."""
+    """The mean, its correction (the mean of x - mean, which rounding leaves), the variance, and one pass with these."""
     shape, domain = low.shape(index), low.domain(index)
     axes, size, eps = (len(shape) - 1,), float(shape[-1]), float(source.static["eps"])
     x, gain, bias = (low.operand(arg, shape) for arg in source.args)
@@ -124,7 +124,7 @@ def lower_layer_norm(low: Lowering, index: int, source: Instruction) -> Reason |
 
 
 def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """Rows of a shared table, by ints of the node."""
+    """Rows of a shared table, chosen by ints of the node."""
     table, ids = source.args
     view = low.views[table]
     if low.domain(table) != SHARED or not isinstance(low.vars[view.value].source, Weight):
@@ -134,7 +134,7 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | Non
     if not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
         return Reason.NO_IDS
     if not math.prod(low.shape(ids)):
-        low.loop(low.domain(index), Number(0.0), low.whole(index))  # of no elements, but made
+        low.loop(low.domain(index), Number(0.0), low.whole(index))  # no elements, but every value needs a maker
         return None
     row_shape = low.shape(table)[1:]
     row = math.prod(row_shape)
@@ -148,7 +148,7 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | Non
 
 
 def lower_cross_entropy(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """The logarithm of the sum of exponentials, less the chosen element; both below the largest one."""
+    """log(sum(exp(x - peak))) - (x[label] - peak), with peak the largest element."""
     logits, label = source.args
     shape, domain = low.shape(logits), low.domain(index)
     if len(shape) != 1:
@@ -173,7 +173,7 @@ def lower_cross_entropy(low: Lowering, index: int, source: Instruction) -> Reaso
 
 
 def lower_one_hot(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """One where the number of the element is the label."""
+    """1 at the element whose number is the label, 0 elsewhere."""
     (label,) = source.args
     if low.shape(label) != () or not _is_int(low, label):
         return Reason.NO_INT
@@ -183,7 +183,7 @@ def lower_one_hot(low: Lowering, index: int, source: Instruction) -> Reason | No
 
 
 def lower_join(low: Lowering, index: int, source: Instruction) -> None:
-    """Copies of the parts that are not made in place; zero where there is no part."""
+    """Copy the parts that are not made in place; write zeros where there is no part."""
     shape, domain = low.shape(index), low.domain(index)
     if source.op.name == "assemble":
         indices = [i if isinstance(i, tuple) else (i,) for i in source.static["indices"]]
@@ -200,7 +200,7 @@ def lower_join(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def _between(whole: View, parts: list[View]) -> Iterator[View]:
-    """What contiguous parts of a value leave of it, in pieces."""
+    """The ranges of a value that its contiguous parts do not cover."""
     if not parts:
         yield whole
         return
@@ -212,13 +212,13 @@ def _between(whole: View, parts: list[View]) -> Iterator[View]:
 
 
 def lower_spread(low: Lowering, index: int, source: Instruction) -> None:
-    """The value of a node, at each of its edges."""
+    """Copy a node's value to each of its edges."""
     shape = low.shape(index)
     low.loop(low.domain(index), low.operand(source.args[0], shape), low.whole(index))
 
 
 def lower_sum_n(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """The sum, or the largest, of the edges of a node."""
+    """The sum or the maximum over the edges of a node."""
     (x,) = source.args
     group, shape = low.domain(x), low.shape(index)
     if group < 0:
@@ -232,7 +232,7 @@ def lower_sum_n(low: Lowering, index: int, source: Instruction) -> Reason | None
 
 
 def lower_count_n(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """How many edges a node has."""
+    """The number of edges of a node."""
     group = low.domain(source.args[0])
     if group < 0:
         return Reason.NOT_PER_EDGE
@@ -241,7 +241,7 @@ def lower_count_n(low: Lowering, index: int, source: Instruction) -> Reason | No
 
 
 def lower_softmax_n(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """Softmax along the edges of a node."""
+    """Softmax over the edges of a node."""
     (arg,) = source.args
     group, shape = low.domain(arg), low.shape(index)
     if group < 0:
@@ -294,7 +294,7 @@ def _is_int(low: Lowering, index: int) -> bool:
 
 
 def _element(view: View, number: int) -> int:
-    """Where element `number` of a view lies."""
+    """The number, within its value, of element `number` of a view."""
     offset = view.offset
     for size, stride in zip(view.shape[::-1], view.strides[::-1], strict=True):
         number, at = divmod(number, size)

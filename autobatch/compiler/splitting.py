@@ -1,9 +1,9 @@
-"""Loop splitting: loops over several gates at once become loops over one gate each.
+"""Loop splitting: replace loops over several gates by loops over one gate each.
 
-Gates lie side by side, so a cell adds their biases, or takes the sigmoid of some, in one loop over all of them, and
-then combines slices. Split where the slices begin and end, those loops are over the same axis as what reads them, so
-all can be one loop nest and nothing in between is written to memory. Values and loops that are connected are split
-together, and only if all pieces have one length.
+Gates lie side by side. A cell adds their biases, or takes the sigmoid of some, in one loop over all of them, and then
+combines slices. Split at the ends of the slices, these loops run over the same axis as the loops that read them: all
+can be fused into one loop nest, and intermediate values stay in registers. Connected values and loops are split
+together, and only if all pieces have the same length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autobatch.ops.expression import Expression, replace_leaves
 
 
 def split_loops(lowered: Lowered) -> None:
-    """Split the loops of a stage, in place. Cost: linear in the loops, times the slices of a value."""
+    """Split the loops of a stage, in place. Cost: linear in the loops times the slices of a value."""
     splitter = _Splitter(lowered)
     for loops in splitter.components():
         length = splitter.piece_length(loops)
@@ -28,7 +28,7 @@ def split_loops(lowered: Lowered) -> None:
 
 
 class _Splitter:
-    """Knows which loops and values can be split, and where."""
+    """Finds the loops and values that can be split, and splits them."""
 
     def __init__(self, lowered: Lowered) -> None:
         self.lowered = lowered
@@ -36,7 +36,7 @@ class _Splitter:
         self.values = self._values()
 
     def _values(self) -> set[int]:
-        """The values made, each element once, by loops that can be split."""
+        """The values that loops which can be split make, each element once."""
         makers: defaultdict[int, list[Statement]] = defaultdict(list)
         for statement in self.lowered.statements:
             makers[statement.target.value if isinstance(statement, Loop) else statement.target].append(statement)
@@ -52,12 +52,12 @@ class _Splitter:
         }
 
     def ranges(self, loop: Loop) -> list[View]:
-        """The ranges of values that can be split which a loop writes or reads element by element."""
+        """The ranges of splittable values that a loop writes or reads element by element."""
         views = [loop.target, *(operand.view for operand in loop.operands if operand.moved is None)]
         return [v for v in views if v.value in self.values and v.size == loop.size and v.is_contiguous]
 
     def components(self) -> list[list[Loop]]:
-        """The loops that are connected by values that can be split."""
+        """Groups of loops that are connected by splittable values."""
         group: dict[int, int] = {value: value for value in self.values}
 
         def find(value: int) -> int:
@@ -77,7 +77,7 @@ class _Splitter:
         return list(found.values())
 
     def piece_length(self, loops: list[Loop]) -> int:
-        """The length of the pieces of all these loops; 0 if they differ, or if nothing is to be split."""
+        """The length of the pieces of these loops; 0 if lengths differ or if there is nothing to split."""
         cuts: defaultdict[int, set[int]] = defaultdict(set)
         own: list[set[int]] = [{0, loop.size} for loop in loops]
         changed = True
@@ -96,7 +96,7 @@ class _Splitter:
         return lengths.pop()
 
     def split(self, loops: list[Loop], length: int) -> None:
-        """Replace loops and the values that they make by pieces."""
+        """Replace loops, and the values that they make, by pieces."""
         lowered = self.lowered
         pieces: dict[int, list[int]] = {}
         chosen = set(map(id, loops))
@@ -113,7 +113,7 @@ class _Splitter:
         lowered.statements[:] = made
 
     def _read_whole(self, chosen: set[int]) -> set[int]:
-        """The values that something reads otherwise than the chosen loops do, element by element."""
+        """The values that have a reader other than an element-by-element read of the chosen loops."""
         found: set[int] = set()
         for statement in self.lowered.statements:
             if not isinstance(statement, Loop):
@@ -139,7 +139,7 @@ class _Splitter:
         return found
 
     def _piece(self, loop: Loop, at: int, length: int, pieces: dict[int, list[int]]) -> Loop:
-        """The part of a loop that begins at an index."""
+        """The piece of a loop that begins at index `at`."""
         strides = dict(zip(loop.operands, loop.nest[1][1:], strict=True))
 
         def part(leaf: Expression) -> Expression:
@@ -159,7 +159,7 @@ class _Splitter:
 
 
 def _is_line(loop: Loop) -> bool:
-    """Whether a loop goes over elements, which lie side by side in whatever it writes, and makes each once."""
+    """Whether a loop runs over one axis, writes adjacent elements, each once, and reads adjacent elements or one."""
     axes, strides = loop.nest
     return (
         loop.size > 0

@@ -1,4 +1,4 @@
-"""Compiles a stage of a cell, for any target: its steps, and where its values are."""
+"""Compile a stage of a cell, for any target: runs the compiler's passes and returns the steps and their memory."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from autobatch.system.trust import checking
 
 @dataclass(frozen=True, eq=False)
 class StageProgram:
-    """What runs per batch, for any target: each prints the kernels in its language, and maps the storage classes.
+    """A compiled stage, for any target: a target prints its kernels and maps the storage classes to memory.
 
     Attributes:
-        cell: of which it is a stage.
-        columns: of the table of pieces that kernels read, see `autobatch.compiler.table`.
-        n_before, n_after: the first and the last steps that run once for all rows of a type.
+        cell: the cell that the stage belongs to.
+        columns: names of the columns of the table of pieces, which kernels read; see `autobatch.compiler.table`.
+        n_before, n_after: how many of the first and the last steps run once for all rows of a type.
     """
 
     cell: PlannedCell
@@ -41,16 +41,16 @@ class StageProgram:
     n_after: int
 
 
-Note: TypeAlias = Callable[[str, str], None]  # takes the name of a pass, and its result as text
+Note: TypeAlias = Callable[[str, str], None]  # is called with the name of a pass and its result as text
 
 
 def compile_forward(cell: PlannedCell, note: Note | None = None) -> StageProgram:
-    """Compile what runs per batch, forward; `note` is told what every pass made."""
+    """Compile the forward stage; `note` is called with the result of every pass."""
     return _compile(lower_forward(cell), cell, note)
 
 
 def compile_backward(cell: PlannedCell, note: Note | None = None) -> StageProgram:
-    """Compile what runs per batch, backward; `note` is told what every pass made."""
+    """Compile the backward stage; `note` is called with the result of every pass."""
     return _compile(lower_backward(cell), cell, note)
 
 
@@ -87,20 +87,20 @@ def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> StagePro
 
 
 class _Watch:
-    """Tells what every pass made, if anybody wants to know."""
+    """Reports the result of every pass to `note`, if there is one."""
 
     def __init__(self, lowered: Lowered, note: Note | None) -> None:
         self.lowered, self.note, self.last = lowered, note, ""
 
     def statements(self, name: str) -> None:
-        """Tell the statements, unless they are as before."""
+        """Report the statements, or that they are as before."""
         if self.note is not None:
             text = show_lowered(self.lowered)
             self.note(name, text if text != self.last else "as before")
             self.last = text
 
     def hoisted(self, parts: Parts) -> None:
-        """Tell what runs when."""
+        """Report which statements run before, in and after the batches."""
         if self.note is None:
             return
         if not parts.before and not parts.after:
@@ -114,13 +114,13 @@ class _Watch:
         self.note("hoisted", "\n".join(lines))
 
     def fused(self, neighbours: Neighbours) -> None:
-        """Tell the steps, and why neighbours are not fused."""
+        """Report the steps, and why neighbours are not fused."""
         if self.note is not None:
             lines = show_steps(self.lowered, neighbours.steps)
             apart = indent(show_apart(neighbours), "  ")
             self.note("fused", "\n".join([*lines, "neighbours that are not fused:", apart]))
 
     def stored(self, storage: Storage) -> None:
-        """Tell where values are."""
+        """Report where values are."""
         if self.note is not None:
             self.note("storage", show_storage(self.lowered, storage))

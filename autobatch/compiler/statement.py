@@ -1,4 +1,4 @@
-"""What a stage of a cell is lowered to: loops over elements, products with shared matrices, and interpreted ops."""
+"""The statements of a lowered stage: loops over elements, products with shared matrices, and interpreted ops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Combine: TypeAlias = Literal["", "sum", "max"]
 
 
 class Index(NamedTuple):
-    """An int of the row that moves an operand: element number `view` of the int data, times `step` elements."""
+    """An int of the row that moves an operand: the int that `view` names, times `step` elements."""
 
     view: View
     step: int
@@ -24,12 +24,12 @@ class Index(NamedTuple):
 
 @dataclass(frozen=True)
 class Operand(Expression):
-    """What an expression reads of memory at each index, as a number of the model's float type.
+    """An element that an expression reads from memory at each index, as a number of the model's float type.
 
     Attributes:
-        view: which elements; its shape is that of the loop.
-        moved: moves the view by an int of the row: a row of a table, the element of a label.
-        is_int: it is an int as it lies, which can only be compared with another one.
+        view: the elements; its shape is that of the loop.
+        moved: moves the view by an int of the row: to a row of a table, or to the element of a label.
+        is_int: the element is read as an int, which can only be compared with another int.
     """
 
     view: View
@@ -39,12 +39,12 @@ class Operand(Expression):
 
 @dataclass(frozen=True)
 class Position(Expression):
-    """The number of the index, an int, in a loop over one axis."""
+    """The index, an int, of a loop over one axis."""
 
 
 @dataclass(frozen=True)
 class EdgeCount(Expression):
-    """How many edges of a group the node has, as a number of the model's float type."""
+    """The number of edges of a group that the node has, as a number of the model's float type."""
 
     group: int
 
@@ -56,10 +56,10 @@ class Loop:
     Attributes:
         domain: the rows that it runs over.
         shape: the axes that it runs over.
-        expression: what it computes, of operands.
-        target: which elements it makes, of which value; the strides of axes that it sums over are 0.
-        combine: "" where each element is made once; "sum" and "max" join those that meet.
-        stored: where the target lies if it is no value: `output` number, or `port` gradient number.
+        expression: the expression, of operands.
+        target: the elements that it makes, and their value; the strides of axes that it reduces are 0.
+        combine: "" if each element is made once; "sum" and "max" reduce the values at indices of one element.
+        stored: the destination if the target is not a value: `output` number, or `port` gradient number.
     """
 
     domain: int
@@ -71,33 +71,33 @@ class Loop:
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """What it reads of memory, each once."""
+        """The operands that it reads from memory, each once."""
         return tuple(dict.fromkeys(leaf for leaf in leaves(self.expression) if isinstance(leaf, Operand)))
 
     def reads(self, kind: type[Expression]) -> bool:
-        """Whether the expression has a leaf of a kind."""
+        """Whether the expression has a leaf of this class."""
         return any(isinstance(leaf, kind) for leaf in leaves(self.expression))
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes of the loop nest, after those of one element are gone and those that can be joined are."""
+        """The axes of the loop nest, without those of length one, and with neighbouring axes joined if they can be."""
         return self.nest[0]
 
     @cached_property
     def nest(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """The axes, and for the target and each operand its strides along them."""
+        """The axes, and the strides along them of the target and of each operand."""
         views = [self.target, *(operand.view for operand in self.operands)]
         return collapse(self.shape, [view.strides for view in views])
 
     @property
     def size(self) -> int:
-        """Indices."""
+        """The number of indices."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """rows @ weight, or rows @ its transpose; the weight is a value that all rows share."""
+    """rows @ weight, or rows @ weight.T; the weight is a value that all rows share."""
 
     rows: View
     weight: int
@@ -106,7 +106,7 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """The sum of products of rows with shared matrices: one call of a BLAS each; `adds` to what is in the target."""
+    """A sum of products of rows with shared matrices, one BLAS call each; `adds` means added to the target."""
 
     domain: int
     terms: tuple[Term, ...]
@@ -116,7 +116,7 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Interpreted:
-    """An instruction that runs as in the reference backend, and why."""
+    """An instruction that runs as in the reference backend, and the reason."""
 
     domain: int
     target: int
@@ -128,7 +128,9 @@ Statement: TypeAlias = Loop | Product | Interpreted
 
 
 def collapse(shape: Shape, strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Join neighbouring axes along which all views go on alike; drop those of one element. One of none is all there is.
+    """Join neighbouring axes that every view steps through as one axis; drop axes of length one.
+
+    A shape that has an axis of length zero becomes that axis alone.
 
     >>> collapse((2, 1, 3), [(3, 3, 1), (0, 0, 0)])
     ((6,), ((1,), (0,)))

@@ -1,7 +1,7 @@
-"""The table of pieces: for each piece of a batch a row of ints, which say where its rows of values begin.
+"""The columns of the table of pieces, which has a row of ints for each piece (tile) of a batch: where its values begin.
 
-A domain is the nodes of a type, or the edges of one of its variadic groups; each has rows of its own. This module says
-which column holds what, for those who fill the table in, for compiled steps that read it, and for tests.
+A domain is the nodes of a type, or the edges of one of its variadic groups; each has its own rows. Backends fill the
+table in, compiled steps read it, and tests check it; all of them take the meaning of its columns from here.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from autobatch.compiler.lowered import Area, Home
 from autobatch.ir.program import NODE
 from autobatch.jit.loops import compiled
 
-STAGES = ("forward", "backward")  # each has scratch memory of its own
+STAGES = ("forward", "backward")  # each has its own scratch memory
 
 
 class Columns(NamedTuple):
-    """What the columns of a row hold; where there is one column per domain, the first of them.
+    """The numbers of the columns of a row; of a quantity with a column per domain, the first of them.
 
     Attributes:
-        start: number of the first node among those of the type.
-        shift: elements from a place in the buffer to that of its gradient.
-        rows: per domain, how many rows the piece has.
-        inputs, mirror, saved: per domain, the element of the buffer where its first row of inputs begins, of their
-            gradients, and of residuals.
-        forward, backward: per domain, the element of scratch memory where its first row begins, in each stage.
-        kept: the element of persistent scratch where its first row begins.
+        start: number of the first node of the piece, among the nodes of the type.
+        shift: elements from a place in the buffer to the place of its gradient.
+        rows: per domain, the number of rows of the piece.
+        inputs, mirror, saved: per domain, the element of the buffer where the first row of inputs, of their gradients
+            and of residuals begins.
+        forward, backward: per domain, the element of the stage's scratch memory where the first row begins.
+        kept: the element of persistent scratch where the first row begins.
         outputs: per output, the number of its first node's pointer into the destinations.
     """
 
@@ -46,7 +46,7 @@ PER_DOMAIN = ("rows", "inputs", "mirror", "saved", *STAGES)
 
 @compiled
 def columns_of(n_domains: int) -> Columns:
-    """Give the columns of the table of a type with this many domains."""
+    """Number the columns of the table of a type with this many domains."""
     first, n = 2, n_domains
     return Columns(
         0, 1, first, first + n, first + 2 * n, first + 3 * n, first + 4 * n, first + 5 * n, first + 6 * n,
@@ -70,7 +70,7 @@ def name_columns(n_domains: int, n_outputs: int) -> tuple[str, ...]:
 
 
 def column_of(home: Home, stage: str) -> str:
-    """Name the column that says where the rows of an area begin."""
+    """Name the column that holds where the rows of an area begin."""
     names = {Area.BATCH: stage, Area.PERSISTENT: "kept"}
     return f"{names.get(home.area, home.area)}_{letter_of(home.domain)}"
 

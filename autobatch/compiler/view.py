@@ -1,4 +1,4 @@
-"""Views as numbers: which elements of which value, by an offset and a stride per axis."""
+"""Views of values: an offset and a stride per axis say which elements of a value a view has."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class View(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Elements, each counted as often as it is seen."""
+        """The number of elements; an element that appears several times counts as often."""
         return math.prod(self.shape)
 
     def is_whole(self, size: int) -> bool:
-        """Whether the elements are all those of a value of this size, in order."""
+        """Whether the view has all elements of a value of this size, in order."""
         return self.offset == 0 and self.size == size and self.is_contiguous
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements follow one another."""
+        """Whether the elements are adjacent and in order."""
         return self.size <= 1 or spread(self.shape, self.strides) == spread(self.shape, steps(self.shape))
 
     def broadcast(self, shape: Shape) -> View:
-        """The same elements at every index of a larger shape, by NumPy's rule."""
+        """The view broadcast to a larger shape, by NumPy's rule."""
         missing = len(shape) - len(self.shape)
         strides = [
             0 if old == 1 else stride for old, stride in zip(self.shape, self.strides, strict=True)
@@ -53,14 +53,14 @@ def steps(shape: Shape) -> tuple[int, ...]:
 
 
 def spread(shape: Shape, strides: Sequence[int]) -> tuple[int, ...]:
-    """The strides of the axes that have any length."""
+    """The strides of the axes whose length is not one."""
     return tuple(stride for size, stride in zip(shape, strides, strict=True) if size != 1)
 
 
 def views_of(vars: Sequence[Var]) -> list[View]:
-    """For each value which elements of which value it is: all of itself, unless an op makes a view.
+    """For each value, the view that it is: of all of itself, or of another value if a view op makes it.
 
-    A view op that has to copy, as reshaping a transposed value must, makes a value of its own.
+    A view op that has to copy, such as a reshape of a transposed value, makes a value of its own.
     """
     found: list[View] = []
     for index, var in enumerate(vars):
@@ -74,7 +74,7 @@ def views_of(vars: Sequence[Var]) -> list[View]:
 
 
 def _seen_through(source: Instruction, parent: View, size: int) -> View | None:
-    """What a view op makes of a view, tried on an array; None if it copies."""
+    """The view that a view op makes of a view, found by applying it to an array; None if it copies."""
     memory = np.empty(max(size, 1), np.int8)
     if math.prod(parent.shape) == 0:
         shape = source.op.kernel(np, np.empty((1, *parent.shape), np.int8), **source.static).shape[1:]

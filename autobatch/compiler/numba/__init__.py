@@ -1,1 +1,1 @@
-"""Prints loops as source for Numba, and loads what it makes of it."""
+"""Print kernels as source for Numba, and load the compiled functions."""

@@ -1,4 +1,4 @@
-"""What generated kernels do by other means than in plain Python: see `autobatch.compiler.numba.support`."""
+"""LLVM instructions that compiled kernels use in place of plain Python; see `autobatch.compiler.numba.support`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from autobatch.compiler.numba.scoped import address_in
 
-FIRST_WITH_MAXIMUM = 17  # version of LLVM that has it for all processors
+FIRST_WITH_MAXIMUM = 17  # the first version of LLVM that has llvm.maximum for all processors
 
 
 def make_part() -> Callable[..., Any]:
@@ -32,7 +32,7 @@ def make_part() -> Callable[..., Any]:
 
 
 def make_larger() -> Callable[..., Any]:
-    """Make (x, y) -> the larger one, NaN if one is: an instruction that LLVM also finds the largest of a row with."""
+    """Make (x, y) -> the larger one, NaN if one is: an instruction that LLVM vectorises in reductions too."""
     import numba
     from llvmlite import binding, ir
 

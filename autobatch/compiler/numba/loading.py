@@ -1,10 +1,10 @@
-"""Generated source as a function: compiled, with file and machine code kept in the user's cache, or plain Python.
+"""Load generated source as a function: compiled, with file and machine code in the user's cache, or as plain Python.
 
-The name of a file is a digest of all that the machine code depends on: the source, the functions that it calls, and the
-versions of Python and Numba. So nothing is ever overwritten, and processes that write the same file write the same.
-Where there is no cache, or none that can be written, functions are compiled for this process alone.
+A file's name is a digest of everything that the machine code depends on: the source, the functions that it calls, and
+the versions of Python and Numba. So no file is overwritten with other contents, and processes may write the same file
+at the same time. Without a cache that can be written, functions are compiled for this process alone.
 
-    AUTOBATCH_JIT=0     runs generated source as plain Python: slow, for looking for errors
+    AUTOBATCH_JIT=0     runs generated source as plain Python: slow, for debugging
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PLAIN: Mapping[str, Callable[..., Any]] = {
     "gelu": lambda x: type(x)(normal.gelu_of(np, x)),
     "gelu_tanh": lambda x: type(x)(normal.gelu_tanh_of(np, x)),
 }
-FAST_MATH = {"contract"}  # sums along axes may also be taken in any order, see `support.plus`
+FAST_MATH = {"contract"}  # `support.plus` also lets LLVM reorder sums along axes
 
 
 def is_jitted() -> bool:
@@ -54,7 +54,7 @@ def is_jitted() -> bool:
 
 
 def load_plain(source: str, dtype: np.dtype[Any]) -> Callable[..., None]:
-    """Make the function `kernel` of a source as plain Python, which takes arrays where compiled code takes addresses.
+    """Load the function `kernel` of a source as plain Python; it takes arrays where compiled code takes addresses.
 
     Args:
         source: see `autobatch.compiler.numba.source`.
@@ -100,7 +100,7 @@ def load(source: str, dtype: str, place: str) -> Any:
     if path is not None:
         try:
             return compile_callback(kernel, is_kept=True, **options)
-        except OSError as error:  # such as of a disk that is full: only now is machine code written
+        except OSError as error:  # for example a full disk: Numba writes machine code here
             _warn(path, error)
     return compile_callback(kernel, is_kept=False, **options)
 
@@ -118,7 +118,7 @@ INF, NAN, real, place = np.inf, np.nan, np.{dtype}, np.{place}
 
 
 def _keep(text: str, digest: str) -> Path | None:
-    """Write a module to the cache unless it is there, whole; None if there is no cache that can be written."""
+    """Write a module to the cache unless a complete one is there; None if there is no cache that can be written."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -146,7 +146,7 @@ def _warn(path: Path, error: OSError) -> None:
 
 
 def _make_module(text: str, digest: str, path: Path | None) -> Any:
-    """The module of a text; known by its name to what is kept, and by its path to the cache."""
+    """Make a module from its text; Numba's cache finds it by its name and its path."""
     module = ModuleType(f"autobatch_kernel_{digest}")
     exec(compile(text, f"<kernel {digest}>" if path is None else str(path), "exec"), vars(module))
     sys.modules[module.__name__] = module

@@ -1,4 +1,4 @@
-"""The statements inside a loop nest, and the names of ranges that must come before it."""
+"""Print the statements inside a loop nest, and the names of ranges that are set before it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from autobatch.compiler.statement import EdgeCount, Loop, Operand, Position
 from autobatch.ir.program import SHARED
 from autobatch.ops.expression import Expression, Number
 
-FUNCTIONS = {"max": "larger"}  # by other names than in expressions
+FUNCTIONS = {"max": "larger"}  # functions whose names differ from those in expressions
 COMBINE = {"sum": "plus", "max": "larger"}
 
 
 class Element(NamedTuple):
-    """What is read or written at an index of a nest: a variable, or an element of an array.
+    """A variable or an element of an array that is read or written at an index of a nest.
 
     Attributes:
         at: the index of the element; "" for a variable.
-        is_data: it is of a type that data have, and not of the model's float type.
+        is_data: the element has the type of the data, not the model's float type.
     """
 
     array: str
@@ -31,7 +31,7 @@ class Element(NamedTuple):
 
 
 class Nest:
-    """The statements inside a loop nest, and what must come before it."""
+    """Prints the statements inside a loop nest, and the names that are set before it."""
 
     def __init__(self, writer: Writer, spot: Spot, block: Block) -> None:
         self.writer, self.spot, self.block = writer, spot, block
@@ -54,10 +54,10 @@ class Nest:
         ]
 
     def _tag(self, written: set[str]) -> dict[str, str]:
-        """What says of each range that it overlaps no other one; see `autobatch.compiler.numba.scoped`.
+        """Tag each range, to tell LLVM that it overlaps no other one; see `autobatch.compiler.numba.scoped`.
 
-        No range that is written overlaps another one: a block reads what it makes as numbers, and parts of one value
-        are disjoint.
+        No range that is written overlaps another one: a block reads its own values from variables, and parts of one
+        value are disjoint.
         """
         names = [name for (_, _, strides), name in self.known.items() if strides == (1,)]
         if len(names) < 2 or written.isdisjoint(names):
@@ -65,7 +65,7 @@ class Nest:
         return {name: f"{self.spot.block}, {tag}, {len(names)}" for tag, name in enumerate(names)}
 
     def _lines(self, loop: Loop, reads: dict[Operand, Element], targets: list[Element]) -> list[str]:
-        """The lines of a loop: what it computes is written to the first target, and from there to the others."""
+        """The lines of a loop: the result is written to the first target, and copied from there to the others."""
 
         def show(leaf: Expression) -> str:
             match leaf:
@@ -104,7 +104,7 @@ class Nest:
         return f"{array}[{at}] = {text}" if at else f"{array} = {text}"
 
     def _targets(self, loop: Loop, strides: tuple[int, ...]) -> list[Element]:
-        """Where a loop writes: to a variable, to memory or to both."""
+        """The targets of a loop: a variable, memory or both."""
         writer, value = self.writer, loop.target.value
         if loop.stored is not None:
             return [self._stored(loop.stored, loop.target.offset, strides)]
@@ -129,7 +129,7 @@ class Nest:
         return self._element("buffer", first, strides)
 
     def _read(self, operand: Operand, strides: tuple[int, ...]) -> Element:
-        """What a loop reads at an index."""
+        """The variable or element of an operand."""
         writer, value = self.writer, operand.view.value
         made = writer.storage.registers.get(value)
         is_row_number_here = made is not None and made.step == self.spot.step and is_row_number(writer.lowered, value)
@@ -149,7 +149,7 @@ class Nest:
         return self._element(array, first, strides)
 
     def _element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
-        """The element of a range at the index of the nest; the range gets a name before the nest."""
+        """The element of a range at the index of the nest; the range is named before the nest."""
         writer, axes, is_data = self.writer, self.block.axes, array in ("ints", "floats")
         if not axes:
             return Element(array, first, is_data)

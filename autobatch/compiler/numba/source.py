@@ -1,4 +1,4 @@
-"""A kernel as source: Python that Numba compiles, and that runs as it is, slowly, for tests.
+"""Print a kernel as source: Python that Numba compiles, and that tests run as it is, slowly.
 
     for r in range(rows_n):              # rows of the batch
         x1 = part(buffer, inputs_n + 16, s2)   # one name for each range that a loop reads or writes
@@ -6,9 +6,9 @@
             v7 = tanh(x1[i])
             x2[i] = v7
 
-Sizes, columns and widths are not in the source but in `sizes`, so that one source serves every width of a model; a
-batch is row `k` of `table`. Arrays come by their addresses, listed in the slots of `memory`. Numbers have the model's
-float type (`real`), or the whole expression would be widened.
+Sizes, columns and widths are arguments (`sizes`), so that one source serves every width of a model; row `k` of `table`
+describes the batch. The slots of `memory` hold the addresses of arrays. Constants have the model's float type (`real`),
+because a wider one would widen the whole expression.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ INITIAL = {"sum": 0.0, "max": -math.inf}
 
 @dataclass(eq=False)
 class Source:
-    """A kernel's source, and the numbers that it leaves out.
+    """A kernel's source and arguments.
 
     Attributes:
-        text: of a module with a function `kernel`.
-        sizes: its own numbers.
-        arrays: those that it takes from memory.
+        text: the text of a module with a function `kernel`.
+        sizes: the numbers that the text leaves out.
+        arrays: the arrays that it takes from `memory`.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Source:
 
 
 def write_kernel(common: Common, number: int, kernel: Kernel) -> Source:
-    """Write the source of a kernel, the step of this number of its stage."""
+    """Write the source of a kernel, which is step `number` of its stage."""
     return _KernelWriter(common, number, kernel).write()
 
 
@@ -53,7 +53,7 @@ class _KernelWriter(Writer):
     """Writes one kernel."""
 
     def write(self) -> Source:
-        """The whole module."""
+        """Write the whole module."""
         body: list[str] = []
         for at, block in enumerate(self.kernel.blocks):
             self.lines = []
@@ -93,7 +93,7 @@ class _KernelWriter(Writer):
         return self.lowered.domains[loop.target.value]
 
     def _write_initial(self, loop: Loop) -> None:
-        """What sums and largest elements begin with."""
+        """Write the initial value of a sum or a maximum."""
         initial = self.real(INITIAL[loop.combine])
         if is_number(self.lowered, loop):
             self.line(f"v{loop.target.value} = {initial}")
@@ -105,7 +105,7 @@ class _KernelWriter(Writer):
             self.line(f"{name}[i] = {initial}")
 
     def _write_rows(self, spot: Spot, block: Block) -> None:
-        """The loop nest of a block."""
+        """Write the loop nest of a block."""
         nest = Nest(self, spot, block)
         lines = nest.statements()
         for line in nest.before:
@@ -124,7 +124,7 @@ class _KernelWriter(Writer):
                 self._keep_number(spot, loop)
 
     def _keep_number(self, spot: Spot, loop: Loop) -> None:
-        """Write what was combined into one number to its place, if it has one."""
+        """Write the line that stores a reduced number in its place, if it has one."""
         value = loop.target.value
         if is_number(self.lowered, loop) and (value in self.storage.homes or value in self.storage.aliases):
             array, first = self.address(View(value, 0, (), ()))
@@ -165,7 +165,7 @@ class _KernelWriter(Writer):
         return top, row
 
     def _write_ends(self) -> list[str]:
-        """Outputs that have more than one destination: what is stored first, for other outputs may be added to it."""
+        """Send outputs to their other destinations: stores first, because other outputs may be added to these."""
         numbers = [number for area, number in self.kernel.spares if area is Area.OUTPUT]
         passes = [""] if len(numbers) == 1 else ["if not adds[j]:", "if adds[j]:"]
         lines: list[str] = []
@@ -178,7 +178,7 @@ class _KernelWriter(Writer):
         return lines
 
     def _sent(self, number: int) -> list[str]:
-        """What a kernel makes of an output: where it is, its size, and where it goes."""
+        """The ranges of an output that the kernel makes: source, size and destination of each."""
         found = []
         for first, size in self.kernel.written(number):
             window, place, length = f"output_{number}_w", "dest[j]", self.size(size)
@@ -189,7 +189,11 @@ class _KernelWriter(Writer):
 
 
 def _window_lines(area: Area, number: int, column: str, size: str) -> list[str]:
-    """Where the gradient of an output is read, or an output written: at its only or first place, if it can be."""
+    """Lines that choose where an output's gradient is read or an output is written.
+
+    A gradient with one destination is read there; an output is written directly to its first destination if that is
+    allowed. Otherwise both use the scratch row.
+    """
     head = [
         f"        next_{number} = ptr[output_{number} + r]",
         f"        last_{number} = ptr[output_{number} + r + 1]",

@@ -1,4 +1,4 @@
-"""The kernels of a stage as source for Numba, and the memory that they share."""
+"""Print the kernels of a stage as source for Numba, and list the arrays that they share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from autobatch.compiler.statement import Interpreted, Product
 
 @dataclass(frozen=True, eq=False)
 class StageSources:
-    """A stage, printed.
+    """A printed stage.
 
     Attributes:
-        kernels: the source of each step that is a kernel; None for others.
-        slots: of the addresses of arrays that kernels take, by name.
+        kernels: for each step, its source; None if it is not a kernel.
+        slots: the slots of the addresses of arrays that kernels take, by name.
     """
 
     stage: StageProgram

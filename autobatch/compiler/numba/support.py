@@ -1,4 +1,4 @@
-"""What generated kernels call beside mathematical functions. Each works as plain Python too, for tests."""
+"""Functions that generated kernels call beside mathematical ones. Each also works as plain Python, for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Float = Any
 
 @replaced_by(make_part)
 def part(array: Array, first: int, size: int) -> Array:
-    """Elements first:first + size of a flat array; in compiled code the address of the first, for views count users."""
+    """Elements first:first + size of a flat array.
+
+    Compiled code gets the address of the first element instead: a view would count references.
+    """
     return array[first : first + size]
 
 
@@ -25,7 +28,7 @@ def larger(x: Float, y: Float) -> Float:
 
 @reordered
 def plus(total: Float, term: Float) -> Float:
-    """A sum so far and one more term. Nothing else is reordered: x - peak - log(total) is not x - (peak + ...)."""
+    """Add a term to a sum. LLVM may reorder only this: x - peak - log(total) must not become x - (peak + ...)."""
     return total + term
 
 
@@ -37,7 +40,7 @@ def power(x: Float, y: Float) -> Float:
 
 @in_kernels
 def collect(buffer: Array, total: Array, size: int, dest: Array, start: int, stop: int, shift: int) -> None:
-    """Write to `total` the sum of what is at dest[start:stop], `size` elements each, moved by `shift`."""
+    """Write to `total` the sum of the ranges of `size` elements that begin at dest[start:stop] + shift."""
     if start == stop:
         for i in range(size):
             total[i] = 0
@@ -58,7 +61,7 @@ def collect(buffer: Array, total: Array, size: int, dest: Array, start: int, sto
 
 @in_kernels
 def may_store(adds: Array, start: int, stop: int) -> bool:
-    """Whether a value may be made at its first destination: there is one, and it is added to none, maybe the same."""
+    """Whether a value may be made at its first destination: it has one, and is added to none of its destinations."""
     for j in range(start, stop):
         if adds[j]:
             return False
@@ -67,7 +70,7 @@ def may_store(adds: Array, start: int, stop: int) -> bool:
 
 @in_kernels
 def send(buffer: Array, value: Array, size: int, first: int, adds: bool) -> None:
-    """Write a value to the buffer from `first` on, or add it to what is there."""
+    """Write a value to the buffer from `first` on, or add it there."""
     place = part(buffer, first, size)
     if adds:
         for i in range(size):

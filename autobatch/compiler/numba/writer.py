@@ -1,4 +1,4 @@
-"""The names and addresses in the source of a kernel."""
+"""Name the arrays, sizes and addresses in the source of a kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARRAYS = {
     Area.ROW: "scratch", Area.BATCH: "scratch", Area.PERSISTENT: "kept",
     Area.SHARED: "shared", Area.INTS: "ints", Area.FLOATS: "floats",
 }  # fmt: skip
-"""The array that an area is in; a register is a variable, and what is at a destination is known by its address."""
+"""The array that holds each area. Registers are variables, and destinations are given by their addresses."""
 
 WINDOWS = (Area.GATHER, Area.OUTPUT)
 SLOTS = {
@@ -28,11 +28,11 @@ SLOTS = {
     "shared": "real", "table": "int64", "ints": "int32", "floats": "float64",
 }  # fmt: skip
 """The first slots of the memory of a stage: arrays and their types. Edges of groups and tables of rows follow."""
-COMMON = ("buffer", "scratch", "kept", "ptr", "dest", "adds")  # the first slots, the same for all types
+COMMON = ("buffer", "scratch", "kept", "ptr", "dest", "adds")  # the first slots, for all types
 
 
 def is_step(name: str) -> bool:
-    """Whether a slot holds the elements from one row of a table to the next, and no address."""
+    """Whether a slot holds a table's row stride in elements, rather than an address."""
     return name.startswith("step_")
 
 
@@ -52,17 +52,17 @@ def multiply(factor: str, size: str) -> str:
 
 
 def table_and_step(value: int) -> tuple[str, str]:
-    """The names of a parameter that is read by lookup, and of the elements from one of its rows to the next."""
+    """The names of a parameter that is read by lookup, and of its row stride in elements."""
     return f"table_{value}", f"step_{value}"
 
 
 class Common(NamedTuple):
-    """What the kernels of a stage have in common.
+    """The data that all kernels of a stage share.
 
     Attributes:
-        columns: of the table.
+        columns: the columns of the table.
         words: ints and floats of data per node.
-        slots: of the memory of the stage; those that kernels need beside them are added.
+        slots: the slots of the stage's memory; kernels add those that they need.
     """
 
     lowered: Lowered
@@ -74,7 +74,7 @@ class Common(NamedTuple):
 
 
 class Writer:
-    """The text of one kernel so far: its lines, and what they name."""
+    """The text of one kernel so far: its lines, and the names that they use."""
 
     def __init__(self, common: Common, number: int, kernel: Kernel) -> None:
         self.lowered, self.storage, self.layout, self.columns, self.words, self.slots = common
@@ -91,16 +91,16 @@ class Writer:
         self.n_names = 0
 
     def slot(self, name: str) -> int:
-        """Where the address of an array is."""
+        """The slot of an array's address."""
         return self.slots.setdefault(name, len(self.slots))
 
     def _slot_read(self, name: str) -> str:
-        """What a slot holds: a number, or the address of an array."""
+        """Source that reads a slot: a number, or the address of an array."""
         slot = f"slots[{self.slot(name)}]"
         return slot if is_step(name) else f"array_at({slot}, {type_of(name)})"
 
     def size(self, number: int) -> str:
-        """A size, column or width; 0 and 1 are written as they are."""
+        """The name of a size, column or width; 0 and 1 are written as literals."""
         if number in (0, 1):
             return str(number)
         if number < 0:
@@ -135,7 +135,7 @@ class Writer:
         self.indent -= 1
 
     def address(self, operand: View, moved: str = "") -> tuple[str, str]:
-        """The array that a view is in, and where it begins there."""
+        """The array that holds a view, and where the view begins in it."""
         home, view = self.storage.home(operand) if operand.value not in self.storage.shared else self._shared(operand)
         terms = [self.row_of(home), self.size(home.column + view.offset), moved]
         if home.area in WINDOWS:
@@ -149,7 +149,7 @@ class Writer:
         return Home(Area.SHARED, SHARED, self.storage.shared[view.value]), view
 
     def row_of(self, home: Home) -> str:
-        """Where the row of an area begins."""
+        """Source for the element where the row of an area begins."""
         area, domain = home.area, home.domain
         if area in (Area.ROW, Area.SHARED, *WINDOWS):
             return ""

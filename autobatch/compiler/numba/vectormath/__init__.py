@@ -1,10 +1,10 @@
-"""Functions of one element that generated kernels call: no instruction of a processor, but what LLVM makes vectors of.
+"""Mathematical functions of one element for generated kernels (exp, tanh, ...), which LLVM can vectorise.
 
-Those of a float32 have no call, no branch and no table; inlined, a loop over a row works on 8 or 16 elements at a time.
-Each is within 4 ulp of the exact result for every float32 (the normal distribution and gelu within 6), denormal results
-included; NaN stays NaN and infinities give the limits. Only products and sums may be fused: other flags of
-fast-math would drop NaN, or cancel the sums that round on purpose. Those of a float64 are the system's own, but for the
-error function and what is made of it.
+The float32 functions have no call, no branch and no table: once inlined, a loop over a row works on 8 or 16 elements at
+a time. Each is within 4 ulp of the exact result for every float32 (the normal distribution and gelu within 6), denormal
+results included; NaN stays NaN and infinities give the limits. Only products and sums may be fused: other fast-math
+flags would drop NaN, or cancel the sums that round on purpose. The float64 functions are the system's own, except for
+the error function and those made from it.
 """
 
 from collections.abc import Mapping
@@ -53,6 +53,6 @@ FUNCTIONS: Mapping[str, Mapping[str, Compiled[[Any], Any]]] = {
         "gelu_tanh": gelu_tanh64,
     },
 }
-"""By dtype and name: functions of expressions that are no instruction, but for the power."""
+"""By dtype and name: the functions of expressions that are not single instructions, except the power."""
 
 __all__ = ["FUNCTIONS"]

@@ -1,8 +1,9 @@
 """Functions of a float32.
 
-The exponential is 2**n * e**r with n a whole number and |r| <= log(2) / 2, log(2) in two parts (Cody and Waite 1980);
-the logarithm is n * log(2) + log(1 + f) with 1 + f between sqrt(1/2) and sqrt(2); tanh adds that of n * log(2) / 2 and
-that of r. The polynomials are minimax fits of relative error: `tools/fit_minimax.py`.
+The exponential is 2**n * e**r with n a whole number, |r| <= log(2) / 2, and log(2) in two parts (Cody and Waite 1980).
+The logarithm is n * log(2) + log(1 + f) with 1 + f between sqrt(1/2) and sqrt(2). tanh(x) combines tanh(n * log(2) / 2)
+with tanh of the rest by the addition theorem. The polynomials are minimax fits of relative error:
+`tools/fit_minimax.py`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ LOG2_E = np.float32(math.log2(math.e))
 LOG_2 = np.float32(math.log(2))
 LOG_2_HIGH = np.float32(0.693145751953125)  # 15 bits, so that its product with n is exact
 LOG_2_LOW = np.float32(math.log(2) - 0.693145751953125)
-ROUND = 1.5 * 2**23  # added to a smaller number, it leaves the nearest whole number in the last bits
+ROUND = 1.5 * 2**23  # added to a smaller number, it puts the nearest whole number into the last bits
 BIAS, MANTISSA_BITS = 127, np.int32(23)
-ROUND_TO_POWER = np.float32(ROUND + BIAS)  # leaves n + BIAS, which shifted to the exponent is 2**n
+ROUND_TO_POWER = np.float32(ROUND + BIAS)  # gives n + BIAS, which is 2**n when shifted to the exponent
 ROUND_TO_TWO_POWERS = np.float32(ROUND + 2 * BIAS)
 SIGN_BIT, ALL_BUT_SIGN = np.int32(-(2**31)), np.int32(2**31 - 1)
 ALL_BUT_EXPONENT = np.int32(2**23 - 1)
-ROOT_HALF_BITS = np.int32(0x3F3504F3)  # of sqrt(1/2)
+ROOT_HALF_BITS = np.int32(0x3F3504F3)  # the bits of sqrt(1/2)
 
 LARGEST, SMALLEST = np.float32(89), np.float32(-104)  # beyond, exp is infinity and 0
 SATURATED = np.float32(10)  # beyond, tanh is 1
@@ -43,7 +44,7 @@ ROOT_2_LESS_1 = np.float32(math.sqrt(2) - 1)
 
 TWICE_SCALE = 2.0 * GELU_SCALE
 GELU_LEAST = np.float32(-20)  # gelu is 0 long before
-GREATEST = 110.0  # exp(-110) is 0, times what is below 30 too
+GREATEST = 110.0  # exp(-110) is 0, even when multiplied by a number below 30
 LOG_2_WHOLE = math.log(2)
 
 # by tools/fit_minimax.py
@@ -55,7 +56,7 @@ T3, T5 = map(np.float32, (-0.33331224, 0.13108076))
 
 @contracted
 def _to_power(bits: Any) -> Float:
-    """2**n for the bits of a number whose last ones are n + BIAS, n from -126 to 127."""
+    """2**n, given bits that end in n + BIAS; n from -126 to 127."""
     return np.int32(bits << MANTISSA_BITS).view(np.float32)
 
 
@@ -67,7 +68,7 @@ def _expm1_near_zero(r: Float) -> Float:
 
 @contracted
 def _log1p_near_zero(f: Float) -> Float:
-    """log(1 + f) for 1 + f from sqrt(1/2) to sqrt(2), less f."""
+    """log(1 + f) - f, for 1 + f from sqrt(1/2) to sqrt(2)."""
     tail = L3 + f * (L4 + f * (L5 + f * (L6 + f * (L7 + f * (L8 + f * (L9 + f * L10))))))
     return f * f * (f * tail - HALF)
 
@@ -83,7 +84,7 @@ def _reduce(x: Float) -> tuple[Any, Float]:
 
 @contracted
 def scale(x: Float, bits: Any) -> Float:
-    """x * 2**n for bits that end in n + 2 * BIAS, n from -252 to 254: in two steps, as 2**n need not be normal."""
+    """x * 2**n, given bits that end in n + 2 * BIAS, n from -252 to 254; in two steps, as 2**n may not be normal."""
     half = np.int32(bits >> np.int32(1))
     return x * _to_power(half) * _to_power(np.int32(bits - half))
 
@@ -118,7 +119,7 @@ def log32(x: Float) -> Float:
 
 @contracted
 def tanh32(x: Float) -> Float:
-    """tanh(x), from those of n * log(2) / 2 and of the rest, with the sign of x: exact near 0, never beyond 1."""
+    """tanh(x), from tanh(n * log(2) / 2) and tanh of the rest, with the sign of x: exact near 0, never beyond 1."""
     bits = np.float32(x).view(np.int32)
     magnitude = np.int32(bits & ALL_BUT_SIGN).view(np.float32)
     magnitude = SATURATED if magnitude > SATURATED else magnitude
@@ -126,14 +127,14 @@ def tanh32(x: Float) -> Float:
     power = _to_power(np.float32(shifted).view(np.int32))
     r = magnitude + (shifted - ROUND_TO_POWER) * HALF_LOG_2
     t = r + r * (r * r) * (T3 + r * r * T5)
-    less, more = ONE - power, ONE + power  # in the ratio of the first tanh
+    less, more = ONE - power, ONE + power  # their ratio is the first tanh
     result = np.float32((less + more * t) / (more + less * t)).view(np.int32)
     return np.int32(result | np.int32(bits & SIGN_BIT)).view(np.float32)
 
 
 @contracted
 def sigmoid32(x: Float) -> Float:
-    """1 / (1 + exp(-x)), both times 2**-64: so the exponential is finite, and the lower tail is as exact as it is."""
+    """1 / (1 + exp(-x)), as 2**-64 / (2**-64 + 2**-64 * exp(-x)): then the exponential is finite for every tail."""
     x = SIGMOID_LEAST if x < SIGMOID_LEAST else x
     x = SIGMOID_LARGEST if x > SIGMOID_LARGEST else x
     shifted = ROUND_TO_SMALL_POWER - x * LOG2_E
@@ -165,7 +166,7 @@ def softplus32(x: Float) -> Float:
 def split_exp(magnitude: Any) -> tuple[Float, Any]:
     """exp(-magnitude) of a float64 that is not negative, as p and bits for `scale`; 0 beyond 110, for any p.
 
-    The argument is wide, as its rounding error grows in the exponential.
+    The argument is a float64 because its rounding error grows in the exponential.
     """
     magnitude = GREATEST if magnitude > GREATEST else magnitude
     shifted = ROUND_TO_TWO_POWERS - np.float32(magnitude) * LOG2_E
@@ -175,7 +176,7 @@ def split_exp(magnitude: Any) -> tuple[Float, Any]:
 
 @contracted
 def gelu_tanh32(x: Float) -> Float:
-    """x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x**3): what 0.5 x (1 + tanh(u)) is without cancellation.
+    """x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x**3): equal to 0.5 x (1 + tanh(u)), without its cancellation.
 
     The limit at -infinity is 0.
     """

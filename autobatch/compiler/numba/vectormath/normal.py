@@ -1,9 +1,9 @@
 """The error function, the normal distribution and gelu, of a float32 and of a float64, in vector instructions.
 
 The tail of the distribution is exp(-m**2 / 2) times a ratio of polynomials with positive coefficients
-(`tools/fit_erf.py`), so that it is as exact as the rest: within 6 ulp, 8 in float64. The exponent is not rounded before
-it is taken: a float32 is squared in float64, and a float64 is split in two parts. Near 0 the error function is x times
-a polynomial.
+(`tools/fit_erf.py`), so it is as exact as the rest: within 6 ulp, 8 in float64. The exponent m**2 / 2 is computed
+without rounding: a float32 is squared in float64, and a float64 is split into two parts. Near 0 the error function is
+x times a polynomial.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autobatch.ops import normal as wide
 Float: TypeAlias = Any  # np.float32 or np.float64
 
 ROOT_2 = np.float32(math.sqrt(2))
-ERF_IS_ONE, NDTR_IS_ZERO = np.float32(4), np.float32(15)  # beyond, and below minus that
+ERF_IS_ONE, NDTR_IS_ZERO = np.float32(4), np.float32(15)  # beyond 4, and below -15
 
 # by tools/fit_erf.py
 A0, A1, A2 = map(np.float32, (1.0000000043512958, 0.8773485147641241, 0.3669437228603373))
@@ -118,7 +118,7 @@ def _split_exp64(m: Float, factor: Float) -> tuple[Float, Any]:
 
 @contracted
 def _scale64(x: Float, bits: Any) -> Float:
-    """x * 2**n for bits that end in n + 2 * BIAS: in two steps, as 2**n need not be normal."""
+    """x * 2**n, given bits that end in n + 2 * BIAS; in two steps, as 2**n may not be normal."""
     half = np.int64(bits >> np.int64(1))
     other = np.int64(bits - half)
     return x * np.int64(half << MANTISSA_BITS).view(np.float64) * np.int64(other << MANTISSA_BITS).view(np.float64)
