@@ -1,8 +1,8 @@
-"""Backends: what runs a plan. `reference` interprets cells op by op and is the oracle for every other.
+"""Backends run plans. `reference` interprets cells op by op with NumPy; every other backend is tested against it.
 
-`cpu` compiles cells into matrix products and generated kernels. "auto" is `cpu`, unless there is
+`cpu` compiles cells into matrix products and generated kernels. "auto" is `cpu`, unless the environment has
 
-    AUTOBATCH_BACKEND=name     in the environment: the backend for programs that name none
+    AUTOBATCH_BACKEND=name     the backend for programs that name none
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ VARIABLE = "AUTOBATCH_BACKEND"
 
 
 def make_backend(backend: str | Backend) -> Backend:
-    """The backend of this name; a `Backend` as it is.
+    """Make the backend of this name; return a `Backend` unchanged.
 
     Raises:
-        BackendError: there is none of this name.
+        BackendError: no backend has this name.
     """
     from autobatch.runtime.cpu.backend import Cpu
     from autobatch.runtime.interpreter.reference import Reference

@@ -1,4 +1,4 @@
-"""Which rows a loss depends on: the others have no gradient, even where theirs would not be finite."""
+"""Find the rows that a loss depends on: the others get no gradient, even where theirs would not be finite."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Activity:
         self._marks, self.is_whole = Marks(), True
 
     def mark(self, plan: Plan, cells: PlannedTypes, slots: Collection[int]) -> None:
-        """Mark all nodes that something in these slots depends on. Cost: that of `Marks.mark`."""
+        """Mark all nodes that a value in these slots depends on. Cost: that of `Marks.mark`."""
         self._plan = plan
         self._marks.mark(plan.graph, cells.flows, len(plan.slot_rows), slots)
         self.is_whole = self._marks.is_whole
 
     def rows(self, kind: int, start: int, end: int) -> Array:
-        """Of these rows of a type, which the loss depends on: bool[end - start]."""
+        """Whether the loss depends on each of these rows of a type: bool[end - start]."""
         first = int(self._plan.type_ptr[kind])
         found: Array = self._marks.nodes[self._plan.node_at[first + start : first + end]]
         return found

@@ -1,10 +1,10 @@
-"""What every backend does: prepares plans on its device, runs them forward and backward, and counts what that took.
+"""The interface of backends: they prepare plans on a device, run them forward and backward, and count the work.
 
-    backend.prepare(plan, cells, options)     an `Executable`, which says how many bytes a run of it takes
-    executable.forward(randomness)            a `Run`: the outputs, and all that backward needs
+    backend.prepare(plan, cells, options)     an `Executable`, which knows how many bytes a run takes
+    executable.forward(randomness)            a `Run`: the outputs, and the values that backward needs
     run.backward(seeds, into)                 adds to the gradients of parameters
 
-Any number of executables and runs may be alive, of one function or of several. Calls take turns, see
+Any number of executables and runs may be alive, of one function or of several. Calls are serialised, see
 `autobatch.system.turns`.
 """
 
@@ -28,10 +28,10 @@ class RunOptions:
     Attributes:
         dtype: float type of all values.
         precision: how matrix products are computed, see `autobatch.ir.precision`.
-        threads: that one run may use.
-        max_bytes: upper bound on the memory of a run, kept for the next one, unless the plan alone needs more; None is
-            no limit.
-        matmul: the library that multiplies matrices, by name, for backends that have several; None leaves it to them.
+        threads: how many threads one run may use.
+        max_bytes: upper bound on the memory that a run holds and keeps for the next one, unless the plan alone needs
+            more; None is no limit.
+        matmul: the name of the library that multiplies matrices, for backends that have several; None: they choose.
     """
 
     dtype: np.dtype[Any]
@@ -42,13 +42,13 @@ class RunOptions:
 
 
 class Counts(NamedTuple):
-    """What running a plan took; does not depend on the machine.
+    """The work of running a plan; does not depend on the machine.
 
     Attributes:
-        launches: kernels called, scatters, gathers and copies included.
+        launches: calls of kernels, scatters, gathers and copies included.
         copied_bytes: bytes moved by launches that compute nothing.
-        allocations: times that the buffer, or scratch memory, had to be made anew.
-        buffer_bytes: what both hold, from run to run.
+        allocations: how often the buffer or scratch memory was allocated anew.
+        buffer_bytes: bytes that both hold from run to run.
     """
 
     launches: int
@@ -58,15 +58,15 @@ class Counts(NamedTuple):
 
 
 class Timer(Protocol):
-    """Takes the time of every batch."""
+    """Measures the time of every batch."""
 
     def lap(self, stage: str, batch: Batch | None) -> None:
-        """Note the time: what a stage did since the last lap was to run this batch.
+        """Assign the time since the last lap to a batch of a stage.
 
         Args:
             stage: "forward" or "backward"; or "weights", the gradients of parameters, where a batch is all rows of a
                 type, with or without bases.
-            batch: None for what a stage does before its first batch.
+            batch: None for the work of a stage before its first batch.
         """
 
 
@@ -74,50 +74,50 @@ class Run(Protocol):
     """A forward run of a plan, which may be differentiated.
 
     Attributes:
-        outputs: what the user asked for, per slot `[rows, *shape]`: NumPy arrays that stay as they are.
+        outputs: the values that the user asked for, per slot `[rows, *shape]`: NumPy arrays that no later run changes.
     """
 
     outputs: list[Any]
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
-        """Differentiate the run, once; parameters and the mode of modules are as they were when it ran forward.
+        """Differentiate the run, once. Parameters and the mode of modules must be unchanged since it ran forward.
 
         Args:
-            seeds: per slot the gradient of its rows; other slots have none.
-            into: by `id` of each trainable parameter what its gradient is added to: an array, or, for those in
-                `cells.row_parameters`, `Rows`. The order of all additions is that of the plan, so that the same run
-                gives the same bits.
+            seeds: per slot, the gradient of its rows; other slots have none.
+            into: the array to which each trainable parameter's gradient is added, by `id` of the parameter; `Rows` for
+                those in `cells.row_parameters`. Additions follow the order of the plan, so that the same run gives the
+                same bits.
 
         Raises:
             BackendError: the run is closed, or was differentiated before.
         """
 
     def counts(self) -> Counts:
-        """What the run took so far."""
+        """The work of the run so far."""
 
     def close(self) -> None:
-        """Let the next run have the memory of this one; it cannot be differentiated any more."""
+        """Return the memory for the next run to use; this run can no longer be differentiated."""
 
 
 class Executable(Protocol):
-    """A plan, prepared to run in one way.
+    """A plan that a backend has prepared to run with given options.
 
     Attributes:
-        n_bytes: of memory that a run takes: its values, and scratch memory.
+        n_bytes: bytes of memory that a run takes: its values, and scratch memory.
     """
 
     n_bytes: int
 
     def forward(self, randomness: Randomness, timer: Timer | None = None) -> Run:
-        """Compute all values from what the parameters are now.
+        """Compute all values from the current parameters.
 
         Args:
-            randomness: the seed and step of all draws, the key of each instance `[B]`, and whether dropout is on where
-                a cell has no module to say so. The keys in the graph of the plan may be those of other instances: a
-                plan may run again, for equal graphs.
-            timer: is told when each batch is done, forward and backward, at the cost of a microsecond per batch: a
-                backend that runs several batches in one go then runs them one by one. The results are the same, to
-                the bit.
+            randomness: the seed and step of all draws, the key of each instance `[B]`, and whether dropout is on for
+                cells without a module. These keys are used, not those in the plan's graph: a plan may run again for
+                other instances with equal graphs.
+            timer: is called when each batch is done, forward and backward, at the cost of a microsecond per batch: a
+                backend that otherwise runs several batches in one call then runs them one by one. The results are the
+                same, to the bit.
         """
 
 
@@ -127,4 +127,4 @@ class Backend(Protocol):
     name: str
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> Executable:
-        """Prepare a plan of these types. Other executables stay as they are, and no machine code is made yet."""
+        """Prepare a plan of these types. Other executables are not affected; machine code is made later."""

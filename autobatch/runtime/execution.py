@@ -1,4 +1,4 @@
-"""Planned mini-batches run, part by part, on the numbers of the module; and are differentiated."""
+"""Run planned mini-batches, part by part, with the parameters of the module; and differentiate them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Array = NDArray[Any]
 
 
 class _Own(threading.local):
-    """What each thread has for itself: what it was given is valid until its own next step."""
+    """Gradient buffers per thread: the gradients that a thread receives stay valid until its own next step."""
 
     def __init__(self) -> None:
         self.gradients = GradientBuffers()
 
 
 class Running:
-    """Runs the mini-batches of one function; the gradients of a thread stay in the same buffers.
+    """Runs the mini-batches of one function; each thread reuses its gradient buffers.
 
     Args:
-        recorder: of the function.
+        recorder: the function's recorder.
 
     Attributes:
-        dtype: what is computed in: as the module's parameters; float32 without a module.
+        dtype: float type of all values: that of the module's parameters; float32 without a module.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -46,7 +46,7 @@ class Running:
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
 
     def refresh(self) -> None:
-        """Find the parameters of the module, once for all that a call does."""
+        """Look up the parameters of the module; once per call."""
         module = self._recorder.module
         if module is None:
             return
@@ -60,15 +60,15 @@ class Running:
         return self._trainable
 
     def purpose(self, training: bool) -> frozenset[str] | None:
-        """What cells are planned for: the gradients of these parameters, or none."""
+        """The purpose that cells are planned for: gradients of the named parameters; None for inference."""
         return frozenset(self._trainable) if training else None
 
     def forward(self, step: Step, seed: int, number: int, timer: Timer | None = None) -> Iterator[tuple[slice, Run]]:
         """Run the parts; yield the instances and the open run of each, and close it before the next one.
 
         Args:
-            seed, number: of the step; random numbers depend on both.
-            timer: is told when each batch is done.
+            seed, number: the seed and the number of the step; random numbers depend on both.
+            timer: is called when each batch is done.
         """
         self._recorder.check_parameters(self._parameters)
         module = self._recorder.module
@@ -89,8 +89,8 @@ class Running:
         """Differentiate the run of a part.
 
         Args:
-            seeds: per slot the gradient of its rows.
-            out: gradients to add to; None for those of this thread's last step, from zero.
+            seeds: per slot, the gradient of its rows.
+            out: gradients to add to; None for this thread's buffers, set to zero.
         """
         trainable = self.trainable()
         if out is None:

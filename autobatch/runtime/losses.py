@@ -1,4 +1,4 @@
-"""What training asks of losses and gradients: one finite scalar per instance, weights, and buffers that fit."""
+"""Check losses and gradient buffers for training: one finite scalar per instance, its weight, and buffers that fit."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def loss_slot(graph: Graph, slots: SlotTable, has_aux: bool) -> int:
 
 
 def take_gradients(out: dict[str, Gradient], trainable: Mapping[str, Parameter], apart: bool) -> dict[str, Gradient]:
-    """Gradients to add to, checked: `out` itself, or arrays of their own, to be put there in the end.
+    """Check the gradients that are added to, and return them: `out` itself, or copies that are put there in the end.
 
     Args:
-        apart: whether they are to be copies, for a later loss may be refused; arrays that lie in memory otherwise than
-            row by row are copied as well, for what adds to them knows addresses alone.
+        apart: whether to copy all arrays, because a later loss may be refused. Arrays that do not lie in memory row by
+            row are always copied: kernels that add to them know only addresses.
 
     Raises:
-        DataError: it is no dict, or an array cannot be written.
-        ShapeError: it holds anything but an array or `Rows`, of its shape and type, for each trainable parameter.
+        DataError: `out` is no dict, or an array cannot be written.
+        ShapeError: `out` does not hold an array or `Rows`, of its shape and type, for each trainable parameter.
     """
     _check_gradients(out, trainable)
     if not apart and all(_lies_in_rows(gradient) for gradient in out.values()):
@@ -98,7 +98,7 @@ def _describe(gradient: object) -> str:
 
 
 def _lies_in_rows(gradient: Gradient) -> bool:
-    """Whether an array is rows of consecutive numbers, or `Rows`."""
+    """Whether a gradient is `Rows`, or an array whose rows are contiguous."""
     if not isinstance(gradient, np.ndarray):
         return True
     if gradient.flags.c_contiguous or not gradient.size:
@@ -109,7 +109,7 @@ def _lies_in_rows(gradient: Gradient) -> bool:
 
 
 def put_gradients(out: dict[str, Gradient] | None, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
-    """Give `out`, changed to `gradients`: arrays in place, the rest by replacing it; or these themselves for None."""
+    """Write `gradients` to `out` and return it: arrays in place, others by replacing them. None returns `gradients`."""
     if out is None or out is gradients:
         return gradients
     for name, gradient in gradients.items():
@@ -122,7 +122,7 @@ def put_gradients(out: dict[str, Gradient] | None, gradients: dict[str, Gradient
 
 
 def check_finite(losses: Array, first: int = 0) -> None:
-    """Refuse losses that are NaN or infinite; `first` is the number of the first instance."""
+    """Raise if a loss is NaN or infinite; `first` is the number of the first instance."""
     finite = np.isfinite(losses)
     if not finite.all():
         wrong = np.flatnonzero(~finite)

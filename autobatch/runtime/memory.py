@@ -1,4 +1,4 @@
-"""The memory of runs: a buffer for the values of a plan, and what backward notes, kept from one run to the next."""
+"""The memory of runs: a buffer for the values of a plan, and the state of backward, kept from one run to the next."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autobatch.runtime.activity import Activity
 
 
 class Memory:
-    """What one run computes in.
+    """The memory of one run.
 
     Attributes:
-        buffer: the values of its plan, and perhaps some elements more.
-        activity: the nodes that the loss depends on, while it is differentiated.
-        allocations: arrays that were made anew since they were last counted.
+        buffer: the values of its plan, possibly with spare elements.
+        activity: the nodes that the loss depends on, during backward.
+        allocations: arrays that were allocated since the last count.
     """
 
     def __init__(self, store: Store) -> None:
@@ -33,7 +33,7 @@ class Memory:
         return int(self.buffer.nbytes)
 
     def reserve(self, size: int, dtype: np.dtype[Any], max_bytes: int | None) -> None:
-        """Have room for `size` elements: at least a quarter more than before where it grows, within the limit."""
+        """Make room for `size` elements; a buffer that grows grows by at least a quarter, within the limit."""
         is_right = self.buffer.dtype == dtype
         held = self.buffer.size if is_right else 0
         limit = max(size, held * 5 // 4 if max_bytes is None else max_bytes // dtype.itemsize)
@@ -43,13 +43,13 @@ class Memory:
             self.allocations += 1
 
     def targets(self, gradients: Mapping[int, Gradient], stacks: Iterable[Stack]) -> Targets:
-        """What a run adds gradients to: that of the last run where it had the same."""
+        """The targets that a run adds gradients to: those of the last run if they are for the same gradients."""
         if self._targets is None or not self._targets.restart(gradients, stacks):
             self._targets = Targets(gradients, stacks)
         return self._targets
 
     def take_allocations(self) -> int:
-        """Count the arrays that were made anew since the last time."""
+        """Return the number of arrays allocated since the last call, and reset it."""
         found, self.allocations = self.allocations, 0
         return found
 
@@ -58,10 +58,10 @@ M = TypeVar("M", bound=Memory)
 
 
 class Pool(Generic[M]):
-    """Memory that no run uses; as many runs may be alive as there is room for.
+    """Keeps the memory that no run uses, for later runs.
 
     Args:
-        make: makes memory where there is none left.
+        make: makes memory when none is left.
     """
 
     def __init__(self, make: Callable[[], M]) -> None:
@@ -69,9 +69,9 @@ class Pool(Generic[M]):
         self._free: list[M] = []
 
     def take(self) -> M:
-        """Take the memory that was given back last."""
+        """Take the memory that was given back last, or make some."""
         return self._free.pop() if self._free else self._make()
 
     def give_back(self, memory: M) -> None:
-        """Let another run have this memory."""
+        """Return memory to the pool."""
         self._free.append(memory)

@@ -1,4 +1,4 @@
-"""From instances to plans: record or merge, rewrite, schedule and place; or find what was planned before."""
+"""Turn mini-batches into plans: record or merge, rewrite, schedule and place; or find the plan in the cache."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from autobatch.schedule.schedule import Policy, Schedule, revision_of
 from autobatch.system.trust import checking, is_trusted
 from autobatch.trace.record import MiniBatch, Recorder
 
-MOST_PURPOSES = 4  # inference, and sets of trainable parameters, as where layers are unfrozen one after the other
-MOST_LAYOUTS = 16  # for each type, of its traces and for its purposes
+MOST_PURPOSES = 4  # inference, and sets of trainable parameters, as when layers are unfrozen one after the other
+MOST_LAYOUTS = 16  # per type, over its traces and purposes
 
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """What a plan depends on beside its graphs and the planner.
+    """The settings that a plan depends on, beside its graphs and the planner.
 
     Attributes:
-        purpose: in training the names of the trainable parameters; None in inference.
-        backend, precision: that it runs on and with, which say how much scratch memory it takes.
-        matmul: the library that multiplies; None leaves it to the backend.
-        threads: of matrix products, when it runs: as many are asked for.
+        purpose: the names of the trainable parameters in training; None in inference.
+        backend, precision: the backend and the precision of the run; they determine the scratch memory.
+        matmul: the library that multiplies matrices; None: the backend chooses.
+        threads: how many threads the run asks for.
         has_aux: in training, whether the function returns more than the loss.
     """
 
@@ -54,23 +54,23 @@ class Choices:
 
     @property
     def n_threads(self) -> int:
-        """How many threads there will be; each takes scratch memory, which counts in `max_bytes`."""
+        """The number of threads of the run; each takes scratch memory, which counts in `max_bytes`."""
         from autobatch.blas.threads import most_threads
 
         return min(self.threads, most_threads()) if self.threads > 1 else 1
 
     @property
     def options(self) -> RunOptions:
-        """How the backend runs."""
+        """The options for the backend."""
         return RunOptions(self.dtype, self.precision, self.n_threads, self.max_bytes, self.matmul)
 
 
 class Planning:
-    """Plans the mini-batches of one function, and keeps what can be used again.
+    """Plans the mini-batches of one function, and caches layouts and plans.
 
     Args:
-        recorder: of the function.
-        planner: lays out all types, and places all mini-batches.
+        recorder: the function's recorder.
+        planner: lays out the types and places the mini-batches.
         cache_size: how many plans to keep.
     """
 
@@ -82,9 +82,9 @@ class Planning:
         self._planned: dict[tuple[frozenset[str] | None, int], PlannedCell] = {}
 
     def prepare(self, minibatch: MiniBatch, choices: Choices, clock: Clock) -> Step:
-        """Plan a mini-batch, in parts if the whole does not fit, or find its plan."""
+        """Plan a mini-batch, in parts if the whole does not fit, or find its plan in the cache."""
         known = self._cells.get(choices.purpose)
-        cells = self.cells(choices.purpose)  # of all its types, whatever is recorded from now on
+        cells = self.cells(choices.purpose)  # covers all its types, even if other types are recorded later
         if known is None or cells is not known[1]:
             clock.lap("layout")
         key = self._key(minibatch, choices, cells)
@@ -109,7 +109,7 @@ class Planning:
         return self._step(graph, planned, choices, cells, clock, plan_hit=None if key is None else False)
 
     def cells(self, purpose: frozenset[str] | None) -> PlannedTypes:
-        """Layouts of all types met so far, as they are traced now; kept for each purpose."""
+        """The layouts of all types met so far, from their current traces; cached per purpose."""
         types, shapes = self._recorder.types, self._recorder.slots.shapes
         state = types.state, len(shapes)
         known = self._cells.pop(purpose, None)
@@ -130,12 +130,12 @@ class Planning:
         return known
 
     def _forget(self, n_types: int) -> None:
-        """Let go of the layouts that were used longest ago, where cells are traced again and again."""
+        """Drop the least recently used layouts; they pile up if cells are traced again and again."""
         for key in list(self._planned)[: -MOST_LAYOUTS * n_types]:
             del self._planned[key]
 
     def _stop(self, graph: Graph, choices: Choices, cells: PlannedTypes, clock: Clock) -> tuple[Graph, PlannedTypes]:
-        """Let no gradient through outputs that the loss does not depend on, where it may not be finite."""
+        """Stop gradients at outputs that the loss does not depend on, where they may not be finite."""
         slots = self._recorder.slots
         slot = loss_slot(graph, slots, choices.has_aux)
         stopped = self._stopping.stop(graph, cells.flows, len(slots.shapes), slot)
@@ -145,7 +145,7 @@ class Planning:
         return stopped, cells
 
     def _key(self, minibatch: MiniBatch, choices: Choices, cells: PlannedTypes) -> Hashable | None:
-        """What the plan of a mini-batch depends on; None if it is not looked for."""
+        """The cache key of a mini-batch: all that its plan depends on; None if the cache is not used for it."""
         graphs, types, policy = minibatch.instances, self._recorder.types, choices.policy
         if not self.cache.size or not graphs or minibatch.graph is not None:
             return None

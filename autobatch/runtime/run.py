@@ -1,4 +1,4 @@
-"""What runs of all backends have in common: they take memory, run forward and backward once, and give it back."""
+"""The common part of the runs of all backends: take memory, run forward and backward once, and give memory back."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class PooledRun(ABC, Generic[M]):
     """A run in memory from a pool; see `autobatch.runtime.backend.Run`.
 
     Args:
-        pool: of memory.
-        timer: is told when each batch is done.
+        pool: the pool that memory is taken from.
+        timer: is called when each batch is done.
 
     Attributes:
         outputs: see `Run`.
-        memory: that the run computes in, until it is closed.
+        memory: the memory of the run, until it is closed.
     """
 
     def __init__(self, pool: Pool[M], timer: Timer | None) -> None:
@@ -48,20 +48,20 @@ class PooledRun(ABC, Generic[M]):
             self._backward(seeds, into)
 
     def close(self) -> None:
-        """Let the next run have the memory; see `Run`."""
+        """Give the memory back to the pool; see `Run`."""
         if self._ended != "closed":
             self._ended = "closed"
             self._pool.give_back(self.memory)
             self._forget()
 
     def lap(self, stage: str, batch: Batch | None) -> None:
-        """Tell the timer that a batch is done."""
+        """Tell the timer, if there is one, that a batch is done."""
         if self._timer is not None:
             self._timer.lap(stage, batch)
 
     @abstractmethod
     def _forward(self) -> list[Any]:
-        """Compute all values; give the outputs."""
+        """Compute all values; return the outputs."""
 
     @abstractmethod
     def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
@@ -69,9 +69,9 @@ class PooledRun(ABC, Generic[M]):
 
     @abstractmethod
     def _forget(self) -> None:
-        """Let go of all that refers to the memory."""
+        """Drop all references to the memory."""
 
 
 def silent() -> np.errstate:
-    """While batches run, overflow is no error: `value_and_grad` refuses a loss that is not finite."""
+    """Silence NumPy's floating-point warnings while batches run: `value_and_grad` refuses a loss that is not finite."""
     return np.errstate(over="ignore", divide="ignore", invalid="ignore")

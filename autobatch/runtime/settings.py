@@ -1,4 +1,4 @@
-"""How a function runs, beside its policy, planner and backend; see `autobatch.batched` for the meaning of each."""
+"""The settings of a batched function except its policy, planner and backend; `autobatch.batched` explains each."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `autobatch.batched` that are no objects, checked.
+    """The options of `autobatch.batched` that are plain values, checked.
 
     Attributes:
         rewrites: names of passes over graphs.
-        seed: of random numbers.
-        max_bytes: of the values of a mini-batch; None is no limit.
+        seed: the seed of random numbers.
+        max_bytes: bound on the bytes of the values of a mini-batch; None is no limit.
         plan_cache: how many plans to keep.
-        precision: of matrix products.
+        precision: the precision of matrix products.
         threads: a number, or "auto".
-        tune: "off", "auto", decisions, or the path of a file with such.
+        tune: "off", "auto", decisions, or the path of a file with decisions.
     """
 
     rewrites: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a call did, and how long each part of it took."""
+"""Counts and times of a call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autobatch.schedule.schedule import min_batches
 
 
 class Span(NamedTuple):
-    """When a stage, or a batch in it, ran: seconds of `time.perf_counter`; of a batch also its type and rows."""
+    """The time span of a stage, or of a batch with its type and rows: seconds of `time.perf_counter`."""
 
     stage: str
     start: float
@@ -28,16 +28,16 @@ class Span(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """How long it took."""
+        """The length of the span in milliseconds."""
         return 1e3 * (self.end - self.start)
 
 
 class Clock:
-    """Milliseconds per stage; a lap goes to the stage that it ends.
+    """Milliseconds per stage; a lap counts for the stage that it ends.
 
     Attributes:
-        start: when it began.
-        spans: every lap, while a profile is taken; else None.
+        start: the time at which the clock was started.
+        spans: every lap while a profile is taken; else None.
     """
 
     def __init__(self, profiled: bool = False) -> None:
@@ -54,7 +54,7 @@ class Clock:
         self._since = now
 
     def total(self, *stages: str) -> float:
-        """Milliseconds of several stages."""
+        """The sum of several stages, in milliseconds."""
         return sum(self.ms.get(stage, 0.0) for stage in stages)
 
 
@@ -63,14 +63,14 @@ class LastCall:
     """Counts and times of one call.
 
     Attributes:
-        graphs: what was scheduled, after the rewrites: one, or where `max_bytes` would have been exceeded one for each
-            part, in order. With a plan from the cache, those of the mini-batch that it was made for.
-        batches, launches, copied_bytes, allocations: of all parts.
-        planned_bytes: what the largest plan's values take, with scratch memory.
-        buffer_bytes: what the backend held for them.
+        graphs: the scheduled graphs, after the rewrites: one, or one per part, in order, if the whole would have
+            exceeded `max_bytes`. With a plan from the cache, the graphs of the mini-batch that it was made for.
+        batches, launches, copied_bytes, allocations: totals of all parts.
+        planned_bytes: bytes of the values and scratch memory of the largest plan.
+        buffer_bytes: bytes that the backend held for them.
         unseen_share: the share of batches for which the policy met a state that it had not learned; None for policies
             that do not learn.
-        plan_hit: whether the plan came from the cache; None if it was not looked for, which it is for recorded graphs.
+        plan_hit: whether the plan came from the cache; None if the cache was not asked. Recorded graphs ask it.
         plan_hit_rate: the share of such lookups so far that found a plan.
     """
 
@@ -91,35 +91,35 @@ class LastCall:
 
     @property
     def parts(self) -> int:
-        """How many parts the mini-batch ran in; 1 unless `max_bytes` would have been exceeded."""
+        """The number of parts that the mini-batch ran in; 1 unless `max_bytes` would have been exceeded."""
         return len(self.graphs)
 
     @cached_property
     def graph(self) -> Graph:
-        """What was scheduled, after the rewrites; that of all parts is merged when asked for."""
+        """The scheduled graph, after the rewrites; several parts are merged when it is asked for."""
         return self.graphs[0] if len(self.graphs) == 1 else merge_graphs(self.graphs)
 
     @property
     def nodes(self) -> int:
-        """Nodes that ran."""
+        """The number of nodes that ran."""
         return sum(graph.n_nodes for graph in self.graphs)
 
     @cached_property
     def lower_bound(self) -> int:
-        """Batches that no schedules of the parts can go below; computed when asked for."""
+        """The number of batches that no schedules of the parts can go below; computed when asked for."""
         return sum(map(min_batches, self.graphs))
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One mini-batch on its way: what each stage made of it.
+    """A planned mini-batch and the counts of its run.
 
     Attributes:
-        graph: of the whole, before the rewrites.
-        whole_bytes: what the values of the whole would take.
-        parts: what runs, one after the other; the whole, unless that takes more than `max_bytes`.
+        graph: the graph of the whole, before the rewrites.
+        whole_bytes: bytes that the values of the whole would take.
+        parts: the parts, which run one after the other; a single one unless the whole takes more than `max_bytes`.
         plan_hit, plan_hit_rate: as in `LastCall`.
-        counts: of each part that has run.
+        counts: the counts of each part that has run.
     """
 
     graph: Graph
@@ -134,12 +134,12 @@ class Step:
 
     @property
     def planned_bytes(self) -> int:
-        """What the values of the largest part take."""
+        """The bytes of the values of the largest part."""
         return max(part.n_bytes for part in self.parts)
 
     @property
     def unseen_share(self) -> float | None:
-        """The share of all batches that a learned policy did not know the state for."""
+        """The share of batches for which the policy met a state that it had not learned."""
         shares = [(part.unseen_share, part.n_batches) for part in self.parts if part.unseen_share is not None]
         if len(shares) <= 1:
             return shares[0][0] if shares else None
@@ -147,11 +147,11 @@ class Step:
 
     @property
     def rewrites(self) -> Rewrites:
-        """What was done to all parts."""
+        """The rewrites of all parts, added up."""
         return Rewrites(*map(sum, zip(*(astuple(part.rewrites) for part in self.parts), strict=True)))
 
     def totals(self) -> Counts:
-        """What running all parts took."""
+        """The counts of all parts, added up."""
         launches, copied, allocations, held = zip(*self.counts, strict=True)
         return Counts(sum(launches), sum(copied), sum(allocations), max(held))
 

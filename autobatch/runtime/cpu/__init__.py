@@ -1,1 +1,1 @@
-"""The cpu backend: compiled stages over tiles of rows, in one or several threads."""
+"""The cpu backend: runs compiled stages over tiles of rows, in one or several threads."""

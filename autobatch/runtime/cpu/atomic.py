@@ -1,4 +1,4 @@
-"""Numbers that several threads change, for compiled code: changes happen at once, and all threads see one order."""
+"""Atomic operations on int64 for compiled code, sequentially consistent: all threads see one order of changes."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def load() -> Callable[[int], int]:
 
 @built
 def store() -> Callable[[int, int], int]:
-    """Build (address, value): write an int64; what it was before."""
+    """Build (address, value): write an int64; returns the value before."""
     change: Callable[[int, int], int] = _changing("xchg")
     return change
 
 
 @built
 def fetch_add() -> Callable[[int, int], int]:
-    """Build (address, amount): add to the int64 there; what it was before."""
+    """Build (address, amount): add to the int64 there; returns the value before."""
     change: Callable[[int, int], int] = _changing("add")
     return change
 
 
 @built
 def exchange_if() -> Callable[[int, int, int], int]:
-    """Build (address, expected, new): make the int64 there new if it is what is expected; what it was before."""
+    """Build (address, expected, new): write `new` if the int64 there is `expected`; returns the value before."""
     import numba
 
     def emit(builder: Any, place: Any, expected: Any, new: Any) -> Any:
@@ -59,7 +59,7 @@ def exchange_if() -> Callable[[int, int, int], int]:
 
 
 def _changing(how: str) -> Any:
-    """Make a function that changes a number by another."""
+    """Make a read-modify-write operation of one argument."""
     import numba
 
     word, operation = _operation(2, lambda builder, place, value: builder.atomic_rmw(how, place, value, ORDER))
@@ -72,7 +72,7 @@ def _changing(how: str) -> Any:
 
 
 def _operation(n_arguments: int, emit: Callable[..., Any]) -> tuple[Any, Any]:
-    """Make an operation of an address and other int64; the type of these beside it."""
+    """Make an operation on an address and other int64; return it with its type of int64."""
     from llvmlite import ir
     from numba import types
     from numba.extending import intrinsic
@@ -91,7 +91,7 @@ def _operation(n_arguments: int, emit: Callable[..., Any]) -> tuple[Any, Any]:
 
 @cache
 def yield_address() -> int:
-    """The address of the system's function that lets other threads run on this core."""
+    """The address of the system's function that yields this core to other threads."""
     if sys.platform == "win32":
         function = ctypes.windll.kernel32.SwitchToThread
     else:

@@ -1,10 +1,10 @@
 """The cpu backend: cells compiled into a few steps, on the plans that the reference backend interprets.
 
-Batches are cut in pieces. Where the rows of each are, and what is called for it, is worked out once per plan. A step is
-then a call with the number of a piece: a generated kernel, a matrix product, or an op that is interpreted; one compiled
-loop makes all calls, stopping only for ops of the last kind, or several threads do, if there are none. What cells
-compute from parameters alone runs once per run. The gradient of a weight is one product over all rows of a type, and
-that of a bias one pass over them.
+Batches are cut into pieces (tiles). The rows of each piece and the calls for it are worked out once per plan. A step is
+a call with the number of a piece: of a generated kernel, a matrix product, or an interpreted op. One compiled loop
+makes all calls, and stops only for interpreted ops; if there are none, several threads can make the calls. Values that
+depend on parameters alone are computed once per run. The gradient of a weight is one product over all rows of a type,
+and that of a bias is one pass over them.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from autobatch.runtime.run import PooledRun
 class Cpu:
     """Runs plans with compiled cells.
 
-    What is compiled for a cell is kept as long as anybody holds types or a prepared plan that have it.
+    A compiled cell is kept as long as any types or prepared plans that have it are alive.
 
     Args:
-        poison: fill the buffer with NaN before each run, so that a read of what was never written shows.
+        poison: fill the buffer with NaN before each run, so that reads of memory that was never written show.
         jitted: compile the generated kernels; by default unless `AUTOBATCH_JIT` is 0.
         provider: the name of the library that multiplies matrices; by default the fastest for each size.
     """
@@ -58,15 +58,15 @@ class Cpu:
         self._cells: WeakValueDictionary[tuple[int, Any, str], CompiledCell] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles have memory of their own, and compile anew."""
+        """Copies and pickles have their own memory, and compile anew."""
         return type(self), (self.poison, self.jitted, None if self.chooser.name == BY_SIZE else self.chooser.name)
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> CompiledPlan:
-        """Cut the batches of a plan in pieces, and lower the stages of its cells; see `Backend`."""
+        """Cut the batches of a plan into pieces, and lower the stages of its cells; see `Backend`."""
         return CompiledPlan(self, plan, cells, options)
 
     def chooser_of(self, matmul: str | None) -> Chooser:
-        """What chooses the library for each product, where one is named that one, for all of them.
+        """The chooser of the library for each product; it always takes the library `matmul` if that is named.
 
         Raises:
             BackendError: there is no such library.
@@ -77,14 +77,14 @@ class Cpu:
         return self._choosers[name]
 
     def compiled_types(self, cells: PlannedTypes, options: RunOptions) -> CompiledTypes:
-        """What all plans of these types share."""
+        """The compiled types that all plans of these types share."""
         found, way = self._types.setdefault(cells, {}), (options.dtype, options.precision)
         if way not in found:
             found[way] = CompiledTypes(cells, options.dtype)
         return found[way]
 
     def compiled_cell(self, cells: PlannedTypes, options: RunOptions, kind: int) -> CompiledCell:
-        """The cell of a type compiled for these options, the same one for all `PlannedTypes` that have it."""
+        """The cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
         key = id(cells.cells[kind]), options.dtype, options.precision
         found = self._cells.get(key)
         if found is None:
@@ -94,13 +94,13 @@ class Cpu:
 
 
 class CompiledPlan:
-    """A plan, with all that running it takes beside the memory; see `Executable`.
+    """A prepared plan, with all that a run needs except memory; see `Executable`.
 
     Attributes:
         types: its types, compiled.
-        chooser: of the libraries that multiply.
-        prepared: where the rows of each piece are, and what is called for it.
-        n_threads: that take pieces.
+        chooser: chooses the library for each product.
+        prepared: the rows of each piece, and the calls for it.
+        n_threads: how many threads run pieces.
     """
 
     def __init__(self, backend: Cpu, plan: Plan, cells: PlannedTypes, options: RunOptions) -> None:
@@ -145,7 +145,7 @@ class CompiledRun(PooledRun[CpuMemory]):
             self._values.slot(slot, plan.mirror)[...] = seeds.get(slot, 0)
         with self._threads():
             self._sweep("backward", None if activity.is_whole else activity)
-            self.lap("backward", None)  # what comes after its batches is not part of the weights
+            self.lap("backward", None)  # work after the last batch counts as backward, not as weights
             ends = plan.type_ptr.tolist()
             for kind in range(len(ends) - 1):
                 n_rows = ends[kind + 1] - ends[kind]
@@ -155,7 +155,7 @@ class CompiledRun(PooledRun[CpuMemory]):
         self._copied_bytes += targets.finish()
 
     def counts(self) -> Counts:
-        """What the run took so far."""
+        """The work of the run so far."""
         launches = self._launches + (self._interpreter.launches if "_interpreter" in vars(self) else 0)
         return Counts(launches, self._copied_bytes, self._allocations, self.memory.n_bytes)
 
@@ -166,19 +166,19 @@ class CompiledRun(PooledRun[CpuMemory]):
 
     @cached_property
     def _interpreter(self) -> FastProducts:
-        """Runs what no step does."""
+        """An interpreter for instructions that no step runs."""
         executable = self._executable
         options, chooser, jitted = executable.options, executable.chooser, executable.backend.jitted
         return FastProducts(self._values, options, self._randomness, chooser, jitted)
 
     def _threads(self) -> AbstractContextManager[int]:
-        """Where several threads take pieces, each multiplies alone."""
+        """Limit each library call to one thread while several threads run pieces."""
         return limit_threads(1 if self._executable.n_threads > 1 else self._executable.options.threads)
 
     # Batches.
 
     def _bind(self, name: str) -> BoundStages:
-        """Bind the steps of a stage, of all types that the plan has, to the arrays of this run."""
+        """Bind the steps of a stage, for all types of the plan, to the arrays of this run."""
         executable, memory, plan = self._executable, self.memory, self._executable.plan
         types, prepared = executable.types, executable.prepared
         bound = types.bound(name, tuple(prepared.tables))
@@ -196,7 +196,7 @@ class CompiledRun(PooledRun[CpuMemory]):
         return bound
 
     def _sweep(self, name: str, activity: Activity | None) -> None:
-        """Make all calls of a stage, in one go if nobody takes the time and all nodes are active."""
+        """Make all calls of a stage; in one compiled call if there is no timer and all nodes are active."""
         bound, plan = self._bind(name), self._executable.plan
         try:
             n_batches = bound.n_batches
@@ -217,7 +217,7 @@ class CompiledRun(PooledRun[CpuMemory]):
             bound.release()
 
     def _weight_gradients(self, kind: int, activity: Activity, gradients: Mapping[int, Gradient]) -> None:
-        """Run the weight stage of a type, as products by address where it consists of such."""
+        """Run the weight stage of a type: directly by addresses if it can be, else by the interpreter."""
         executable, backend = self._executable, self._executable.backend
         plan, stage = executable.plan, executable.types.cells[kind].weights
         outers = backend.outers if executable.options.precision == "bf16" else None

@@ -1,4 +1,4 @@
-"""The types of a plan, compiled in one way: what their cells take in memory, and their steps, bound to a run."""
+"""The compiled types of a plan: the memory that their cells need, and their steps, bound to one run at a time."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from autobatch.runtime.cpu.team import Sweeps
 
 LongArray = NDArray[np.int64]
 SCRATCH = COMMON.index("scratch")
-MOST_BOUND = 32  # sets of types whose steps are kept together; making them takes some microseconds
+MOST_BOUND = 32  # sets of types whose bound stages are cached; making one takes some microseconds
 
 
 class Prepared(NamedTuple):
     """A plan, prepared for a number of threads.
 
     Attributes:
-        tables: by type, in the order of their numbers; only types that the plan has.
+        tables: the tables of the plan's types, in the order of the types' numbers.
         mean_rows, kept_size, scratch_size: see `autobatch.runtime.cpu.table.Tables`.
-        forward, backward: the calls of a stage; none backward in inference.
+        forward, backward: the calls of a stage; none in backward for inference.
     """
 
     tables: dict[int, LongArray]
@@ -43,11 +43,11 @@ class Prepared(NamedTuple):
 
 
 class CompiledTypes:
-    """What the cells of all types need, compiled in one way.
+    """The cells of all types, compiled with the same options.
 
     Attributes:
-        cells: those met in a plan, by the number of their type.
-        widths: of all types.
+        cells: the cells met in a plan, by the number of their type.
+        widths: the memory that each type needs.
     """
 
     def __init__(self, types: PlannedTypes, dtype: np.dtype[Any]) -> None:
@@ -64,7 +64,7 @@ class CompiledTypes:
         self._bound: dict[tuple[Any, ...], BoundStages] = {}
 
     def prepare(self, plan: Plan, compile_cell: Callable[[int], CompiledCell], n_threads: int) -> Prepared:
-        """Prepare a plan; cells that were not met before are compiled, but no machine code is made of them.
+        """Prepare a plan; cells that were not met before are lowered, but not yet compiled to machine code.
 
         Cost: O(pieces), some ten microseconds.
         """
@@ -90,7 +90,7 @@ class CompiledTypes:
         return Prepared(tables, made.mean_rows, made.kept_size, made.scratch_size, forward, backward)
 
     def _add(self, kind: int, cell: CompiledCell) -> None:
-        """Take in a type."""
+        """Add a type."""
         widths = self.widths
         blocks = slice(int(widths.block_ptr[kind]), int(widths.block_ptr[kind + 1]))
         forward = cell.stage("forward")
@@ -103,10 +103,10 @@ class CompiledTypes:
             widths.steps[number, kind] = stage.n_before, stage.n_per_batch, stage.n_after
         width = widths.inputs[blocks] + widths.saved[blocks] + widths.scratch[:, blocks].max(0)
         widths.most_rows[kind] = most_rows((int(width.sum()) + int(widths.kept[kind])) * self.dtype.itemsize)
-        self.cells[kind] = cell  # compiling may be interrupted: what is here is complete
+        self.cells[kind] = cell  # last, as compiling may be interrupted: only complete types are listed
 
     def bound(self, name: str, kinds: Sequence[int]) -> BoundStages:
-        """The steps of a stage of some types; those of the sets of types used last are kept."""
+        """The bound stages of some types; the most recently used sets of types are cached."""
         key = name, *kinds
         found = self._bound.pop(key, None)
         if found is None:
@@ -118,7 +118,7 @@ class CompiledTypes:
 
 
 class BoundStages:
-    """A stage of several types, bound to one run at a time: the steps of all, and the calls of these in order."""
+    """A stage of several types, bound to one run at a time: the steps of all types, and their calls in order."""
 
     def __init__(self, name: str, stages: list[CompiledStage]) -> None:
         self.name, self.stages = name, stages
@@ -129,7 +129,7 @@ class BoundStages:
         self._sweeps = Sweeps()
 
     def place(self, arrays: tuple[Any, ...], scratch: Any) -> Arrays:
-        """Write down where the arrays that all stages read are, for each thread, which has its own row of scratch."""
+        """Store the addresses of the arrays that all stages read, per thread: each has its own row of scratch."""
         if len(self._common) != len(scratch):
             self._common = np.zeros((len(scratch), len(COMMON)), np.int64)
         found = [address_of(array) for array in arrays]
@@ -140,7 +140,7 @@ class BoundStages:
         return Arrays(arrays, self._common)
 
     def bind(self, runs: Iterable[StageRun], calls: Calls) -> None:
-        """Take the arrays of a run, for each stage, and what is called in it."""
+        """Take the arrays of a run for each stage, and the calls."""
         for stage, run in zip(self.stages, runs, strict=True):
             stage.bind(run)
         found = [stage.addresses for stage in self.stages]
@@ -151,17 +151,17 @@ class BoundStages:
         self._is_shared = len(self._addresses) > 1 and bool(self._addresses[0, :, 0].all())
 
     def release(self) -> None:
-        """Let go of the arrays of the run."""
+        """Drop the arrays of the run."""
         for stage in self.stages:
             stage.release()
 
     @property
     def n_batches(self) -> int:
-        """Batches of the run."""
+        """The number of batches of the run."""
         return len(self._calls.ptr) - 3
 
     def call(self, first: int, last: int) -> int:
-        """Make the calls of some parts, and say how many: 0 is what comes before all batches, which follow."""
+        """Make the calls of parts first:last and return their number; part 0 comes before all batches."""
         calls, piece_ptr, ptr, _ = self._calls
         start, end = int(piece_ptr[ptr[first]]), int(piece_ptr[ptr[last]])
         if self._is_shared and ptr[last] - ptr[first] > last - first:

@@ -16,11 +16,11 @@ Array = NDArray[Any]
 
 
 class CpuMemory(Memory):
-    """What one run computes in.
+    """The memory of one run.
 
     Attributes:
-        scratch: [threads, size] what pieces use by turns.
-        kept: [1, size] what steps of all rows leave for those of batches.
+        scratch: [threads, size] scratch memory that pieces use one after the other.
+        kept: [1, size] persistent scratch: values that steps of all rows leave for steps of batches.
     """
 
     def __init__(self) -> None:
@@ -35,23 +35,23 @@ class CpuMemory(Memory):
     def reserve_all(
         self, size: int, prepared: Prepared, dtype: np.dtype[Any], n_threads: int, max_bytes: int | None
     ) -> None:
-        """Have room for `size` elements, and scratch memory for a prepared plan, all within the limit."""
+        """Make room for `size` elements and for the scratch memory of a prepared plan, all within the limit."""
         limit = None if max_bytes is None else max_bytes // dtype.itemsize
         turns, kept = n_threads * prepared.scratch_size, prepared.kept_size
         if limit is not None and size + max(self.scratch.size, turns) + max(self.kept.size, kept) > limit:
-            self.scratch = self.kept = np.empty((1, 0), dtype)  # what is left from a larger mini-batch goes first
+            self.scratch = self.kept = np.empty((1, 0), dtype)  # free the memory of a larger mini-batch first
         needed = max(self.scratch.size, turns) + max(self.kept.size, kept)
         self.reserve(size, dtype, None if limit is None else (limit - needed) * dtype.itemsize)
         self.scratch = self._reserved(self.scratch, n_threads, prepared.scratch_size, dtype)
         self.kept = self._reserved(self.kept, 1, prepared.kept_size, dtype)
 
     def poison(self) -> None:
-        """Fill all with NaN."""
+        """Fill all memory with NaN."""
         for array in (self.buffer, self.scratch, self.kept):
             array.fill(np.nan)
 
     def _reserved(self, array: Array, n_rows: int, size: int, dtype: np.dtype[Any]) -> Array:
-        """The array, if it is large enough, or another."""
+        """The array if it is large enough, else a new one."""
         if array.dtype == dtype and len(array) == n_rows and array.shape[1] >= size:
             return array
         self.allocations += 1

@@ -1,9 +1,9 @@
-"""Batches cut in pieces, and the calls of a stage in order.
+"""Cut batches into pieces (tiles), and list the calls of a stage in order.
 
-A piece goes through all steps of its cell before the next one begins, so that what a step writes is still in the cache
-when the next one reads it, and the pieces of a batch may run side by side in several threads. What a stage takes out of
-its batches, to run once for all rows of a type, is done in pieces as well; where batches are as large as pieces anyway,
-it stays with them, for the sake of the cache.
+A piece goes through all steps of its cell before the next one begins, so that values are still in the cache when the
+next step reads them; and several threads may run the pieces of a batch in parallel. Hoisted steps, which run once for
+all rows of a type, are cut into pieces as well. If batches are as large as pieces anyway, hoisted steps run with the
+pieces of batches instead, for the sake of the cache.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from autobatch.jit.loops import compiled
 LongArray = NDArray[np.int64]
 
 PIECE_BYTES = 1 << 19
-"""What the rows of a piece may take: half of the L2 cache of servers since about 2020."""
+"""Bytes that the rows of a piece may take: half of the L2 cache of servers since about 2020."""
 LEAST_ROWS = 96
-"""Pieces need not have fewer rows for the sake of the cache: below, calls cost more than it saves."""
+"""The row limit of pieces is never below this: with fewer rows, calls cost more than the cache saves."""
 ROUND_ROWS = 16
-"""Pieces have a multiple of so many rows, and products take whole tiles of them."""
+"""The rows of a piece are a multiple of this, so that products take whole tiles of them."""
 
 
 class BatchList(NamedTuple):
@@ -34,12 +34,12 @@ class BatchList(NamedTuple):
 
 
 class AllPieces(NamedTuple):
-    """How rows are cut.
+    """How the rows of each type are cut into pieces.
 
     Attributes:
-        counts: [T, 2] pieces of batches, and of all rows.
-        most: [T] rows of a piece.
-        n_threads: that take pieces.
+        counts: [T, 2] the number of pieces of batches, and of all rows.
+        most: [T] the largest number of rows of a piece.
+        n_threads: how many threads run pieces.
     """
 
     counts: LongArray
@@ -51,11 +51,12 @@ class Calls(NamedTuple):
     """The calls of a stage, in order.
 
     Attributes:
-        calls: [n, 2] the number of a step, and of a piece among those of its type.
+        calls: [n, 2] the number of a step, and the number of a piece among those of its type.
         piece_ptr: [pieces + 1] calls[piece_ptr[p]:piece_ptr[p + 1]] are those of the p-th piece that runs.
         ptr: [batches + 3] part p has pieces ptr[p]:ptr[p + 1]. Part 0 is the prologue, parts 1 to B are the batches in
-            the order in which they run, part B + 1 is the epilogue; these two have pieces of all rows of a type.
-        alone: [batches] in which batches values are added to others, which only one thread may do; empty if in none.
+            the order in which they run, and part B + 1 is the epilogue. Pieces of the prologue and the epilogue are of
+            all rows of a type.
+        alone: [batches] whether a batch adds values to others, which only one thread may do; empty if no batch does.
     """
 
     calls: LongArray
@@ -65,20 +66,20 @@ class Calls(NamedTuple):
 
 
 def most_rows(row_bytes: int) -> int:
-    """How many rows a piece may have."""
+    """The largest number of rows of a piece."""
     return max(PIECE_BYTES // max(row_bytes, 1) // ROUND_ROWS * ROUND_ROWS, LEAST_ROWS)
 
 
 @compiled
 def rows_of_piece(n_rows: int, most: int, n_threads: int) -> int:
-    """How many rows pieces have that `n_rows` are cut in: one at least for each thread, unless they are few."""
+    """The rows of each piece that `n_rows` are cut into: at least one piece per thread, unless there are few rows."""
     share = (n_rows + n_threads - 1) // n_threads
     return min(most, (share + ROUND_ROWS - 1) // ROUND_ROWS * ROUND_ROWS)
 
 
 @compiled
 def count_pieces(n_rows: int, most: int, n_threads: int) -> int:
-    """How many pieces rows are cut in."""
+    """The number of pieces that `n_rows` are cut into."""
     at_once = rows_of_piece(n_rows, most, n_threads)
     return (n_rows + at_once - 1) // at_once
 
@@ -87,10 +88,10 @@ def count_pieces(n_rows: int, most: int, n_threads: int) -> int:
 def list_calls(
     batches: BatchList, pieces: AllPieces, steps: LongArray, alone: NDArray[np.bool_], backward: bool
 ) -> Calls:
-    """List the calls of a stage, and divide them.
+    """List the calls of a stage, divided into parts and pieces.
 
     Args:
-        steps: [T, 3] before, in and after batches.
+        steps: [T, 3] the number of steps before, in and after batches.
         alone: see `Calls`.
     """
     batch_type, batch_ptr = batches.type, batches.ptr
@@ -143,7 +144,7 @@ def list_calls(
 def find_alone(
     batches: BatchList, dest_base: LongArray, dest_ptr: LongArray, adds: NDArray[np.bool_], out_ptr: IntArray
 ) -> NDArray[np.bool_]:
-    """Find the batches of which values are added to others."""
+    """Find the batches that add values to others."""
     batch_type, batch_ptr = batches.type, batches.ptr
     alone = np.zeros(batch_type.size, np.bool_)
     done = np.zeros(out_ptr.size - 1, np.int64)

@@ -1,4 +1,4 @@
-"""Weight stages that no `WeightStage` can run directly: interpreted, with products and sums of rows done faster."""
+"""Interpret the weight stages that `WeightStage` cannot run directly, with fast products and sums of rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FastProducts(Interpreter):
     """Interprets cells; products that are added to a gradient go to the fastest library, sums of rows take one pass.
 
     Args:
-        chooser: of the libraries.
+        chooser: chooses the library.
         jitted: whether loops are compiled.
     """
 
@@ -42,7 +42,7 @@ class FastProducts(Interpreter):
                 super().run(frame, (index,))
 
     def _add_product(self, frame: Frame, index: int) -> bool:
-        """Add an outer product of rows to its target, if it is one and has one."""
+        """If an instruction is an outer product of rows with a target, add it there; return whether it was."""
         source, target = frame.vars[index].source, frame.targets.get(index)
         assert isinstance(source, Instruction)
         if target is None or source.op.name != "row_sum_outer":
@@ -60,7 +60,7 @@ class FastProducts(Interpreter):
         return True
 
     def _add_rows_at_once(self, frame: Frame, index: int) -> bool:
-        """Add a sum of rows to its target, if it is one and has one."""
+        """If an instruction is a sum of rows with a target, add it there; return whether it was."""
         source, target = frame.vars[index].source, frame.targets.get(index)
         assert isinstance(source, Instruction)
         if target is None or source.op is not ROW_SUM or not self._jitted or frame.env[source.args[0]].ndim != 2:

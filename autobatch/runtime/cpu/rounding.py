@@ -1,10 +1,10 @@
-"""Products of which the operands are rounded to bf16, as steps; see `autobatch.ir.precision`.
+"""Steps for products whose operands are rounded to bf16; see `autobatch.ir.precision`.
 
-Which way is fastest was measured (`Chooser.choose_bf16`). By vectors of bf16 numbers, a matrix is rounded and packed
-once per run, and the rows of a batch are rounded some dozens at a time, just before they are multiplied, into memory
-that stays in the cache: that takes about a fiftieth of the time that multiplying takes. Where that is slower than
-float32, the same is done with the float32 numbers that the operands are rounded to. With AMX, rows and matrix may go to
-MKL as bf16.
+`Chooser.choose_bf16` measures which of three ways is fastest. The first uses vectors of bf16 numbers: a matrix is
+rounded and packed once per run, and the rows of a batch are rounded some dozens at a time, just before they are
+multiplied, into memory that stays in the cache; rounding takes about a fiftieth of the time of multiplying. The second,
+for processors on which that is slower than float32, does the same with operands that are rounded to bf16 but stored as
+float32. The third, with AMX, passes rows and matrix to MKL as bf16.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from autobatch.runtime.cpu.steps import (
 
 Array = NDArray[Any]
 MEMORY = list(SLOTS).index("scratch")
-OUTER_ROWS = 256  # of both factors of a gradient that are rounded at once
-OUTER_M, OUTER_N, OUTER_K, OUTER_X, OUTER_Y, OUTER_OUT = 1, 2, 3, 4, 6, 8  # as `autobatch.runtime.cpu.weights` has them
+OUTER_ROWS = 256  # rows of both factors of a gradient that are rounded at once
+OUTER_M, OUTER_N, OUTER_K, OUTER_X, OUTER_Y, OUTER_OUT = 1, 2, 3, 4, 6, 8  # as in `autobatch.runtime.cpu.weights`
 
 
 class RoundedStep(ProductStep):
@@ -97,7 +97,7 @@ class RoundedStep(ProductStep):
         return address
 
     def _take_rounded(self, matrix: Array) -> int:
-        """Take a rounded matrix for the product of float32 that is fastest."""
+        """Take a rounded matrix for the fastest float32 product."""
         if self.provider.name == PACKED and self.stage.jitted and matrix.size:
             self._pack(matrix)
             self.own[ROUTINE] = 0
@@ -159,17 +159,17 @@ def multiply_in_float32(memory: int, own: int, k: int) -> None:
 
 
 class Outers:
-    """Gradients of matrices in bf16, by compiled code; keeps its memory."""
+    """Adds gradients of matrices in bf16, by compiled code; reuses its memory."""
 
     def __init__(self) -> None:
         self._scratch = np.zeros(0, np.uint32)
 
     def add_all(self, numbers: Array) -> None:
-        """Add several products x' @ y, both rounded, to what is there.
+        """Add several products x' @ y, both factors rounded, to their targets.
 
         Args:
-            numbers: for each a routine of float32, or 0 for our own product of bf16; m, n, rows, and for x, y and out
-                the address, and elements from row to row; as `autobatch.runtime.cpu.weights` has them.
+            numbers: one row per product, as in `autobatch.runtime.cpu.weights`: a float32 routine, or 0 for our own
+                bf16 product; m, n, rows; and for x, y and out the address and the elements from row to row.
         """
         needed = 0
         for routine, m, n in numbers[:, :OUTER_K].tolist():
@@ -181,7 +181,7 @@ class Outers:
 
 @compiled
 def add_outers(numbers: Array, scratch: int) -> None:
-    """Add products x' @ y to what is there, in order; a row of numbers for each."""
+    """Add products x' @ y to their targets, in order; each has a row of numbers."""
     for at in range(len(numbers)):
         one = numbers[at]
         if not (one[OUTER_M] and one[OUTER_N] and one[OUTER_K]):
@@ -197,7 +197,7 @@ def add_outers(numbers: Array, scratch: int) -> None:
 
 @compiled
 def add_outer_in_float32(one: Array, scratch: int) -> None:
-    """Add a product x' @ y by a library, of the float32 numbers that some rows at a time are rounded to."""
+    """Add a product x' @ y with a float32 library routine, after rounding some rows at a time."""
     m, n = one[OUTER_M], one[OUTER_N]
     right = scratch + WORD * OUTER_ROWS * m
     for first in range(0, one[OUTER_K], OUTER_ROWS):
@@ -210,7 +210,7 @@ def add_outer_in_float32(one: Array, scratch: int) -> None:
 
 
 def add_outer(x: Array, y: Array, out: Array, way: str, provider: Provider) -> None:
-    """Add x' @ y, both rounded, to `out`, by a library: MKL where that is the way, or the provider."""
+    """Add x' @ y, both rounded, to `out` with a library: MKL if `way` is "mkl", else the provider."""
     if way == "mkl":
         find_bf16().multiply(round_to_bf16(x.T), round_to_bf16(y), out, True)
     else:

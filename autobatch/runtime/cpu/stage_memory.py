@@ -1,4 +1,4 @@
-"""What the steps of a stage read and write: the memory of a run, and the values that all rows share."""
+"""The arrays that the steps of a stage read and write: the memory of a run, and the values that all rows share."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Arrays(NamedTuple):
 
 
 class StageRun(NamedTuple):
-    """What a stage of a type runs on.
+    """The arrays and numbers of a run that a stage of a type reads.
 
     Attributes:
         common: buffer, scratch memory of pieces and of all rows, and destinations: the same for all types.
         place: the name of the type of destinations.
         table: see `autobatch.compiler.table`.
-        mean_rows: of pieces, per domain; see `autobatch.runtime.cpu.table`.
-        randomness: of the mini-batch.
+        mean_rows: mean rows of pieces, per domain; see `autobatch.runtime.cpu.table`.
+        randomness: the randomness of the mini-batch.
     """
 
     plan: Plan
@@ -63,11 +63,12 @@ class StageRun(NamedTuple):
 
 
 class StageMemory:
-    """Where the values of a stage are in a run, and those that all rows share.
+    """Maps the values of a stage to the arrays of a run, and computes the values that all rows share.
 
     Attributes:
-        arrays: what the slots of the memory hold, where kernels run as plain Python.
-        turn_width: elements of scratch memory that each piece has once: for a row in kernels, then for steps.
+        arrays: the arrays of the memory's slots, for kernels that run as plain Python.
+        turn_width: elements of scratch memory per piece that do not depend on its rows: for a row in kernels, then for
+            steps.
     """
 
     def __init__(self, sources: StageSources, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
@@ -83,7 +84,7 @@ class StageMemory:
 
     @property
     def _runs_steps_of_all_rows(self) -> bool:
-        """Whether there are such; if not, what they leave is scratch memory that pieces use by turns."""
+        """Whether hoisted steps run over all rows; if not, persistent values are in the scratch memory of pieces."""
         return bool(self.run.mean_rows[0, 1])
 
     def _find(self, name: str) -> Array | int:
@@ -124,7 +125,7 @@ class StageMemory:
         self._copies: list[tuple[Array, Array]] = []
 
     def _compute_shared(self) -> None:
-        """Bring up to date what all rows share: parameters, and what is computed from them; `(1, *shape)`."""
+        """Update the values that all rows share: parameters, and values computed from them; `(1, *shape)`."""
         vars, shared = self.lowered.vars, self.shared
         data = [source.parameter.data for _, source in self._weights]
         moved = self._data is None or any(a is not b for a, b in zip(data, self._data, strict=True))
@@ -148,10 +149,10 @@ class StageMemory:
         self._data = data
 
     def matrix(self, value: int, transposed: bool) -> Array:
-        """A shared matrix or its transpose, as libraries read it, the same array as long as no parameter moves.
+        """A shared matrix or its transpose in a form that libraries read; the same array until a parameter moves.
 
-        The rows of a transpose lie side by side, for libraries multiply by such up to 3 times faster. What is copied,
-        a transpose or a view that libraries refuse, is copied again in every run.
+        A transpose is copied to contiguous rows, because libraries multiply by these up to 3 times faster. Copies, of
+        transposes or of views that libraries refuse, are made again in every run.
         """
         if (value, transposed) not in self._matrices:
             matrix: Array = self.shared[value][0].T if transposed else self.shared[value][0]
@@ -165,7 +166,7 @@ class StageMemory:
         return self._matrices[value, transposed]
 
     def place(self, view: View) -> tuple[int, int, int, int]:
-        """The slot of the array that a view is in, the column that says where rows begin, bytes, elements per row."""
+        """The slot of a view's array, the table column where rows begin, the bytes from there, and elements per row."""
         home, view = self.storage.home(view)
         size = self.dtype.itemsize
         column = self.columns.index(self._column(home))
@@ -194,7 +195,7 @@ class StageMemory:
         return buffer if ARRAYS[home.area] == "buffer" else scratch
 
     def _column(self, home: Home) -> str:
-        """The column of the table that says where the rows of an area begin."""
+        """The column of the table that holds where the rows of an area begin."""
         if home.area in (Area.INTS, Area.FLOATS):
             return "start"
         return column_of(home, self.lowered.stage)
@@ -211,14 +212,14 @@ class StageMemory:
 
 
 def flat(array: Array) -> Array:
-    """The memory from the first element of an array to the last, as compiled code sees it."""
+    """The memory from the first to the last element of an array, as a flat array for compiled code."""
     reach = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True))
     n = 1 + reach // array.itemsize if array.size else 0
     return np.lib.stride_tricks.as_strided(array, (n,), (array.itemsize,))
 
 
 def _read_by_steps(stage: StageProgram) -> set[int]:
-    """The shared values that steps read otherwise than packed."""
+    """The shared values that steps read directly, not packed for kernels."""
     found: set[int] = set()
     for step in stage.steps:
         match step:
@@ -230,7 +231,7 @@ def _read_by_steps(stage: StageProgram) -> set[int]:
 
 
 def _looked_up(stage: StageProgram) -> set[int]:
-    """The parameters of which kernels read rows."""
+    """The parameters whose rows kernels look up."""
     kernels = [step for step in stage.steps if isinstance(step, Kernel)]
     loops = [loop for kernel in kernels for block in kernel.blocks for loop in block.loops]
     read = {operand.view.value for loop in loops for operand in loop.operands if operand.moved is not None}
@@ -243,7 +244,7 @@ def _instruction(source: object) -> Instruction:
 
 
 def _constant(data: Any, dtype: np.dtype[Any]) -> Any:
-    """A constant as a single row; ints stay ints, for they may be ids."""
+    """A constant as a single row; ints stay ints, because they may be ids."""
     if isinstance(data, (int, float)):
         return data
     return (data if data.dtype.kind in "iu" else data.astype(dtype, copy=False))[None]

@@ -1,4 +1,4 @@
-"""The compiled stages of a cell, in one float type: steps that stay from run to run, bound to the arrays of each."""
+"""The compiled stages of a cell, in one float type: their steps persist, and are bound to the arrays of each run."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class CompiledStage(StageMemory):
     """A stage with its steps.
 
     Attributes:
-        addresses: [threads, steps, 3] of the function, the memory and the own numbers of each step; no function for
-            those that Python runs.
+        addresses: [threads, steps, 3] the addresses of each step's function, memory and own numbers; the function is 0
+            for steps that Python runs.
     """
 
     def __init__(self, sources: StageSources, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
@@ -110,6 +110,6 @@ class CompiledStage(StageMemory):
                 addresses[number, 0] = address
 
     def release(self) -> None:
-        """Let go of the arrays of the run."""
+        """Drop the arrays of the run."""
         del self.run
         self.arrays = []

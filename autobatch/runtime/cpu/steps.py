@@ -1,8 +1,8 @@
-"""Prepared steps, and the loop that calls them with no Python between.
+"""Prepared steps, and the compiled loop that calls them.
 
-A step runs for piece k of the batches of a type. One that is compiled is known by three addresses: of its function, of
-the memory of its stage (the addresses of the arrays that a run computes with), and of its own numbers, which stay from
-run to run. One that is not compiled is a Python function.
+A step runs for piece k of the batches of a type. A compiled step has three addresses: of its function, of the memory of
+its stage (the addresses of the arrays of a run), and of its own numbers, which stay the same from run to run. Any other
+step is a Python function.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Call = Callable[[int], object]
 TABLE = list(SLOTS).index("table")
 ROUTINE, BETA, COLUMNS, ROWS, N, INNER, ITEMSIZE, A, OUT = 0, 1, 2, 3, 4, 5, 6, 7, 11
 B_FLIPPED, B, B_STEP, SCRATCH, SIZE = 15, 16, 17, 18, 19
-"""The own numbers of a product. A and OUT begin with the slot of the array; then come the column of the table that says
-where rows begin, the bytes from there, and the elements from one row to the next. SCRATCH says where in scratch memory
-rounded rows go, see `autobatch.runtime.cpu.rounding`."""
+"""The own numbers of a product. A and OUT each have four: the slot of the array, the column of the table that holds
+where rows begin, the bytes from there, and the elements from one row to the next. SCRATCH is the place of rounded rows
+in scratch memory, see `autobatch.runtime.cpu.rounding`."""
 
 
 @compiled
 def call_steps(addresses: Array, calls: Array, at: int, end: int) -> int:
-    """Make the calls from `at` on, up to the first of a step that has no address; return which that is, or `end`."""
+    """Make the calls from `at` on; return the first call of a step that has no address, or `end`."""
     while at < end:
         step = calls[at, 0]
         if addresses[step, 0] == 0:
@@ -57,7 +57,7 @@ def call_steps(addresses: Array, calls: Array, at: int, end: int) -> int:
 
 
 def make_calls(addresses: Array, steps: Sequence[Call], calls: Array, at: int, end: int) -> None:
-    """Make calls of steps, compiled ones and others."""
+    """Make the calls at:end, of compiled steps and of others."""
     while at < end:
         at = call_steps(addresses, calls, at, end)
         if at < end:
@@ -76,7 +76,7 @@ class KernelStep:
         self.addresses: dict[str, int] = {}
 
     def bind(self, run: StageRun) -> int:
-        """Find the address of the kernel for the destinations of a run."""
+        """Find the address of the kernel for the type of a run's destinations."""
         if not self.stage.jitted:
             return 0
         if run.place not in self.addresses:
@@ -110,7 +110,7 @@ class ProductStep:
         self.chosen_for, self.n_rows, self.dtype = (-1, 0, ""), 0, stage.dtype.name
 
     def bind(self, run: StageRun) -> int:
-        """Choose the library, by the mean number of rows, and take the weight as it is in this run."""
+        """Choose the library by the mean number of rows, and take the weight of this run."""
         shared = self.stage.shared[self.term.weight]
         self._choose(run)
         if self.provider.name == PACKED and self.stage.jitted and shared.size:
@@ -122,7 +122,7 @@ class ProductStep:
         return multiply.address if self.own[ROUTINE] and self.stage.jitted and weight.size else 0
 
     def _choose(self, run: StageRun) -> bool:
-        """Choose the library; whether it was chosen anew."""
+        """Choose the library; return whether it was chosen anew."""
         shared = self.stage.shared[self.term.weight]
         inner, n = shared.shape[:0:-1] if self.term.transposed else shared.shape[1:]
         of_piece, of_whole = run.mean_rows[self.domain - NODE].tolist()
@@ -132,11 +132,11 @@ class ProductStep:
             return False
         self.provider = run.chooser.choose(max(self.n_rows, 1), n, inner, self.dtype)
         self.weight = None
-        self.chosen_for = chosen_for  # choosing may be interrupted: what is noted is complete
+        self.chosen_for = chosen_for  # last, as choosing may be interrupted
         return True
 
     def _take(self, weight: Array) -> None:
-        """Take a weight, and write down where it is for a library."""
+        """Take a weight, and store its address for a library."""
         self.weight = weight
         if weight.size:
             inner, n = weight.shape
@@ -156,12 +156,12 @@ class ProductStep:
         return multiply_packed.address
 
     def _make_panels(self, n_words: int) -> None:
-        """Have memory for a packed matrix."""
+        """Make memory for a packed matrix."""
         if self.panels.size < n_words:
             self.panels = aligned(n_words, np.dtype(np.uint32))
 
     def __call__(self, k: int) -> None:
-        """Run as the library does when Python calls it."""
+        """Multiply by the library's Python function."""
         left, out = self.stage.view(self.term.rows, k), self.stage.view(self.out, k)
         assert self.weight is not None, "steps are bound before they run"
         if left.size:
@@ -171,13 +171,13 @@ class ProductStep:
 
 
 class InterpretedStep:
-    """An instruction that runs as the reference backend runs it."""
+    """An instruction that runs as in the reference backend."""
 
     def __init__(self, stage: StageMemory, alone: Interpreted) -> None:
         self.stage, self.alone, self.own = stage, alone, np.zeros(0, np.int64)
 
     def bind(self, run: StageRun) -> int:
-        """It has no address."""
+        """Return 0: the step has no address."""
         return 0
 
     def __call__(self, k: int) -> None:
@@ -212,7 +212,7 @@ Step = KernelStep | ProductStep | InterpretedStep
 
 @by_address
 def multiply(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a piece by a matrix, by a library."""
+    """Multiply the rows of a piece by a matrix, with a library."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     if row[numbers[ROWS]] > 0:
@@ -229,7 +229,7 @@ def multiply(memory: int, own: int, k: int) -> None:
 
 @by_address
 def multiply_packed(memory: int, own: int, k: int) -> None:
-    """Multiply the rows of a piece by a matrix that is packed."""
+    """Multiply the rows of a piece by a packed matrix."""
     numbers, arrays = array_at(own, np.int64), array_at(memory, np.int64)
     row = array_at(arrays[TABLE], np.int64)[k * numbers[COLUMNS] :]
     if row[numbers[ROWS]] > 0:
@@ -241,6 +241,6 @@ def multiply_packed(memory: int, own: int, k: int) -> None:
 
 @compiled
 def address_in(arrays: Array, numbers: Array, row: Array, place: int) -> int:
-    """Where the rows of an operand begin."""
+    """The address where the rows of an operand begin."""
     first: int = arrays[numbers[place]] + numbers[place + 2] + row[numbers[place + 1]] * numbers[ITEMSIZE]
     return first

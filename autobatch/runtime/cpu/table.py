@@ -1,8 +1,8 @@
-"""Where the rows of every piece of a batch are, worked out once per plan.
+"""Fill in the tables of pieces: where the rows of every piece are, worked out once per plan.
 
-Batches are cut in pieces (`autobatch.runtime.cpu.pieces`). The table of a type has a row of ints per piece, which
-compiled steps read (`autobatch.compiler.table`): of the pieces of its batches in order, and behind them of those that
-all rows of the type are cut in.
+Batches are cut into pieces (`autobatch.runtime.cpu.pieces`). The table of a type has a row of ints per piece, which
+compiled steps read (`autobatch.compiler.table`): first the pieces of its batches in order, then the pieces of all rows
+of the type.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ LongArray = NDArray[np.int64]
 
 
 class Widths(NamedTuple):
-    """What T types take in memory, and how many steps they run; zero for types that were not met in a plan.
+    """The memory and the number of steps of T types; zero for types that were not met in a plan.
 
     Attributes:
         block_ptr, out_ptr: [T+1] blocks and outputs of each type, as in `autobatch.plan.plan.TypeTables`.
         inputs, saved: [blocks] elements per row.
-        scratch: [stages, blocks] elements per row that pieces use by turns.
-        columns: [T] of the tables.
-        turns, kept: [T] elements of scratch memory that each piece has once, and each row of nodes.
-        most_rows: [T] of a piece.
-        steps: [stages, T, 3] how many run once before all batches, per batch, and once after them.
+        scratch: [stages, blocks] elements per row of the scratch memory of pieces.
+        columns: [T] columns of the tables.
+        turns, kept: [T] elements of scratch memory per piece, whatever its rows; and per row of nodes.
+        most_rows: [T] the largest number of rows of a piece.
+        steps: [stages, T, 3] how many steps run once before all batches, per batch, and once after them.
     """
 
     block_ptr: IntArray
@@ -47,7 +47,7 @@ class Widths(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where a plan puts what, as in `autobatch.plan.plan.Plan`; `edges` is by block the address of `segment_ptr`."""
+    """The places of a plan's values, as in `autobatch.plan.plan.Plan`; `edges`: per block, address of `segment_ptr`."""
 
     batches: BatchList
     base_ptr: LongArray
@@ -62,10 +62,10 @@ class Tables(NamedTuple):
     """The tables of all types of a plan.
 
     Attributes:
-        flat, ptr: flat[ptr[t] : ptr[t + 1]] is that of type t.
-        pieces: how many each type has.
-        mean_rows: [blocks, 2] of a piece, of batches and of all rows; 0 where nothing runs for all rows at once.
-        kept_size, scratch_size: elements of scratch memory: that steps of all rows leave, and that pieces use by turns.
+        flat, ptr: flat[ptr[t] : ptr[t + 1]] is the table of type t.
+        pieces: how many pieces each type has.
+        mean_rows: [blocks, 2] mean rows of a piece, of batches and of all rows; 0 where no steps run for all rows.
+        kept_size, scratch_size: elements of persistent scratch, and of the scratch memory that pieces share in turn.
     """
 
     flat: LongArray
@@ -113,12 +113,12 @@ def make_tables(places: Places, widths: Widths, n_threads: int) -> Tables:
 def fill_table(
     table: LongArray, kind: int, places: Places, widths: Widths, kept_base: int, n_whole: int, n_threads: int
 ) -> int:
-    """Fill in the table of a type; return the elements of scratch memory that its pieces use by turns.
+    """Fill in the table of a type; return the elements of scratch memory that its pieces share in turn.
 
     Args:
         table: [pieces, columns].
-        kept_base: the first element of what steps of all rows leave.
-        n_whole: pieces that all rows are cut in; 0 if such steps run with the pieces of batches, by turns.
+        kept_base: the first element of the type's persistent scratch.
+        n_whole: the number of pieces that all rows are cut into; 0 if hoisted steps run with the pieces of batches.
     """
     first_block, end_block = widths.block_ptr[kind], widths.block_ptr[kind + 1]
     first_output, end_output = widths.out_ptr[kind], widths.out_ptr[kind + 1]

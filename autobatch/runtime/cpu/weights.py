@@ -1,10 +1,10 @@
-"""Gradients of parameters on the CPU: what a cell adds to them once per run, prepared once.
+"""Gradients of parameters on the CPU: a cell's weight stage, prepared once and run once per run of a plan.
 
-Most weight stages consist of three things, all over the rows of the type as they lie in the buffer: matrix products,
-sums of rows, and rows for tables. Where the operands lie follows from the layout, so that per run only the number of
-rows and some addresses are new: products are called by their library's address, into the gradients themselves, and
-nothing is allocated. A stage that computes anything else is left to the interpreter, and so are mini-batches of which
-some rows do not matter.
+Most weight stages consist of three operations over the rows of the type, read where they lie in the buffer: matrix
+products, sums of rows, and rows for tables. The layout fixes the places of the operands, so that per run only the
+number of rows and some addresses change: products are called by their library's address, write into the gradients
+themselves, and allocate nothing. The interpreter runs stages that compute anything else, and mini-batches in which the
+loss does not depend on some rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Area: TypeAlias = tuple[str, int]
 """Rows of the buffer, "saved" or "inputs", of a domain."""
 ROUTINE, M, N, K, A, A_STEP, B, B_STEP, OUT, OUT_STEP, N_NUMBERS = range(11)
 STRIP_ROWS = 12
-"""Strips have a multiple of so many rows of a gradient, and products take whole tiles of them."""
+"""The rows of a strip of a gradient are a multiple of this, so that products take whole tiles of them."""
 unsigned = np.uint64
 
 
@@ -54,7 +54,7 @@ class Operand(NamedTuple):
 
 
 class Outer(NamedTuple):
-    """Makes the gradient of a parameter, which is left' @ right."""
+    """A product left' @ right, which is the gradient of a parameter."""
 
     left: Operand
     right: Operand
@@ -62,7 +62,7 @@ class Outer(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Makes rows for the gradient of a table; the ids are a column of the attributes."""
+    """Rows for the gradient of a table; their ids are a column of the attributes."""
 
     rows: Operand
     column: int
@@ -70,7 +70,7 @@ class Lookup(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an area is in a run: its first element, elements from row to row, and rows."""
+    """The place of an area in a run: its first element, elements from row to row, and number of rows."""
 
     first: int
     step: int
@@ -78,7 +78,7 @@ class Place(NamedTuple):
 
 
 def dense(gradient: Gradient) -> Array:
-    """A gradient that is an array, as one whose parameter is not read by lookup alone must be."""
+    """A gradient that must be an array, because its parameter is not read by lookup alone."""
     assert not isinstance(gradient, Rows), "only the parameters in row_parameters have Rows"
     return gradient
 
@@ -87,8 +87,8 @@ class WeightStage:
     """The weight stage of a planned cell in one float type.
 
     Attributes:
-        is_direct: whether it consists of what this class can do.
-        n_launches: steps of a run.
+        is_direct: whether this class can run all of it; else it is left to the interpreter.
+        n_launches: launches of a run.
     """
 
     def __init__(self, cell: PlannedCell, dtype: np.dtype[Any]) -> None:
@@ -115,8 +115,6 @@ class WeightStage:
         self._addresses: LongArray
         self._calls: Calls
         self._sweeps = Sweeps()
-
-    # What it consists of.
 
     def _find_sums(self) -> bool:
         derivative = self.derivative
@@ -151,7 +149,7 @@ class WeightStage:
         return all(lookup.rows.area[1] == NODE for lookup in self.lookups)
 
     def _operand(self, index: int) -> Operand | None:
-        """Where a value lies in the buffer; None if it does not, or not one element after another."""
+        """The place of a value in the buffer; None if it is not there, or not contiguous."""
         view = self._views[index]
         home = self._homes.get(view.value)
         if home is None or home.area not in ("saved", "inputs") or not view.is_contiguous:
@@ -170,16 +168,19 @@ class WeightStage:
         outers: Outers | None = None,
         n_threads: int = 1,
     ) -> bool:
-        """Add to the gradients over all rows of a type; False, and nothing is done, if a library has no address.
+        """Add to the gradients over all rows of a type.
 
         Args:
-            plan, kind, buffer: the run, and the number of the type in it.
-            chooser: of the libraries.
+            plan, kind, buffer: the plan, the number of the type in it, and the values of the run.
+            chooser: chooses the library.
             gradients: by the `id` of the parameter or stack.
-            outers: multiplies what is rounded to bf16, with one thread.
-            n_threads: that make the products of a library together, each some rows of the gradient.
+            outers: multiplies operands that are rounded to bf16, with one thread.
+            n_threads: threads that share each library product; each computes some rows of the gradient.
 
-        Cost: beside the arithmetic some microseconds.
+        Returns:
+            False, with nothing done, if a library has no address.
+
+        Cost: some microseconds beside the arithmetic.
         """
         if not self._keys:
             return True
@@ -198,7 +199,7 @@ class WeightStage:
         return True
 
     def _bind(self, gradients: Mapping[int, Gradient]) -> None:
-        """Write down where the gradients are, unless they are those of the last run."""
+        """Store the addresses of the gradients, unless they are those of the last run."""
         found = {index: gradients[key] for index, key in self._keys.items()}
         if self._bound and all(map(is_, found.values(), self._bound.values())):
             return
@@ -213,7 +214,7 @@ class WeightStage:
         for operand, parameters in self.sums.items():
             total, targets = np.empty(operand.size, self.dtype), [dense(found[index]) for index in parameters]
             self._totals.append((operand, total, [(target, total.reshape(target.shape)) for target in targets]))
-        self._bound = found  # all is written down: an array may be refused, and compiling interrupted
+        self._bound = found  # last: an array may be refused, and compiling may be interrupted
 
     def _place(self, plan: Plan, kind: int, area: Area) -> Place:
         name, number = area[0], area[1] - NODE
@@ -246,7 +247,7 @@ class WeightStage:
         return True
 
     def _multiply_together(self, n_threads: int) -> None:
-        """Add all products to the gradients, cut in strips."""
+        """Add all products to the gradients in several threads, cut into strips."""
         n_strips = len(self._numbers) * n_threads
         if len(self._strips) != n_strips:
             strips = np.zeros((n_strips, N_NUMBERS), np.int64)
@@ -262,9 +263,9 @@ class WeightStage:
     def _routine(self, chooser: Chooser, at: int, n_rows: int, is_rounded: bool) -> int | None:
         """The address of the fastest product for this many rows; None if that library has none.
 
-        Of what is rounded to bf16 it is 0 where our own product is faster.
+        For operands rounded to bf16 it is 0 if our own product is faster.
         """
-        size = (2 * n_rows * n_rows).bit_length()  # as finely as the chooser tells sizes apart
+        size = (2 * n_rows * n_rows).bit_length()  # the resolution at which the chooser distinguishes sizes
         key = at, size, threads_now(), is_rounded, chooser.name
         if key not in self._routines:
             m, n = int(self._numbers[at, M]), int(self._numbers[at, N])
@@ -288,20 +289,20 @@ def look_up(buffer: Array, place: Place, rows: Operand, ids: Array, gradient: Gr
 
 @compiled
 def multiply_all(numbers: LongArray, size: int) -> None:
-    """Add products a' @ b to what is there, in order; a row of numbers for each, elements of `size` bytes."""
+    """Add products a' @ b to their targets, in order; each has a row of numbers; elements have `size` bytes."""
     for at in range(len(numbers)):
         add_product(numbers[at], size)
 
 
 @by_address
 def multiply_strip(memory: int, own: int, k: int) -> None:
-    """Add the k-th product of an array of numbers; `own` is the size of elements."""
+    """Add the k-th product of an array of numbers; `own` is the size of elements in bytes."""
     add_product(array_at(memory, np.int64)[N_NUMBERS * k :], own)
 
 
 @compiled
 def add_product(numbers: LongArray, size: int) -> None:
-    """Add a product a' @ b to what is there."""
+    """Add a product a' @ b to its target."""
     if numbers[M] and numbers[N]:
         call_product(
             size, numbers[ROUTINE],
@@ -315,7 +316,7 @@ def add_product(numbers: LongArray, size: int) -> None:
 
 @compiled
 def cut_in_strips(numbers: LongArray, strips: LongArray, size: int) -> None:
-    """Cut products in equally many strips: some rows of the result, and all that is summed for them."""
+    """Cut each product into equally many strips; a strip computes some rows of the result completely."""
     n_strips = len(strips) // len(numbers)
     for at in range(len(numbers)):
         m = numbers[at, M]
@@ -331,9 +332,9 @@ def cut_in_strips(numbers: LongArray, strips: LongArray, size: int) -> None:
 
 @compiled
 def sum_rows(buffer: Array, first: int, step: int, n_rows: int, total: Array) -> None:
-    """Write the sum of rows to `total`, which is as long as they are; rows begin `step` elements apart.
+    """Write the sum of rows to `total`, which has the length of a row; rows begin `step` elements apart.
 
-    Four are read at a time, so that the sums are written as seldom; unsigned indices make it several elements at once.
+    Four rows are read at a time, so that sums are written a quarter as often; unsigned indices let LLVM vectorise it.
     """
     total[:] = 0
     done = n_rows - n_rows % 4

@@ -1,1 +1,1 @@
-"""The reference backend: runs programs with NumPy, one instruction after the other; the oracle of the others."""
+"""The reference backend: runs programs with NumPy, one instruction after the other, to check the other backends."""

@@ -1,4 +1,4 @@
-"""The rows of a batch, and the values of its nodes while they are computed."""
+"""The rows of a batch, and the values of its nodes during a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.ops.variadic import Segments
 from autobatch.params.store import Store
 from autobatch.plan.plan import Batch, Plan
 
-Array: TypeAlias = Any  # of a device, or NumPy's
+Array: TypeAlias = Any  # an array of the device, or of NumPy
 Env: TypeAlias = dict[int, Any]
 
 
@@ -21,8 +21,8 @@ class Frame:
     """A run of a stage of a cell over some rows.
 
     Attributes:
-        env: the values that are known, `(rows, *shape)`.
-        targets: where values that have a place go.
+        env: the values known so far, `(rows, *shape)`.
+        targets: the places of the values that have one.
         wholes: the memory of joins.
     """
 
@@ -31,7 +31,7 @@ class Frame:
         self.wholes: Env = {}
 
     def n_rows(self, domain: int) -> int:
-        """Rows of a value of this domain."""
+        """The number of rows of a value of this domain."""
         return 1 if domain == SHARED else self.rows.count(domain)
 
 
@@ -51,7 +51,7 @@ class RowRange:
         return int(ptr[self.start]), int(ptr[self.end])
 
     def count(self, domain: int) -> int:
-        """Rows in the block of a domain."""
+        """The number of rows in the block of a domain."""
         start, end = self.of(domain)
         return end - start
 
@@ -61,18 +61,18 @@ class RowRange:
         return Segments(self.store.xp, self.store.put(ptr - ptr[0]))
 
     def select(self, per_node: Array, domain: int) -> Array:
-        """The numbers of the rows of a domain whose nodes have a flag."""
+        """The numbers of the rows of a domain whose nodes have `per_node` set."""
         if domain != NODE:
             ptr = self.plan.segment_ptr[self.block + 1 + domain][self.start : self.end + 1]
             per_node = np.repeat(per_node, np.diff(ptr))
         return self.store.put(np.flatnonzero(per_node))
 
     def randomness(self, source: Randomness, owner: Any) -> Randomness:
-        """Where the nodes in these rows draw from: keyed by their instances, as the caller numbers them.
+        """The randomness for the nodes in these rows, keyed by their instances, as the caller numbers them.
 
         Args:
-            source: of the mini-batch.
-            owner: the module that says whether dropout is on; None where `source` does.
+            source: the randomness of the mini-batch.
+            owner: the module whose mode turns dropout on or off; None to take it from `source`.
         """
         first = self.plan.type_ptr[self.kind]
         nodes = self.plan.node_at[first + self.start : first + self.end]
@@ -83,7 +83,7 @@ class RowRange:
         return Randomness(source.seed, source.step, self.store.put(keys), training)
 
     def destinations(self, number: int) -> tuple[Array, Array, Array]:
-        """Pointers to the destinations of each row of an output, these, and whether it is added to what is there."""
+        """Pointers to the destinations of each row of an output; the destinations; whether each is added to."""
         base = self.plan.dest_base[self.plan.tables.out_ptr[self.kind] + number]
         ptr = self.plan.dest_ptr[base + self.start : base + self.end + 1]
         return ptr, self.plan.dest[ptr[0] : ptr[-1]], self.plan.adds[ptr[0] : ptr[-1]]

@@ -1,9 +1,10 @@
-"""Runs the stages of cells op by op, in plain array code, on the arrays of any device.
+"""Run the stages of cells op by op, in plain array code, on the arrays of any device.
 
-Each batch reads contiguous rows of its type's blocks, runs the cell's instructions on arrays `(rows, *shape)`, each
-into its place if the layout gives it one, and scatters the outputs to their destinations. Backward, the gradients of
-the outputs are gathered from the same destinations, those of the ports are made in, or copied to, the mirrored rows.
-Gradients of parameters are computed once per type over all its rows; those of tables are the rows that were looked up.
+Each batch reads contiguous rows of its type's blocks and runs the cell's instructions on arrays `(rows, *shape)`; each
+result goes to its place if the layout gives it one. Outputs are then scattered to their destinations. Backward gathers
+the gradients of the outputs from the same destinations, and makes those of the ports in the mirrored rows, or copies
+them there. Gradients of parameters are computed once per type over all its rows; those of tables are the rows that were
+looked up.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class Interpreter:
     """Interprets the cells of a run.
 
     Args:
-        values: of the run.
-        randomness: of the whole mini-batch.
+        values: the values of the run.
+        randomness: the randomness of the whole mini-batch.
 
     Attributes:
         launches: ops, scatters and gathers so far.
-        copied_bytes: what those moved that compute nothing.
+        copied_bytes: bytes moved by launches that compute nothing.
     """
 
     def __init__(self, values: Values, options: RunOptions, randomness: Randomness) -> None:
@@ -74,11 +75,11 @@ class Interpreter:
             self.values.clear_inactive(rows, active)
 
     def weight_gradients(self, kind: int, active: Array, gradients: Mapping[int, Any]) -> None:
-        """Run the weight stage of a type over all its rows that are active.
+        """Run the weight stage of a type over its active rows.
 
         Args:
-            active: bool, of all rows of the type.
-            gradients: by `id` of the parameter what is added to: an array of the device, or `Rows`.
+            active: bool, for all rows of the type.
+            gradients: the array of the device, or `Rows`, that is added to, by `id` of the parameter.
         """
         derivative = self.cells.cells[kind].derivative
         assert derivative is not None, "backward follows a forward run in training"
@@ -111,10 +112,10 @@ class Interpreter:
                 gradient[self.store.put(found.ids)] += self.store.put(found.values)
             self.launches += 1
 
-    # What a cell computes with.
+    # Frames and instructions.
 
     def _frame(self, batch: Batch, vars: tuple[Var, ...], backward: bool = False) -> Frame:
-        """Set up a run of a cell over some rows: what is known, and where results go that have a place."""
+        """Set up a run of a cell over some rows: the known values, and the places of the results that have one."""
         cell, rows = self.cells.cells[batch.kind], RowRange(self.plan, batch, self.store)
         env = self._known(rows, cell, vars)
         inner = {i: self.values.inputs(rows, place, vars[i]) for i, place in cell.layout.inner.items()}
@@ -126,7 +127,7 @@ class Interpreter:
         return Frame(rows, cell.layout, vars, env | residuals | inner, gradients | residuals)
 
     def _known(self, rows: RowRange, cell: PlannedCell, vars: Iterable[Var]) -> Env:
-        """What is known before any instruction runs: ports, attributes, parameters, constants."""
+        """The values that are known before any instruction runs: ports, attributes, parameters, constants."""
         env: Env = {}
         for index, var in enumerate(vars):
             match var.source:
@@ -145,7 +146,7 @@ class Interpreter:
         return env
 
     def _constant(self, data: Array) -> Array:
-        """A constant array as a single row; ints stay ints, for they may be ids."""
+        """A constant array as a single row; ints stay ints, because they may be ids."""
         return self.store.put(data if data.dtype.kind in "iu" else data.astype(self.options.dtype, copy=False))[None]
 
     def run(self, frame: Frame, indices: Iterable[int]) -> None:
@@ -175,7 +176,7 @@ class Interpreter:
             self.launches += 1
 
     def _out(self, frame: Frame, index: int) -> Array:
-        """Where a value is made: in a place of its own, as part of a join, or anywhere."""
+        """The memory in which a value is made: its own place, its part of a join, or new memory."""
         if index in frame.layout.joins:
             return self._whole(frame, index)
         place = self._place(frame, index)
@@ -192,7 +193,7 @@ class Interpreter:
         return frame.targets.get(index)
 
     def _whole(self, frame: Frame, index: int) -> Array:
-        """The memory of a join, the same for all its parts; zero where it has none."""
+        """The memory of a join, shared by its parts; zero where no part lies."""
         if index not in frame.wholes:
             var, place = frame.vars[index], self._place(frame, index)
             shape = frame.n_rows(var.domain), *var.shape
@@ -204,7 +205,7 @@ class Interpreter:
         return frame.wholes[index]
 
     def _join(self, join: Join, parts: Sequence[Array], out: Array) -> None:
-        """Copy the parts of a join that were not made in it."""
+        """Copy the parts of a join that were not made in place."""
         for number in join.copied:
             place = out[(slice(None), *join.indices[number])]
             place[...] = parts[number]
@@ -233,7 +234,7 @@ class Interpreter:
         self._moved(dest.size * var.size)
 
     def _add_at(self, window: Array, places: Array, values: Array) -> None:
-        """Add values to rows of `window`, which may come several times, in order."""
+        """Add values to rows of `window` in order; a row may occur several times."""
         left = np.arange(places.size)
         while left.size:
             _, first = np.unique(places[left], return_index=True)
@@ -258,7 +259,7 @@ class Interpreter:
         return out
 
     def _write(self, place: Array, value: Array | None) -> None:
-        """Copy a value to its place, zero for None."""
+        """Copy a value to its place; None writes zeros."""
         place[...] = 0 if value is None else value
         self._moved(place.size)
 

@@ -1,4 +1,4 @@
-"""The reference backend: cells interpreted op by op, and the oracle of every other backend.
+"""The reference backend: interprets cells op by op; every other backend is tested against it.
 
 The batches run in order, and backward in reverse. Gradients of parameters are computed last, once per type.
 """
@@ -24,10 +24,10 @@ from autobatch.runtime.run import PooledRun
 
 
 class Reference:
-    """Runs plans by array functions, NumPy's or those of another device.
+    """Runs plans with array functions, of NumPy or of another device.
 
     Args:
-        poison: fill the buffer with NaN before each run, so that a read of what was never written shows.
+        poison: fill the buffer with NaN before each run, so that reads of memory that was never written show.
         store: the memory of the device.
     """
 
@@ -38,7 +38,7 @@ class Reference:
         self.pool = Pool(lambda: Memory(store))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles have memory of their own."""
+        """Copies and pickles have their own memory."""
         return type(self), (self.poison, self.store)
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> InterpretedPlan:
@@ -47,7 +47,7 @@ class Reference:
 
 
 class InterpretedPlan:
-    """A plan to be interpreted; see `Executable`."""
+    """A plan that is interpreted; see `Executable`."""
 
     def __init__(self, backend: Reference, plan: Plan, cells: PlannedTypes, options: RunOptions) -> None:
         self.backend, self.plan, self.cells, self.options = backend, plan, cells, options
@@ -105,7 +105,7 @@ class InterpretedRun(PooledRun[Memory]):
         self._interpreter.copied_bytes += targets.finish()
 
     def counts(self) -> Counts:
-        """What the run took so far."""
+        """The work of the run so far."""
         interpreter = self._interpreter
         return Counts(interpreter.launches, interpreter.copied_bytes, self._allocations, self.memory.n_bytes)
 
@@ -115,7 +115,7 @@ class InterpretedRun(PooledRun[Memory]):
 
 
 def gradient_on(store: Store, target: Gradient) -> Any:
-    """What a gradient is added to on the device: `target` itself, if it is there, or zeros. Rows stay on the host."""
+    """The array on the device that a gradient is added to: `target` if it is there, else zeros; `Rows` as they are."""
     if isinstance(target, Rows):
         return target
     held = store.put(target)

@@ -1,4 +1,4 @@
-"""Where the values of a plan lie in the memory of a run: views of it for the ports, outputs and residuals of cells."""
+"""Views of a run's memory for the ports, outputs and residuals of cells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Values:
     """The values of a plan in a buffer.
 
     Args:
-        buffer: of the store, with at least as many elements as the plan has.
+        buffer: an array of the store, with at least as many elements as the plan needs.
     """
 
     def __init__(self, plan: Plan, cells: PlannedTypes, buffer: Array, store: Store) -> None:
@@ -33,13 +33,13 @@ class Values:
         return self._windows[width]
 
     def slot(self, slot: int, shift: int = 0) -> Array:
-        """What the user asked for, `(rows, *shape)`; or (shifted) its gradient."""
+        """The values of a slot, `(rows, *shape)`; or (shifted) their gradients."""
         shape, rows = self.cells.slot_shapes[slot], int(self.plan.slot_rows[slot])
         first = int(self.plan.slot_base[slot]) + shift
         return self.buffer[first : first + rows * self.cells.slot_widths[slot]].reshape(rows, *shape)
 
     def outputs(self) -> list[Any]:
-        """What the user asked for, per slot, as NumPy arrays that stay as they are."""
+        """The values of each slot, as NumPy arrays that no later run changes."""
         return [np.array(self.store.get(self.slot(slot))) for slot in range(len(self.cells.slot_shapes))]
 
     def inputs(self, rows: RowRange, place: Place, var: Var, shift: int = 0) -> Array:
@@ -55,7 +55,7 @@ class Values:
         return [self.inputs(rows, p, v, self.plan.mirror) for p, v in zip(cell.layout.inputs, values, strict=True)]
 
     def clear_inactive(self, rows: RowRange, active: Array) -> None:
-        """Make the gradients of the ports zero in rows that the loss does not depend on."""
+        """Set the gradients of the ports to zero in rows that the loss does not depend on."""
         layout = self.cells.cells[rows.kind].layout
         for port, place in zip(self.port_gradients(rows), layout.inputs, strict=True):
             port[rows.select(~active, place.domain)] = 0
