@@ -1,8 +1,8 @@
-"""Matrix products by the library that is fastest here: NumPy, MKL, torch, SciPy or our own.
+"""Matrix products with the library that is fastest on this machine: NumPy, MKL, torch, SciPy or our own.
 
-`get_provider(name)` and `Chooser` give a `Provider`, which multiplies views without copies; `calling` calls one by
-address from compiled code; `limit_threads` keeps its threads few; `bf16` rounds and multiplies 16-bit numbers. `gemm`
-is a provider of our own: `packed` multiplies by matrices that were packed before, in `tiles` of AVX-512 registers.
+`get_provider(name)` and `Chooser` return a `Provider`, which multiplies views without copies; `calling` calls one by
+address from compiled code; `limit_threads` limits its threads; `bf16` rounds and multiplies 16-bit numbers. `gemm` is
+our own provider: `packed` multiplies by matrices that were packed before, in `tiles` of AVX-512 registers.
 """
 
 from autobatch.blas.bf16 import find_bf16, multiply_bf16, round_to_bf16

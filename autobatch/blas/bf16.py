@@ -1,6 +1,6 @@
 """bf16: the first 16 bits of a float32, rounded to nearest, ties to even; NaN stays NaN.
 
-NumPy has no such type, so arrays of bf16 have the dtype uint16. Sums of their products are float32.
+NumPy has no bf16, so arrays of bf16 have the dtype uint16. Sums of their products are float32.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def multiply_bf16(
     Args:
         a, b: uint16 (m, k) and (k, n), as `round_to_bf16` gives them; views as `Provider.multiply` takes them.
         out: float32 (m, n).
-        accumulate: add to what is in `out`.
+        accumulate: add to `out` instead of overwriting it.
 
     Raises:
         BackendError: no library here multiplies bf16.
@@ -96,10 +96,10 @@ def multiply_bf16(
 
 
 def find_bf16() -> Provider:
-    """Give the provider that multiplies bf16 matrices.
+    """Find the provider that multiplies bf16 matrices.
 
     Raises:
-        BackendError: there is none, or the processor has no instructions for it, so that it would take longer.
+        BackendError: there is none, or the processor has no instructions for bf16, so that it would be slower.
     """
     provider = get_provider("mkl")
     if "uint16" not in provider.addresses:
@@ -112,7 +112,7 @@ def find_bf16() -> Provider:
 
 
 def find_amx() -> Provider | None:
-    """Give the provider that multiplies bf16 matrices by AMX, several times as fast as float32, or None."""
+    """Find the provider that multiplies bf16 matrices with AMX, several times as fast as float32; None without AMX."""
     if not has_amx():
         return None
     try:

@@ -1,8 +1,8 @@
 """Call a BLAS matrix product by its address, from compiled code.
 
-An address is an argument, so code that calls one can be cached on disk and serves every library. All libraries have
-the routines of the Fortran interface: every argument is passed by address. Integers are written as 64 bits; a library
-that reads 32 finds the same number in the first half, as machines store the low bytes first.
+The address is an argument, so the calling code can be cached on disk and serves every library. All libraries have the
+Fortran interface, which passes every argument by address. Integers are written as 64 bits; a library that reads 32 bits
+finds the same number in the first half, because the supported machines are little-endian.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any, TypeAlias
 from autobatch.jit.loops import built, compiled
 
 Call = Callable[..., None]
-"""(size, address, product, beta): size is that of the routine's own factors alpha and beta, 4 bytes or 8; beta 0
+"""(size, address, product, beta): `size` is the size of the routine's factors alpha and beta, 4 or 8 bytes; beta 0
 overwrites out, 1 adds to it."""
 TRANSPOSED, AS_IT_LIES = ord("T"), ord("N")
 FACTOR_BYTES: Mapping[str, int] = {"float32": 4, "float64": 8, "uint16": 4}
-"""Of the factors, by the dtype of the operands: products of bf16 are added up in float32."""
+"""The size of the factors, by the dtype of the operands: products of bf16 are added up in float32."""
 Numbers: TypeAlias = tuple[int, ...]  # a `Product` as a plain tuple
 Copies: TypeAlias = tuple[int, int, int]
-"""The number of pairs of operands that take turns, and the bytes from one a, and one b, to the next."""
+"""The number of pairs of operands that are used in turn, and the bytes from one a, and from one b, to the next."""
 ONE_PAIR = (1, 0, 0)
 
 
 @compiled
 def repeat_product(times: int, size: int, address: int, product: Numbers, beta: float, copies: Copies) -> None:
-    """Call a product several times: to measure it, or once, from Python."""
+    """Call a product several times, to measure it, or once from Python."""
     a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step = product
     for time in range(times):
         turn = time % copies[0]

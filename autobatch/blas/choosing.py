@@ -1,8 +1,8 @@
-"""Choose the library that multiplies matrices of a size fastest here: measured once, kept in the user's cache.
+"""Choose the library that is fastest for matrices of a size on this machine: measured once, kept in the user's cache.
 
 Sizes are rounded to powers of two, at most 1024, so a few dozen measurements of some milliseconds serve all models.
-Products on several threads are measured separately. Measurements are valid for one processor and the versions of the
-libraries. Without a cache NumPy is used, because measurements, and so results, could differ from run to run.
+Products on several threads are measured separately. Measurements are valid for one processor and one set of library
+versions. Without a cache NumPy is used, because measurements, and with them results, could differ from run to run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from autobatch.system.processor import cpu_name, has_avx512, has_bf16
 
 FORMAT = "autobatch matmul 4"
 MAX_SIZE = 1024
-BY_SIZE = "by size"  # in place of the name of an only provider
-FLOAT32 = "float32"  # how to multiply numbers of bf16 where their own products are slower
+BY_SIZE = "by size"  # the name of a chooser without a fixed provider
+FLOAT32 = "float32"  # multiply bf16 numbers as float32, where bf16 products are slower
 LAP_S, LAPS = 1e-3, 5
-FRESH_BYTES = 1 << 22  # of operands that take turns: more than a core's own cache holds
+FRESH_BYTES = 1 << 22  # bytes of operands that are used in turn: more than a core's own cache holds
 Table = dict[str, dict[str, float]]  # GFLOP/s by size, then by provider
 
 
@@ -45,7 +45,7 @@ class Chooser:
     """Chooses a provider for each size.
 
     Args:
-        provider: the name of the only one to use; None chooses by measurement, or numpy where there is no cache.
+        provider: the name of the only provider to use; None chooses by measurement, or numpy if there is no cache.
 
     Raises:
         BackendError: the provider is unknown or absent.
@@ -75,8 +75,8 @@ class Chooser:
         Args:
             m, n, k: the sizes.
             dtype: "float32" or "float64".
-            a_flipped, b_flipped: whether an operand is the transpose of rows in memory. If `a` is not, it is rows
-                of a batch, and `b` a matrix that all batches share: our own product packs that once per run.
+            a_flipped, b_flipped: whether an operand is the transpose of rows in memory. If `a` is not, it is taken to
+                be rows of a batch, and `b` a matrix that all batches share: our own product packs that once per run.
 
         Cost: a few milliseconds per provider for a size that was never measured here, else less than a microsecond.
         """
@@ -90,14 +90,14 @@ class Chooser:
     def choose_bf16(self, m: int, n: int, k: int, a_flipped: bool = False) -> str:
         """Choose how to multiply operands that are rounded to bf16, on one thread.
 
-        Where speeds are not measured, what the processor has instructions for counts as faster.
+        If speeds are not measured, a product for which the processor has instructions counts as faster.
 
         Args:
             m, n, k, a_flipped: see `choose`.
 
         Returns:
-            "packed" or "mkl", whose products of bf16 are fastest; or `FLOAT32`, where the float32 numbers that the
-            operands are rounded to are multiplied as fast by what `choose` gives.
+            "packed" or "mkl", the fastest bf16 product; or `FLOAT32` if the provider that `choose` returns is at least
+            as fast on the rounded operands in float32.
 
         Cost: see `choose`.
         """
@@ -114,7 +114,7 @@ class Chooser:
     def speed(self, m: int, n: int, k: int, dtype: str = "float32") -> float:
         """Look up the measured GFLOP/s, on one thread, of the provider chosen for products of (m, k) by (k, n).
 
-        Cost: see `choose`; where there is one provider only, 10 ms for a size that was not asked for before.
+        Cost: see `choose`; if there is only one provider, 10 ms for a size that was not asked for before.
         """
         size = _name_size(m, n, k, dtype, False, False)
         if size not in self._speeds:
@@ -144,7 +144,7 @@ def fastest(speeds: Mapping[str, float]) -> tuple[str, float]:
 
 
 def bf16_ways() -> list[str]:
-    """List what multiplies bf16 by instructions of this processor: our own product, and MKL if there is AMX."""
+    """List the products that use bf16 instructions of this processor: our own, and MKL's if there is AMX."""
     return [PACKED] * can_tile_bf16() + ["mkl"] * (find_amx() is not None)
 
 
@@ -162,17 +162,17 @@ def measure(
     providers: Sequence[Provider], m: int, n: int, k: int, dtype: str = "float32",
     a_flipped: bool = False, b_flipped: bool = False, n_threads: int = 1,
 ) -> dict[str, float]:  # fmt: skip
-    """Measure GFLOP/s of products of (m, k) by (k, n), as compiled code would call them if it can.
+    """Measure GFLOP/s of products of (m, k) by (k, n), called from compiled code if possible.
 
-    As in a step, rows of a batch come from beyond the nearest caches, while a matrix that they share is there.
+    As in a step, rows of a batch come from beyond the nearest caches, while the matrix that they share is in them.
 
     Args:
-        providers: to compare; laps of all take turns, and the fastest lap of each counts.
+        providers: the providers to compare; their laps alternate, and the fastest lap of each counts.
         m, n, k, dtype, a_flipped, b_flipped: see `Chooser.choose`; "uint16" measures products of bf16.
-        n_threads: that a product may use, where there are so many cores.
+        n_threads: how many threads a product may use, at most the number of cores.
 
     Returns:
-        GFLOP/s by name, of those that multiply this dtype.
+        GFLOP/s by name, of the providers that multiply this dtype.
 
     Cost: about 10 ms per provider, or eight products.
     """
@@ -199,14 +199,14 @@ def measure(
     able = [p for p in providers if dtype in p.addresses or (dtype != "uint16" and p.name != PACKED)]
     with limit_threads(n_threads):
         for provider in able:
-            run(provider, 1)  # loads what the library and the compiler load late
+            run(provider, 1)  # warm-up: lazy loading and compiling
         times = {p.name: max(1, int(LAP_S / max(1e-7, min(run(p, 1), run(p, 1))))) for p in able}
         laps = [{p.name: run(p, times[p.name]) / times[p.name] for p in able} for _ in range(LAPS)]
     return {p.name: round(2e-9 * m * n * k / min(lap[p.name] for lap in laps), 2) for p in able}
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, int, int], dtype: str, is_flipped: bool) -> Any:
-    """Matrices of random numbers; each is the transpose of what lies in memory if `is_flipped`."""
+    """Draw matrices of random numbers; if `is_flipped`, they are transposes of rows in memory."""
     if is_flipped:
         return _draw(rng, (shape[0], shape[2], shape[1]), dtype, False).swapaxes(1, 2)
     if dtype == "uint16":
@@ -215,7 +215,7 @@ def _draw(rng: np.random.Generator, shape: tuple[int, int, int], dtype: str, is_
 
 
 def _name_size(m: int, n: int, k: int, dtype: str, a_flipped: bool, b_flipped: bool, n_threads: int = 1) -> str:
-    """Name a class of sizes, by which its speeds are kept.
+    """Name a class of sizes: the key of its speeds in the table.
 
     >>> _name_size(100, 1280, 3, "float32", False, True), _name_size(1, 1, 1, "float64", False, False, 2)
     ('float32 128 1024 4 NT', 'float64 1 1 1 NN x2')
@@ -232,7 +232,7 @@ def _read_size(name: str) -> tuple[Any, ...]:
 
 
 def _sign() -> str:
-    """Identify the processor and the libraries that speeds are valid for; torch is one of them once it is loaded."""
+    """Identify the processor and the libraries that speeds are valid for; torch counts once it is loaded."""
     content = json.dumps([FORMAT, cpu_name(), has_avx512(), has_bf16(), find_versions(), sys.platform])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
@@ -243,7 +243,7 @@ def _save(table: Table, path: Path) -> None:
 
 
 def _load(path: Path) -> Table:
-    """Read a table; BackendError if there is none in the file."""
+    """Read a table; BackendError if the file has none."""
     try:
         content = json.loads(path.read_bytes())
         table: Table = {

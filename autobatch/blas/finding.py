@@ -27,10 +27,10 @@ AVX2_ROUTINES = ("Haswell", "Zen")  # names of OpenBLAS for processors without A
 
 
 def get_provider(name: str) -> Provider:
-    """Give the provider of a name.
+    """Find a provider by its name.
 
     Raises:
-        BackendError: there is none of this name, or its library is not there; says what to install.
+        BackendError: no provider has this name, or its library is missing; says what to install.
 
     >>> get_provider("numpy").name
     'numpy'
@@ -64,7 +64,7 @@ def find_versions() -> dict[str, str]:
 
 
 def faster_routines() -> str | None:
-    """Name the routines that NumPy's OpenBLAS leaves unused where it does not recognise a processor with AVX-512.
+    """Name the faster routines that NumPy's OpenBLAS does not use because it fails to recognise an AVX-512 processor.
 
     The environment variable OPENBLAS_CORETYPE selects them, if it is set before Python starts.
     """
@@ -182,7 +182,7 @@ def _find_symbol(library: ctypes.CDLL, names: Sequence[str]) -> Any:
 
 
 def _address_in(capsule: Any) -> int:
-    """Take the pointer out of what Cython exports."""
+    """Take the pointer out of a capsule that Cython exports."""
     name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

@@ -1,8 +1,8 @@
-"""A matrix product as the numbers that a BLAS takes: flags, sizes, addresses and leading dimensions. No copies.
+"""Describe a matrix product by the numbers that a BLAS takes: flags, sizes, addresses, leading dimensions. No copies.
 
-An operand is a view whose last axis is contiguous and whose rows lie a stride apart, or the transpose of one. BLAS
-routines read columns first, so a row-major product out = a @ b is asked for as out' = b' @ a'. Of an `out` that is a
-transpose, the transposed product is described, so all three may be of either kind.
+An operand is a view whose last axis is contiguous and whose rows lie a stride apart, or the transpose of such a view.
+BLAS routines are column-major, so a row-major product out = a @ b is passed as out' = b' @ a'. If `out` is a transpose,
+the transposed product is described; so each of the three may be of either kind.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ KINDS = ("fff", "ddd", "HHf")  # dtypes of a, b and out: float32, float64, and b
 
 
 class Product(NamedTuple):
-    """out = a @ b, in elements and addresses; what `call_product` takes after the routine.
+    """out = a @ b, in elements and addresses: an argument of `call_product`.
 
     Attributes:
-        a_flipped, b_flipped: 1 if the operand is the transpose of what lies at its address.
+        a_flipped, b_flipped: 1 if the operand is the transpose of the matrix at its address.
         m, n, k: out is (m, n), a is (m, k).
         a, a_step, b, b_step, out, out_step: addresses in bytes, and elements between rows.
     """
@@ -48,7 +48,7 @@ def describe_product(a: Matrix, b: Matrix, out: Matrix) -> Product:
             outlive the description, which holds addresses.
 
     Raises:
-        ShapeError: shapes or dtypes disagree, or strides are others; a broadcast axis counts as such.
+        ShapeError: shapes or dtypes disagree, or strides are not of this kind, such as those of a broadcast axis.
 
     >>> import numpy as np
     >>> x = np.zeros((8, 6), np.float32)
@@ -71,7 +71,7 @@ def describe_product(a: Matrix, b: Matrix, out: Matrix) -> Product:
 def check_product(a: Matrix, b: Matrix, out: Matrix) -> list[tuple[bool, int]]:
     """Check matrices as `describe_product` does; return for each whether it is transposed, and its step.
 
-    Cost: about half of a description: addresses are slow to get from NumPy.
+    Cost: about half of a description, because getting addresses from NumPy is slow.
     """
     if not (a.ndim == b.ndim == out.ndim == 2 and a.shape == (len(out), len(b)) and b.shape[1] == out.shape[1]):
         raise ShapeError(
@@ -88,12 +88,12 @@ def check_product(a: Matrix, b: Matrix, out: Matrix) -> list[tuple[bool, int]]:
 
 
 def find_step(name: str, array: Matrix, flipped_first: bool = False) -> tuple[bool, int]:
-    """Find how a matrix lies in memory; an axis of one element has no stride that matters.
+    """Find how a matrix lies in memory; the stride of an axis of length one is ignored.
 
     Args:
-        name: of the matrix, for messages.
+        name: the name of the matrix, for messages.
         array: the matrix.
-        flipped_first: what to tell where both ways are right, as for a single row.
+        flipped_first: the answer if both are right, as for a single row.
 
     Returns:
         Whether it is the transpose of rows that lie a step apart, and the elements of that step.
@@ -111,7 +111,7 @@ def find_step(name: str, array: Matrix, flipped_first: bool = False) -> tuple[bo
 
 
 def readable(array: Matrix) -> Matrix:
-    """Copy a matrix that `find_step` refuses, such as one broadcast or read backwards; give others as they are.
+    """Copy a matrix that `find_step` refuses, such as a broadcast or reversed one; return others unchanged.
 
     >>> import numpy as np
     >>> x = np.zeros((4, 3))

@@ -1,6 +1,6 @@
-"""Libraries that multiply matrices, behind one interface.
+"""One interface for the libraries that multiply matrices.
 
-NumPy is always there. The others are looked for when named or listed, never at import: MKL in its wheel, SciPy and
+NumPy is always available. The others are looked for only when they are named or listed: MKL in its wheel, SciPy and
 torch in their packages.
 """
 
@@ -20,10 +20,10 @@ class Provider(ABC):
     """A library that multiplies matrices.
 
     Attributes:
-        name: by which it is chosen.
-        version: of the library.
-        addresses: of its routines for compiled code (`autobatch.blas.calling`), by the dtype of the operands:
-            "float32", "float64", and "uint16" for bf16; without one, compiled code cannot call it.
+        name: the name by which it is chosen.
+        version: the version of the library.
+        addresses: the addresses of its routines for compiled code (`autobatch.blas.calling`), by the dtype of the
+            operands: "float32", "float64", and "uint16" for bf16. Compiled code cannot call a routine without address.
     """
 
     def __init__(self, name: str, version: str, addresses: Mapping[str, int]) -> None:
@@ -38,7 +38,7 @@ class Provider(ABC):
         Args:
             a, b, out: (m, k), (k, n), (m, n), all float32 or all float64, row-strided views or transposes of such;
                 none is copied. `out` shares no memory with `a` and `b`.
-            accumulate: add to what is in `out`.
+            accumulate: add to `out` instead of overwriting it.
 
         Raises:
             ShapeError: shapes, dtypes or strides that do not fit.
@@ -61,7 +61,7 @@ class ByAddress(Provider):
 
 
 class ByNumPy(Provider):
-    """NumPy; its library's routines are known to compiled code where they can be found."""
+    """NumPy; compiled code calls its library's routines by address, if they can be found."""
 
     def __init__(self, addresses: Mapping[str, int]) -> None:
         super().__init__("numpy", np.__version__, addresses)
@@ -79,7 +79,7 @@ class ByNumPy(Provider):
 
 
 class ByTorch(Provider):
-    """torch, on tensors that share the arrays' memory; its library is known to compiled code where it can be found."""
+    """torch, on tensors that share the arrays' memory; compiled code calls its library, if that can be found."""
 
     def multiply(self, a: Matrix, b: Matrix, out: Matrix, accumulate: bool = False) -> None:
         import torch
@@ -104,7 +104,7 @@ def _refuse(provider: Provider, dtype: str) -> ShapeError:
 
 
 class Absent(BackendError):
-    """A provider that is not there."""
+    """Raised for a provider whose library is missing."""
 
     def __init__(self, name: str, why: str, remedy: str) -> None:
         super().__init__(f"multiplying matrices with {name!r}: {why}; {remedy}.")

@@ -1,6 +1,6 @@
-"""Limit the threads of matrix products, in blocks, to at most the usable cores.
+"""Limit the threads of matrix products inside `with` blocks, to at most the usable cores.
 
-A BLAS library has one number of threads for the whole process. So where several blocks are open, nested or in several
+A BLAS library has one number of threads for the whole process. So if several blocks are open, nested or in several
 Python threads, the smallest of their numbers is in force, and no thread inside a block gets more than its share of the
 cores. Limits from outside, by OMP_NUM_THREADS or threadpoolctl, hold as well: the largest number that any library had
 outside all blocks is never exceeded.
@@ -27,10 +27,10 @@ class Pool(NamedTuple):
 
 
 _lock = threading.RLock()
-_asked: list[tuple[int, int]] = []  # thread and number of each block that is open
-_before: dict[str, tuple[Pool, int]] = {}  # what was in force outside all blocks
-_now: dict[str, int] = {}  # what is, in each library
-_number = 1  # in force inside the open blocks
+_asked: list[tuple[int, int]] = []  # Python thread and number of each open block
+_before: dict[str, tuple[Pool, int]] = {}  # the number of each library outside all blocks
+_now: dict[str, int] = {}  # the current number of each library
+_number = 1  # the number in force inside the open blocks
 _pools: list[Pool] | None = None
 
 
@@ -39,8 +39,7 @@ def limit_threads(n_threads: int = 1) -> Iterator[int]:
     """Let every matrix product inside the block use at most `n_threads` threads.
 
     Args:
-        n_threads: at least 1; more than there are cores, or than an enclosing block or the libraries' own settings
-            allow, has no effect.
+        n_threads: at least 1. The number of cores, enclosing blocks and the libraries' own settings are upper bounds.
 
     Yields:
         The number in force; it falls when other Python threads open blocks.
@@ -136,5 +135,5 @@ def _all_pools() -> list[Pool]:
 
         found = ThreadpoolController().select(user_api="blas").lib_controllers
         _pools = [Pool(one.filepath, one.get_num_threads, one.set_num_threads) for one in found]
-    torch = sys.modules.get("torch")  # counts threads for itself
+    torch = sys.modules.get("torch")  # has its own thread pool
     return _pools if torch is None else [*_pools, Pool("torch", torch.get_num_threads, torch.set_num_threads)]

@@ -1,1 +1,1 @@
-"""Matrix products of our own: packed operands and register tiles."""
+"""Our own matrix products: packed operands and register tiles."""

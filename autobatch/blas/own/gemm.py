@@ -1,8 +1,8 @@
 """Our own product of float32 matrices (`autobatch.blas.own.packed`) behind the Fortran interface of all libraries.
 
-It is a provider like any other, so it can be chosen. Callers pack a matrix that all rows of a type share once per run.
-Other matrices are packed here, in every call, or read in place where each is read only a few times. The factors of a
-gradient of weights are as long as there are rows: one block of rows is multiplied while the next is prefetched.
+It is a provider like any other, so `Chooser` can choose it. Callers pack a matrix that all rows of a type share once
+per run. Other matrices are packed here, in every call, or read in place if they are read only a few times. The factors
+of a weight gradient are as long as there are rows: one block of rows is multiplied while the next is prefetched.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
 
 NAME = "packed"
-LYING_ROWS = 256  # of a result up to which the other factor, read for every six of them, is not worth packing
-BLOCK_WORDS = 1 << 17  # at most, of a matrix that is packed at once
+LYING_ROWS = 256  # a result of at most so many rows reads the other factor unpacked, once for every 6 of its rows
+BLOCK_WORDS = 1 << 17  # the largest block of a matrix that is packed at once
 
 
 def make_provider() -> ByAddress:
-    """The provider; only where `can_tile`."""
+    """Make the provider; only on processors for which `can_tile` holds."""
     assert can_tile(), "others have no code for this processor"
     return ByAddress(NAME, find_version(), {"float32": sgemm.address})
 
 
 def find_version() -> str:
-    """Compute a digest of the code, so that measurements of other code are not used."""
+    """Compute a digest of the code, so that measurements of other versions are not used."""
     return sgemm.digest()
 
 
@@ -40,7 +40,7 @@ def sgemm(
 ) -> None:  # fmt: skip
     """Multiply float32 matrices as BLAS's routine of this name does, with alpha = 1 and beta = 0 or 1.
 
-    Every argument is an address. In rows, where BLAS has columns: out (n, m) is b (n, inner) times a (inner, m).
+    Every argument is an address. In row-major terms (BLAS is column-major), out (n, m) is b (n, inner) @ a (inner, m).
     """
     n, m, inner = array_at(n_at, np.int64)[0], array_at(m_at, np.int64)[0], array_at(inner_at, np.int64)[0]
     a_steps, b_steps = array_at(a_step, np.int64)[0], array_at(b_step, np.int64)[0]
@@ -52,7 +52,7 @@ def sgemm(
         for line in range(n):
             array_at(out + WORD * line * out_row, np.float32)[:m] = 0
     lies = column == 1 and n <= LYING_ROWS
-    at_once = max(1, inner if lies and n <= ROWS else min(OUTER_AT_ONCE, inner))  # one row of tiles reads all once
+    at_once = max(1, inner if lies and n <= ROWS else min(OUTER_AT_ONCE, inner))  # a single row of tiles reads it once
     wide = max(1, m if lies else min(m, BLOCK_WORDS // at_once // WIDTH * WIDTH))
     scratch = np.empty(0 if lies else panel_words(at_once, wide, False) + LANES, np.uint32)
     packed = -(-scratch.ctypes.data // LINE) * LINE
@@ -74,7 +74,7 @@ def sgemm(
 
 
 class Repeated:
-    """Repeated products with a matrix that is packed once, on several sets of rows in turn: to be timed."""
+    """Repeats products with a matrix that is packed once, on several sets of rows in turn, to be timed."""
 
     def __init__(self, product: Product, copies: Copies) -> None:
         row, column = (1, product.b_step) if product.b_flipped else (product.b_step, 1)
@@ -83,7 +83,7 @@ class Repeated:
         self._product, self._copies = tuple(product), copies
 
     def __call__(self, times: int) -> None:
-        """Multiply so many times."""
+        """Multiply `times` times."""
         repeat_packed(times, self._product, address_of(self._panels), self._copies)
 
 

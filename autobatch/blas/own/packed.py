@@ -1,16 +1,16 @@
-"""Products with a matrix that was packed before: as fast for few rows as for many, in float32 and in bf16.
+"""Products with a matrix that was packed before: nearly as fast for few rows as for many, in float32 and in bf16.
 
-Libraries pack the matrix, in the order in which they read it, in every call. For a few rows that takes longer than the
-multiplication. Here it is done once per run; the rest of a product is tiles in registers
-(`autobatch.blas.own.tiles`), in compiled code that inlines no library. GFLOP/s of rows of 512 times (512, 1280), one
-thread of an AMD EPYC of 2024, against the fastest library (`autobatch doctor --matmul`):
+In every call, libraries pack the matrix into the order in which they read it. For a few rows that takes longer than the
+multiplication. Here the matrix is packed once per run; the product itself is register tiles
+(`autobatch.blas.own.tiles`) in compiled code. GFLOP/s of rows of 512 times (512, 1280), one thread of an AMD EPYC of
+2024, against the fastest library (`autobatch doctor --matmul`):
 
     rows                        4    16    64   256
     float32, library           42   134   192   218
     float32, packed           172   233   236   225
     bf16, packed              405   458   463   456
 
-Blocks of rows and of inner indices keep what tiles share in the caches: Goto and van de Geijn 2008
+Blocks of rows and of inner indices keep the data that tiles share in the caches: Goto and van de Geijn 2008
 (doi:10.1145/1356052.1356053).
 """
 
@@ -33,16 +33,16 @@ MAGNITUDE, INFINITY, QUIET = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000), np.ui
 
 @compiled
 def panel_words(inner: int, n: int, is_bf16: bool) -> int:
-    """How many words a packed matrix (inner, n) takes."""
+    """The number of words of a packed matrix (inner, n)."""
     return ((inner + 1) // 2 if is_bf16 else inner) * ((n + WIDTH - 1) // WIDTH) * WIDTH
 
 
 @compiled
 def round_to_float32(source: int, row: int, n_rows: int, width: int, out: int) -> None:
-    """Write rows, rounded to bf16, as float32 numbers one after another.
+    """Round rows to bf16, and write them as contiguous float32 numbers.
 
     Args:
-        source: address of the first; row: elements from one to the next.
+        source: address of the first row; row: elements from one row to the next.
         out: address of n_rows * width words.
     """
     words, target = array_at(source, np.uint32), array_at(out, np.uint32)
@@ -57,7 +57,7 @@ def round_to_float32(source: int, row: int, n_rows: int, width: int, out: int) -
 
 @compiled
 def half(bits: np.uint32) -> np.uint32:
-    """The first half of a float32, given by its bits, rounded to nearest, ties to even; NaN stays NaN."""
+    """Round the bits of a float32 to bf16 (their first half): to nearest, ties to even; NaN stays NaN."""
     rounded = np.uint32(bits + np.uint32(LOW + np.uint32(np.uint32(bits >> HALF) & ONE))) >> HALF
     quiet = np.uint32(bits >> HALF) | QUIET
     return np.uint32(quiet if np.uint32(bits & MAGNITUDE) > INFINITY else rounded)
@@ -102,7 +102,7 @@ def pack_float32(source: int, row: int, column: int, inner: int, n: int, packed:
 
 @compiled
 def pack_bf16(source: int, row: int, column: int, inner: int, n: int, packed: int) -> None:
-    """Round and pack a matrix (inner, n) of float32; see `pack_float32`. Pairs are of rows; an odd one gets zeros."""
+    """Round and pack a float32 matrix (inner, n); see `pack_float32`. Rows are paired; an odd last one with zeros."""
     pairs = (inner + 1) // 2
     panels = array_at(packed, np.uint32)
     words = array_at(source, np.uint32)
@@ -138,7 +138,7 @@ def pack_bf16(source: int, row: int, column: int, inner: int, n: int, packed: in
 
 @compiled
 def round_rows(source: int, row: int, n_rows: int, inner: int, out: int) -> None:
-    """Round rows of float32 to bf16, side by side; each takes (inner + 1) // 2 words, the last half of them zero."""
+    """Round rows of float32 to bf16; each takes (inner + 1) // 2 words. If inner is odd, the last half word is zero."""
     pairs = (inner + 1) // 2
     words, rounded = array_at(source, np.uint32), array_at(out, np.uint32)
     for r in range(n_rows):
@@ -160,7 +160,7 @@ def multiply_float32(m: int, n: int, inner: int, a: Strided, packed: int, out: S
         m, n, inner: rows, columns, and inner indices, at least 1.
         a, out: (m, inner) and (m, n).
         packed: address of the matrix, packed by `pack_float32`.
-        adds: 1 adds to what is in `out`, 0 overwrites it.
+        adds: 1 adds to `out`, 0 overwrites it.
     """
     (rows, a_row), (target, out_row) = a, out
     for top in range(0, m, ROWS_AT_ONCE):
@@ -177,7 +177,7 @@ def multiply_float32(m: int, n: int, inner: int, a: Strided, packed: int, out: S
 
 @compiled
 def rows_words(inner: int) -> int:
-    """How many words `multiply_bf16` needs beside its arguments."""
+    """The number of words of scratch memory that `multiply_bf16` needs."""
     return ROWS_AT_ONCE * ((inner + 1) // 2)
 
 
@@ -205,13 +205,13 @@ def multiply_bf16(m: int, n: int, inner: int, a: Strided, packed: int, out: Stri
 
 @compiled
 def outer_words(m: int, n: int) -> int:
-    """How many words `add_outer_bf16` needs beside its arguments."""
+    """The number of words of scratch memory that `add_outer_bf16` needs."""
     return OUTER_AT_ONCE * (((n + WIDTH - 1) // WIDTH) * WIDTH + m)
 
 
 @compiled
 def add_outer_bf16(rows: int, m: int, n: int, x: Strided, y: Strided, out: Strided, scratch: int) -> None:
-    """Add x' @ y, both rounded to bf16, to `out`: the gradient of a matrix. Pairs are of rows.
+    """Add x' @ y, both rounded to bf16, to `out`: the gradient of a matrix. Products are summed in pairs of rows.
 
     Args:
         rows, m, n: x is (rows, m), y (rows, n), out (m, n).
@@ -233,7 +233,7 @@ def add_outer_bf16(rows: int, m: int, n: int, x: Strided, y: Strided, out: Strid
 
 @compiled
 def _pair_rows(source: int, row: int, n_rows: int, width: int, out: int) -> None:
-    """Round rows; element i of row 2r and of the next one make word i of row r."""
+    """Round rows and pair them: element i of rows 2r and 2r + 1 make word i of row r."""
     words, pairs = array_at(source, np.uint32), array_at(out, np.uint32)
     for r in range(n_rows // 2):
         low, high = words[2 * r * row : 2 * r * row + width], words[(2 * r + 1) * row : (2 * r + 1) * row + width]
@@ -247,7 +247,7 @@ def _pair_rows(source: int, row: int, n_rows: int, width: int, out: int) -> None
 
 
 def measure_packed(m: int, n: int, inner: int, is_bf16: bool) -> float:
-    """Measure GFLOP/s of rows times a matrix that is packed, on one thread; rounding of the rows included.
+    """Measure GFLOP/s of rows times a packed matrix, on one thread; rounding of the rows included.
 
     Cost: about 10 ms, or eight products.
     """
@@ -282,7 +282,7 @@ def measure_outer(m: int, n: int, rows: int) -> float:
 
 
 def _least_time(run: Callable[[], None]) -> float:
-    """Seconds of the fastest lap."""
+    """Measure the seconds of a call, from the fastest lap."""
 
     def lap(times: int) -> float:
         began = perf_counter()
