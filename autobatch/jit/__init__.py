@@ -1,1 +1,1 @@
-"""Compiled loops: Python over flat arrays that Numba compiles at the first call, kept on disk; addresses of arrays."""
+"""Compiled loops: functions over flat arrays that Numba compiles at the first call, cached on disk; array addresses."""

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from autobatch.jit.loops import built
 
 Array = NDArray[Any]
-FAR = 1 << 40  # elements; the end of an array is not known by its address
+FAR = 1 << 40  # elements that an array made from an address seems to have: the address does not tell its end
 LINE = 64  # bytes of a cache line, and of the longest vectors
 
 
 def address_of(array: Array) -> int:
-    """Where the first element of an array lies."""
+    """The address of the first element of an array."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 def aligned(shape: int | tuple[int, int], dtype: np.dtype[Any]) -> Array:
-    """Make an array whose rows begin with a cache line, so that a vector instruction reads from one line only."""
+    """Make an array whose rows begin at cache lines, so that a vector instruction reads from one line only."""
     n_rows, size = (1, shape) if isinstance(shape, int) else shape
     width = -(-size * dtype.itemsize // LINE) * LINE // dtype.itemsize
     data = np.empty(n_rows * width * dtype.itemsize + LINE, np.uint8)
@@ -32,7 +32,7 @@ def aligned(shape: int | tuple[int, int], dtype: np.dtype[Any]) -> Array:
 
 @built
 def array_at() -> Callable[[int, Any], Array]:
-    """Build (address, dtype) -> a flat array for compiled code; dtype is a type of NumPy, such as np.int64."""
+    """Build (address, dtype) -> a flat array for compiled code; dtype is a NumPy type, such as np.int64."""
     import numba
 
     types: Any = numba.types

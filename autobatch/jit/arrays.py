@@ -1,4 +1,4 @@
-"""Types of the arrays that compiled loops read, and how a loop indexes by them."""
+"""Types of the arrays that compiled loops read, and unsigned views of ints that are used as indices."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LongIndexArray: TypeAlias = NDArray[np.uint64]
 def indices(values: IntArray) -> IndexArray:
     """View ints that are not negative as unsigned, for loops that index by them.
 
-    A signed index may be negative and count from the end, so compiled code tests each: without the tests, a loop that
-    does little but look up takes a half to a third of the time. Sums of unsigned ints are unsigned, those with signed
-    ones are not, and beyond 32 bits they are floats.
+    Compiled code tests every signed index, because a negative one counts from the end. Without these tests, a loop that
+    mostly looks up takes a half to a third of the time. Sums of unsigned ints are unsigned; sums of unsigned and signed
+    ints are not, and beyond 32 bits they are floats.
     """
     return values.view(np.uint32)
 
 
 @compiled
 def long_indices(values: LongArray) -> LongIndexArray:
-    """View ints of 64 bits that are not negative as unsigned, see `indices`."""
+    """View 64-bit ints that are not negative as unsigned, see `indices`."""
     return values.view(np.uint64)

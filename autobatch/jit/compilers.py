@@ -1,9 +1,8 @@
-"""Compilers for loops that are inlined in other loops: faster than Numba's, with the same results.
+"""Compile loops that are inlined in other loops in less time than Numba's own compilers, with the same results.
 
 Numba optimises every function separately, makes machine code of it, and links it into its callers, where it is
-optimised again. Here a loop that is only inlined is not optimised by itself: it is optimised once, with the function
-that Python calls. It is also compiled once for an int, not again for a literal 0 or 1. See
-docs/decisions/compiled-once.md.
+optimised again. Here a loop that is only inlined is optimised once, together with the function that Python calls. It is
+also compiled once for all ints, not again for a literal 0 or 1. See docs/decisions/compiled-once.md.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from autobatch.jit.internals import has_internals
 
 
 class Compilers(NamedTuple):
-    """Classes that Numba takes for our loops.
+    """Classes that Numba uses for our loops.
 
     Attributes:
-        called: its `pipeline_class` for what Python calls.
-        inlined: that for what is inlined, and only there optimised.
-        loop: makes the type under which compiled code knows a dispatcher.
+        called: the `pipeline_class` for functions that Python calls.
+        inlined: the `pipeline_class` for functions that are inlined, and optimised only there.
+        loop: makes the type by which compiled code knows a dispatcher.
     """
 
     called: type
@@ -31,7 +30,7 @@ class Compilers(NamedTuple):
 
 @cache
 def make_compilers() -> Compilers | None:
-    """Make the three classes; None where this version of Numba lacks what they extend. Loads Numba."""
+    """Make the three classes; None if this version of Numba lacks the classes that they extend. Loads Numba."""
     if not has_internals():
         return None
     from numba import extending
@@ -45,8 +44,8 @@ def make_compilers() -> Compilers | None:
     class Called(Compiler):  # type: ignore[misc]
         """Compiles a function that Python can call, although its options forbid the wrapper for that.
 
-        Numba compiles its own functions, such as `np.empty`, for each set of options that their callers have: with
-        the same ones here and in what is inlined they are compiled once.
+        Numba compiles its own functions, such as `np.empty`, for each set of options of their callers. With the same
+        options here and in inlined functions, they are compiled once.
         """
 
         def compile_extra(self, function: Any) -> Any:
@@ -54,7 +53,7 @@ def make_compilers() -> Compilers | None:
                 return super().compile_extra(function)
 
         def define_pipelines(self) -> Any:
-            self.state.flags.no_cpython_wrapper = False  # a copy of the flags has been made for what is called
+            self.state.flags.no_cpython_wrapper = False  # callees have their own copy of the flags
             return super().define_pipelines()
 
     class Inlined(Compiler):  # type: ignore[misc]
@@ -65,7 +64,7 @@ def make_compilers() -> Compilers | None:
             return super().define_pipelines()
 
     class Lowered(Library):  # type: ignore[misc]
-        """Code to be linked only: not optimised, and without an address."""
+        """Code that is only linked into other code: not optimised, and without an address."""
 
         def _optimize_final_module(self) -> None:
             pass
@@ -90,7 +89,7 @@ def make_compilers() -> Compilers | None:
 
 
 class _NoEnvironments:
-    """Where Numba leaves the Python objects that code without an address reads: there must be none."""
+    """Receives the Python objects that code without an address reads: there must be none."""
 
     def set_env(self, name: str, environment: Any) -> None:
         assert not environment.consts, f"{name} reads Python objects, which it cannot where it is inlined"

@@ -1,8 +1,8 @@
-"""Report what is being compiled to those who watch; without a watch nothing is printed.
+"""Report what is being compiled to callbacks (`watch_compilation`).
 
 Loops over flat arrays and the kernels of cells are compiled when they are first needed, which takes seconds; code in
-the cache on disk is loaded instead. Numba announces the functions that it compiles. A kernel, and all that is compiled
-as part of it, is reported by the name of the block that it is compiled in (`compiling`).
+the cache on disk is loaded instead. Numba announces the functions that it compiles. A kernel, with all functions that
+are compiled as part of it, is reported by the name of the block that it is compiled in (`compiling`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from autobatch.jit.internals import has_internals
 
 
 class Compilation(NamedTuple):
-    """Something that is compiled, or was.
+    """A compilation, in progress or done.
 
     Attributes:
-        what: in words: `cell 'merge' (forward)`, or `loop 'split_words'`.
-        is_kernel: whether it belongs to a cell, and is not one of the library's own loops.
-        seconds: that it took; 0 before it is done.
+        what: the thing that is compiled, in words: `cell 'merge' (forward)`, or `loop 'split_words'`.
+        is_kernel: whether it belongs to a cell; False for the library's own loops.
+        seconds: how long it took; 0 before it is done.
     """
 
     what: str
@@ -34,7 +34,7 @@ Told = Callable[[Compilation], object]
 
 
 class _Watch:
-    """Follows what is compiled: in `open` the blocks and loops that are being compiled, the outermost first."""
+    """Follows compilation: `open` holds the blocks and loops that are being compiled, the outermost first."""
 
     def __init__(self, begun: Told, done: Told, loaded: Told) -> None:
         self.begun, self.done, self.loaded = begun, done, loaded
@@ -43,7 +43,7 @@ class _Watch:
         self.compiled = False
 
     def enter(self, compilation: Compilation, begins: bool) -> None:
-        """Take in a block, which may compile something, or a loop, which `begins` to be compiled."""
+        """Open a block, which may compile something, or a loop, which `begins` to be compiled."""
         if not self.open:
             self.entered, self.compiled = perf_counter(), False
         self.open.append(compilation)
@@ -57,7 +57,7 @@ class _Watch:
             self.begun(self.open[0])
 
     def leave(self) -> None:
-        """Note that the innermost one is done."""
+        """Close the innermost one: it is done."""
         left = self.open.pop()
         if not self.open:
             tell = self.done if self.compiled else self.loaded
@@ -71,7 +71,7 @@ _watches: list[_Watch] = []
 def without_collection() -> Iterator[None]:
     """Switch off Python's garbage collector, whose passes over the compiler's objects take a tenth of the time.
 
-    What is compiled in the block is collected after it.
+    Garbage from inside the block is collected after it.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -84,7 +84,7 @@ def without_collection() -> Iterator[None]:
 
 @contextmanager
 def compiling(what: str, is_kernel: bool) -> Iterator[None]:
-    """Name what is compiled in the block, if anything is. Cost: microseconds while nobody watches."""
+    """Name the things that are compiled in the block. Cost: microseconds while nothing watches."""
     watches = list(_watches)
     for watch in watches:
         watch.enter(Compilation(what, is_kernel), begins=False)
@@ -103,8 +103,8 @@ def watch_compilation(
     """Call functions for everything that is compiled while the block runs.
 
     Args:
-        begun, done: are told when something begins to be compiled, and when it is.
-        loaded: is told of what had a name and did not have to be compiled.
+        begun, done: are called when a compilation begins, and when it ends.
+        loaded: is called for a named block in which nothing had to be compiled.
 
     Loads Numba. Not for several threads at a time.
 
@@ -117,7 +117,7 @@ def watch_compilation(
     compiling loop 'double'
     (6, 8)
     """
-    if not has_internals():  # what is compiled stays unnamed
+    if not has_internals():  # without these, compilations cannot be named
         yield
         return
     from numba.core import event
@@ -126,7 +126,7 @@ def watch_compilation(
     watch = _Watch(begun, done, loaded)
 
     class Loops(events.Listener):  # type: ignore[misc]
-        """Hears of functions that are compiled when they are called."""
+        """Is notified of functions that are compiled when they are called."""
 
         def on_start(self, event: Any) -> None:
             watch.enter(Compilation(f"loop {event.data['dispatcher'].py_func.__name__!r}", False), begins=True)
@@ -135,7 +135,7 @@ def watch_compilation(
             watch.leave()
 
     class Passes(events.Listener):  # type: ignore[misc]
-        """Hears of every pass of the compiler: inside a block, its kernel is compiled."""
+        """Is notified of every pass of the compiler; a pass inside a block means that its kernel is compiled."""
 
         def on_start(self, event: Any) -> None:
             watch.compiles()

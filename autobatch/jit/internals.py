@@ -1,8 +1,8 @@
-"""Numba's internals that our compilers, caches and messages extend, and whether the installed version has them.
+"""Check that the installed Numba has the internals that our compilers, caches and messages extend.
 
 They may change with every version of Numba, so `pyproject.toml` allows versions up to the newest that the tests ran
-with. Where another version is installed that lacks any of them, all loops are compiled and kept by plain Numba: results
-are the same, and compiling takes longer.
+with. If the installed version lacks any of them, plain Numba compiles and caches all loops: results are the same, and
+compiling takes longer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXTENDED_CACHE = ("_impl", "_cache_path", "_cache_file")  # attributes of a `Fun
 
 @cache
 def has_internals() -> bool:
-    """Tell whether Numba has everything that we extend; a warning names what is missing. Loads Numba."""
+    """Tell whether Numba has all internals that we extend; a warning names those that are missing. Loads Numba."""
     import numba
 
     missing = [name.replace(":", ".") for name in EXTENDED if not _exists(name)] or _missing_in_caches()

@@ -1,9 +1,9 @@
-"""Machine code kept on disk, with digests: a file that is damaged is compiled again.
+"""Cache machine code on disk, with digests: damaged files are detected, and their functions compiled again.
 
-Numba does not check the files of its cache: one that a crash or a full disk cut short raises `EOFError` at every later
-start, and one whose pages never reached the disk runs machine code of zeros. So our functions have files of their own.
-Each holds the code of one signature, after a digest of the rest and what it was compiled for, and is written whole. The
-content and the folder are Numba's.
+Numba does not check the files of its cache: a file that a crash or a full disk cut short raises `EOFError` at every
+later start, and one whose pages never reached the disk runs machine code of zeros. So our functions have their own
+files. Each is written whole, and holds a digest of its contents, the versions and the key that it was compiled for, and
+the code of one signature. The format of the code and the folder are Numba's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Keepers(NamedTuple):
     """Classes that keep functions on disk.
 
     Attributes:
-        cache: in the place of Numba's `FunctionCache`.
-        callback: in the place of its `CFunc`.
+        cache: replaces Numba's `FunctionCache`.
+        callback: replaces Numba's `CFunc`.
     """
 
     cache: type
@@ -34,8 +34,8 @@ class Keepers(NamedTuple):
 
 
 def keep(dispatcher: Any) -> Any:
-    """Make a function that Numba compiles, for Python or for other functions, keep its code on disk; return it."""
-    if hasattr(dispatcher, "py_func"):  # it is the plain function where NUMBA_DISABLE_JIT is set
+    """Let a Numba function, called by Python or by other functions, cache its code on disk; return the function."""
+    if hasattr(dispatcher, "py_func"):  # with NUMBA_DISABLE_JIT it is the plain function
         keepers = _make_keepers()
         if keepers is None:
             dispatcher.enable_caching()
@@ -48,7 +48,7 @@ def compile_callback(function: Callable[..., Any], is_kept: bool, **options: Any
     """Compile a function of 64-bit ints, to be called by its `address`.
 
     Raises:
-        OSError: it is to be kept, and cannot be written.
+        OSError: `is_kept`, and the file cannot be written.
     """
     from numba import cfunc, types
 
@@ -64,7 +64,7 @@ def compile_callback(function: Callable[..., Any], is_kept: bool, **options: Any
 
 @cache
 def _make_keepers() -> Keepers | None:
-    """Make the two classes; None where this version of Numba lacks what they extend. Loads Numba."""
+    """Make the two classes; None if this version of Numba lacks the classes that they extend. Loads Numba."""
     if not has_internals():
         return None
     from numba.core import caching, ccallback
@@ -90,19 +90,19 @@ def _make_keepers() -> Keepers | None:
 
 
 class _Files:
-    """The files of one function, one for each key; what Numba calls an `IndexDataCacheFile`.
+    """The cache files of one function, one for each key; replaces Numba's `IndexDataCacheFile`.
 
     Args:
-        folder: where they are.
-        name: what all their names begin with.
-        stamp: tells versions of the function's own file.
+        folder: the folder of the files.
+        name: the prefix of their names.
+        stamp: identifies the version of the function's source file.
     """
 
     def __init__(self, folder: Path, name: str, stamp: Any) -> None:
         self._folder, self._name, self._stamp = folder, name, stamp
 
     def save(self, key: Any, data: Any) -> None:
-        """Write what was compiled for a key; OSError if it cannot be."""
+        """Write the compiled code for a key; OSError if that fails."""
         from numba.core import serialize
 
         dumps: Any = serialize.dumps
@@ -110,7 +110,7 @@ class _Files:
         write_whole(self._path(key), sha256(content).digest() + content)
 
     def load(self, key: Any) -> Any:
-        """Read what was compiled for a key; None if there is nothing, or something else."""
+        """Read the compiled code for a key; None if there is no file, or if its contents do not match."""
         try:
             content = self._path(key).read_bytes()
         except OSError:

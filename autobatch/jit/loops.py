@@ -1,14 +1,15 @@
-"""Compile flat-array loops with Numba at their first call, and not before.
+"""Compile flat-array loops with Numba when they are first called.
 
-Numba takes longer to import than all of autobatch, so no module imports it at the top. A loop marked
-`@compiled` is plain Python over arrays of ints; it is compiled, and cached on disk, when first called; one marked
-`@by_address` when compiled code wants to call it by its address. What Python cannot express at all is `@built`.
-Loops may call each other: inside compiled code the other loop is inlined. Arrays that travel in a NamedTuple are taken
-out of it before a loop: to read a field counts references, which costs more than what a loop does with an element
-(naming the type of highest score took 375 ns that way, and 7 ns with the arrays taken out).
+Numba takes longer to import than all of autobatch, so no module imports it at the top. A loop marked `@compiled` is
+plain Python over arrays of ints; it is compiled, and cached on disk, when it is first called. One marked `@by_address`
+is compiled when compiled code first needs its address. `@built` marks functions that Python cannot express.
 
-Numba recognises a cached loop by its name and its own file, and would go on using one whose callee in another file
-has changed. So the name under which a loop is cached ends in a digest of all code and constants that it reaches.
+Loops may call each other: inside compiled code the callee is inlined. Code takes arrays out of a NamedTuple before a
+loop, because reading a field counts references, which costs more than the work per element (naming the type of highest
+score took 375 ns with fields, and 7 ns with the arrays taken out).
+
+Numba identifies a cached loop by its name and its own file, and would still use it after a callee in another file has
+changed. So the name under which a loop is cached ends in a digest of all code and constants that it reaches.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 WITHOUT_WRAPPERS = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True}
-"""For Numba: compile no code that takes arguments from C or from Python."""
+"""Options of Numba: make no wrappers for calls from C or from Python."""
 VALUES_ALONE = 2
-"""The last format of marshal whose bytes are those of the values alone: later ones tell how often a value is held."""
+"""The last format of marshal whose bytes depend on the values alone: later ones depend on reference counts too."""
 
 
 class Compiled(Generic[P, R]):
-    """A function over arrays of ints that compiles itself when first called; `python` is the plain one.
+    """A function over arrays of ints that compiles itself when first called; `python` is the plain function.
 
-    `liberties` are those of LLVM's fast-math flags that its own arithmetic allows, wherever it is inlined. If it
-    `is_kept`, what is inlined is on disk too.
+    `liberties` are the fast-math flags of LLVM that apply to its own arithmetic, wherever it is inlined. If it
+    `is_kept`, its form for inlining is cached on disk too.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Compiled(Generic[P, R]):
 
     @property
     def _numba_type_(self) -> Any:
-        """The type that Numba asks of an object that it meets as a global: that of the compiled function."""
+        """The type that Numba gives to this object when it is a global of a loop: that of the compiled function."""
         import numba
 
         compilers = make_compilers()
@@ -73,7 +74,7 @@ class Compiled(Generic[P, R]):
         return self._dispatcher
 
     def _for_loops(self) -> Any:
-        """Compile for inlining, without the wrapper for calls from Python, which would take a quarter of the time."""
+        """Compile for inlining, without the wrapper for calls from Python, which takes a quarter of the time."""
         if self._inlined is None:
             compilers = make_compilers()
             if self.is_kept or compilers is None:
@@ -91,14 +92,14 @@ class Compiled(Generic[P, R]):
         return numba.njit(**options)(self._named(prefix))
 
     def _named(self, prefix: str = "") -> FunctionType:
-        """The plain function, under the name that it is cached by."""
+        """The plain function, renamed to the name under which it is cached."""
         named = FunctionType(self.python.__code__, self.python.__globals__, self.python.__name__)
         named.__module__ = self.python.__module__
         named.__qualname__ = f"{self.python.__qualname__}_{prefix}{self.digest()}"
         return named
 
     def digest(self) -> str:
-        """Tells this loop, the loops it calls and the constants they read from other versions of them."""
+        """Identifies the version of this loop, of the loops that it calls, and of the constants that they read."""
         code = self.python.__code__
         parts = [marshal.dumps(code, VALUES_ALONE), *sorted(liberty.encode() for liberty in self.liberties)]
         for name in code.co_names:
@@ -113,7 +114,7 @@ class Compiled(Generic[P, R]):
         loop = self._for_python()
         try:
             result: R = loop(*args, **kwargs)
-        except OSError as error:  # of writing to the cache; by then the loop is compiled
+        except OSError as error:  # from writing to the cache, after the loop was compiled
             _warn(error)
             result = loop(*args, **kwargs)
         return result
@@ -130,17 +131,17 @@ def compiled(python: Callable[P, R]) -> Compiled[P, R]:
 
 
 def in_kernels(python: Callable[P, R]) -> Compiled[P, R]:
-    """Mark what kernels of cells inline: as `compiled`, and kept for the cells that later processes compile."""
+    """Mark a function that kernels inline: as `compiled`, and cached on disk for cells that later processes compile."""
     return Compiled(python, is_kept=True)
 
 
 def contracted(python: Callable[P, R]) -> Compiled[P, R]:
-    """Mark arithmetic on floats: as `in_kernels`, and a product and a sum may become one instruction, rounded once."""
+    """Mark float arithmetic: as `in_kernels`, and a product and a sum may become one instruction, rounded once."""
     return Compiled(python, frozenset({"contract"}), is_kept=True)
 
 
 def reordered(python: Callable[P, R]) -> Compiled[P, R]:
-    """Mark a term of a long sum: as `contracted`, and the sum may be taken in any order, several elements at once."""
+    """Mark a term of a long sum: as `contracted`, and LLVM may reorder the sum, to add several elements at once."""
     return Compiled(python, frozenset({"contract", "reassoc", "nsz"}), is_kept=True)
 
 
@@ -149,8 +150,8 @@ class ByAddress(Compiled[P, R]):
 
     @cached_property
     def address(self) -> int:
-        """Of the compiled function, in this process."""
-        with compiling(f"loop {self.__name__!r}", is_kernel=False):  # its machine code lives as long as it does
+        """The address of the compiled function, in this process."""
+        with compiling(f"loop {self.__name__!r}", is_kernel=False):  # the machine code lives as long as this object
             try:
                 self._dispatcher = compile_callback(self._named(), is_kept=True, error_model="numpy")
             except OSError as error:
@@ -166,10 +167,10 @@ def by_address(python: Callable[P, R]) -> ByAddress[P, R]:
 
 
 class Built(Compiled[P, R]):
-    """A function for compiled code that Python cannot express: `python`, called without arguments, builds it."""
+    """A function that Python cannot express, for compiled code: calling `python` without arguments builds it."""
 
     def digest(self) -> str:
-        """Tells versions of the module apart, because what a builder uses is not known more exactly."""
+        """Identifies the version of the module, because it is not known which parts of it a builder uses."""
         return _digest_module(self.python.__module__)
 
     def _for_loops(self) -> Any:
@@ -180,7 +181,7 @@ class Built(Compiled[P, R]):
 
 
 class Replaced(Compiled[P, R]):
-    """A loop in plain Python, for which compiled code has another that `build` makes with Numba's own means."""
+    """A plain Python function that compiled code replaces by one that `build` makes with Numba's extension API."""
 
     def __init__(self, python: Callable[P, R], build: Callable[[], Any]) -> None:
         super().__init__(python)
@@ -192,7 +193,7 @@ class Replaced(Compiled[P, R]):
         return self._inlined
 
     def digest(self) -> str:
-        """Tells versions of the module that builds the other one apart."""
+        """Identifies the version of the module that builds the replacement."""
         return _digest_module(self.build.__module__)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -200,7 +201,7 @@ class Replaced(Compiled[P, R]):
 
 
 def replaced_by(build: Callable[[], Any]) -> Callable[[Callable[P, R]], Replaced[P, R]]:
-    """Mark a function that is another one in compiled code: what `build` makes when it is first met."""
+    """Mark a function that compiled code replaces by the one that `build` makes when it is first needed."""
     return lambda python: Replaced(python, build)
 
 
@@ -210,6 +211,6 @@ def _digest_module(name: str) -> str:
 
 
 def built(build: Callable[[], Callable[P, R]]) -> Built[P, R]:
-    """Mark a function that builds one for compiled code with Numba's own means, when first met."""
+    """Mark a function that builds one for compiled code with Numba's extension API, when it is first needed."""
     built: Any = Built(build)
     return built  # type: ignore[no-any-return]
