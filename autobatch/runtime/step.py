@@ -151,7 +151,7 @@ class Step:
         return Rewrites(*map(sum, zip(*(astuple(part.rewrites) for part in self.parts), strict=True)))
 
     def totals(self) -> Counts:
-        """The counts of all parts, added up."""
+        """The counts of all parts: sums, and the largest `buffer_bytes`."""
         launches, copied, allocations, held = zip(*self.counts, strict=True)
         return Counts(sum(launches), sum(copied), sum(allocations), max(held))
 

@@ -18,7 +18,7 @@ from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
 
 NAME = "packed"
-LYING_ROWS = 256  # a result of at most so many rows reads the other factor unpacked, once for every 6 of its rows
+LYING_ROWS = 256  # up to this many rows of a result, the other factor is read unpacked, once for every 6 rows
 BLOCK_WORDS = 1 << 17  # the largest block of a matrix that is packed at once
 
 

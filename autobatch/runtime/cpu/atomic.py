@@ -72,7 +72,7 @@ def _changing(how: str) -> Any:
 
 
 def _operation(n_arguments: int, emit: Callable[..., Any]) -> tuple[Any, Any]:
-    """Make an operation on an address and other int64; return it with its type of int64."""
+    """Make an operation on an address and up to two int64; return Numba's type of int64, and the operation."""
     from llvmlite import ir
     from numba import types
     from numba.extending import intrinsic

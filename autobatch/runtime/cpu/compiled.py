@@ -161,7 +161,7 @@ class BoundStages:
         return len(self._calls.ptr) - 3
 
     def call(self, first: int, last: int) -> int:
-        """Make the calls of parts first:last and return their number; part 0 comes before all batches."""
+        """Make the calls of parts first:last and return their number; part 0 is the prologue, see `Calls`."""
         calls, piece_ptr, ptr, _ = self._calls
         start, end = int(piece_ptr[ptr[first]]), int(piece_ptr[ptr[last]])
         if self._is_shared and ptr[last] - ptr[first] > last - first:

@@ -219,7 +219,7 @@ def flat(array: Array) -> Array:
 
 
 def _read_by_steps(stage: StageProgram) -> set[int]:
-    """The shared values that steps read directly, not packed for kernels."""
+    """The shared values that products and interpreted ops read; kernels read packed copies."""
     found: set[int] = set()
     for step in stage.steps:
         match step:
