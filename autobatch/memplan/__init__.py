@@ -1,4 +1,4 @@
-"""Placement: where every value of a schedule lives."""
+"""Memory planning: decide where every value of a mini-batch lives."""
 
 from __future__ import annotations
 

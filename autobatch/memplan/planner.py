@@ -1,4 +1,4 @@
-"""The memory planner: what a cell executes and how its row is laid out, and where rows of a mini-batch lie."""
+"""The memory planner: decides what a cell executes, how its rows are laid out, and where a mini-batch has them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from autobatch.system.trust import trusted
 @trusted
 @dataclass(frozen=True)
 class MemoryPlanner:
-    """Plans cells and mini-batches; every pass over a cell can be switched off, for measurement.
+    """Plans cells and mini-batches; every pass over a cell can be switched off for measurements.
 
     Raises:
-        PlanError: `recomputes` is none of its words.
+        PlanError: `recomputes` is not one of its values.
 
     Args:
-        simplifies: compute nothing twice, and nothing that is known, forward and backward.
-        joins: order ports so that joins of them are views, and save nothing of these.
-        stacks: run the inner batches of cells as single instructions, on parameters that lie together.
-        sums: run sums of products as single products of vectors side by side; only with `joins` and `stacks`.
-        cuts, hoists, fuses: what backends with compiled kernels do, see `KernelPasses`.
-        recomputes: what backward computes again instead of having it saved: what is "cheap" to compute; "more", as if
-            memory were slower; "all" that can be, which is for tests; or "nothing".
-        reuses: let what backward leaves for the weights lie where saved values lay that nothing reads any more.
+        simplifies: common-subexpression elimination and constant folding, forward and backward.
+        joins: order ports so that concatenations of them are views, which are not saved.
+        stacks: run the inner batches of cells as single instructions on stacked parameters.
+        sums: run sums of products as single products of concatenated vectors; only with `joins` and `stacks`.
+        cuts, hoists, fuses: passes of backends with compiled kernels, see `KernelPasses`.
+        recomputes: which residuals backward rematerialises: those that are "cheap" to compute; "more", as if memory
+            were slower; "all" that can be, for tests; or "nothing".
+        reuses: buffer reuse: values that backward makes for the weight gradients overwrite dead residuals.
     """
 
     simplifies: bool = True
@@ -70,7 +70,7 @@ class MemoryPlanner:
             program = make_stacked(program)
             passes.append(("stacked", program))
         if self.simplifies and self.stacks:
-            program = simplify(program)  # what is joined may be, in a stack, what it was cut from
+            program = simplify(program)  # a join may put together slices of one stacked value
             passes.append(("stacked simplified", program))
         columns, derivative = place_columns(program, self.joins), None
         if training:

@@ -1,1 +1,1 @@
-"""The layout of a mini-batch: where the rows of each type begin, and how long they live."""
+"""Placement of a mini-batch: where the rows of each batch begin, and how long they live."""

@@ -1,8 +1,8 @@
-"""Destinations: for every output of every node, the places of its readers, to which it is written when it is made.
+"""List the destinations of every node output: the places in its readers' rows to which it is written.
 
-Nodes are gone through in the order of the graph wherever that will do, and not batch by batch: an instance is then in
-the cache while its nodes are placed, and each batch's rows are written one after another. From a million nodes on,
-where little of a graph is in any cache, that takes a third of the time.
+Loops visit nodes in graph order where possible, and not batch by batch: an instance then stays in the cache while its
+nodes are placed, and each batch's rows are written consecutively. From a million nodes on, where the cache holds little
+of a graph, this takes a third of the time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Outputs(NamedTuple):
 
     ptr: IntArray  # [T+1] outputs of each type
     base: LongArray  # the number of the first row of each of them
-    n_readers: LongArray  # of each node's output, counted up
+    n_readers: LongArray  # readers of each node output, a running count
 
 
 @compiled
 def list_destinations(
     words: IntArray, rows: Rows, tables: TypeTables, slot_base: LongArray, slot_width: LongArray, dest: LongArray
 ) -> tuple[LongArray, LongArray, NDArray[np.bool_]]:
-    """Sort the places where values go, and whether they are added there, by the node output: (type, output, row).
+    """List the places that each node output is written to, and whether it is added there, by (type, output, row).
 
     Args:
-        dest: [E+O] written to; its dtype is that of places.
+        dest: [E+O], overwritten; its dtype is that of places.
 
     Returns:
         dest_base, dest_ptr and adds, as `Plan` has them.
@@ -76,7 +76,7 @@ def _count_readers(
     place: IntArray,
     rank: IntArray,
 ) -> None:
-    """For each output read, write which it is, by (type, output, row), and how many have read it before."""
+    """Number the output that each edge reads, by (type, output, row), and count its earlier readers."""
     source, output, type_id, row = indices(sources), indices(ports), indices(type_ids), indices(rows)
     first, start, count = indices(outputs.ptr), long_indices(outputs.base), outputs.n_readers
     for e in range(source.size):
@@ -97,10 +97,10 @@ def _write_edges(
     dest: LongArray,
     adds: NDArray[np.bool_],
 ) -> None:
-    """Write where the reader of each edge finds the value, to the entry of the output that it comes from.
+    """Write the place where each edge's reader finds its value, as a destination of the output that it reads.
 
-    Of the edges of a plain port, whose values are added up, the one whose value is made first stores. Nodes go by type,
-    so that what one does all do, and the processor guesses right.
+    Several edges of a plain port are summed: the value that is made first is stored, the others are added. Nodes are
+    visited by type, so that branches are predictable.
     """
     width, port_column, origin, edge_src = tables.block_width, tables.port_column, rows.origin, graph.edge_src
     segments, segment_base = rows.segments, rows.segment_base

@@ -1,8 +1,8 @@
-"""Memory that is used again: in inference the rows of a batch live from their first writer to the batch's run.
+"""Buffer reuse in inference: a batch's rows take memory only from their first writer until the batch has run.
 
-Areas are given out in the order of the batches that first write to them, each to the smallest gap that holds it (best
-fit), or else to the end of memory, with the gap before it if there is one. They come back when their batch has run;
-gaps side by side become one. So the peak is planned, not found out.
+Areas are allocated in the order of their first writers. Each takes the smallest gap that holds it (best fit), or else
+the end of memory, with the gap before the end if there is one. An area is freed when its batch has run; neighbouring
+gaps are merged. So the peak is known before anything runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LongArray = NDArray[np.int64]
 
 @compiled
 def first_writers(graph: Sections, batch_of: IntArray, n_batches: int) -> IntArray:
-    """Find, for each batch, the first that writes to its rows; itself if none does: int32[K].
+    """Find the first batch that writes to each batch's rows; the batch itself if none does: int32[K].
 
     Args:
         batch_of: int32[N], the batch of each node.
@@ -37,7 +37,7 @@ def first_writers(graph: Sections, batch_of: IntArray, n_batches: int) -> IntArr
 
 @compiled
 def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, int]:
-    """Place areas of these sizes, area k alive in the steps first[k] to k.
+    """Allocate areas of the given sizes; area k is live from step first[k] to step k.
 
     Args:
         first: int32[K], at most k.
@@ -45,7 +45,7 @@ def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, i
         start: where memory begins.
 
     Returns:
-        the place of each area (where nothing is placed, `start`), and the end of what is used.
+        the place of each area (`start` for an empty one), and the end of the memory used.
 
     >>> place, end = give_out(np.array([0, 0, 1, 2], np.int32), np.array([0, 16, 32, 16]), 0)
     >>> place.tolist(), int(end)
@@ -53,7 +53,7 @@ def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, i
     """
     n = first.size
     place, end = np.empty(n, np.int64), start
-    next_born, born_at = np.empty(n, np.int32), np.empty(n, np.int32)  # per step a list of who is born
+    next_born, born_at = np.empty(n, np.int32), np.empty(n, np.int32)  # per step, a linked list of the areas that begin
     for k in range(n):
         place[k], next_born[k], born_at[k] = start, -1, -1
     for k in range(n - 1, -1, -1):
@@ -87,7 +87,7 @@ def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, i
 
 @compiled
 def _close_gap(gap_start: LongArray, gap_end: LongArray, n_gaps: int, at: int) -> int:
-    """Remove a gap from the list, which is in order of place; return how many are left."""
+    """Remove a gap from the list, which is sorted by place; return the number left."""
     for g in range(at, n_gaps - 1):
         gap_start[g], gap_end[g] = gap_start[g + 1], gap_end[g + 1]
     return n_gaps - 1
@@ -95,7 +95,7 @@ def _close_gap(gap_start: LongArray, gap_end: LongArray, n_gaps: int, at: int) -
 
 @compiled
 def _open_gap(gap_start: LongArray, gap_end: LongArray, n_gaps: int, start: int, end: int) -> int:
-    """Add a gap to the list, joined with gaps that it touches; return how many there are."""
+    """Add a gap to the list, merged with the gaps that it touches; return the new number."""
     at = n_gaps
     while at > 0 and gap_start[at - 1] >= end:
         at -= 1

@@ -1,7 +1,8 @@
-"""Where the values of a mini-batch live between cells: each is written, when it is made, to the rows of its readers.
+"""Place the values that cells pass to each other: each is written to the rows of its readers when it is made.
 
 Nodes get rows (`rows`), then every edge and every output of the graph gets a destination (`destinations`). A plain port
-with several edges, from the pass `fold`, is their sum: what is made first is stored, the others are added.
+with several edges, made by the pass `fold`, reads their sum: the value that is made first is stored, the others are
+added.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
 
 
 def _by_type(flat: NDArray[Any], width: IntArray, type_ptr: IntArray) -> list[NDArray[Any]]:
-    """Per type, its attributes `[N_type, width]`, of those of all types one after another."""
+    """Split the attributes of all types into one array `[N_type, width]` per type."""
     found, start, counts = [], 0, np.diff(type_ptr).tolist()
     for kind, columns in enumerate(width.tolist()):
         end = start + (counts[kind] * columns if kind < len(counts) else 0)

@@ -1,9 +1,9 @@
-"""Rows: which row each node has among those of its type, and where the rows of each batch begin in the buffer.
+"""Number the rows of each type, and place the rows of each batch in the buffer.
 
 Rows of a type are in schedule order, so a batch is a contiguous range of rows and its inputs are read without a gather.
-In training the rows of a type are one block: backward reads them again, and the gradients of the weights read all of
-them at once. In inference a batch's rows live from their first writer to the batch's run, and then their memory is
-used again (`lifetimes`).
+In training the rows of a type are one block: backward reads them again, and weight gradients read all of them at once.
+In inference a batch's rows live from their first writer until the batch has run; then their memory is reused
+(`lifetimes`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Batches(NamedTuple):
 
 
 class Widths(NamedTuple):
-    """Elements per row of what is no input."""
+    """Elements per row of everything but inputs."""
 
     slot: LongArray  # of each slot of the output
     saved: LongArray  # of the saved values of each block
@@ -39,14 +39,14 @@ class Widths(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Which row each node has, and where the rows of each batch and type are; `Plan` has those that it keeps."""
+    """The row of each node, and where the rows of each batch and type are; `Plan` documents the fields it keeps."""
 
     type_ptr: IntArray
     row: IntArray
     node_at: IntArray
     batch_of: IntArray  # [N]
-    segments: LongArray  # for all variadic group blocks one after another, the first edge row of each node row
-    segment_base: LongArray  # [blocks+1] where each block's begin
+    segments: LongArray  # the first edge row of each node row, for all variadic group blocks in turn
+    segment_base: LongArray  # [blocks+1] where each block's segments begin
     block_rows: LongArray
     base_ptr: LongArray
     base: LongArray
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
 
 class Areas(NamedTuple):
-    """Where what is no input lies."""
+    """Where slots, gradients and saved values lie, and the size of the buffer."""
 
     slot_base: LongArray
     slot_rows: LongArray
@@ -67,7 +67,7 @@ class Areas(NamedTuple):
 def place_rows(
     words: IntArray, batches: Batches, tables: TypeTables, widths: Widths, training: bool
 ) -> tuple[Rows, Areas, IntArray]:
-    """Give nodes rows in schedule order, all rows their places in the buffer, and sort the int attributes by row."""
+    """Number the rows of nodes in schedule order, place them in the buffer, and sort int attributes by row."""
     graph, batch_type, batch_ptr = sections(words), batches.kind, batches.ptr
     slot_width, saved_width = widths.slot, widths.saved
     type_ptr, row, node_at, batch_of = _number_rows(batches, tables.block_ptr.size - 1)
@@ -131,7 +131,7 @@ def _number_rows(batches: Batches, n_types: int) -> tuple[IntArray, IntArray, In
 def _count_segments(
     graph: Sections, tables: TypeTables, type_ptr: IntArray, node_at: IntArray
 ) -> tuple[LongArray, LongArray]:
-    """Find the first edge row of each node row of all variadic group blocks; and where in that each block's begin."""
+    """Find the first edge row of each node row, for all variadic group blocks; and where each block's begin."""
     block_ptr, port_ptr = tables.block_ptr, tables.port_ptr
     leads, port_block = tables.port_leads, tables.port_block
     edge_ptr, edge_in = graph.edge_ptr, graph.edge_in
@@ -187,7 +187,7 @@ def _count_rows(
 
 @compiled
 def _follow(n_rows: LongArray, width: NDArray[Any], start: int) -> tuple[LongArray, int]:
-    """Where areas of so many rows start when they follow `start` one after another, aligned; and the end."""
+    """Place areas of these numbers of rows one after another from `start`, aligned; return the starts and the end."""
     base = np.empty(n_rows.size, np.int64)
     for i in range(n_rows.size):
         base[i] = start
@@ -211,7 +211,7 @@ def _place_areas(
     start: int,
     base: LongArray,
 ) -> int:
-    """Place the blocks of each batch, one area a batch, behind `start`; fill in `base` and return the end."""
+    """Place the blocks of each batch after `start`, one area per batch; fill in `base` and return the end."""
     size, block_ptr, block_width = np.empty(batch_type.size, np.int64), tables.block_ptr, tables.block_width
     for k in range(batch_type.size):
         first, end = block_ptr[batch_type[k]], 0
@@ -230,7 +230,7 @@ def _place_areas(
 def gather_rows(
     data: NDArray[Any], width: IntArray, type_id: IntArray, node_at: IntArray, type_ptr: IntArray
 ) -> NDArray[Any]:
-    """Attributes of the nodes, type by type in row order."""
+    """Sort the attributes of nodes by type and row."""
     start = indices(value_starts(type_id, width))
     flat = np.empty(data.size, data.dtype)
     at = 0

@@ -1,1 +1,1 @@
-"""The layout inside a cell: which values lie side by side, and what backward saves or computes again."""
+"""The layout inside a cell: which values are adjacent, and which residuals are saved or rematerialised."""

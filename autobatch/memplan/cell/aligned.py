@@ -1,10 +1,10 @@
-"""Orders of several areas of memory at once, in which given lines of values are consecutive and in the same order.
+"""Order several memory areas at once so that given lists of values are consecutive and in matching order.
 
-A *line* is a list of spans that shall lie one after the other. Lines with the same `order` must put their spans in the
-same order, whichever that is: the operands and the result of ops that run as one. Each area has a PQ-tree, and what
-the tree of one line knows of its spans is carried over to the lines that share its order, until nothing changes. Then
-an order is chosen for each group of lines; P-nodes are permuted and Q-nodes turned so that all lines follow, and where
-that fails the next order is tried.
+A *line* is a list of spans that must be consecutive. Lines with the same `order` must put their spans in the same
+order, whichever that is: they are the operands and the result of instructions that run as one. Each area has a PQ-tree.
+The constraints that one line puts on the order of its spans are copied to all lines of the same `order`, until nothing
+changes. Then an order is chosen for each group of lines: children of P-nodes are permuted and Q-nodes reversed so that
+all lines follow it. Where that fails, the next order is tried.
 Source: Booth and Lueker 1976 for the trees; ED-Batch (arXiv:2302.03851), section 3, for lines of one order.
 """
 
@@ -27,10 +27,10 @@ MAX_TRIES = 2_000  # orders tried for the groups of lines before a system counts
 
 @dataclass(frozen=True)
 class Line:
-    """Spans that lie one after the other.
+    """Spans that must be consecutive in memory.
 
     Attributes:
-        order: lines with an equal one have their spans in the same order; None fixes the order given here.
+        order: lines with an equal value put their spans in the same order; None fixes the order given here.
         spans: the items of each, consecutive in memory; a line lies in one area.
     """
 
@@ -40,10 +40,10 @@ class Line:
 
 @dataclass
 class Work:
-    """What systems may still cost, in nodes of trees and spans of lines gone through: the same in every process.
+    """A budget for finding orders, in tree nodes and spans visited: the same in every process.
 
-    A clock would tell more exactly what a user waits, but then the layout of a cell, and with it the last bits of what
-    it computes, would depend on what else the machine does.
+    A clock would measure more exactly how long a user waits. But then the layout of a cell, and the last bits of its
+    results, would depend on the load of the machine.
     """
 
     left: int
@@ -55,12 +55,12 @@ class Work:
 
 
 class AlignedOrders:
-    """Orders of the items of each area that keep the added lines; at first any.
+    """All orders of the items of each area that satisfy the lines added so far.
 
     Args:
         areas: the items of each area, every item in one of them.
-        work: which adding lines uses up; then the first order that suggests itself for each group of lines is the only
-            one that is tried. Copies share it.
+        work: a budget that adding lines uses up. Once it is used up, only the first candidate order of each group of
+            lines is tried. Copies share it.
 
     >>> orders = AlignedOrders(["abcd", "wxyz"])
     >>> orders.add([Line("gates", (("a",), ("b",), ("c",))), Line("gates", (("w",), ("x",), ("y",)))])
@@ -81,11 +81,11 @@ class AlignedOrders:
         self.gave_up = False
 
     def add(self, lines: Iterable[Line]) -> bool:
-        """Keep only those orders in which these lines are kept too.
+        """Keep only those orders that satisfy these lines too.
 
         Returns:
-            Whether there are such orders. If not, nothing changed. False also if `MAX_TRIES` orders of the groups of
-            lines were tried in vain, or `work` was used up; `gave_up` is then set.
+            Whether there are such orders. If not, nothing changes. Also False if `MAX_TRIES` orders of the groups of
+            lines were tried without success, or `work` was used up; `gave_up` is then set.
 
         Cost: a reduction per line and per constraint carried over, then a walk of the trees for each order tried.
         """
@@ -97,18 +97,18 @@ class AlignedOrders:
         return fits
 
     def copy(self, work: Work | None = None) -> AlignedOrders:
-        """An equal system that shares nothing with this one but `work`, if it gets none of its own."""
+        """Copy the system; the copy shares only `work`, unless it is given its own."""
         twin = AlignedOrders([], work or self.work)
         self.work.left -= len(self._area)
         twin._trees, twin._area, twin._lines = [tree.copy() for tree in self._trees], self._area, [*self._lines]
         return twin
 
     def frontiers(self) -> list[list[Hashable]]:
-        """One order of each area that keeps all lines."""
+        """One order of each area that satisfies all lines."""
         return [tree.frontier() for tree in self._trees]
 
     def _place(self, line: Line) -> bool:
-        """Reduce a line by itself: each span, all spans together, and neighbours where the order is given."""
+        """Reduce the tree by one line: each span, all spans together, and neighbours where the order is fixed."""
         items = _joined(line.spans)
         self.work.left -= len(items)
         if len(set(items)) < len(items) or len({self._area[item] for item in items}) > 1:
@@ -119,7 +119,7 @@ class AlignedOrders:
         return all(self._tree(line).reduce(subset) for subset in subsets)
 
     def _carry_over(self) -> bool:
-        """Make every constraint on the order of a line one on all lines of that order, until nothing changes."""
+        """Copy each constraint on the order of a line to all lines of the same `order`, until nothing changes."""
         groups = self._tied_lines()
         before: list[int] = []
         while (now := [tree.n_changes for tree in self._trees]) != before:
@@ -134,7 +134,7 @@ class AlignedOrders:
         return True
 
     def _known_of(self, line: Line) -> list[list[int]]:
-        """What the tree knows of the order of a line's spans: sets of positions that are consecutive."""
+        """The tree's constraints on the order of a line's spans: sets of positions that are consecutive."""
         return self._tree(line).ways().constraints(self._leaves_of(line))
 
     def _tied_lines(self) -> list[list[Line]]:
@@ -157,7 +157,7 @@ class AlignedOrders:
         return self._pairs_agree(groups) and self._choose(groups, chosen, iter(range(MAX_TRIES)))
 
     def _pairs_agree(self, groups: list[list[Line]]) -> bool:
-        """Whether no two spans must come first, each before the other: if so, no orders need be tried."""
+        """Whether the pairwise orders of spans are free of contradictions; if not, no order can succeed."""
         pairs = Pairs()
         self.work.left -= sum(len(line.spans) ** 2 for lines in groups for line in lines) // 2
         fixed = [line for line in self._lines if line.order is None]
@@ -166,7 +166,7 @@ class AlignedOrders:
         )
 
     def _choose(self, groups: list[list[Line]], chosen: list[list[list[Hashable]]], tries: Iterator[int]) -> bool:
-        """Choose orders for the groups of lines, one after the other, and go back where no order is left."""
+        """Choose orders for the groups of lines in turn, backtracking where no order is left."""
         if not groups:
             return True
         lines, *rest = groups
@@ -190,9 +190,9 @@ class AlignedOrders:
         return False
 
     def _possible_orders(self, lines: list[Line]) -> Iterator[list[int]]:
-        """Orders of the spans of these lines: first those in which they lie now, then all that the first one may have.
+        """List orders for the spans of these lines: first their present orders, then all that the first line permits.
 
-        What the trees know of them has been carried over, so each line alone may have the same orders.
+        Constraints have been carried over, so each line on its own permits the same orders.
         """
         for line in lines:
             yield self._order_of(line)
@@ -201,7 +201,7 @@ class AlignedOrders:
             yield [number[item] for item in order]
 
     def _order_of(self, line: Line) -> list[int]:
-        """The order in which the spans of a line lie now."""
+        """The present order of the spans of a line."""
         position = self._tree(line).ways().position
         places = [position[leaf] for leaf in self._leaves_of(line)]
         return sorted(range(len(places)), key=places.__getitem__)
@@ -217,7 +217,7 @@ class AlignedOrders:
 
 
 def _firsts(line: Line) -> list[Hashable]:
-    """An item of each span, to stand for it: spans do not interleave."""
+    """One item of each span as its representative: spans do not interleave."""
     return [span[0] for span in line.spans]
 
 

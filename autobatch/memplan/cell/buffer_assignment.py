@@ -1,11 +1,12 @@
-"""Buffer assignment: the columns of every value of a cell that has any, and who makes it there.
+"""Buffer assignment: give values of a cell columns in its rows, and choose which are computed in place.
 
-- Ports, and what is computed for joins with them, have columns in the inputs (`inputs`).
-- A value computed for any other join is computed in its place there (`concats`); if both are saved, they share columns.
-- A residual that nothing reads any more leaves its columns to one that backward makes (`buffer_reuse`).
-- A value of the backward stage whose pieces are the gradients of ports that lie like them is computed there.
+- Ports, and values computed for joins with ports, have columns in the inputs (`inputs`).
+- A value computed for another join is written directly to its place in the join (`concats`); if both are saved, they
+  share columns.
+- A residual after its last read passes its columns on to a value that backward makes (`buffer_reuse`).
+- A backward value that consists of the gradients of adjacent ports is computed where these gradients lie.
 
-What remains are copies, which the layout lists.
+The layout lists the remaining copies.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autobatch.memplan.cell.memory import Read, reads_of
 
 
 def make_layout(program: CellProgram, columns: Columns, derivative: Derivative | None, reuses: bool = True) -> Layout:
-    """Give all values of a cell their places; if it `reuses` columns, some of them one after the other."""
+    """Give all values of a cell their places; if `reuses`, values with disjoint lifetimes may share columns."""
     n_domains = 1 + program.n_groups
     vars: Sequence[Var] = program.vars
     stages: tuple[frozenset[int], ...] = (frozenset(program.instructions),)
@@ -46,10 +47,10 @@ def make_layout(program: CellProgram, columns: Columns, derivative: Derivative |
 def _place_saved(
     derivative: Derivative, stages: Sequence[frozenset[int]], n_domains: int, reuses: bool
 ) -> tuple[dict[int, Place], tuple[int, ...], frozenset[int]]:
-    """Give saved values columns; those that are part of a saved join, of one made in the same stages, lie in it.
+    """Give saved values columns; a part of a saved join that is made in the same stages lies inside it.
 
     Returns:
-        the places, the width per domain, and the values that leave their columns to others.
+        the places, the width per domain, and the values whose columns are reused.
     """
     vars, inside = derivative.vars, dict[int, tuple[int, int]]()
     for whole in derivative.saved:
@@ -70,7 +71,7 @@ def _place_saved(
 
 
 def _ranges(vars: Sequence[Var], index: int) -> list[tuple[int, int | None]]:
-    """The parts of a join, and where each begins in it, if it is a range of it; nothing for other values."""
+    """The parts of a join, and where each begins in it if it is a range of it; empty for other values."""
     source = vars[index].source
     if not isinstance(source, Instruction) or not is_join(source.op):
         return []
@@ -83,10 +84,10 @@ def _ranges(vars: Sequence[Var], index: int) -> list[tuple[int, int | None]]:
 def _gradients_in_place(
     derivative: Derivative, columns: Columns, saved: dict[int, Place]
 ) -> tuple[dict[int, Place], frozenset[int]]:
-    """Find values whose pieces, gradients of ports, can be made where these ports' gradients lie.
+    """Find values made up of port gradients that can be computed where these gradients lie.
 
     Returns:
-        the place of each such value, and the ports whose gradients are made in place.
+        the place of each such value, and the ports whose gradients are computed in place.
     """
     reads, vars = reads_of(derivative.vars), derivative.vars
     computed = {*derivative.backward, *derivative.incoming} - {*saved, *columns.inner}

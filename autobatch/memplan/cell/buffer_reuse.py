@@ -1,9 +1,10 @@
-"""Columns that are used twice: what backward leaves for the weights lies where values lay that nothing reads any more.
+"""Buffer reuse inside a cell: backward overwrites dead residuals with values that the weight gradients need.
 
 Backward computes the gradients of a cell's gates from the gates, and the weight stage reads the gradients but not the
-gates: laid over them, they take no columns of their own, and are written to lines that the kernel has just read. Here
-it is found which saved values may be written over, and by what; backends that reorder instructions keep what reads a
-value before what takes its columns (`autobatch.compiler.fusion`).
+gates. Stored over the gates, the gradients take no columns of their own, and are written to cache lines that the kernel
+has just read. This module finds the saved values that may be overwritten, and the values that take their columns.
+Backends that reorder instructions keep each read of a value before the write that takes its columns
+(`autobatch.compiler.fusion`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from autobatch.ops.elementwise import add
 
 
 class Piece(NamedTuple):
-    """Elements of a value that are made together, from `offset` on; none of them before instruction `time`."""
+    """Elements of a value from `offset` on that are made together, at instruction `time` or later."""
 
     value: int
     offset: int
@@ -27,7 +28,7 @@ class Piece(NamedTuple):
     time: float
 
 
-Offsets = Callable[[int], list[tuple[int, int | None]]]  # the parts of a join, and where each begins, if it is a range
+Offsets = Callable[[int], list[tuple[int, int | None]]]  # the parts of a join, and where each that is a range begins
 
 
 def find_heirs(derivative: Derivative, excluded: set[int], parts_of: Offsets) -> dict[int, tuple[int, int]]:
@@ -39,7 +40,7 @@ def find_heirs(derivative: Derivative, excluded: set[int], parts_of: Offsets) ->
         parts_of: the parts of a join.
 
     Returns:
-        for each such value, which one takes its columns, and the element of that from which on it lay there.
+        for each such value, the value that takes its columns, and the first element of that value to lie there.
 
     Cost: linear in the instructions and their arguments, but for sorting.
     """
@@ -68,7 +69,7 @@ def find_heirs(derivative: Derivative, excluded: set[int], parts_of: Offsets) ->
 
 
 class _Finder:
-    """When backward reads and writes values, by the numbers of its instructions."""
+    """Finds when backward reads and writes values, as instruction numbers."""
 
     def __init__(self, derivative: Derivative, parts_of: Offsets) -> None:
         self.derivative, self.vars, self.parts_of = derivative, derivative.vars, parts_of
@@ -94,11 +95,11 @@ class _Finder:
                 self.from_gradients.add(index)
 
     def last_read(self, index: int) -> float:
-        """The last instruction that reads a value; infinite where that is not one that goes element by element."""
+        """The last instruction that reads a value; infinite if that instruction is not element-wise."""
         return self.last.get(index, math.inf)
 
     def pieces(self, index: int) -> list[Piece]:
-        """What a value is made in; nothing if it is zero where it has no parts, or if it is no gradient."""
+        """The pieces in which a value is made; none if parts leave gaps of zeros, or if it is not a gradient."""
         var = self.vars[index]
         if index not in self.from_gradients or not isinstance(var.source, Instruction):
             return []
@@ -135,5 +136,5 @@ class _Finder:
 
 
 def source_args(source: object) -> tuple[int, ...]:
-    """What a value is computed from."""
+    """The arguments that a value is computed from."""
     return source.args if isinstance(source, Instruction) else ()

@@ -1,6 +1,7 @@
-"""Joins in memory: which parts of a concatenation, forward or of gradients, are made in their place in it.
+"""Concatenations without copies: find the parts, of values or of gradients, that are computed in place.
 
-A part that is made in its place is no copy. So is one that lies in the inputs, where the join lies around it.
+A part that is computed in its place in the join needs no copy. Neither does a part that lies in the inputs if the join
+lies there around it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ def make_joins(
     gradients: set[int],
     saved: dict[int, Place],
 ) -> tuple[dict[int, Join], dict[int, tuple[int, Index]]]:
-    """For each join, find which of its parts are made in their place in it.
+    """Find the parts of each join that are computed in place.
 
     Args:
         vars: the values.
-        stages: what each stage makes.
+        stages: the values that each stage makes.
         columns: the places of the values that lie in the inputs.
-        gradients: the values that are made where gradients of ports lie.
+        gradients: the values that are computed where gradients of ports lie.
         saved: the places of saved values.
     """
     reads = reads_of(vars)
@@ -59,7 +60,7 @@ def make_joins(
 
 
 def _lies_in_inputs(vars: Sequence[Var], columns: Columns, part: Read, whole: int, index: Index) -> bool:
-    """Whether what a value refers to lies in the inputs, and there in a whole."""
+    """Whether a part lies in the inputs at its position inside `whole`."""
     source, around, offset = vars[part.value].source, columns.inner.get(whole), offset_of(vars[whole], index)
     place = columns.ports[source.number] if isinstance(source, Port) else columns.inner.get(part.value)
     if place is None or around is None or offset is None or part.strided:
@@ -68,7 +69,7 @@ def _lies_in_inputs(vars: Sequence[Var], columns: Columns, part: Read, whole: in
 
 
 def _lies_in(vars: Sequence[Var], saved: dict[int, Place], part: int, whole: int, index: Index) -> bool:
-    """Whether the place of a saved value is where it lies in a saved whole."""
+    """Whether a saved part lies at its position inside a saved `whole`."""
     place, around, offset = saved[part], saved.get(whole), offset_of(vars[whole], index)
     if around is None or offset is None:
         return False
@@ -76,7 +77,7 @@ def _lies_in(vars: Sequence[Var], saved: dict[int, Place], part: int, whole: int
 
 
 def is_join(op: Op) -> bool:
-    """Whether an op puts values side by side: a concatenation, or a gradient assembled of those of slices."""
+    """Whether an op concatenates: values, or the gradients of slices into the gradient of the whole."""
     return op is assemble or op.name == "concat"
 
 
@@ -96,7 +97,7 @@ def part_indices(vars: Sequence[Var], value: int) -> tuple[Index, ...]:
 
 
 def can_be_made_in(vars: Sequence[Var], stages: Sequence[frozenset[int]], part: int, whole: int) -> bool:
-    """Whether a value is made, once and by no view, in the stages that make the whole, with as many rows."""
+    """Whether the stages that make `whole` also compute a part of it, per row and not as a view."""
     source = vars[part].source
     if vars[part].domain != vars[whole].domain or any((part in s) != (whole in s) for s in stages):
         return False
@@ -106,7 +107,7 @@ def can_be_made_in(vars: Sequence[Var], stages: Sequence[frozenset[int]], part: 
 
 
 def offset_of(whole: Var, index: Index) -> int | None:
-    """The first element of a part that is some rows of a value; None for other parts."""
+    """The first element of a part that is a range of rows of a value; None for other parts."""
     if len(index) == 1 + len(whole.shape) and index[0] is Ellipsis:
         index = index[1:]
     if len(index) != 1 or not isinstance(index[0], slice) or index[0].step not in (None, 1):

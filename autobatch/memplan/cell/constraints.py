@@ -1,11 +1,11 @@
-"""What inner batches and joins want of the orders of items.
+"""Turn inner batches and joins into constraints on the order of items in memory.
 
 The result of a batch, and each operand, should be one view of memory. It is
 
-- `same` if all members have the same value: nothing is wanted;
-- `full` if all values are different: they lie one after the other, in one order for all operands of the batch.
+- `same` if all members have the same value: no constraint;
+- `full` if all values are different: they are consecutive, in one order for all operands of the batch.
 
-An operand that repeats in another way is no view, whatever the order.
+An operand that repeats values in another way is no view in any order.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Key: TypeAlias = tuple[Hashable, ...]
 
 @dataclass(frozen=True)
 class Run:
-    """Values that should lie one after the other: an operand or the result of a batch, or the parts of a join.
+    """Values that should be consecutive: an operand or the result of a batch, or the parts of a join.
 
     Attributes:
         key: ("batch", first member, operand) or ("join", value).
         values: as the batch lists them.
-        line: what it wants of the orders; None if no order makes it a view.
+        line: its constraint on the orders; None if no order makes it a view.
         area: where the values lie.
-        elements: what is moved, per row of the area, where it does not get it.
-        copied: whether it is then copied; if not, it is read in place, and only a backend that runs op by op copies.
+        elements: elements moved per row of the area if the constraint is not met.
+        copied: whether it is then copied. If not, it is read in place; only a backend that runs op by op copies it.
     """
 
     key: Key
@@ -47,19 +47,19 @@ class Run:
     copied: bool
 
     def moved_bytes(self, rows: int) -> int:
-        """Bytes to be copied for a batch of this many nodes."""
+        """Bytes moved for a batch of this many nodes."""
         return FLOAT_BYTES * self.elements * n_rows(self.area, rows)
 
 
 def n_rows(area: str, rows: int) -> int:
-    """The rows of an area when a batch of `rows` nodes runs: one of what they share, some per node of edges."""
+    """The rows of an area for a batch of `rows` nodes: one if shared, `EDGES_PER_NODE` per node for edges."""
     if area == SHARED_VALUES:
         return 1
     return rows if not area.startswith("edge") else EDGES_PER_NODE * rows
 
 
 def pattern_of(values: Sequence[Hashable]) -> Pattern | None:
-    """How an operand with these values can be a view; None if it cannot.
+    """The pattern in which an operand with these values is a view; None if there is none.
 
     >>> pattern_of("xxxx"), pattern_of("abcd"), pattern_of("xxhh")
     ('same', 'full', None)
@@ -69,7 +69,7 @@ def pattern_of(values: Sequence[Hashable]) -> Pattern | None:
 
 
 def operands_of(memory: Memory, batch: Batch) -> dict[int, tuple[int, ...]]:
-    """The values of the result and of each operand of a batch, one for each member; numbers are no operands."""
+    """The values of the result and of each operand of a batch, one per member; literal numbers are left out."""
     sources = [memory.program.vars[value].source for value in batch]
     arguments = [source.args for source in sources if isinstance(source, Instruction)]
     found = {RESULT: tuple(batch), **dict(enumerate(zip(*arguments, strict=True)))}
@@ -77,7 +77,7 @@ def operands_of(memory: Memory, batch: Batch) -> dict[int, tuple[int, ...]]:
 
 
 def batch_runs(memory: Memory, batch: Batch, apart: frozenset[int] = frozenset()) -> list[Run]:
-    """The runs of a batch, without operands that are the same for all members."""
+    """The runs of a batch, except operands that are the same for all members."""
     runs = []
     for operand, values in operands_of(memory, batch).items():
         pattern = pattern_of([memory.reads[v] for v in values])

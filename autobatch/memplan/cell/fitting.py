@@ -1,13 +1,13 @@
-"""Which runs of a cell can be views at once: greedily, and what is copied elsewhere comes before what is read in place.
+"""Choose greedily which operands and joins of a cell become views of memory; the others are copied or read in place.
 
-Joins and the runs of products are put into PQ-trees, one per area of memory. Mostly all of them fit. If not, they are
-added one by one, joins first, for they are what others read, then large products before small ones, and what does not
-fit is a copy. The runs of element-wise batches follow, as far as they fit beside the others, until what laying out a
-cell may cost is used up.
+Joins and the runs of products are added to PQ-trees, one per area of memory. In most cells all of them fit. If not,
+they are added one by one, joins first, because other runs read them, then products by size, largest first; a run that
+does not fit is copied. The runs of element-wise batches follow, as far as they fit beside the others and the work
+budget of the cell lasts.
 
-A search for the set of runs whose copies are smallest (hitting sets of conflicts) moved as many bytes in every cell of
-the zoo, the models, the literature and 60 random programs. The orders of `aligned` are worth their search: with the
-first order only of each group of lines, 4% more products run in the zoo.
+A search for the set of runs with the smallest copies (hitting sets of conflicts) moved the same number of bytes in
+every cell of the zoo, the models, the literature and 60 random programs. The search for orders in `aligned` pays: with
+only the first order of each group of lines, 4% more products run in the zoo.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from autobatch.memplan.cell.constraints import Key, Run, batch_runs, join_run
 from autobatch.memplan.cell.grouping import Batch, is_product
 from autobatch.memplan.cell.memory import Memory
 
-ROWS = 32  # nodes of a batch, where bytes are weighed
+ROWS = 32  # nodes per batch that bytes are weighed for
 MAX_WORK = 20_000  # of a cell, see `Work`: about 50 ms
 
 
 @dataclass(eq=False)
 class Fit:
-    """Runs that are views at once, and the orders that make them so.
+    """Runs that are views simultaneously, and the orders that make them so.
 
     Attributes:
         orders: of the items of each area of the memory, in its order of areas.
         kept: the runs that are views.
         dropped: the runs that are not.
-        untried: those among `dropped` that nobody tried to keep.
+        untried: those among `dropped` that were not tried, for lack of work budget.
     """
 
     orders: AlignedOrders
@@ -45,19 +45,19 @@ class Fit:
         return frozenset(value for value in memory.joins if ("join", value) in self.dropped)
 
     def add(self, run: Run) -> None:
-        """Keep a run if it fits beside what is kept, and drop it if not."""
+        """Keep a run if it fits beside those kept already; otherwise drop it."""
         fits = run.line is not None and self.orders.add([run.line])
         (self.kept if fits else self.dropped)[run.key] = run
 
 
 def fit_runs(memory: Memory, batches: Sequence[Batch], rows: int = ROWS, work: Work | None = None) -> Fit:
-    """Fit joins and the runs of batches.
+    """Choose which joins and runs of batches are views.
 
     Args:
         memory: of the cell.
         batches: any of its inner batches.
-        rows: nodes of a batch, to weigh what they share against what each has.
-        work: is used up; once it is, the runs of element-wise batches are dropped untried. By default it has no end.
+        rows: nodes per batch, to weigh shared values against values per node.
+        work: a budget; once it is used up, the runs of element-wise batches are dropped untried. Unlimited by default.
     """
     products = [batch for batch in batches if is_product(memory, batch)]
     fit = _fit_copied(memory, products, rows, work)
@@ -98,10 +98,10 @@ def _fit_copied(memory: Memory, products: Sequence[Batch], rows: int, work: Work
 
 
 def _by_size(memory: Memory, batches: Iterable[Batch]) -> list[Batch]:
-    """The batches that compute most first."""
+    """Sort batches by size, largest first."""
     return sorted(batches, key=lambda batch: (-sum(memory.program.vars[v].size for v in batch), batch))
 
 
 def _by_bytes(runs: list[Run], rows: int) -> list[Run]:
-    """The runs of most bytes first."""
+    """Sort runs by bytes, most first."""
     return sorted(runs, key=lambda run: -run.moved_bytes(rows))

@@ -1,15 +1,15 @@
-"""Inner batches: which instructions of a cell run as one.
+"""Inner batches: choose which instructions of a cell run as one.
 
-It is the problem of batching nodes once more: instructions of one signature (op, shapes, static arguments) may run
-together if none needs another, and few batches are wanted. The choice is greedy. All that is ready of a signature
-runs at once, and the signature goes first of which the largest share could: where none of its instructions waits for
-anything but others of its own, running it now is part of some sequence with the fewest batches.
+The problem is the same as batching nodes: instructions of one signature (op, shapes, static arguments) may run together
+if none depends on another, and few batches are wanted. The choice is greedy. It runs all ready instructions of one
+signature at once, and prefers the signature of which the largest share is ready. Where every instruction of a signature
+waits only for others of the same signature, running it now is part of some sequence with the fewest batches.
 
-A product by a parameter runs with products of the same input only, for these are one product of stacked parameters;
-other products run by themselves, as backends run them.
+A product by a parameter runs only with products of the same input: together they are one product of stacked parameters.
+Other products run alone, as backends run them.
 
-Branch and bound over all sequences and groupings gave one batch fewer in 1 of the 181 cells that the zoo, the models
-and the literature have, and no launch fewer on any backend.
+Branch and bound over all sequences and groupings saved one batch in 1 of the 181 cells of the zoo, the models and the
+literature, and no launch on any backend.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Steps:
 
     Attributes:
         values: the value that each node computes, in program order.
-        dag: who reads whom, through views and joins.
+        dag: the data dependencies, through views and joins.
     """
 
     values: tuple[int, ...]
@@ -88,7 +88,7 @@ def _ready(
     """Per type, the nodes whose inputs are finished, and how many nodes wait for no other of their type."""
     ready: dict[int, list[int]] = {}
     could: dict[int, int] = {}
-    awaited: dict[int, set[int]] = {}  # the types of the unfinished nodes that each unfinished node waits for
+    awaited: dict[int, set[int]] = {}  # per unfinished node, the types of the unfinished nodes it depends on
     for n in left:
         before = [source for source in sources[n] if source in left]
         awaited[n] = {kinds[source] for source in before}.union(*(awaited[source] for source in before))
@@ -100,7 +100,7 @@ def _ready(
 
 
 def computed(memory: Memory, index: int) -> set[int]:
-    """The values that instructions compute and that this value shows or copies."""
+    """The computed values that a value views or copies."""
     value = memory.reads[index].value
     source = memory.program.vars[value].source
     if not isinstance(source, Instruction):
@@ -111,7 +111,7 @@ def computed(memory: Memory, index: int) -> set[int]:
 
 
 def signature(memory: Memory, value: int) -> Hashable:
-    """What instructions that may run as one have in common: all but where their arguments lie."""
+    """All of an instruction but the places of its arguments; equal for instructions that may run as one."""
     vars, source = memory.program.vars, memory.program.vars[value].source
     assert isinstance(source, Instruction)
     arguments: list[Any] = []

@@ -1,8 +1,8 @@
-"""The inputs of a cell: the order of the ports' columns, in which joins of them are views.
+"""Order the columns of a cell's ports so that concatenations of ports are views.
 
-Ports that a `concat` reads, and values computed for it, lie side by side in the inputs as far as the orders that joins
-want agree (`fitting`); such a join is no copy, and nothing of it is saved, for the inputs stay. Where joins leave a
-choice, the values that one node gives to another lie side by side.
+Ports that a `concat` reads, and values computed for it, are adjacent in the inputs as far as the orders that joins
+require agree (`fitting`). Such a join is not copied, and is not saved, because the inputs are kept. Where joins leave a
+choice, values that one node passes to another are adjacent.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Columns(NamedTuple):
 
 
 def place_columns(program: CellProgram, joined: bool = True) -> Columns:
-    """Order the ports of a cell, and what is computed for joins with them.
+    """Order the ports of a cell, and the values computed for joins with ports.
 
     Args:
         program: of the cell.
-        joined: let joins decide the order; if not, ports come in the order of their numbers.
+        joined: let joins decide the order; if not, ports are in numerical order.
     """
     memory = Memory(program)
     if not joined or not memory.joins:
@@ -64,7 +64,7 @@ def place_columns(program: CellProgram, joined: bool = True) -> Columns:
 
 
 def _pairs(memory: Memory) -> list[Line]:
-    """Ports that come from one node, such as the h and c of a child: side by side, they are written in one piece."""
+    """Ports fed by one node, such as the h and c of a child: adjacent, they are written as one piece."""
     arguments: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for port in memory.program.ports:
         var = memory.program.vars[port]
@@ -77,7 +77,7 @@ def _pairs(memory: Memory) -> list[Line]:
 def _joins_in_inputs(memory: Memory, apart: frozenset[int]) -> set[int]:
     """The joins that lie in the inputs, and the values computed for them.
 
-    These are the joins that have a port in them, and those that share a part with another such join.
+    These are the joins that contain a port, and those that share a part with another such join.
     """
     program = memory.program
     kept = {value: set(memory.span(value, apart)) for value in memory.joins if value not in apart}
@@ -97,7 +97,7 @@ def _joins_in_inputs(memory: Memory, apart: frozenset[int]) -> set[int]:
 def side_by_side(
     vars: Sequence[Var], chosen: Iterable[int], n_domains: int
 ) -> tuple[dict[int, Place], tuple[int, ...]]:
-    """Give values columns one after the other, per domain; and the width of each."""
+    """Give values consecutive columns per domain; return them and the width of each domain."""
     places, width = {}, [0] * n_domains
     for index in chosen:
         domain = vars[index].domain

@@ -1,15 +1,16 @@
-"""Sums of products as one product: W x + U h is [W U] times x and h side by side.
+"""Rewrite sums of products as one product: W x + U h becomes [W U] times the concatenation of x and h.
 
-It takes one launch, and no pass over the sum. With ports placed side by side (`homes`) the join is a view, and the
-matrices lie side by side in one home (`stacks`). A sum is joined if
-- its products are of whole matrices by different vectors of the nodes, or of the edges of one group; nothing else
-  reads them or the matrices, so that no matrix is wanted in two rows, of which one would be a copy;
-- every vector is made as such, or is part of a port: a view of a computed value would be copied into the join;
+It takes one launch, and no separate addition. With adjacent ports the concatenation is a view, and the matrices are
+adjacent in one stacked parameter. A sum is joined if
+- its products are of whole matrices by different vectors, all of the nodes or all of the edges of one group; nothing
+  else reads the products or the matrices, so that no matrix is needed in two stacks, one of them a copy;
+- every vector is computed as a whole, or is part of a port: a view of a computed value would be copied into the join;
 - no vector depends on attributes only: such a product can be computed once for all rows of a type, not batch by batch;
-- one order of all vectors has the vectors of every sum side by side, so that none is copied: a sum that fits into no
-  such order beside the commoner ones stays, and if what the cell joins itself would now be copied, all stay;
-- the sums that share vectors take fewer launches than before, counting products by one vector as one, as they will be
-  stacked: W x + U h saves nothing where V x stays.
+- one order of all vectors makes the vectors of every sum adjacent, so that none is copied: a sum that fits no such
+  order beside the more common ones is left as it is, and if a concatenation of the cell itself would now be copied, all
+  sums are;
+- the sums that share vectors take fewer launches than before. Products by one vector count as one, since they will be
+  stacked: W x + U h saves nothing where V x remains.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Sum(NamedTuple):
     Attributes:
         root: the value that is the whole sum.
         products: two or more.
-        others: what else is added.
+        others: the other terms.
         gone: the products, and the sums between them and the root.
     """
 
@@ -71,16 +72,16 @@ class Sum(NamedTuple):
 
     @property
     def op(self) -> Op:
-        """Of the product that takes the place of all."""
+        """The op of the product that replaces all."""
         return matmul if all(product.bias is None for product in self.products) else affine
 
     def ordered(self, place: dict[int, int]) -> Sum:
-        """The same with the products in the order of their vectors' places."""
+        """Sort the products by the places of their vectors."""
         return self._replace(products=tuple(sorted(self.products, key=lambda product: place[product.input])))
 
 
 def join_products(program: CellProgram) -> CellProgram:
-    """Make sums of products by parameters single products, where that saves launches and copies nothing.
+    """Rewrite sums of products by parameters as single products, where that saves launches and copies nothing.
 
     Args:
         program: as traced.
@@ -89,7 +90,7 @@ def join_products(program: CellProgram) -> CellProgram:
         A program with the same name, ports, attributes and outputs, whose parameters may be rows of parameters; or the
         program itself.
 
-    Cost: linear in the values; where there is something to join, also that of laying out all joins of vectors.
+    Cost: linear in the values; plus laying out all joins of vectors, if there is a sum to join.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -118,7 +119,7 @@ def join_products(program: CellProgram) -> CellProgram:
 
 
 class _Reading:
-    """Who reads what in a program, and what is a product."""
+    """The readers of each value of a program, its products, and its sums."""
 
     def __init__(self, program: CellProgram) -> None:
         self.program = program
@@ -135,7 +136,7 @@ class _Reading:
                 self.products[index] = Product(index, *source.args, *([None] if source.op is matmul else []))
 
     def instruction(self, index: int) -> Instruction | None:
-        """What computes a value; None if no op does."""
+        """The instruction that computes a value; None if no op does."""
         source = self.program.vars[index].source
         return source if isinstance(source, Instruction) else None
 
@@ -162,7 +163,7 @@ class _Reading:
         return len(weight.shape) == 2 and len(input_.shape) == 1 and weight.size > 0 and input_.domain != SHARED
 
     def _leaves(self, root: int) -> tuple[list[int], set[int]]:
-        """What a tree of sums adds up, in order, and the sums between it and the root."""
+        """The terms of a tree of sums, in order, and the sums between them and the root."""
         leaves, between, pending = list[int](), set[int](), [root]
         shape, domain = self.program.vars[root].shape, self.program.vars[root].domain
         while pending:
@@ -177,7 +178,7 @@ class _Reading:
         return leaves, between
 
     def _sum(self, root: int, leaves: Sequence[int], between: set[int]) -> Sum:
-        """The products among what is added that can be joined: one for each vector, all learned or all not."""
+        """The terms that can be joined: products, one for each vector, all learned or all not."""
         var = self.program.vars[root]
         products: list[Product] = []
         for leaf in leaves:
@@ -210,9 +211,9 @@ class _Reading:
 
 
 def _in_one_order(reading: _Reading, sums: Sequence[Sum]) -> list[Sum]:
-    """The sums whose vectors are side by side in one order of all vectors, the commonest first, with products in it.
+    """Choose sums, most common first, whose vectors are adjacent in one order of all vectors; sort products by it.
 
-    A computed vector is made in one join: two can share it only in the inputs, where joins with ports lie.
+    A computed vector is made inside one join. Two joins can share it only in the inputs, where joins with ports lie.
     """
     tree = PQTree(sorted({value for sum_ in sums for value in sum_.inputs}))
     wanted = Counter(frozenset(sum_.inputs) for sum_ in sums)
@@ -228,7 +229,7 @@ def _in_one_order(reading: _Reading, sums: Sequence[Sum]) -> list[Sum]:
 
 
 def _saving(reading: _Reading, sums: Sequence[Sum]) -> list[Sum]:
-    """The sums that take fewer launches as products of joined vectors, with all that share vectors with them."""
+    """The sums that take fewer launches when joined, counted with all sums that share vectors with them."""
     groups: list[tuple[set[int], list[Sum]]] = []
     for sum_ in sums:
         inputs, members = set(sum_.inputs), [sum_]
@@ -286,7 +287,7 @@ def _joined(
     number: dict[int, Traced],
     joins: dict[tuple[int, ...], Traced],
 ) -> Traced:
-    """Append one product for those of a sum, and what else is added."""
+    """Append one product in place of those of a sum, and the additions of the other terms."""
     if sum_.inputs not in joins:
         joins[sum_.inputs] = concat([number[value] for value in sum_.inputs])
     sources = [program.vars[weight].source for weight in sum_.row]
@@ -303,7 +304,7 @@ def _joined(
 
 
 def _views_stay(program: CellProgram, joined: CellProgram, sums: Iterable[Sum]) -> bool:
-    """Whether all new joins of vectors are views, beside all those that were there."""
+    """Whether all new joins of vectors are views, and all earlier joins still are."""
     memory = Memory(program)
     if not memory.joins and all(memory.reads[value].value == value for sum_ in sums for value in sum_.inputs):
         return True  # in the one order of all vectors

@@ -1,9 +1,9 @@
-"""The layout of a cell: which instructions run as one, the order of all items, and what has to be copied.
+"""Lay out a cell: decide which instructions run as one, the order of values in memory, and the copies.
 
-Instructions are grouped (`grouping`), what the groups want of the order of items is written down (`constraints`), and
-as much of it as possible is granted (`fitting`). What is not becomes an explicit copy with its reason where an op needs
-blocks; an element-wise op reads its operands where they are, and only a backend that runs op by op copies.
-This decides; nothing is executed here.
+Instructions are grouped (`grouping`), the groups become constraints on the order of items (`constraints`), and as many
+of these as possible are met (`fitting`). Where an op needs blocks, an unmet constraint becomes an explicit copy with
+its reason. An element-wise op reads its operands in place; only a backend that runs op by op copies them. This module
+only decides; backends execute.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ UNTRIED = "the search for orders ended before it was tried"
 
 
 class Copy(NamedTuple):
-    """Values brought together, or read where they are, because they do not lie as a batch or join wants them.
+    """Values that are copied, or read in place, because they do not lie as a batch or join requires.
 
     Attributes:
-        what: the reader and its operand, for people.
-        values: those that are moved.
+        what: the reader and its operand, as text.
+        values: the values moved.
         area: where they lie.
         elements: moved per row of the area.
         reason: why they do not lie so.
@@ -49,7 +49,7 @@ class Copy(NamedTuple):
     reason: str
 
     def moved_bytes(self, rows: int) -> int:
-        """Bytes moved for a batch of this many nodes; once per step for what all nodes share."""
+        """Bytes moved for a batch of this many nodes; for values that all nodes share, once per step."""
         return FLOAT_BYTES * self.elements * n_rows(self.area, rows)
 
 
@@ -58,9 +58,9 @@ class InnerBatch(NamedTuple):
 
     Attributes:
         values: what they compute, in the order in which they lie.
-        is_product: whether its op wants blocks.
-        views: per operand (-1 is the result) that lies as the batch wants it, how; the rest is copied by a product, and
-            read in place by other ops.
+        is_product: whether its op needs blocks.
+        views: the pattern of each operand (-1 is the result) that lies as the batch requires; a product copies the
+            others, and other ops read them in place.
     """
 
     values: tuple[int, ...]
@@ -76,10 +76,10 @@ class CellLayout:
         memory: its values.
         batches: in an order in which they can run.
         areas: the items of each area, in order: columns of nodes and edges, rows of stacked parameters.
-        joins: the concats that are no copies.
-        copies: what products and concats copy.
-        apart: what other batches read where it is.
-        work: what finding it went through, see `Work`.
+        joins: the concats that are views.
+        copies: the copies for products and concats.
+        apart: the operands that other batches read in place.
+        work: the search effort spent, see `Work`.
     """
 
     memory: Memory
@@ -100,12 +100,12 @@ class CellLayout:
 
     @property
     def untried(self) -> tuple[Copy, ...]:
-        """What element-wise batches read where it is because the search ended before an order for it was looked for."""
+        """Operands that element-wise batches read in place because the work budget ended before they were tried."""
         return tuple(copy for copy in self.apart if copy.reason == UNTRIED)
 
     @property
     def parameter_copies(self) -> int:
-        """Copies of what all nodes share."""
+        """The number of copies of values that all nodes share."""
         return sum(copy.area == SHARED_VALUES for copy in self.copies)
 
     def offset(self, value: int) -> int:
@@ -127,11 +127,11 @@ def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
 
     Args:
         program: of the cell.
-        rows: nodes of a batch, to weigh what nodes share against what each has.
+        rows: nodes per batch, to weigh shared values against values per node.
 
-    Cost: once per cell; about 10 ms for a Tree-LSTM. The operands of element-wise ops are looked at last, and no more
-        of them once `MAX_WORK` is used up: about 50 ms. What is done is counted and no clock read, so a cell has the
-        same layout in every process. The operands of products always find their places.
+    Cost: once per cell; about 10 ms for a Tree-LSTM. The operands of element-wise ops are tried last, and only until
+        `MAX_WORK` is used up: about 50 ms. The budget counts work instead of reading a clock, so a cell has the same
+        layout in every process. The operands of products are always tried.
     Source: ED-Batch (arXiv:2302.03851), section 3: operands of batches as constraints on a PQ-tree.
 
     >>> import numpy as np
@@ -176,7 +176,7 @@ def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
 
 
 def _to_batch(memory: Memory, batch: Batch, fit: Fit, areas: dict[str, tuple[Item, ...]]) -> InnerBatch:
-    """Put the members of a batch into the order in which its views lie."""
+    """Sort the members of a batch into the order in which its views lie."""
     views: dict[int, Pattern] = {}
     for operand, values in operands_of(memory, batch).items():
         pattern = pattern_of([memory.reads[v] for v in values])
@@ -209,7 +209,7 @@ def _copy_of_value(memory: Memory, value: int, reason: str) -> Copy:
 
 
 def _reader_name(memory: Memory, batches: Sequence[Batch], key: Key) -> str:
-    """`matmul of 5, argument 1`, `result of matmul of 5`, `concat %7`."""
+    """Name the reader of a run: `matmul of 5, argument 1`, `result of matmul of 5`, `concat %7`."""
     batch = next((batch for batch in batches if batch[0] == key[1]), (cast(int, key[1]),))
     source = memory.program.vars[batch[0]].source
     assert isinstance(source, Instruction)
@@ -221,7 +221,7 @@ def _reader_name(memory: Memory, batches: Sequence[Batch], key: Key) -> str:
 
 
 def show_layout(layout: CellLayout, rows: int = ROWS) -> str:
-    """Items in order before and after, a line for each inner batch and each copy; bytes for `rows` nodes."""
+    """Print the order of items before and after, and a line per inner batch and copy, with bytes for `rows` nodes."""
     return "\n".join([_head(layout, rows), *_areas(layout), *_batches(layout), *_copies(layout, rows)])
 
 
@@ -253,7 +253,7 @@ def _batches(layout: CellLayout) -> Iterator[str]:
 
 
 def _operands(layout: CellLayout, batch: InnerBatch) -> Iterator[str]:
-    """`x = (a b)` for a view, and how an operand is read that is none."""
+    """Print each operand: `x = (a b)` for a view, else how it is read."""
     for operand, values in operands_of(layout.memory, batch.values).items():
         name = "result" if operand == RESULT else _source(layout, batch).op.names[operand]
         names = " ".join(layout.memory.name(value) for value in dict.fromkeys(values))

@@ -1,4 +1,4 @@
-"""Layouts kept for the process, and for others in `layout_store`: cells that differ in parameters only have one."""
+"""Cache cell layouts, in memory and on disk (`layout_store`); cells that differ only in parameters share one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from autobatch.memplan.cell.layout import CellLayout, plan_cell
 from autobatch.memplan.cell.layout_store import find_layout, keep_layout
 from autobatch.memplan.cell.memory import Memory
 
-_NO_PROGRAM = Memory(CellProgram("", (), ()))  # so that what is kept keeps no parameters
+_NO_PROGRAM = Memory(CellProgram("", (), ()))  # cached layouts hold no parameters
 _known: dict[Hashable, CellLayout] = {}
 
 
 def lay_out(program: CellProgram, rows: int = ROWS) -> CellLayout:
-    """The layout by which a cell is executed; it is made once for programs that differ in parameters and names only.
+    """Give the layout by which a cell is executed, shared by programs that differ only in parameters and names.
 
-    A layout speaks of values by number, so it holds for every program with the same ops, arguments and shapes. Where
-    it has copies, their reasons name values, and the names count as well.
+    A layout refers to values by number, so it holds for every program with the same ops, arguments and shapes. The
+    reasons of copies name values, so for a layout with copies the names must match too.
 
-    Cost: that of `plan_cell` for a program of a new form on this machine, else linear in its values.
+    Cost: that of `plan_cell` for a form of program that is new on this machine, else linear in its values.
     """
     form = (rows, program.outputs, program.ties, *(_form(var) for var in program.vars))
     named = (program.name, form, *(getattr(var.source, "name", None) for var in program.vars))
@@ -41,7 +41,7 @@ def _make(program: CellProgram, rows: int) -> CellLayout:
 
 
 def _form(var: Var) -> Hashable:
-    """All of a value that a layout depends on."""
+    """Everything about a value that a layout depends on."""
     match var.source:
         case Instruction(op, args, static):
             source: Hashable = op, args, repr(sorted(static.items()))

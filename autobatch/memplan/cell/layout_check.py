@@ -1,4 +1,4 @@
-"""What makes a layout of a cell a layout, written from the definition: addresses are read again, trees are not."""
+"""Check the layout of a cell from the definition: from the addresses of items, without the trees that made them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autobatch.memplan.cell.memory import Item
 
 
 def check_cell_layout(layout: CellLayout) -> None:
-    """Check a layout: every item has one place, batches can run, every view is one, and the rest is a counted copy.
+    """Check that every item has one place, batches can run, views are views, and everything else is a listed copy.
 
     Raises:
         PlanError: names the first thing that does not hold. That is a defect of the planner.
@@ -28,7 +28,7 @@ def check_cell_layout(layout: CellLayout) -> None:
 
 
 def _addresses(layout: CellLayout) -> dict[Item, tuple[str, int]]:
-    """The area of each item, and where in it it starts."""
+    """The area of each item, and its offset there."""
     start: dict[Item, tuple[str, int]] = {}
     for area, items in layout.areas.items():
         at = 0
@@ -62,7 +62,7 @@ def _check_values(layout: CellLayout, start: dict[Item, tuple[str, int]]) -> Non
 
 
 def _check_batches(layout: CellLayout) -> None:
-    """Check that batches run every instruction once, after what it reads, and only what may run as one."""
+    """Check that batches run every instruction once, after its arguments, and that each batch may run as one."""
     memory, finished = layout.memory, set[int]()
     for number, batch in enumerate(layout.batches):
         sources = [memory.program.vars[value].source for value in batch.values]
@@ -98,7 +98,7 @@ def _check_view(
 
 
 def _check_copies(layout: CellLayout) -> None:
-    """Check that what is no view is counted, with a reason."""
+    """Check that every operand and join that is not a view is listed, with a reason."""
     memory = layout.memory
     missing = {
         is_product: sum(

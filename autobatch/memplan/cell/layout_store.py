@@ -1,7 +1,7 @@
-"""Layouts kept in the user's cache for other processes: `autobatch.system.cache`.
+"""Keep cell layouts in the user's cache for other processes (`autobatch.system.cache`).
 
-An entry holds for a program and for the planner's own source, so a changed planner lays out anew. What is read is
-checked as what is made (`layout_check`), for a layout that does not hold computes wrong numbers.
+The key of an entry covers the program and the planner's source, so a changed planner lays out anew. A layout that is
+read is checked like a new one (`layout_check`), because an invalid layout computes wrong numbers.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from autobatch.system.cache import UNREADABLE, find_entry, keep_entry
 from autobatch.system.files import write_whole
 
 FORMAT = "autobatch layout 2"
-LEAST_WORK = 2_000  # a layout that took less, about 5 ms, is not worth a file
+LEAST_WORK = 2_000  # below this, about 5 ms, a layout is not written
 
 
 def find_layout(program: CellProgram, rows: int) -> CellLayout | None:
-    """Read the layout of a program; None if there is none, or, with a warning, none that can be read."""
+    """Read the layout of a program; None if there is none, or, with a warning, if it cannot be read."""
     return find_entry("layouts", _sign(program, rows), partial(_load, program))
 
 
 def keep_layout(layout: CellLayout, rows: int) -> None:
-    """Write a layout that took long to find."""
+    """Write a layout that took at least `LEAST_WORK`."""
     if layout.work >= LEAST_WORK:
         content = json.dumps({"format": FORMAT, **_to_plain(layout)}).encode()
         keep_entry("layouts", _sign(layout.memory.program, rows), lambda path: write_whole(path, content))
 
 
 def _sign(program: CellProgram, rows: int) -> str:
-    """Name what a layout holds for: names count, as it gives reasons in them."""
+    """Make the key of a layout; it covers the names of values, which the reasons of copies use."""
     memory = Memory(program)
     ops = [s.op for v in program.vars if isinstance(s := v.source, Instruction)]
     of_ops = [(op.name, op.view, op.copies) for op in ops]
@@ -49,7 +49,7 @@ def _sign(program: CellProgram, rows: int) -> str:
 
 @cache
 def _planner() -> str:
-    """A digest of the sources that layouts are made by."""
+    """A digest of the source files that make layouts."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 

@@ -1,10 +1,11 @@
-"""What the values of a cell are in memory: items that can be placed, views of them, and joins.
+"""Describe the values of a cell in memory: items that can be placed, views of items, and joins.
 
-A value that is a contiguous slice of another is a view, so the other is cut into *items* where slices begin and end;
-its items stay side by side. A `concat` along the first axis is a *join*: no copy if its parts lie side by side.
-Other views (transposed, broadcast) are read through strides of the whole value, and are equal if these are.
-Items of one area can be placed next to each other: the columns of a node, those of an edge of each variadic group,
-what all nodes share (parameters); data attributes are areas of their own, in the order that the program gives them.
+A value that is a contiguous slice of another is a view, so the other is split into *items* where slices begin and end;
+its items stay adjacent. A `concat` along the first axis is a *join*: it needs no copy if its parts are adjacent. Other
+views (transposed, broadcast) read the whole value through strides; two are equal if their strides are.
+Items of one area can be placed next to each other. The areas are the columns of a node, the columns of an edge of each
+variadic group, and the values that all nodes share (parameters). Each data attribute is an area of its own, in program
+order.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Item(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What an argument refers to: elements of a value in memory, seen through views that have strides."""
+    """The memory that an argument refers to: elements of a value, read through strided views."""
 
     value: int
     start: int
@@ -55,7 +56,7 @@ class Memory:
 
     @cached_property
     def reads(self) -> tuple[Read, ...]:
-        """What each value refers to: itself, unless it is a view."""
+        """The memory that each value refers to: its own, unless it is a view."""
         return reads_of(self.program.vars)
 
     @cached_property
@@ -65,7 +66,7 @@ class Memory:
 
     @cached_property
     def joins(self) -> dict[int, tuple[int, ...]]:
-        """The parts of each `concat` that is no copy if they lie side by side."""
+        """The parts of each `concat` that needs no copy if they are adjacent."""
         return {i: self._args(i) for i in self.copying if self.why_copied(i) is None}
 
     @cached_property
@@ -75,7 +76,7 @@ class Memory:
 
     @cached_property
     def items(self) -> dict[int, tuple[Item, ...]]:
-        """The items of each value that has memory: all but views, and numbers written into the program."""
+        """The items of each value that has memory: all but views and literal numbers."""
         return {
             value: tuple(Item(value, start, stop) for start, stop in pairwise(sorted(cuts)))
             for value, cuts in self._cuts.items()
@@ -98,17 +99,17 @@ class Memory:
         return cuts
 
     def fixed_lines(self) -> list[Line]:
-        """The items of a value side by side, and all those of data attributes."""
+        """The lines that always hold: the items of each value, and all items of data attributes."""
         data = [self.areas[area] for area in (INT_DATA, FLOAT_DATA) if area in self.areas]
         lines = [Line(None, tuple((item,) for item in items)) for items in (*data, *self.items.values())]
         return [line for line in lines if len(line.spans) > 1]
 
     def span(self, index: int, apart: frozenset[int] = frozenset()) -> tuple[Item, ...]:
-        """The items that a value is made of, in order; none for a number.
+        """The items that make up a value, in order; none for a number.
 
         Args:
             index: a value of the program.
-            apart: joins whose parts do not lie side by side, so that they have memory of their own.
+            apart: joins whose parts are not adjacent; they have memory of their own.
         """
         read = self.reads[index]
         if read.value in self.joins and read.value not in apart:
@@ -140,12 +141,12 @@ class Memory:
         return None
 
     def name(self, index: int) -> str:
-        """How a value is called: a port, parameter or attribute by its name, others by number."""
+        """Name a value: a port, parameter or attribute by its name, others by number."""
         source = self.program.vars[index].source
         return source.name if isinstance(source, (Port, Weight, Attribute)) else f"%{index}"
 
     def item_name(self, item: Item) -> str:
-        """An item's value, with the elements where it is not all of it."""
+        """Name an item by its value, with the element range if it is not the whole value."""
         part = "" if len(self.items[item.value]) == 1 else f"[{item.start}:{item.stop}]"
         return self.name(item.value) + part
 
@@ -156,7 +157,7 @@ class Memory:
 
 
 def reads_of(vars: Sequence[Var]) -> tuple[Read, ...]:
-    """What each value refers to: itself, unless it is a view."""
+    """The memory that each value refers to: its own, unless it is a view."""
     found: list[Read] = []
     for index, var in enumerate(vars):
         if isinstance(var.source, Instruction) and var.source.op.view:
@@ -168,12 +169,12 @@ def reads_of(vars: Sequence[Var]) -> tuple[Read, ...]:
 
 
 def is_number(var: Var) -> bool:
-    """Whether a value is a number written into a program."""
+    """Whether a value is a literal number of the program."""
     return isinstance(var.source, Constant) and np.ndim(var.source.data) == 0
 
 
 def seen_through(source: Instruction, shape: Shape, argument: Read) -> Read:
-    """What a view of an argument of this shape refers to: a contiguous range of its elements, if it is one."""
+    """The memory that a view of an argument refers to: a contiguous range of its elements, or strides over them."""
     base = np.empty((1, *shape), np.int8)
     view = source.op.kernel(np, base, **source.static)
     if argument.strided or not view.flags.c_contiguous:

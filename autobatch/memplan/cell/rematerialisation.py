@@ -1,13 +1,13 @@
-"""Rematerialisation: which residuals of a cell backward computes again, instead of having them saved.
+"""Rematerialisation: choose the residuals that backward recomputes instead of reading them from memory.
 
-A saved value is written once and read once, for every row, mostly through caches that it does not fit into. Where it is
-made by element-wise ops from what backward has at hand (the inputs, which stay; saved values; data of the node), making
-it again may take less. Neither matrix products and reductions are made again, nor random draws; the same op on the same
-operands gives the same bits, so gradients do not change where backends run op by op.
+A saved value is written once and read once per row, mostly to and from memory beyond the caches. Where element-wise ops
+make it from values that backward can read (inputs, which are kept; saved values; data of the node), recomputing it may
+take less time. Matrix products, reductions and random draws are never recomputed. The same op on the same operands
+gives the same bits, so gradients do not change on backends that run op by op.
 
-The choice is greedy: a residual is made again if that costs less than keeping it, with all that is not at hand for it.
-A minimum cut, which weighs all residuals at once, chose otherwise in 1 cell of the 167 of the zoo, the models and the
-literature, and saved 8 bytes a row less of 9,800 in the zoo.
+The choice is greedy: a residual is recomputed if that costs less than keeping it, including everything else that must
+be computed or kept for it. A minimum cut, which weighs all residuals together, chose differently in 1 cell of the 167
+of the zoo, the models and the literature, and saved 8 bytes a row less of 9,800 in the zoo.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ JOINS = frozenset({"concat", "assemble"})
 
 
 class Prices(NamedTuple):
-    """What an element of a row costs, in nanoseconds.
+    """Costs per element of a row, in nanoseconds.
 
     Attributes:
-        write, read: a saved value is written once, and read in backward.
-        op, function: arithmetic, and what takes a polynomial or a division.
+        write, read: memory traffic: a saved value is written once, and read in backward.
+        op, function: arithmetic; and functions that take a polynomial or a division.
     """
 
     write: float
@@ -42,7 +42,7 @@ class Prices(NamedTuple):
     function: float
 
     def of(self, op: Op) -> float:
-        """What an element of the result of an op costs."""
+        """The cost of an element of the result of an op."""
         return self.function if op.name in FUNCTIONS else self.op
 
 
@@ -51,21 +51,21 @@ PRICES = {
     "more": Prices(write=0.6, read=0.3, op=0.02, function=0.4),
     "all": Prices(write=1.0, read=0.0, op=-100.0, function=-100.0),
 }
-"""How much is made again, and the prices under which that is best: as measured (docs/decisions/keep-or-recompute.md);
-with memory three times as slow; and being paid for it, so that all is made again that can be, for tests."""
+"""Prices by name: as measured (docs/decisions/keep-or-recompute.md); with memory three times as slow; and with negative
+cost for recomputing, so that everything that can be is recomputed, for tests."""
 
 
 def rematerialise(derivative: Derivative, prices: Prices) -> Derivative:
-    """Choose what the backward stage of a cell computes again.
+    """Choose the residuals that the backward stage of a cell recomputes.
 
     Args:
-        derivative: with everything saved that backward reads.
-        prices: of keeping and of computing.
+        derivative: with every value saved that backward reads.
+        prices: costs of keeping and of computing.
 
     Returns:
         The derivative with the same gradients and fewer residuals, or itself.
 
-    Cost: O(residuals * the values that they are made of, up to the next that are known); they are few.
+    Cost: O(residuals * the values that they are computed from, back to the nearest that are in memory); both are few.
     """
     chosen = _Choice(derivative, prices).choose()
     if not chosen:
@@ -77,7 +77,7 @@ def rematerialise(derivative: Derivative, prices: Prices) -> Derivative:
 
 
 class _Needs(NamedTuple):
-    """What it takes to make a value: values to be made, itself included, to be read, and to be kept besides."""
+    """What having a value takes: the values to compute, to read, and to keep in addition."""
 
     made: set[int]
     read: set[int]
@@ -85,7 +85,7 @@ class _Needs(NamedTuple):
 
 
 class _Choice:
-    """Which residuals are made again so far, and what is at hand for it."""
+    """The residuals to recompute so far, and the values that backward reads anyway."""
 
     def __init__(self, derivative: Derivative, prices: Prices) -> None:
         self.derivative, self.prices, self.vars = derivative, prices, derivative.vars
@@ -98,7 +98,7 @@ class _Choice:
         self.made: set[int] = set()
 
     def choose(self) -> set[int]:
-        """The values to make again."""
+        """The values to recompute."""
         for index in sorted(filter(self._can_be_made, self.residuals)):
             needs = self._cheapest(index)
             if index in needs.made:
@@ -112,7 +112,7 @@ class _Choice:
         return index not in self.known and index not in self.joined and may_be_made_again(source)
 
     def _cheapest(self, index: int) -> _Needs:
-        """The cheapest way to have a value: to keep it, or to make it of what is cheapest for each operand."""
+        """The cheapest way to have a value: keep it, or compute it from the cheapest way to have each operand."""
         cheapest: dict[int, _Needs] = {}
         for value in self._made_of(index):
             making = _Needs({value}, set(), set())
@@ -127,7 +127,7 @@ class _Choice:
         return cheapest[index]
 
     def _made_of(self, index: int) -> list[int]:
-        """A value and all that it can be made of, down to what is read or cannot be made; operands first."""
+        """A value and what it can be computed from, back to values that must be read or kept; operands first."""
         found, pending = {index}, [index]
         while pending:
             for arg in self._operands(pending.pop()):
@@ -137,7 +137,7 @@ class _Choice:
         return sorted(found)
 
     def _operands(self, index: int) -> list[int]:
-        """What an instruction reads and is not at hand anyway."""
+        """The operands of an instruction, except those that all nodes share or that are recomputed already."""
         source = self.vars[index].source
         assert isinstance(source, Instruction)
         args = map(self._origin, source.args)
@@ -148,14 +148,14 @@ class _Choice:
         return index in self.residuals or index in self.known or not isinstance(self.vars[index].source, Instruction)
 
     def _cost(self, needs: _Needs) -> float:
-        """What it costs to make values, to keep others for them, and to read what is not read anyway."""
+        """The cost of computing values, keeping others for them, and reading those not read anyway."""
         sources = [(self.vars[index].size, self.vars[index].source) for index in needs.made]
         making = sum(size * self.prices.of(source.op) for size, source in sources if isinstance(source, Instruction))
         reading = sum(self.vars[i].size * self.prices.read for i in needs.read - self.residuals - self.free)
         return making + reading + sum(map(self._cost_of_having, needs.kept))
 
     def _cost_of_having(self, index: int) -> float:
-        """What it costs to keep a value."""
+        """The cost of keeping a value."""
         return self.vars[index].size * (self.prices.write + self.prices.read)
 
     def _is_at_hand(self, index: int) -> bool:
@@ -163,20 +163,20 @@ class _Choice:
         return isinstance(var.source, Constant | Weight) or var.domain == SHARED
 
     def _read_by(self, stage: Iterable[int]) -> set[int]:
-        """What the instructions of a stage read, views apart."""
+        """The values that the instructions of a stage read, except through views."""
         sources = (self.vars[i].source for i in stage)
         found = {self._origin(arg) for s in sources if isinstance(s, Instruction) and not s.op.view for arg in s.args}
         scatters = (s for _, scatters in self.derivative.tables for s in scatters)
         return found | ({self._origin(i) for s in scatters for i in s} if stage is self.derivative.weights else set())
 
     def _args_of_joins(self) -> Iterable[int]:
-        """What forward makes where a join wants it: made elsewhere as well, it would be copied."""
+        """Values that forward computes in place in a join: recomputed elsewhere, they would be copied."""
         for index in self.derivative.program.instructions:
             source = self.vars[index].source
             if isinstance(source, Instruction) and source.op.name in JOINS:
                 yield from source.args
 
     def _origin(self, index: int) -> int:
-        """What a value is a view of: itself, if it is none."""
+        """The value that a value is a view of; itself, if it is none."""
         source = self.vars[index].source
         return self._origin(source.args[0]) if isinstance(source, Instruction) and source.op.view else index

@@ -1,9 +1,9 @@
-"""A cell with its inner batches made real: one instruction on stacked parameters instead of one for each member.
+"""Rewrite a cell so that each inner batch is one instruction on stacked parameters.
 
-The products of a batch become one product of their stacked weights; its members are slices of the result, in the order
-that the layout decided. Element-wise instructions whose operands are neighbours, slices of one value or parameters,
-become one instruction on the larger slice. What the layout says is no view stays as it is. The result is a program like
-any other: it is differentiated and planned as if it had been written so.
+The products of a batch become one product by their stacked weights; its members are slices of the result, in the order
+of the layout. Element-wise instructions whose operands are adjacent, slices of one value or parameters, become one
+instruction on the larger slice. Operands that are not views in the layout stay as they are. The result is an ordinary
+program: it is differentiated and planned as if it had been written that way.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from autobatch.params.stacks import make_stack, settle
 from autobatch.system.trust import checking
 
 STACKED = (matmul, affine)  # weight and bias are stacked
-INPUT = 1  # the operand of these that is not
-MAX_INSTRUCTIONS = 200  # laying out more takes long
+INPUT = 1  # the operand of these that is not stacked
+MAX_INSTRUCTIONS = 200  # larger programs are not laid out, which would take long
 
 
 class Same(NamedTuple):
-    """An operand that all members of a group read."""
+    """An operand that all members of a group share."""
 
     what: object
 
 
 class Part(NamedTuple):
-    """An operand that is some rows of a larger value: elements start:stop, and what parts must share to be joined."""
+    """An operand that is rows of a larger value: elements start:stop, and the key that joined parts must share."""
 
     start: int
     stop: int
@@ -54,29 +54,29 @@ Group: TypeAlias = tuple[int, ...]  # values of the old program that one instruc
 
 
 def make_stacked(program: CellProgram, soft: bool = True) -> CellProgram:
-    """The program by which a cell is executed: laid out and stacked, or itself if it has too many instructions.
+    """Lay out and stack a program for execution; give the program itself if it has too many instructions.
 
     Args:
         program: as traced.
-        soft: see `stack_program`; a backend that makes one kernel of element-wise instructions needs it not.
+        soft: see `stack_program`; unnecessary for a backend that fuses element-wise instructions into one kernel.
 
-    Cost: that of `lay_out`, so most of it once per form of program.
+    Cost: that of `lay_out`, which is paid once per form of program.
     """
     too_many = len(program.instructions) > MAX_INSTRUCTIONS
     return program if too_many else stack_program(program, lay_out(program), soft)
 
 
 def stack_program(program: CellProgram, layout: CellLayout, soft: bool = True) -> CellProgram:
-    """Make the inner batches of a layout single instructions, where one can compute them.
+    """Replace the inner batches of a layout by single instructions, where one instruction can compute them.
 
     Args:
         program: of a cell.
         layout: of this program.
-        soft: also join element-wise instructions whose operands are neighbours.
+        soft: also join element-wise instructions whose operands are adjacent.
 
     Returns:
-        A program with the same name, ports, attributes and outputs, whose parameters may be `Stack`s; these have
-        their places, in the order of the layout.
+        A program with the same name, ports, attributes and outputs, whose parameters may be `Stack`s, placed in the
+        order of the layout.
 
     Cost: linear in the values, and in the members of batches times their operands.
 
@@ -104,7 +104,7 @@ def stack_program(program: CellProgram, layout: CellLayout, soft: bool = True) -
 
 
 class _Stacking:
-    """Grows the new program batch by batch; `number` maps values of the old one to their places in it."""
+    """Builds the new program batch by batch; `number` maps values of the old program to values of the new."""
 
     def __init__(self, program: CellProgram, layout: CellLayout) -> None:
         self.program, self.layout, self.memory = program, layout, layout.memory
@@ -114,7 +114,7 @@ class _Stacking:
         self.reads: list[Read] = []
 
     def run(self, soft: bool) -> CellProgram:
-        """The whole new program."""
+        """Build the new program."""
         for index, var in enumerate(self.program.vars):
             if isinstance(var.source, (Port, Attribute)):
                 self._value(index)
@@ -129,7 +129,7 @@ class _Stacking:
     # What one instruction can compute.
 
     def _groups(self, batch: InnerBatch, soft: bool) -> list[Group]:
-        """The members of a batch, divided into those that one instruction computes."""
+        """Divide the members of a batch into groups that one instruction each computes."""
         operands = {index: self._operands(batch, index) for index in batch.values if batch.is_product or soft}
         joined = {index: found for index in batch.values if (found := operands.get(index)) is not None}
         apart: list[Group] = [(index,) for index in batch.values if index not in joined]
@@ -142,7 +142,7 @@ class _Stacking:
         return apart + [tuple(group) for group in groups]
 
     def _operands(self, batch: InnerBatch, index: int) -> Operands | None:
-        """Where the operands of a member lie; None if it runs by itself."""
+        """Where the operands of a member lie; None if it must run alone."""
         source, shape = self._source(index), self.program.vars[index].shape
         if not shape or not all(shape):
             return None
@@ -179,7 +179,7 @@ class _Stacking:
         return Part(read.start, read.stop, read.value)
 
     def _weight(self, arg: int) -> Part | None:
-        """Where a parameter, or some rows of one, lies among those of the cell."""
+        """Where a parameter, or some rows of one, lies among the parameters of the cell."""
         parameter, shape = self._parameter(arg), self.program.vars[arg].shape
         read = self.memory.reads[arg]
         if parameter is None or read.strided or not shape or parameter.shape[1:] != shape[1:]:
@@ -192,7 +192,7 @@ class _Stacking:
     # The new program.
 
     def _emit(self, group: Group) -> None:
-        """Append the instruction that computes a group, and the slices that its members are; or each by itself."""
+        """Append one instruction for a group, with a slice for each member; or one instruction per member."""
         source = self._source(group[0])
         operands = [self._joined([self._source(index).args[k] for index in group]) for k in range(len(source.args))]
         known = [operand for operand in operands if operand is not None]
@@ -208,7 +208,7 @@ class _Stacking:
             start = stop
 
     def _joined(self, args: Sequence[int]) -> Traced | None:
-        """One value for an operand of all members of a group; None if parameters are wanted in pieces."""
+        """One value that holds an operand for all members of a group; None if parameters cannot be joined."""
         if len({self.memory.reads[arg] for arg in args}) == 1 or is_number(self.program.vars[args[0]]):
             return self.builder.value(self._value(args[0]))
         if self._parameter(args[0]) is not None:
@@ -217,7 +217,7 @@ class _Stacking:
         return self._rows(self.builder.value(first.value), first.start, last.stop)
 
     def _stacked(self, args: Sequence[int]) -> Traced | None:
-        """Neighbouring parameters as one: a stack of whole ones, or rows of a single one."""
+        """Adjacent parameters as one value: a stack of whole parameters, or rows of a single one."""
         pieces: list[Read] = []
         for read in (self.memory.reads[arg] for arg in args):
             if pieces and (pieces[-1].value, pieces[-1].stop) == (read.value, read.start):
@@ -234,7 +234,7 @@ class _Stacking:
         return self.builder.wrap(stack)
 
     def _rows(self, whole: Traced, start: int, stop: int) -> Traced:
-        """The rows of a value that its elements start:stop are."""
+        """The rows of a value that make up its elements start:stop."""
         if (start, stop) == (0, whole.var.size):
             return whole
         width = math.prod(whole.shape[1:])
@@ -242,7 +242,7 @@ class _Stacking:
         return rows
 
     def _value(self, index: int) -> int:
-        """The place of a value; views and copies, and what no instruction computes, are appended when first read."""
+        """The number of a value in the new program; views, copies and inputs are appended at their first read."""
         if index not in self.number:
             self._copy(index)
         return self.number[index]
@@ -257,7 +257,7 @@ class _Stacking:
             source = replace(source, args=tuple(self._value(arg) for arg in source.args))
         self.number[index] = self.builder.add(source, var.shape, var.domain).index
 
-    # What is known of values.
+    # Lookups.
 
     def _source(self, index: int) -> Instruction:
         source = self.program.vars[index].source
@@ -265,12 +265,12 @@ class _Stacking:
         return source
 
     def _parameter(self, index: int) -> Parameter | None:
-        """The parameter that a value is, or is a view of."""
+        """The parameter that a value is or views."""
         source = self.program.vars[self.memory.reads[index].value].source
         return source.parameter if isinstance(source, Weight) else None
 
     def _read(self, new: int) -> Read:
-        """What a value of the new program refers to."""
+        """The memory that a value of the new program refers to."""
         for number in range(len(self.reads), new + 1):
             var = self.builder.vars[number]
             if isinstance(var.source, Instruction) and var.source.op.view:
@@ -281,19 +281,19 @@ class _Stacking:
         return self.reads[new]
 
     def _parameter_order(self) -> list[Parameter]:
-        """The parameters as the layout orders them."""
+        """The parameters in the order of the layout."""
         items = self.layout.areas.get(SHARED_VALUES, ())
         return [parameter for item in items if (parameter := self._parameter(item.value)) is not None]
 
 
 def _place(operands: Operands) -> tuple[tuple[str, int], ...]:
-    """A key that sorts members so that those whose operands are neighbours follow one another."""
+    """A sort key that puts members with adjacent operands next to each other."""
     same = [(repr(operand), 0) for operand in operands if isinstance(operand, Same)]
     return (*same, *((repr(operand.of), operand.start) for operand in operands if isinstance(operand, Part)))
 
 
 def _follows(before: Operands, after: Operands) -> bool:
-    """Whether each operand is the same, or the part that follows; at least one is a part."""
+    """Whether each operand is the same as, or adjacent to, the one before; at least one is a part."""
     return any(isinstance(operand, Part) for operand in after) and all(
         (x.of, x.stop) == (y.of, y.start) if isinstance(x, Part) and isinstance(y, Part) else x == y
         for x, y in zip(before, after, strict=True)

@@ -1,8 +1,8 @@
 """Choose, among the orders that a PQ-tree permits, one that keeps several lists of items in their order at once.
 
-That one item comes before another is a matter of the deepest node that has both below it: there, one child comes before
-another. A Q-node must not be asked for both directions, the children of a P-node not for a cycle; then each node is
-arranged by itself.
+Whether one item comes before another is decided at the deepest node above both: one of its children comes before
+another. The lists must not require both directions of a Q-node, or a cycle among the children of a P-node; then each
+node is arranged on its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autobatch.memplan.pqtree.ways import Ways
 
 
 def arrange_all(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> bool:
-    """Arrange the children of all nodes so that each list of leaves comes in its order; without one, change nothing."""
+    """Arrange the children of all nodes so that each list of leaves is in order; if impossible, change nothing."""
     above, place = _sides(ways, orders), ways.place
     turned: list[QNode] = []
     arranged: list[tuple[PNode, list[Node]]] = []
@@ -40,7 +40,7 @@ def arrange_all(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> bool:
 
 
 def _sides(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> dict[Node, list[tuple[Node, Node]]]:
-    """Per node, which of its children must come before which."""
+    """Per node, the pairs of its children in required order."""
     sides: dict[Node, list[tuple[Node, Node]]] = {}
     for order in orders:
         for left, right in pairwise(order):
@@ -50,7 +50,7 @@ def _sides(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> dict[Node, list[tupl
 
 
 def _sorted_children(node: PNode, sides: list[tuple[Node, Node]], place: dict[Node, int]) -> list[Node] | None:
-    """The children in an order that has all pairs the right way round, close to the present one; None for a cycle."""
+    """Sort the children so that all pairs are in order, close to the present order; None for a cycle."""
     before: dict[Node, set[Node]] = {child: set() for child in node.children()}
     for first, second in sides:
         before[second].add(first)

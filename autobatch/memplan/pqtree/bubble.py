@@ -1,7 +1,8 @@
 """Bubbling up: finding the part of a PQ-tree that a reduction concerns (procedure BUBBLE of Booth and Lueker 1976).
 
-The parent of a child inside a Q-node is not known. Such a node is *blocked* until one of its siblings is *unblocked*,
-which means that it has learnt its parent: by being endmost, or from a sibling. A run of blocked siblings is a block.
+The parent of a child inside a Q-node is unknown. Such a node is *blocked* until its parent is known, and then
+*unblocked*. An endmost child knows its parent; an inner one gets it from an unblocked sibling. A run of blocked
+siblings is a block.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from autobatch.memplan.pqtree.node import BLOCKED, QUEUED, UNBLOCKED, UNMARKED, 
 def bubble(queue: list[Node]) -> Branch | None:
     """Go up from some leaves until one path upwards is left, listing in each node its pertinent children.
 
-    If what is left is a block, a pseudonode stands for the Q-node that the block lies in. If blocks are left besides
-    something else, the leaves cannot be consecutive.
+    If only a block is left, a pseudonode stands for the Q-node that contains the block. If blocks and other nodes are
+    left, the leaves cannot be consecutive.
 
     Args:
         queue: two or more leaves; the nodes that are visited are added to it, with their marks.
@@ -27,7 +28,7 @@ def bubble(queue: list[Node]) -> Branch | None:
         node.mark = QUEUED
     top: Branch | None = None
     n_open = len(queue)  # queued nodes, blocks, and the root of the whole tree once it was visited
-    for node in queue:  # it grows meanwhile
+    for node in queue:  # grows during the loop
         if n_open == 1:
             assert isinstance(node, Branch)
             return node
@@ -65,7 +66,7 @@ def bubble(queue: list[Node]) -> Branch | None:
 
 
 def _unblock(node: Node | None, before: Node, parent: Branch) -> None:
-    """Tell the block that begins with `node`, next to `before`, its parent."""
+    """Set the parent of the block that begins with `node`, next to `before`."""
     while node is not None and node.mark == BLOCKED:
         node.mark = UNBLOCKED
         node.parent = parent
@@ -74,7 +75,7 @@ def _unblock(node: Node | None, before: Node, parent: Branch) -> None:
 
 
 def _pseudonode(block: list[Node]) -> QNode:
-    """A Q-node that lists a block as its pertinent children; its ends are not looked for, and nobody's."""
+    """A Q-node whose pertinent children are a block, without searching for its ends."""
     pseudonode = QNode([Leaf(None), Leaf(None)])
     pseudonode.pertinent = block
     for node in block:
@@ -83,7 +84,7 @@ def _pseudonode(block: list[Node]) -> QNode:
 
 
 def pertinent_branches(top: Branch) -> list[Branch]:
-    """The P- and Q-nodes of the pertinent subtree, each after those below it; so its root is the last.
+    """The P- and Q-nodes of the pertinent subtree, descendants first; the root is the last.
 
     The root is the deepest node with all the leaves below it: the first on the way down from `top` that has more than
     one pertinent child.

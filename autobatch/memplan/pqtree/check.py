@@ -1,4 +1,4 @@
-"""Whether nodes that hang together are a PQ-tree, checked from the definition after any change."""
+"""Check from the definition that linked nodes are a PQ-tree."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from autobatch.memplan.pqtree.node import UNMARKED, Leaf, Node, PNode, QNode, wa
 
 
 def check_nodes(root: Node, leaves: Mapping[Hashable, Leaf]) -> None:
-    """Check the tree below `root`, whose leaves by item are to be these.
+    """Check the tree below `root`, which must have these leaves, by item.
 
     Raises:
-        PlanError: a leaf is missing, or there twice; a P-node has one child, or a Q-node fewer than three; a child does
-            not know its parent or its siblings; a reduction left a mark behind.
+        PlanError: a leaf is missing or repeated; a P-node has one child, or a Q-node fewer than three; a child has a
+            wrong parent or wrong siblings; a reduction left a mark behind.
 
     Cost: O(nodes).
     """

@@ -1,4 +1,4 @@
-"""Find the leaves of items in a PQ-tree, and say what is wrong with items that cannot be looked up."""
+"""Find the leaves of items in a PQ-tree, with errors for unknown and repeated items."""
 
 from __future__ import annotations
 

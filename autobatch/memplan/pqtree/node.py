@@ -1,25 +1,25 @@
-"""The nodes of a PQ-tree, how they hang together, and how they are walked.
+"""The nodes of a PQ-tree, their links, and walks over them.
 
-A P-node holds its children in a dictionary: they have no order, and one is taken out in constant time. A Q-node
-knows its two endmost children only; every child of a Q-node knows its siblings but not which of them comes first,
-so a Q-node is reversed by exchanging its ends, and the children of one are sewn into another in constant time.
-`parent` holds for the root, for children of P-nodes and for endmost children of Q-nodes. Inside a Q-node it is what
-the last reduction left there; the next one finds it anew when it needs it (Booth and Lueker 1976, section 3).
-No walk recurses: a tree may be as deep as it has items.
+A P-node holds its children in a dictionary: their order is arbitrary, and a child is removed in constant time. A Q-node
+refers only to its two endmost children. Every child of a Q-node refers to its siblings, in no order, so a Q-node is
+reversed by exchanging its ends, and the children of one are spliced into another in constant time. `parent` is valid
+for the root, for children of P-nodes and for endmost children of Q-nodes. Inside a Q-node it may be out of date; a
+reduction finds it again when it needs it (Booth and Lueker 1976, section 3).
+Walks are iterative, because a tree may be as deep as its number of items.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-UNMARKED, QUEUED, BLOCKED, UNBLOCKED = range(4)  # how far the bubbling up of one reduction got with a node
-PARTIAL, FULL = 1, 2  # what one reduction finds below a pertinent node; without a mark it is empty
+UNMARKED, QUEUED, BLOCKED, UNBLOCKED = range(4)  # the state of a node during bubbling up
+PARTIAL, FULL = 1, 2  # labels of pertinent nodes during one reduction; other nodes are empty
 
 
 class Node:
     """A leaf, a P-node or a Q-node.
 
-    A child of a Q-node has two siblings, in no order, or one if it is endmost; other nodes have none.
+    A child of a Q-node has two siblings, in no order, or one if it is endmost; other nodes have no siblings.
     """
 
     __slots__ = ("label", "mark", "parent", "sib_a", "sib_b")
@@ -32,11 +32,11 @@ class Node:
         self.label = FULL
 
     def other_sibling(self, sibling: Node | None) -> Node | None:
-        """The sibling on the side that `sibling` is not on."""
+        """The sibling on the side opposite to `sibling`."""
         return self.sib_b if self.sib_a is sibling else self.sib_a
 
     def put_sibling(self, old: Node | None, new: Node | None) -> None:
-        """Have `new` on the side on which `old` was; None stands for no sibling."""
+        """Replace the sibling `old` by `new`; None stands for no sibling."""
         if self.sib_a is old:
             self.sib_a = new
         else:
@@ -54,7 +54,7 @@ class Leaf(Node):
 
 
 class Branch(Node):
-    """A P-node or a Q-node, with what one reduction notes about its children."""
+    """A P-node or a Q-node, with the notes of one reduction about its children."""
 
     __slots__ = ("partial", "pertinent")
 
@@ -68,7 +68,7 @@ class Branch(Node):
         raise NotImplementedError
 
     def reverse(self) -> None:
-        """Turn the order of the children round."""
+        """Reverse the order of the children."""
         raise NotImplementedError
 
 
@@ -130,7 +130,7 @@ class QNode(Branch):
 
 
 def replace(old: Node, new: Node) -> None:
-    """Put `new` where `old` hangs: below the same parent, between the same siblings, with the same mark. Cost: O(1)."""
+    """Put `new` in the place of `old`: same parent, same siblings, same mark. Cost: O(1)."""
     new.parent, new.sib_a, new.sib_b, new.mark = old.parent, old.sib_a, old.sib_b, old.mark
     for sibling in (old.sib_a, old.sib_b):
         if sibling is not None:
@@ -172,8 +172,8 @@ def branches_below(root: Node) -> list[tuple[Branch, list[Node]]]:
 def rebuild(root: Node, only: set[Hashable] | None = None) -> Node | None:
     """A new tree like the one below `root`, of all its items or of those in `only`.
 
-    Leaving out items never forbids what is left to be in an order it could be in: a node that keeps one child is that
-    child, and a Q-node that keeps two is a P-node.
+    The remaining items keep all the orders that they had: a node left with one child is replaced by that child, and a
+    Q-node left with two becomes a P-node.
 
     Returns:
         The new root; None if no item is left.

@@ -1,4 +1,4 @@
-"""The orders that a PQ-tree permits: counted, listed, chosen among, and what they have in common."""
+"""Count, list and choose among the orders that a PQ-tree permits, and list what they have in common."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def n_orders(root: Node) -> int:
 
 
 def orders(root: Node) -> Iterator[list[Hashable]]:
-    """Count through the arrangements of all nodes like an odometer; the wheel that turns fastest is the last node's."""
+    """Enumerate the arrangements of all nodes like an odometer; the last node changes fastest."""
     wheels = branches_below(root)
     arrangements = [_arrangements(node, children) for node, children in wheels]
     arranged: dict[Node, tuple[Node, ...]] = {
@@ -52,7 +52,7 @@ def _frontier(root: Node, arranged: dict[Node, tuple[Node, ...]]) -> list[Hashab
 
 
 def implied(root: Node) -> Iterator[list[Hashable]]:
-    """The items below each node, and below each two or more neighbours in a Q-node."""
+    """The items below each node, and below each run of two or more neighbours in a Q-node."""
     items, span = _spans(root)
     for node, children in walk(root):
         if isinstance(node, QNode):
@@ -76,7 +76,7 @@ def constraints(root: Node) -> list[list[Hashable]]:
 
 
 def _spans(root: Node) -> tuple[list[Hashable], dict[Node, tuple[int, int]]]:
-    """The frontier, and where in it the items below each node begin and end."""
+    """The frontier, and the range in it of the items below each node."""
     items = [leaf.item for leaf in leaves_below(root)]
     span: dict[Node, tuple[int, int]] = {}
     stop = len(items)
@@ -90,7 +90,7 @@ def _spans(root: Node) -> tuple[list[Hashable], dict[Node, tuple[int, int]]]:
 
 
 def arrange(root: Node, order: list[Hashable]) -> bool:
-    """Arrange the children of every node by the positions of the given items below them, if these do not interleave."""
+    """Sort the children of every node by the positions of the given items below them, if these do not interleave."""
     position = {item: at for at, item in enumerate(order)}
     span: dict[Node, tuple[int, int]] = {}  # the positions of the first and the last given item below a node
     for leaf in leaves_below(root):
@@ -130,7 +130,7 @@ def reverse(root: Node, items: set[Hashable]) -> None:
 
 
 def normal_form(root: Node, number: dict[Hashable, int]) -> list[tuple[str, int]]:
-    """A description of a tree that is the same for all trees that permit the same orders, given the items' numbers."""
+    """A description that is equal for trees that permit the same orders, given the items' numbers."""
     least: dict[Node, int] = {leaf: number[leaf.item] for leaf in leaves_below(root)}
     arranged: dict[Node, list[Node]] = {}
     for node, children in branches_below(root):

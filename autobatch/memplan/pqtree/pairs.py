@@ -1,10 +1,10 @@
-"""Pairs of items that come in one order, or in opposite ones: whether any order can serve, found without trying.
+"""Detect contradictory demands on the order of pairs of items, without trying orders.
 
 Which of two items comes first is decided at the deepest node above both (`Ways.meet`). A Q-node decides all its pairs
-at once, a P-node each pair of its children by itself. So lists that shall have their items in one order tie decisions
-together, as equal or as opposite, and fixed lists tie them to what is given. A decision that is tied to its own
-opposite refuses all orders. That is necessary, not sufficient: decisions at a P-node must also make an order of its
-children, which only a search tells.
+at once, a P-node each pair of its children separately. Lists whose items must have one order tie decisions together, as
+equal or as opposite; lists in fixed order tie decisions to a constant. If a decision is tied to its own opposite, no
+order exists. This test is necessary, not sufficient: the decisions at a P-node must also form an order of its children,
+which only a search finds out.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import TypeAlias
 from autobatch.memplan.pqtree.node import Leaf, QNode
 from autobatch.memplan.pqtree.ways import Ways
 
-Decision: TypeAlias = tuple[Hashable, bool]  # what is decided, and whether the pair has it the other way round
+Decision: TypeAlias = tuple[Hashable, bool]  # the decision, and whether the pair has it reversed
 GIVEN: Hashable = "given"
 
 
 class Pairs:
-    """Decisions tied together, in a forest with parities: each knows one that it equals, or is the opposite of."""
+    """Decisions tied together in a union-find forest with parities: a link says equal or opposite."""
 
     def __init__(self) -> None:
         self._above: dict[Hashable, Decision] = {}
 
     def fix(self, ways: Ways, order: Sequence[Leaf]) -> bool:
-        """Have the items in this order; False if that cannot be. Cost: O(items * depth of the tree)."""
+        """Require the items in this order; False if that is contradictory. Cost: O(items * depth of the tree)."""
         return all(self._tie((GIVEN, False), _decision(ways, *pair)) for pair in pairwise(order))
 
     def align(self, lists: Sequence[tuple[Ways, Sequence[Leaf]]]) -> bool:
-        """Have the items of all lists, which are of one length, in one order; False if that cannot be.
+        """Require one order for the items of all lists, which have one length; False if that is contradictory.
 
         Cost: O(squares of the lengths * depth of the trees).
         """
@@ -58,7 +58,7 @@ class Pairs:
 
 
 def _decision(ways: Ways, left: Leaf, right: Leaf) -> Decision:
-    """What decides whether `left` comes first."""
+    """The decision whether `left` comes first."""
     node, first, second = ways.meet(left, right)
     is_turned = ways.place[first] > ways.place[second]
     if isinstance(node, QNode):

@@ -1,4 +1,4 @@
-"""PQ-trees for readers: a line of text, an indented picture, Graphviz, and an image."""
+"""Print PQ-trees: as a line of text, an indented picture, Graphviz, and an image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INCHES_PER_LEAF, INCHES_PER_LEVEL = 0.5, 0.6
 
 
 def to_text(root: Node) -> str:
-    """P-nodes in round brackets, Q-nodes in square ones."""
+    """Write the tree as text: P-nodes in round brackets, Q-nodes in square ones."""
     parts: list[str] = []
     stack: list[Node | str] = [root]
     while stack:
@@ -30,7 +30,7 @@ def to_text(root: Node) -> str:
 
 
 def to_picture(root: Node) -> str:
-    """A line for each node, children indented."""
+    """Write a line for each node, children indented."""
     lines: list[str] = []
     stack = [(root, "", "")]
     while stack:
@@ -45,7 +45,7 @@ def to_picture(root: Node) -> str:
 
 
 def to_dot(root: Node) -> str:
-    """A digraph in Graphviz's language, children from left to right."""
+    """Write a Graphviz digraph, children from left to right."""
     number = {node: at for at, (node, _) in enumerate(walk(root))}
     nodes = [f"  n{at} [shape={_shape(node)}, label={json.dumps(name(node))}];" for node, at in number.items()]
     edges = [f"  n{number[node]} -> n{number[child]};" for node, children in walk(root) for child in children]
@@ -53,7 +53,7 @@ def to_dot(root: Node) -> str:
 
 
 def name(node: Node) -> str:
-    """The item of a leaf; P or Q."""
+    """Name a node: the item of a leaf; P or Q."""
     if isinstance(node, Leaf):
         return str(node.item)
     return "P" if isinstance(node, PNode) else "Q"

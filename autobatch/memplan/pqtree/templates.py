@@ -1,12 +1,12 @@
-"""The templates of Booth and Lueker (1976), section 3: patterns that say what a node may become, and replacements.
+"""The templates of Booth and Lueker (1976), section 3: patterns of a node's children, and the replacements.
 
 A reduction makes the leaves of a set S consecutive. A node is *full* when all leaves below it are in S, *empty* when
 none is, else *partial*; it is *pertinent* when it is not empty. The *root* is the deepest node that has all of S below
 it. Templates are applied from the leaves up to the root; below the root, a partial node becomes a Q-node with its empty
-children at one end and its full ones at the other, which its parent then takes in.
-Whether a template fits depends on the labels of the children only. So all nodes are matched first, and replaced
-afterwards: a set that is refused leaves nothing to be undone. (The paper does both at each node.)
-In the pictures below, e is an empty child, f a full one; P-nodes are (round), Q-nodes [square].
+children at one end and its full ones at the other, which its parent then absorbs. Whether a template fits depends on
+the labels of the children only. So all nodes are matched first, and replaced afterwards: a refused set leaves the tree
+unchanged. (The paper does both at each node.) In the pictures below, e is an empty child, f a full one; P-nodes are
+(round), Q-nodes [square].
 L1, the template for leaves, says that a leaf in S is full: that is the label that leaves are made with.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from autobatch.memplan.pqtree.node import FULL, PARTIAL, UNMARKED, Branch, Node, PNode, QNode, replace
 
-Template = Callable[[Any], Node]  # replaces a P- or a Q-node, and returns what then hangs in its place
+Template = Callable[[Any], Node]  # replaces a P- or a Q-node, and returns the replacement
 
 
 class Match(NamedTuple):
@@ -28,7 +28,7 @@ class Match(NamedTuple):
 
 
 def match_all(branches: list[Branch]) -> list[Match] | None:
-    """Match pertinent nodes, each after those below it, the root last.
+    """Match pertinent nodes, descendants first, the root last.
 
     Returns:
         A match for each; None if one fits no template, so that S cannot be consecutive.
@@ -45,10 +45,10 @@ def match_all(branches: list[Branch]) -> list[Match] | None:
 
 
 def apply_all(matches: list[Match], visited: list[Node]) -> Node:
-    """Replace all matched nodes; those that come in are added to `visited`, for they take over marks.
+    """Replace all matched nodes; new nodes are added to `visited`, because they inherit marks.
 
     Returns:
-        What hangs in the place of the root.
+        The node in the place of the root.
 
     Cost: O(nodes + their pertinent children).
     """
@@ -64,7 +64,7 @@ def apply_all(matches: list[Match], visited: list[Node]) -> Node:
 
 
 def changes_anything(matches: list[Match]) -> bool:
-    """Whether S is not consecutive already in all orders: full children of the root, a Q-node, would be."""
+    """Whether the reduction excludes any order: not if S is already consecutive in all permitted orders."""
     node, template = matches[-1]
     if template in (template_p1, template_q1):
         return False
@@ -112,7 +112,7 @@ def _match_q(node: QNode, partial: list[Node], is_root: bool) -> Template | None
 
 
 def _ends_of_run(pertinent: list[Node]) -> tuple[Node, Node] | None:
-    """The two ends of a run of siblings that consists of the given ones; None if they are not one run."""
+    """The two ends of the run that the given siblings form; None if they do not form one run."""
     n_found = 1
     ends: list[Node] = []
     for sibling in (pertinent[0].sib_a, pertinent[0].sib_b):
@@ -130,7 +130,7 @@ def template_p1(node: PNode) -> Node:
 
 
 def template_p2(node: PNode) -> Node:
-    """The root, a P-node without partial children: its full children get a P-node of their own.
+    """The root, a P-node without partial children: its full children move to a new P-node.
 
     `(e e f f)` becomes `(e e (f f))`.
     """
@@ -205,7 +205,7 @@ def template_q1(node: QNode) -> Node:
 
 
 def template_q2(node: QNode) -> Node:
-    """A Q-node whose full children are at one end takes in the partial child next to them, if there is one.
+    """A Q-node whose full children are at one end absorbs the partial child next to them, if there is one.
 
     `[e e [e f] f f]` becomes `[e e e f f f]`, its first child empty and its last one full.
     """
@@ -217,10 +217,10 @@ def template_q2(node: QNode) -> Node:
 
 
 def template_q3(node: QNode) -> Node:
-    """The root, a Q-node whose full children are consecutive, takes in the partial children around them.
+    """The root, a Q-node whose full children are consecutive, absorbs the partial children around them.
 
-    `[e [e f] f f [e f] e]` becomes `[e e f f f f e e]`. The node may be a pseudonode: a run of children from the middle
-    of a Q-node that was not looked for.
+    `[e [e f] f f [e f] e]` becomes `[e e f f f f e e]`. The node may be a pseudonode: a run of children inside a Q-node
+    whose ends were not searched for.
     """
     empty_sides = [_empty_side(child) for child in node.partial]
     for child, empty_side in zip(node.partial, empty_sides, strict=True):
@@ -231,7 +231,7 @@ def template_q3(node: QNode) -> Node:
 
 
 def _empty_side(child: Node) -> Node | None:
-    """The sibling of a partial child that its empty end belongs next to; None: it belongs at the end of the parent."""
+    """The sibling next to the empty end of a partial child; None if that end is at the end of the parent."""
     if child.sib_a is not None and child.sib_a.mark != UNMARKED:
         return child.sib_b
     if child.sib_b is not None and child.sib_b.mark != UNMARKED:
@@ -240,7 +240,7 @@ def _empty_side(child: Node) -> Node | None:
 
 
 def _sew(node: QNode, child: Node, end: Node, sibling: Node | None) -> None:
-    """Put `end`, an endmost child of `child`, where `child` touches `sibling`; None: where `child` ends `node`."""
+    """Put `end`, an endmost child of `child`, next to `sibling`; at the end of `node` if that is None."""
     end.parent = node
     if sibling is not None:
         end.put_sibling(None, sibling)
@@ -252,7 +252,7 @@ def _sew(node: QNode, child: Node, end: Node, sibling: Node | None) -> None:
 
 
 def _take_full(node: PNode) -> Node | None:
-    """Take the full children out of a node; return them as one: none, the only one, or a new P-node of them."""
+    """Remove the full children of a node; return None, the only one, or a new P-node of them."""
     full = [child for child in node.pertinent if child.label == FULL]
     for child in full:
         del node.members[child]
@@ -262,12 +262,12 @@ def _take_full(node: PNode) -> Node | None:
 
 
 def _shrunk(node: PNode) -> Node:
-    """What stands for a P-node that lost children: the node itself, or its only child."""
+    """The replacement of a P-node that lost children: the node itself, or its only child."""
     return node if len(node.members) > 1 else next(iter(node.members))
 
 
 def _without_single_child(node: PNode) -> Node:
-    """Put the only child, if a node has no other, in its place."""
+    """Replace a node by its child if it has only one."""
     left = _shrunk(node)
     if left is not node:
         replace(node, left)

@@ -1,8 +1,8 @@
-"""PQ-trees: all orders of some items in which given subsets are consecutive, in a tree of linear size.
+"""PQ-trees: represent all orders of items in which given subsets are consecutive, in linear space.
 
-The children of a P-node may be permuted in any way, those of a Q-node only be reversed; the orders that this allows
-are exactly those in which every subset that was reduced is consecutive. A reduction finds the part of the tree that
-concerns it from the leaves upwards (`bubble`), then rewrites that part by templates (`templates`).
+The children of a P-node may be permuted in any way, those of a Q-node only be reversed; this permits exactly the orders
+in which every reduced subset is consecutive. A reduction finds the pertinent part of the tree from the leaves upwards
+(`bubble`), then rewrites it by templates (`templates`).
 Source: Booth and Lueker, Testing for the consecutive ones property, interval graphs, and graph planarity using PQ-tree
 algorithms, J. Comput. Syst. Sci. 13 (1976).
 """
@@ -34,7 +34,7 @@ class PQTree:
         n_changes: reductions so far that left fewer orders.
 
     Raises:
-        PlanError: an item is there twice.
+        PlanError: an item is repeated.
 
     Cost: O(items).
     Source: Booth and Lueker 1976.
@@ -130,10 +130,10 @@ class PQTree:
     def conflict(self, subsets: Iterable[Iterable[Hashable]]) -> list[int]:
         """Name a minimal set of subsets that cannot be consecutive together in an order that the tree permits.
 
-        The subsets are reduced until one is refused: that one is in the set, and those after it are not needed. The
-        next pass begins with what is in the set already, and so on until that is refused by itself. A member is refused
-        when those before it in the list and those found before it are reduced, while without it they are not; so
-        dropping any one resolves the conflict.
+        The subsets are reduced until one is refused: that one belongs to the set, and those after it are not needed.
+        The next pass reduces the set found so far first, and so on until the set itself is refused. Each member is
+        refused after the members found before it and the subsets before it in the list, which fit without it; so
+        dropping any one member resolves the conflict.
 
         Returns:
             Ascending positions in `subsets`; none if all fit. If a single one is named, the tree itself forbids it.
@@ -179,7 +179,7 @@ class PQTree:
         return pqtree_order.n_orders(self._root)
 
     def orders(self) -> Iterator[list[Hashable]]:
-        """All permitted orders, each once and none before it is asked for; the first is the frontier.
+        """Generate all permitted orders, each once; the first is the frontier.
 
         A reduction does not change an iteration that has begun. Cost: O(nodes) per order.
 
@@ -227,7 +227,7 @@ class PQTree:
     def restricted(self, items: Iterable[Hashable]) -> PQTree:
         """The tree of some of the items: its orders are the permitted ones with all other items left out.
 
-        With `constraints`, this carries what is known of one list of items over to another.
+        With `constraints`, this carries the constraints on one list of items over to another.
 
         Raises:
             PlanError: as for `reduce`.
@@ -249,12 +249,12 @@ class PQTree:
     __copy__ = copy
 
     def arrange(self, order: Iterable[Hashable]) -> bool:
-        """Choose as frontier an order in which these items, some or all, come one after the other as given.
+        """Choose as frontier an order in which these items, some or all, have the given relative order.
 
         Children of P-nodes are permuted and Q-nodes reversed; which orders are permitted stays the same.
 
         Returns:
-            Whether a permitted order has them so. If not, the frontier stays as it was.
+            Whether a permitted order has that property. If not, the frontier stays as it was.
 
         Raises:
             PlanError: as for `reduce`.
@@ -269,10 +269,10 @@ class PQTree:
         return pqtree_order.arrange(self._root, [leaf.item for leaf in self.leaves_of(order)])
 
     def arrange_all(self, orders: Iterable[Iterable[Hashable]]) -> bool:
-        """Choose as frontier an order in which the items of each of these lists come one after the other as given.
+        """Choose as frontier an order in which the items of each list have their given relative order.
 
         Returns:
-            Whether a permitted order has all of them so. If not, the frontier stays as it was.
+            Whether a permitted order has that property. If not, the frontier stays as it was.
 
         Raises:
             PlanError: as for `reduce`.
@@ -378,7 +378,7 @@ class PQTree:
         return find_leaves(self._leaf, subset)
 
     def ways(self) -> Ways:
-        """The ways from all nodes to the root; the same object until the tree or its frontier changes."""
+        """The paths from all nodes to the root; the same object until the tree or its frontier changes."""
         if self._ways is None:
             self._ways = Ways(self._root)
         return self._ways

@@ -1,4 +1,4 @@
-"""The ways from the leaves of a PQ-tree up to its root: what some of its items may do, without a walk of the tree."""
+"""Paths from the leaves of a PQ-tree to its root, to query a few items without walking the whole tree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autobatch.memplan.pqtree.node import Leaf, Node, QNode, walk
 
 
 class Ways:
-    """The way from each node of a tree up to its root, as the tree is now. Cost: O(nodes).
+    """The path from each node of a tree to its root, as the tree is now. Cost: O(nodes).
 
     Attributes:
         root: of the tree.
@@ -32,7 +32,7 @@ class Ways:
                 self.parent[child], self.place[child] = node, at
 
     def meet(self, left: Node, right: Node) -> tuple[Node, Node, Node]:
-        """The deepest node above both leaves, and its children on the way to them. Cost: O(depth)."""
+        """The deepest node above both leaves, and its children on the paths to them. Cost: O(depth)."""
         parent = self.parent
         way: dict[Node, Node] = {}
         while left is not self.root:
@@ -43,7 +43,7 @@ class Ways:
         return parent[right], way[parent[right]], right
 
     def constraints(self, leaves: Sequence[Leaf]) -> list[list[int]]:
-        """What the tree wants of the order of these leaves: sets of positions in `leaves` that are consecutive.
+        """The tree's constraints on the order of these leaves: sets of positions in `leaves` that are consecutive.
 
         They are the `constraints` of the tree `restricted` to the leaves. Cost: O(leaves * depth).
         """
@@ -63,7 +63,7 @@ class Ways:
         return found
 
     def _branches_above(self, leaves: Sequence[Leaf]) -> list[tuple[Node, list[Node]]]:
-        """The nodes above these leaves, each after those below it, with their children on the ways to the leaves."""
+        """The nodes above these leaves, descendants first, with their children on the paths to the leaves."""
         below: dict[Node, list[Node]] = {}
         for leaf in leaves:
             node: Node = leaf

@@ -1,1 +1,1 @@
-"""What the memory planner decided, as text."""
+"""Reports on the decisions of the memory planner."""

@@ -1,4 +1,4 @@
-"""Where the values of a mini-batch lie, and what moves: what `explain --memory` prints and draws."""
+"""Report where the values of a mini-batch lie and which are moved: `explain --memory` prints and draws it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autobatch.memplan.cell.layout_cache import lay_out
 from autobatch.memplan.report.movement import FLOAT_BYTES, Movement, movements
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 
-NARROW = 0.04  # of the widest row: items that have no room for a name in a picture
+NARROW = 0.04  # of the widest row: items narrower than this have no name in the picture
 KINDS = ("by kernel", "scatter", "gather", "copy")
 
 
@@ -26,8 +26,8 @@ class CellMemory:
 
     Attributes:
         layout: its items before and after, its inner batches, and its copies, as text; None for a single op.
-        rows: per block, what it is, its columns, and what lies in them, in order.
-        launches: forward, as written and as executed: instructions, views and joins in place aside.
+        rows: per block, its description, its columns, and the values in them, in order.
+        launches: forward, as written and as executed: instructions except views and joins in place.
     """
 
     name: str
@@ -38,13 +38,13 @@ class CellMemory:
 
 @dataclass(frozen=True, eq=False)
 class MemoryReport:
-    """A plan as people read it; prints as text.
+    """A readable description of a plan; prints as text.
 
     Attributes:
         cells: the types that have nodes.
-        areas: what the buffer holds, and its bytes in float32.
+        areas: the parts of the buffer, and their bytes in float32.
         movements: between cells and inside them.
-        written_again: bytes of values written to a second reader's rows, a third's and so on, forward.
+        written_again: bytes, forward, of values written to further readers after the first.
     """
 
     cells: tuple[CellMemory, ...]
@@ -79,7 +79,7 @@ class MemoryReport:
         yield "buffer: " + ", ".join(f"{what} {n_bytes:,} bytes" for what, n_bytes in self.areas)
 
     def totals(self) -> list[tuple[str, int, int]]:
-        """Launches of their own, and bytes, per way in which values move."""
+        """Launches that only move, and bytes, per kind of movement."""
         return [
             (how, sum(m.launches for m in found), sum(m.n_bytes for m in found))
             for how in KINDS
@@ -87,7 +87,7 @@ class MemoryReport:
         ]
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the columns of each cell's rows, and the bytes that move, into a PNG, PDF or SVG file.
+        """Draw the columns of each cell's rows, and the bytes moved, into a PNG, PDF or SVG file.
 
         Raises:
             AutobatchError: Matplotlib is missing, or the file cannot be written.
@@ -130,7 +130,7 @@ def _draw_row(axes: Any, at: int, names: str, narrow: float) -> None:
 
 
 def report_memory(plan: Plan, cells: PlannedTypes) -> MemoryReport:
-    """Collect what `explain --memory` shows of a plan.
+    """Make the report that `explain --memory` shows.
 
     Args:
         plan: of a mini-batch.
@@ -155,7 +155,7 @@ def _areas(plan: Plan, cells: PlannedTypes) -> tuple[tuple[str, int], ...]:
 
 
 def _written_again(plan: Plan, cells: PlannedTypes) -> int:
-    """Bytes of all destinations of a node output but the first."""
+    """Bytes of all destinations of node outputs except the first of each."""
     sizes = [cell.program.vars[output].size for cell in cells.cells for output in cell.program.outputs]
     rows = np.diff(plan.dest_base)
     again = np.maximum(np.diff(plan.dest_ptr) - 1, 0)
@@ -185,7 +185,7 @@ def _describe_cell(name: str, cell: PlannedCell) -> CellMemory:
 
 
 def _launches(vars: Sequence[Var], instructions: Sequence[int]) -> int:
-    """Instructions that compute: neither views nor joins."""
+    """The number of instructions that compute: neither views nor joins."""
     sources = [vars[i].source for i in instructions]
     return sum(isinstance(s, Instruction) and not s.op.view and not s.op.copies for s in sources)
 

@@ -1,10 +1,10 @@
-"""What moves between cells and inside them when a plan runs with fused kernels, as the compiled stages say.
+"""List the values that are moved between cells and inside them when a plan runs with compiled kernels.
 
-A value goes to its readers' rows when it is made. That takes no launch of its own where the kernel that makes it writes
-to the destinations. What comes straight from a matrix product, or is a port passed through, is in memory already and
-needs a *scatter*. Backward mirrors it: the gradient of an output is collected by the kernel that reads it first, but
-one that goes straight into a matrix product, or through, needs a *gather*. All else that kernels only move is a *copy*,
-such as the gradient of a port that was not made in its place, or the part of a join that was not made in it.
+A value is written to its readers' rows when it is made. That takes no extra launch if a kernel makes it and writes to
+the destinations. The result of a matrix product, or a port that is passed through, is in memory already and needs a
+*scatter*. Backward mirrors this: the kernel that first reads the gradient of an output collects it, but a gradient that
+is the input of a matrix product, or is passed through, needs a *gather*. Everything else that is only moved is a
+*copy*, such as the gradient of a port that is not computed in place, or a part of a join that is not.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ How = Literal["by kernel", "scatter", "gather", "copy"]
 
 
 class Movement(NamedTuple):
-    """Values of one kind that go from where they are made to where they are read.
+    """Values of one kind that move from where they are made to where they are read.
 
     Attributes:
-        source, target: for people: `merge output 0`, `merge left.h`; of a copy inside a cell two values.
+        source, target: as text: `merge output 0`, `merge left.h`; for a copy inside a cell, two values.
         how: by the kernel that makes or reads them, or by a loop that does nothing else.
-        backward: whether they are gradients, which go the other way.
-        launches: that do nothing else; one that moves several things counts for the first.
-        n_bytes: moved, in float32, whichever way.
+        backward: whether they are gradients, which move from target to source.
+        launches: that do nothing else; a launch that moves several things counts for the first.
+        n_bytes: bytes moved, in float32.
     """
 
     source: str
@@ -45,7 +45,7 @@ class Movement(NamedTuple):
 
 
 class _Stage:
-    """What a compiled stage of a type copies, and the launches that do nothing else, each told once."""
+    """The copies of a compiled stage of a type, and the launches that only copy, each reported once."""
 
     def __init__(self, stage: StageProgram, n_batches: int) -> None:
         self.stage, self.copies = stage, list(find_copies(stage))
@@ -53,18 +53,18 @@ class _Stage:
         self._launches = {k: n_batches if stage.n_before <= k < last else 1 for k in only_copy(stage)}
 
     def launches(self, copies: Iterable[Copy]) -> int:
-        """The launches of these copies that were not told before."""
+        """The number of launches of these copies that were not reported before."""
         return sum(self._launches.pop(step, 0) for step in {copy.step for copy in copies})
 
 
 def movements(plan: Plan, cells: PlannedTypes) -> list[Movement]:
-    """List all that moves, per output of a type and reading port, then what the cells copy inside.
+    """List all movements, per output of a type and reading port, then the copies inside cells.
 
     Args:
         plan: placed, of any graph.
         cells: its types, planned for training if gradients are to be listed.
 
-    Cost: that of compiling the stages of each type, without what Numba makes of their source.
+    Cost: that of compiling the stages of each type, without Numba's part.
     """
     n_batches = np.bincount(plan.schedule.batch_type, minlength=len(cells.cells)).tolist()
     stages: dict[int, list[_Stage]] = {}
@@ -102,7 +102,7 @@ def _between(plan: Plan, cells: PlannedTypes, stages: Mapping[int, Sequence[_Sta
 
 
 def _inside(plan: Plan, cells: PlannedTypes, stages: Mapping[int, Sequence[_Stage]]) -> Iterator[Movement]:
-    """What is copied inside cells."""
+    """The copies inside cells."""
     for kind, of_type in stages.items():
         name, rows = plan.graph.types.names[kind], plan.block_rows[plan.first_block(kind) :]
         for backward, stage in enumerate(of_type):
