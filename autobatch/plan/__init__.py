@@ -1,1 +1,1 @@
-"""The plan of a mini-batch: where each node's rows lie; its checker, cache, and the limit on memory."""
+"""The plan of a mini-batch: a schedule with a place for every value; its checker, its cache, and a memory limit."""

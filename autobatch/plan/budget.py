@@ -1,9 +1,9 @@
-"""Mini-batches that need more memory than they may have run in parts.
+"""Split a mini-batch into parts if it needs more memory than allowed.
 
-A plan says how large its buffer is before anything runs, and the backend how much scratch memory it takes. Where both
-are too large together, the instances are cut into runs of about equally many nodes, as many as should fit, and each is
-planned by itself; what still does not fit is cut again. Random numbers depend on keys that instances keep, so parts
-compute what the whole would.
+A plan knows the size of its buffer before anything runs, and the backend knows how much scratch memory it takes. If the
+two together exceed the limit, the instances are split into runs of about equal numbers of nodes, as many runs as should
+be needed, and each run is planned separately; a run that still does not fit is split again. Random numbers depend on
+keys that instances keep, so parts compute the same values as the whole.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Part:
 
     Attributes:
         graph: as recorded or merged, before the rewrites.
-        rewrites: what was done to it before it was planned.
-        executable: what the backend made of the plan, which says how many bytes running it takes; see
+        rewrites: the changes made to it before planning.
+        executable: the plan, prepared by the backend; knows how many bytes running it takes, see
             `autobatch.runtime.backend.Executable`.
         unseen_share: see `autobatch.schedule.schedule.Policy`; None for policies that do not learn.
     """
@@ -46,17 +46,17 @@ class Part:
 
     @property
     def n_bytes(self) -> int:
-        """What its values take, with the scratch memory of the backend."""
+        """Bytes of its values and of the scratch memory of the backend."""
         return int(self.executable.n_bytes)
 
     @property
     def n_batches(self) -> int:
-        """Batches of its schedule."""
+        """The number of batches of its schedule."""
         return self.plan.schedule.n_batches
 
 
 def fit_parts(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int | None) -> list[Part]:
-    """Cut a mini-batch into parts, in order, whose values take `max_bytes` or less each; `[whole]` if it fits.
+    """Split a mini-batch into parts, in order, that take at most `max_bytes` each; `[whole]` if it fits.
 
     Args:
         whole: the mini-batch, planned.
@@ -64,10 +64,10 @@ def fit_parts(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int | 
         max_bytes: None for no limit.
 
     Raises:
-        PlanError: instances do not fit alone; names the one that needs most.
+        PlanError: some instances do not fit on their own; names the one that needs most.
         GraphError: nodes are shared between the instances already.
 
-    Cost: planning again, in most cases once; splitting and merging take a compiled pass each.
+    Cost: planning once more, in most cases; splitting and merging take a compiled pass each.
     """
     if max_bytes is None:
         return [whole]
@@ -81,7 +81,7 @@ def fit_parts(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int | 
 
 
 def _cut_to_fit(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int) -> Iterator[Part]:
-    """Cut until parts fit or have a single instance."""
+    """Split until each part fits or has a single instance."""
     if whole.n_bytes <= max_bytes or whole.graph.n_instances == 1:
         yield whole
         return
@@ -91,7 +91,7 @@ def _cut_to_fit(whole: Part, make_part: Callable[[Graph], Part], max_bytes: int)
 
 
 def _refusal(part: Part, position: int, n_too_large: int, max_bytes: int) -> PlanError:
-    """Say which instance needs more than it may, and how many do."""
+    """Make the error that names the instance which needs most, and the number of those that do not fit."""
     purpose = "train on" if part.plan.mirror else "run"
     among = f", the largest of {n_too_large} that need too much" if n_too_large > 1 else ""
     return PlanError(
@@ -102,9 +102,10 @@ def _refusal(part: Part, position: int, n_too_large: int, max_bytes: int) -> Pla
 
 
 def cut(instances: Sequence[Graph], n_runs: int) -> list[list[Graph]]:
-    """Cut two or more instances into two to `n_runs` runs, none empty, of about equally many nodes.
+    """Split two or more instances into two to `n_runs` non-empty runs of about equal numbers of nodes.
 
-    Each goes where its middle falls; an instance counts as a node more than it has, so that none counts nothing.
+    An instance belongs to the run that contains its middle node. It counts as one node more than it has, so that empty
+    instances count too.
     """
     weights = np.array([instance.n_nodes + 1 for instance in instances], np.int64)
     doubled_middles = 2 * np.cumsum(weights) - weights
@@ -114,7 +115,7 @@ def cut(instances: Sequence[Graph], n_runs: int) -> list[list[Graph]]:
 
 
 def check_max_bytes(max_bytes: int | None) -> int | None:
-    """The number of bytes, as Python's int; a PlanError refuses what is none."""
+    """Give the limit as a Python int; raise a PlanError if it is not a number of bytes."""
     if max_bytes is None:
         return None
     if not isinstance(max_bytes, int | np.integer) or isinstance(max_bytes, bool) or max_bytes < 1:

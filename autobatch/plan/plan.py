@@ -1,4 +1,4 @@
-"""Where every value of a mini-batch lives: a schedule, and places for all that its nodes read and write.
+"""The plan of a mini-batch: a schedule, and a place in memory for every value that its nodes read or write.
 
 All floats of a mini-batch lie in one flat buffer, in training
 
@@ -10,11 +10,11 @@ edge; and in inference
     [ what the user asked for | inputs of batches, each only from its first writer to its run ]
 
 Rows of a type are in schedule order, so a batch reads contiguous rows; ports are column ranges (`autobatch.ir.layout`).
-A node output has *destinations*, absolute offsets into the buffer where its readers (and the user) find it; their
-gradients lie at the same offsets plus `mirror`. A port that reads a sum of several values is the destination of each:
-the first to run stores, the others add.
+A node output has *destinations*: absolute offsets into the buffer where its readers (and the user) find it. Its
+gradients lie at the same offsets plus `mirror`. A port that reads a sum of several values is a destination of each: the
+first to run stores its value, the others add theirs.
 
-The planner decides; this module says what a plan is, and `autobatch.plan.plan_check` checks one from the definition.
+The planner makes plans; this module defines them, and `autobatch.plan.plan_check` checks one from the definition.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class Plan:
         block_rows: rows per block (numbered as in the tables).
         base_ptr, base: base[base_ptr[k] + b] is where block b of the type of batch k has that batch's first row.
         saved_base: per block, the offset of its first element; none in inference.
-        segment_ptr: for each variadic group block (by block number), the first edge row of each node row, and the end.
+        segment_ptr: for each variadic group block, by block number: the first edge row of each node row, and the end.
         dest_base: per output of a type (by output number), where its rows start in dest_ptr.
         dest_ptr, dest: the destinations of each node output, by (type, output, row).
         adds: whether the value is added to what is at each destination instead of stored there.
-        slot_base, slot_rows: where what the user asked for lies, by slot, and how many rows.
-        mirror: from a place to the place of its gradient; 0 in inference.
+        slot_base, slot_rows: where the requested outputs lie, by slot, and their numbers of rows.
+        mirror: distance from a place to the place of its gradient; 0 in inference.
         size: elements of the buffer.
         int_data, float_data: per type, the attributes `[N_type, width]` in row order.
     """
@@ -123,7 +123,7 @@ class Plan:
 
     @cached_property
     def type_bases(self) -> list[tuple[int, ...]]:
-        """Per type, where the first row of all its nodes lies in each of its blocks; in training, where it is one."""
+        """Per type, the offset of its first row in each of its blocks; for training plans only."""
         found: dict[int, tuple[int, ...]] = {}
         for batch, kind in enumerate(self.schedule.batch_type.tolist()):
             if kind not in found:
@@ -132,11 +132,11 @@ class Plan:
 
     @cached_property
     def adds_up(self) -> bool:
-        """Whether any value is added to another."""
+        """Whether any value is added at its destination."""
         return bool(self.adds.any())
 
     def n_bytes(self, dtype: np.dtype[Any]) -> int:
-        """Bytes of the buffer, with numbers of this type."""
+        """Bytes of the buffer, with elements of this dtype."""
         return self.size * dtype.itemsize
 
     def __str__(self) -> str:
@@ -167,13 +167,13 @@ class Plan:
         return [f"{base:8}  inputs of {name}: {rows} x {width}, a row per {each}"] if rows and width else []
 
     def destinations(self, node: int, output: int = 0) -> list[int]:
-        """Where an output of a node is written: once for each edge that reads it, and for the user."""
+        """The places that a node output is written to: one per reading edge and per slot of the result."""
         first, end = self._destination_range(node, output)
         places: list[int] = self.dest[first:end].tolist()
         return places
 
     def added(self, node: int, output: int = 0) -> list[bool]:
-        """For each destination of an output of a node, whether it is added to what is there."""
+        """For each destination of a node output, whether the value is added there."""
         first, end = self._destination_range(node, output)
         flags: list[bool] = self.adds[first:end].tolist()
         return flags
@@ -198,12 +198,12 @@ class Planner(Protocol):
 
 
 class KernelPasses(NamedTuple):
-    """What a backend with compiled kernels does to a cell; all of it can be switched off, for measurement.
+    """The passes of a backend with compiled kernels over a cell; each can be switched off for measurements.
 
     Attributes:
-        cuts: cut loops over several gates into loops over one.
-        hoists: run once for all rows of a type what need not run for every batch.
-        fuses: make kernels of as many loops as can be; if not, every loop is a kernel.
+        cuts: loop splitting: split loops over several gates into one loop per gate.
+        hoists: run steps once for all rows of a type where they need not run for every batch.
+        fuses: loop fusion: put as many loops as possible into one kernel; if not, every loop is a kernel.
     """
 
     cuts: bool = True
@@ -212,13 +212,13 @@ class KernelPasses(NamedTuple):
 
 
 class PlannedCell(NamedTuple):
-    """A node type with what is executed for it.
+    """A node type with the program executed for it.
 
     Attributes:
-        program: computes what the program of the type does, from the same ports and attributes.
+        program: equivalent to the program of the type, with the same ports and attributes.
         derivative: of `program`; None in inference.
-        passes: by name, in order, the program or derivative after each pass that led here.
-        kernels: what is done to it if it is compiled.
+        passes: the program or derivative after each pass, by name, in order.
+        kernels: the passes of compiled backends.
     """
 
     type: NodeType
@@ -231,7 +231,7 @@ class PlannedCell(NamedTuple):
 
 @dataclass(eq=False)
 class PlannedTypes:
-    """All types of a graph, planned; tables for compiled placement are made once per set of types."""
+    """All types of a graph, planned; the tables for compiled placement are made once per set of types."""
 
     cells: list[PlannedCell]
     slot_shapes: list[tuple[int, ...]]
@@ -239,7 +239,7 @@ class PlannedTypes:
 
     @cached_property
     def traces(self) -> tuple[int, ...]:
-        """Which trace of each type it is."""
+        """Per type, the number of its trace."""
         return tuple(cell.type.trace for cell in self.cells)
 
     @cached_property
@@ -263,19 +263,19 @@ class PlannedTypes:
 
     @cached_property
     def flows(self) -> FlowArrays:
-        """What gradients flow through."""
+        """The paths of gradients through each type, as arrays."""
         return make_flows([cell.type.program for cell in self.cells])
 
     @cached_property
     def row_parameters(self) -> frozenset[int]:
-        """The `id` of each parameter whose gradient is some rows, as far as these types read it."""
+        """The `id` of each parameter that these types read and whose gradient is kept as rows."""
         derivatives = [cell.derivative for cell in self.cells if cell.derivative is not None]
         whole = {id(part) for d in derivatives for i, _ in d.parameters for part in parts_of(d.parameter(i))}
         return frozenset(id(d.parameter(i)) for d in derivatives for i, _ in d.tables) - whole
 
     @cached_property
     def stacks(self) -> list[Stack]:
-        """The stacks of parameters that are read, each once."""
+        """The stacks of parameters that are read, without repeats."""
         return list(dict.fromkeys(stack for cell in self.cells for stack in stacks_in(cell.program.vars)))
 
     @cached_property
@@ -285,7 +285,7 @@ class PlannedTypes:
 
 
 def _leading(layout: Layout) -> list[int]:
-    """1 for the first port of each variadic group."""
+    """Per port, 1 if it is the first of a variadic group, else 0."""
     domains = [p.domain for p in layout.inputs]
     return [int(d != NODE and d not in domains[:k]) for k, d in enumerate(domains)]
 

@@ -1,10 +1,11 @@
-"""The plans of mini-batches that were seen before, which then skip merge, rewrite, schedule and place.
+"""Cache the plans of mini-batches: one seen before skips merging, rewriting, scheduling and placement.
 
-A mini-batch is known by what its graphs hold, in order, and not by which objects they are: their digests, which include
-the attributes (word ids, labels). A plan holds these by row, merging checks their ranges, and the pass "share" goes by
-them. What is not in a plan comes with the instances each time: their random keys, and the structure of their results.
+The key of a mini-batch is the content of its graphs, in order, and not their identity: digests, which include the
+attributes (word ids, labels). Attributes count because a plan holds them by row, merging checks their ranges, and the
+pass "share" compares them. The random keys of instances and the structures of their results are not part of a plan;
+they come from the instances each time.
 
-Kept are plans of recorded graphs: to record an instance again takes several times as long as to plan it.
+The cache serves recorded graphs only: recording an instance again takes several times as long as planning it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ DEFAULT_SIZE = 32  # plans
 
 
 class Planned(NamedTuple):
-    """What planning made of a mini-batch.
+    """The result of planning a mini-batch.
 
     Attributes:
         graph: merged, before the rewrites.
-        parts: what runs, one after the other.
-        whole_bytes: what the values of the whole would take.
-        scheduled: what the policy was given, and what it gave; more than there are parts if the whole was cut.
+        parts: the parts, which run one after the other.
+        whole_bytes: bytes that the values of the whole mini-batch would take.
+        scheduled: the graphs given to the policy and its schedules; more than there are parts if the whole was split.
     """
 
     graph: Graph
@@ -40,16 +41,16 @@ class Planned(NamedTuple):
 
 
 class PlanCache:
-    """The plans used last.
+    """The most recently used plans.
 
     Args:
         size: how many; 0 for none.
 
     Attributes:
-        lookups, hits: how often a plan was looked for, and found.
+        lookups, hits: numbers of lookups, and of those that found a plan.
 
     Raises:
-        PlanError: `size` is no number of plans.
+        PlanError: `size` is not a number of plans.
     """
 
     def __init__(self, size: int) -> None:
@@ -69,11 +70,11 @@ class PlanCache:
         return self.hits / self.lookups if self.lookups else 0.0
 
     def find(self, key: Hashable, *makers: Any) -> Planned | None:
-        """Give the plan of a mini-batch, if it is here.
+        """Give the plan of a mini-batch if it is cached.
 
         Args:
-            key: all that a plan depends on beside who makes it.
-            makers: the policy, the planner and the backend; what others than these very objects have made is forgotten.
+            key: everything that a plan depends on except its makers.
+            makers: the policy, the planner and the backend; plans made by other objects than these are dropped.
         """
         if any(new is not old for new, old in zip(makers, self._makers or (None,) * len(makers), strict=True)):
             self._plans.clear()
@@ -86,7 +87,7 @@ class PlanCache:
         return found
 
     def keep(self, key: Hashable, planned: Planned) -> None:
-        """Keep a plan; the one not used for longest goes if there are too many."""
+        """Keep a plan; if there are too many, drop the least recently used."""
         self._plans[key] = planned
         if len(self._plans) > self.size:
             self._plans.popitem(last=False)

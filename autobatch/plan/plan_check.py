@@ -1,4 +1,4 @@
-"""What makes a plan a plan, written from the definition: run it on a memory that remembers who wrote what."""
+"""Check a plan from the definition: run it on a memory that records which write each element holds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Source: TypeAlias = tuple[int, int]  # a node and the number of an output of it
 def check_plan(plan: Plan, cells: PlannedTypes) -> None:
     """Check a plan by running its reads and writes, batch by batch.
 
-    When a batch runs, every port of its nodes must hold exactly the value, or the sum of values, that the graph says;
-    at the end so must every place that was asked for. A batch does not write to rows that it reads, nothing leaves
-    the buffer, and in training, where rows are read again backwards, nothing is overwritten and the batches of a type
-    follow one another. Every node has a row of its own in its batch, with its data.
+    When a batch runs, every port of its nodes must hold exactly the value, or the sum of values, that the graph gives
+    it; at the end, so must every place of a requested output. A batch does not write to rows that it reads, and no
+    access leaves the buffer. In training, where backward reads rows again, nothing is overwritten and the batches of a
+    type are contiguous. Every node has a row of its own in its batch, with its data.
 
     Raises:
-        PlanError: names the first node for which that does not hold.
+        PlanError: names the first node for which this does not hold.
 
     Cost: O(elements of the inputs).
     """
@@ -54,10 +54,10 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
 
 
 def check_made(made: object, graph: Graph, schedule: Schedule, cells: PlannedTypes, planner: object) -> None:
-    """Check what a user's planner made of a scheduled graph, whatever it is; `check_plan` in the end.
+    """Check the result of a user's planner for a scheduled graph, of whatever type; ends with `check_plan`.
 
     Raises:
-        PlanError: it is no plan, one of something else, or one that `check_plan` refuses.
+        PlanError: it is not a plan, or is the plan of another graph or schedule, or `check_plan` refuses it.
     """
     doing = f"placing a mini-batch with planner {planner!r}"
     if not isinstance(made, Plan):
@@ -71,7 +71,7 @@ def check_made(made: object, graph: Graph, schedule: Schedule, cells: PlannedTyp
 
 
 class _Memory:
-    """The buffer, where each element knows the write that it holds, and each write what was added up in it."""
+    """The buffer: for each element the write that it holds, and for each write the terms added up in it."""
 
     def __init__(self, plan: Plan, cells: PlannedTypes) -> None:
         self.plan, self.cells = plan, cells
@@ -80,7 +80,7 @@ class _Memory:
         self.writes: list[tuple[int, int, list[Source]]] = []  # first element, width, terms
 
     def read(self, first: int, width: int) -> list[Source] | None:
-        """What lies in these elements, sorted; None unless they are all of one write."""
+        """The terms in these elements, sorted; None unless one write covers them all."""
         held = self.holds[first : first + width]
         if held.size < width or held.size == 0 or held[0] < 0 or (held != held[0]).any():
             return None

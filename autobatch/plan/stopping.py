@@ -1,9 +1,9 @@
-"""Types for nodes with outputs that no loss depends on and whose gradient may not be finite: it stops there.
+"""Stop gradients at node outputs that no loss depends on and whose gradient may not be finite.
 
-A cell may return, beside what a loss uses, the logarithm of a number that is 0. The loss has a finite gradient all the
-same, for the other output; but the backward stage of the type would multiply the gradient of the logarithm, 0, by
-infinity. So such a node becomes one of a type of its own, which differs in that these outputs pass no gradient on. All
-other types stay as they are, and with them the batches: most models have none that could get such gradients.
+A cell may return, beside a value that the loss uses, the logarithm of a number that is 0. The gradient of the loss is
+finite, but the backward stage of the type would multiply the gradient of the logarithm, 0, by infinity. So such a node
+gets a type of its own, which differs in that these outputs pass no gradient on. All other types and their batches stay
+the same; most models have no such outputs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from autobatch.ir.typetable import TypeTable
 
 
 class Stopping:
-    """Gives nodes whose singular outputs no loss depends on a type in which these pass no gradient on.
+    """Gives a type that stops gradients to nodes with singular outputs that no loss depends on.
 
     Args:
-        types: of all graphs; the new ones are added to it.
+        types: the table of all graphs; new types are added to it.
     """
 
     def __init__(self, types: TypeTable) -> None:
         self._types, self._marks = types, Marks()
 
     def stop(self, graph: Graph, flows: FlowArrays, n_slots: int, slot: int) -> Graph:
-        """The graph with these nodes' types changed, or itself where there are none.
+        """Give the graph with the types of these nodes changed; the graph itself if there are none.
 
         Args:
             graph: as recorded or merged.
@@ -36,7 +36,7 @@ class Stopping:
             n_slots: of results.
             slot: that of the loss.
 
-        Cost: that of `Marks.mark`, if a type has such outputs at all.
+        Cost: that of `Marks.mark`; nothing if no type has such outputs.
         """
         kinds = [kind for kind, node_type in enumerate(self._types.types) if node_type.singular]
         kinds = [kind for kind in kinds if (graph.type_id == kind).any()]
