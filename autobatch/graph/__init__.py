@@ -1,4 +1,4 @@
-"""Dataflow graphs of a mini-batch in one array of ints, their checker and builder, and the passes over them."""
+"""Dataflow graphs of mini-batches, each in one array of ints; their builder, checker and passes."""
 
 from __future__ import annotations
 

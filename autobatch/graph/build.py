@@ -33,9 +33,9 @@ def make_graph(
     Args:
         types: names the types.
         type_id: the type of each node; nodes are numbered in topological order.
-        edges: (source, reader), (source, reader, output) or (source, reader, output, port), output and port
-            0 where absent; in any order, but the edges of one port in the order in which it reads them.
-        outputs: the nodes whose first output is asked for.
+        edges: (source, reader), (source, reader, output) or (source, reader, output, port); output and port default to
+            0. In any order, except that the edges of one port are in the order in which it reads them.
+        outputs: the nodes whose first output is returned.
         attr, floats: the int and float attributes of all nodes, in node order.
 
     Raises:
@@ -71,7 +71,7 @@ def make_graph(
 
 
 def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
-    """Merge graphs into one, their nodes numbered through in the order given.
+    """Merge graphs into one, with their nodes numbered consecutively in the order given.
 
     Args:
         graphs: of one `types` table; each may itself hold any number of instances.
@@ -104,7 +104,7 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
 
 
 def of_instances(graphs: Sequence[Graph], words: IntArray, floats: FloatArray, types: Types) -> Graph:
-    """Make a graph of what graphs became when merged, with the structures and keys of their instances."""
+    """Make a graph of merged words and floats, with the structures and keys of the instances of `graphs`."""
     structures = tuple(chain.from_iterable([graph.structures for graph in graphs]))
     keys = join_arrays([graph.keys for graph in graphs], np.int64) if graphs else None
     return Graph(words, floats, types, structures, keys)

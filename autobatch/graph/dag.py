@@ -1,8 +1,8 @@
-"""What a policy sees of a graph: typed nodes and who reads whom.
+"""The part of a graph that policies see: typed nodes and the edges between them.
 
-Everything that is decided about batches depends on types and edges alone, so schedules, bounds and searches work on a
-`Dag`: of a mini-batch, of its reverse (where every edge points the other way, so that a plan made on it, read from its
-end, is a plan of the original), or of a smaller graph that stands for it. Nodes are in topological order.
+Decisions about batches depend on types and edges alone, so schedules, bounds and searches work on a `Dag`: of a
+mini-batch, of its reverse, or of a smaller equivalent graph. In the reverse every edge points the other way; a schedule
+of it, read from its end, is a schedule of the original. Nodes are in topological order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def to_dag(graph: Graph) -> Dag:
 
 @compiled
 def reverse(dag: Dag) -> Dag:
-    """Turn every edge round; node n of the result is node N - 1 - n, so that it is in topological order too.
+    """Reverse every edge; node n of the result is node N - 1 - n, so that it is in topological order too.
 
     Cost: O(N + E).
     """
@@ -78,7 +78,7 @@ def depths(edge_ptr: IntArray, edge_src: IntArray) -> IntArray:
 def chains_ahead(dag: Dag) -> IntArray:
     """Count, per node and type, the most nodes of that type on a path that starts at the node: int32[N, T].
 
-    The node itself counts. Over all nodes the largest counts, added up over types, are the chain bound.
+    The node itself counts. The maximum over all nodes, added up over types, is the chain bound.
 
     Cost: O(T * (N + E)).
     """

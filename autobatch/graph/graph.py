@@ -1,10 +1,10 @@
 """Dataflow graphs: the recorded calls of one instance, or of a whole mini-batch, as flat arrays of ints.
 
-A graph holds nodes (calls of cells) in topological order, the edges between them, the int and float data that
-the calls were given, and what the user asked for. It knows types by number only; a `Types` table names them.
-All of it lives in one int32 array (`autobatch.graph.words` has the layout), so that merging a mini-batch costs one
-concatenation and one compiled pass. `autobatch.graph.build` makes, merges and splits graphs, and checks ranges;
-`autobatch.graph.graph_check` checks the rest.
+A graph holds nodes (calls of cells) in topological order, the edges between them, the int and float data that the calls
+were given, and the outputs that the user returned. Types are numbers; a `Types` table names them. All of it lives in
+one int32 array (`autobatch.graph.words` has the layout), so that merging a mini-batch costs one concatenation and one
+compiled pass. `autobatch.graph.build` makes, merges and splits graphs, and checks ranges; `autobatch.graph.graph_check`
+checks the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_FLOATS: FloatArray = np.empty(0)
 
 
 class Types(Protocol):
-    """The table that gives a graph's type ids their meaning."""
+    """The table that a graph's type ids refer to."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -35,7 +35,7 @@ class Types(Protocol):
 
     @property
     def outlines(self) -> Sequence[str]:
-        """What tells the types apart, and is the same for a model of other widths and in other processes."""
+        """Texts that distinguish the types, equal for models of other widths and in other processes."""
 
     def __len__(self) -> int:
         """Count the types."""
@@ -49,13 +49,13 @@ class Types(Protocol):
 
 @dataclass(frozen=True)
 class NamedTypes:
-    """Types that have a name, one output and no attributes: enough to study schedules on hand-made graphs."""
+    """Types with a name, one output and no attributes: enough to study schedules on hand-made graphs."""
 
     names: tuple[str, ...]
 
     @property
     def outlines(self) -> tuple[str, ...]:
-        """Nothing but the names tells these types apart."""
+        """The names, which alone distinguish these types."""
         return self.names
 
     def __len__(self) -> int:
@@ -86,14 +86,14 @@ class NamedTypes:
 
 
 class Graph(Encoded):
-    """Nodes in topological order, what they read, and what the user asked for; of one instance or of many.
+    """Nodes in topological order, their inputs, and the returned outputs; of one instance or of many.
 
     Attributes, beside the views of `Encoded`:
         floats: float64[F], the float attributes in node order, as many per node as its type has.
         types: the table that names the types.
         structures: per instance, how to rebuild what the user's function returned; opaque here.
-        keys: int64[B], what tells the instances' random numbers apart; by default their positions.
-        in_range: whether `check_ranges` has found nothing wrong; what is in a graph does not change.
+        keys: int64[B], keys that distinguish the random numbers of instances; by default their positions.
+        in_range: whether `check_ranges` has passed; the content of a graph does not change.
     """
 
     __slots__ = ("_digest", "floats", "in_range", "keys", "structures", "types")
@@ -128,7 +128,7 @@ class Graph(Encoded):
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the words and floats, computed once: equal for graphs that are planned alike, attributes too."""
+        """SHA-256 of the words and floats, computed once: equal for graphs with equal plans, attributes included."""
         if not self._digest:
             self._digest = hashlib.sha256(self.words.tobytes() + self.floats.tobytes()).digest()
         return self._digest

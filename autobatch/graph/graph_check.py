@@ -17,9 +17,9 @@ from autobatch.jit.arrays import IntArray
 def check_graph(graph: Graph) -> None:
     """Check that sizes, pointers, ids, ports and attributes agree, and that every edge points forward.
 
-    A node reads by the ports of its type only, at least one value by each plain port. Several are a folded sum: the
-    port reads what they add up to, and those that come from nodes of one type are all the same output of theirs.
-    Types of which no port is known, such as `NamedTypes`, may have any.
+    A node has edges only at the ports of its type, and at least one edge at each plain port. Several edges of a plain
+    port are a folded sum: the port reads the sum of their values, and the values that come from nodes of one type are
+    all the same output. Types without known ports, such as `NamedTypes`, may have any.
 
     Raises:
         GraphError: names the first thing that does not hold.

@@ -17,10 +17,10 @@ Array = NDArray[Any]
 
 
 class Marks:
-    """The nodes of a graph that a loss depends on, and their outputs; keeps its memory from one graph to the next.
+    """The nodes of a graph that a loss depends on, and their outputs; reuses its memory from graph to graph.
 
     Attributes:
-        nodes: bool[N], those of which it depends on an output.
+        nodes: bool[N], nodes with an output that the loss depends on.
         outputs: bool[N, the most outputs of a type].
         is_whole: whether it depends on all nodes.
     """
@@ -30,7 +30,7 @@ class Marks:
         self.nodes, self.outputs, self.is_whole = np.zeros(0, bool), self._memory, True
 
     def mark(self, graph: Any, flows: FlowArrays, n_slots: int, slots: Collection[int]) -> None:
-        """Mark all that something in these of the slots depends on.
+        """Mark all nodes and outputs that the values in the given slots depend on.
 
         Cost: O(nodes + edges * outputs of their node).
         """
@@ -49,7 +49,7 @@ class Marks:
 
 @compiled
 def _mark(words: IntArray, flows: FlowArrays, wanted: Array, nodes: Array, outputs: Array) -> bool:
-    """Mark wanted outputs and all that these read where gradients flow, last node first; say whether that is all."""
+    """Mark wanted outputs and, last node first, all that gradients flow to; say whether all nodes are marked."""
     graph = sections(words)
     outputs[:] = False
     for k in range(graph.out_node.size):

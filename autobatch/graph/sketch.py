@@ -1,7 +1,7 @@
-"""Sketch a graph node by node: types and edges only, which is all that a decision about batches depends on.
+"""Build a graph of types and edges only, node by node: enough for policies, bounds and searches.
 
-A `Sketch` grows by `add`, in topological order, and ends as a `Dag`. `to_graph` names the types of a `Dag`, so that
-whatever takes a graph takes it too.
+A `Sketch` grows by `add`, in topological order, and `to_dag` makes a `Dag` of it. `to_graph` adds type names to a
+`Dag`, for functions that take a graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autobatch.graph.words import words_size, write_header
 
 
 class Sketch:
-    """Nodes of `n_types` types and what they read, so far.
+    """Nodes of `n_types` types and their inputs, so far.
 
     >>> sketch = Sketch(2)
     >>> leaves = [sketch.add(0), sketch.add(0)]
@@ -34,16 +34,16 @@ class Sketch:
         self.inputs: list[Sequence[int]] = []
 
     def add(self, kind: int, inputs: Sequence[int] = ()) -> int:
-        """Add a node of type `kind` that reads earlier nodes: its number."""
+        """Add a node of type `kind` that reads earlier nodes; return its number."""
         self.type_id.append(kind)
         self.inputs.append(inputs)
         return len(self.inputs) - 1
 
     def to_dag(self) -> Dag:
-        """Give what has been added.
+        """Make a `Dag` of the nodes so far.
 
         Raises:
-            GraphError: a type that does not exist, or a node that reads itself, a later one or none.
+            GraphError: a type does not exist, or a node reads itself, a later node or one that does not exist.
 
         Cost: O(N + E), some 200 ns per node.
         """
@@ -66,14 +66,14 @@ class Sketch:
 
 
 def to_graph(dag: Dag, names: Iterable[str] | None = None) -> Graph:
-    """Make a graph of one instance out of a Dag: every node with one output and one port, nothing asked for.
+    """Make a graph of one instance from a Dag: every node has one output and one port, and nothing is returned.
 
     Args:
         dag: N nodes of T types.
         names: of the T types; by default "0", "1" and so on.
 
     Raises:
-        GraphError: there are not T names.
+        GraphError: the number of names is not T.
 
     Cost: O(N + E), a copy.
 

@@ -6,8 +6,8 @@ B instances, N nodes, E edges, A attribute words, O outputs and F float attribut
              | edge_src[E] | edge_out[E] | edge_in[E] | attr[A] | out_node[O] | out_port[O] | out_slot[O]]
 
 so that merging graphs is one concatenation and one pass that adds offsets, and splitting them the reverse.
-`sections` is the only statement of this order; everything else reads and writes through its views, which
-`Encoded` offers as properties.
+Only `sections` depends on this order; all other code reads and writes through its views, which `Encoded` offers as
+properties.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def sections(words: IntArray) -> Sections:
 def write_header(
     words: IntArray, n_instances: int, n_nodes: int, n_edges: int, n_attr: int, n_outputs: int, n_floats: int
 ) -> Sections:
-    """Give `words` its sizes and its leading zero pointers; return the views, the rest of them still to be filled."""
+    """Write the sizes and the leading zero pointers to `words`; return the views, otherwise still to be filled."""
     words[0], words[1], words[2] = n_instances, n_nodes, n_edges
     words[3], words[4], words[5] = n_attr, n_outputs, n_floats
     views = sections(words)
@@ -109,7 +109,7 @@ def copy_shifted(target: IntArray, at: int, source: IntArray, shift: int) -> Non
 
 @compiled
 def copy_outputs(graph: Sections, result: Sections, number: IntArray) -> None:
-    """Write what was asked for of a graph into one whose nodes have other numbers, `number[node]`."""
+    """Copy the returned outputs of a graph into one whose nodes are renumbered by `number[node]`."""
     for o in range(graph.out_node.size):
         result.out_node[o] = number[graph.out_node[o]]
     copy_shifted(result.output_ptr, 0, graph.output_ptr, 0)
@@ -121,7 +121,7 @@ def copy_outputs(graph: Sections, result: Sections, number: IntArray) -> None:
 def copy_attributes(
     values: NDArray[Any], result: NDArray[Any], type_id: IntArray, width: IntArray, number: IntArray
 ) -> None:
-    """Copy the attributes, `width[T]` of them a node, of the nodes that stay: those after which `number` rises."""
+    """Copy the attributes, `width[T]` per node, of the kept nodes: those after which `number` rises."""
     if values.size == result.size:
         for k in range(values.size):
             result[k] = values[k]
@@ -138,7 +138,7 @@ def copy_attributes(
 
 @compiled
 def merge_words(parts: IntArray) -> IntArray:
-    """Merge encoded graphs that stand one after another: nodes, edges and outputs are numbered through.
+    """Merge encoded graphs that follow one another in `parts`; nodes, edges and outputs are numbered consecutively.
 
     Cost: one sweep over the words.
     """
@@ -222,7 +222,7 @@ def _split_ptr(whole: Sections, attr_starts: IntArray) -> NDArray[np.int64]:
 
 @compiled
 def crossing_node(words: IntArray) -> int:
-    """Find the first node that another instance reads or returns; -1 if every instance stands alone."""
+    """Find the first node that another instance reads or returns; -1 if the instances are independent."""
     graph = sections(words)
     for i in range(graph.instance_ptr.size - 1):
         n0, n1 = graph.instance_ptr[i], graph.instance_ptr[i + 1]
@@ -247,7 +247,7 @@ class Encoded:
             do not decrease within a node. A variadic port has any number of edges, in sequence order; a plain one
             has one, or several after pass "fold", and then reads the sum of their values.
         attr: [A] the int attributes in node order, as many per node as its type has.
-        out_node, out_port, out_slot: [O] what was asked for: node, output of the node, place in what is returned.
+        out_node, out_port, out_slot: [O] the returned values: node, output of the node, place in the result.
     """
 
     __slots__ = ("_sections", "words")

@@ -1,1 +1,1 @@
-"""Passes over merged graphs: dead nodes go, sums are folded into their readers, equal nodes are shared."""
+"""Passes over merged graphs: dead-node elimination, folding of sums, common-subexpression elimination for nodes."""

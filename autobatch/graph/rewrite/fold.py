@@ -1,8 +1,8 @@
 """Fold sums into their readers: a plain port with several edges reads the sum of their values.
 
-The node that summed is then not needed, and neither are its batches: a reader waits for the terms themselves. What is
-a sum is known from the types, an output that adds up the values of a variadic port. Two sweeps over the edges find the
-nodes that can go, a third writes the graph anew. A kept sum may be a term of a folded one; it is a value like others.
+The summing node and its batches are then unnecessary: a reader waits for the terms themselves. The types tell which
+outputs are sums: those that add up the values of a variadic port. Two sweeps over the edges find the nodes to remove; a
+third writes the new graph. A sum that is kept may be a term of a folded sum.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 
 GROWTH = 4
-"""A sum stays where folding it would make more than this many times the edges that it takes.
+"""A sum is kept if folding it would create more than this many times the edges that it removes.
 
-Every edge is a value written, and its gradient read back: r readers and t terms move r * t of them folded, r + t kept.
-A batch saved is worth some of that: a sum of at most 4 terms folds however often it is read, one of 8 terms if it is
-read up to 8 times, one of hundreds up to 4 times. The edges of the whole graph become at most 4 times as many.
+Every edge costs a written value, and its gradient read back: r readers and t terms need r * t edges when folded, r + t
+when kept. Saving a batch is worth some of that: a sum of at most 4 terms is always folded, one of 8 terms if it is read
+up to 8 times, one of hundreds up to 4 times. The number of edges of the whole graph grows at most 4-fold.
 """
 Flags: TypeAlias = NDArray[np.uint8]
 
@@ -31,28 +31,29 @@ Flags: TypeAlias = NDArray[np.uint8]
 def fold_sums(
     words: IntArray, floats: FloatArray, types: TypeArrays, passed: IntArray
 ) -> tuple[IntArray, FloatArray, int, int]:
-    """Write a graph anew without the sums that their readers can take; the rest of it stays in order.
+    """Fold sums into their readers and write a new graph without them; the other nodes stay in order.
 
-    A node goes if all of this holds:
+    A node is removed if all of these conditions hold:
 
-    - Each of its outputs that is read is the sum of a variadic port, of two values at least: only sums can be taken
-      where they are read. The sum of nothing is zeros, which no edge brings; that of one value is for pass "forward".
-    - The user did not ask for it: that takes a node that writes it.
-    - All its readers, one at least, are plain ports that read nothing else. A variadic port has a row for each of its
-      values; and with several edges in a port, what comes of folding one of them would have no bound.
-    - The terms of one sum that come from nodes of one type are the same output of theirs. A batch writes one of its
-      outputs after another, so that the first to write a sum, which stores where the others add, would be unclear.
-    - Whatever it reads is a term of such a sum, so that no node is left without use; and it has no plain ports, so
-      that no sum folds into a node that goes.
-    - The edges made are at most `GROWTH` times the edges gone.
+    - Each of its outputs that is read is the sum of a variadic port with at least two values. A sum of no values is
+      zeros, which no edge carries; a sum of one value is left to the pass "forward".
+    - The user does not ask for it: a requested value needs a node that writes it.
+    - It has readers, and all are plain ports that read nothing else. A variadic port has a row for each of its values;
+      and folding into a port with several edges would have no bound on the result.
+    - The terms of one sum that come from nodes of one type are the same output of theirs. A batch writes its outputs
+      one after another, so otherwise it would be unclear which write stores and which add.
+    - Everything it reads is a term of such a sum, so that no node is left unused; and it has no plain ports, so that no
+      sum folds into a node that is removed.
+    - The edges created are at most `GROWTH` times the edges removed.
 
-    None of this changes with what else is folded, so a second time finds nothing.
+    These conditions do not depend on other folds, so a second application finds nothing.
 
     Args:
-        passed: [outputs] the port that the output is whenever that has one edge, or -1.
+        passed: [outputs] the port that the output equals whenever the port has one edge, or -1.
 
     Returns:
-        The words and float attributes, those given if no sum goes; how many went, and how many edges took their place.
+        The words and float attributes, the given ones if nothing is folded; the numbers of folded sums and of new
+        edges.
 
     Cost: O(N + E + edges made).
     """
@@ -84,7 +85,7 @@ def _sum_ports(types: TypeArrays, passed: IntArray) -> IntArray:
 
 @compiled
 def _find_sums(graph: Sections, types: TypeArrays, sum_port: IntArray) -> Flags:
-    """Flag the nodes of types that sum and have no plain ports, those asked for aside."""
+    """Flag the nodes of summing types without plain ports, except those whose outputs are returned."""
     of_type = np.zeros(types.sum_type.size, np.uint8)
     for kind in range(of_type.size):
         sums = sum_port[types.out_ptr[kind] : types.out_ptr[kind + 1]].max() >= 0
@@ -101,7 +102,7 @@ def _find_sums(graph: Sections, types: TypeArrays, sum_port: IntArray) -> Flags:
 
 @compiled
 def _count_readers(graph: Sections, types: TypeArrays, sum_port: IntArray, folds: Flags, terms: IntArray) -> IntArray:
-    """Count the readers of each sum, at the first edge of its terms; take the flag off nodes that others must read."""
+    """Count the readers of each sum, at the first edge of its terms; unflag nodes that must stay for their readers."""
     type_id, edge_ptr, edge_src, edge_out, edge_in = (
         graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out, graph.edge_in,
     )  # fmt: skip
@@ -129,10 +130,10 @@ def _count_readers(graph: Sections, types: TypeArrays, sum_port: IntArray, folds
 
 @compiled
 def _choose(graph: Sections, n_types: int, folds: Flags, counts: IntArray) -> tuple[int, int, int]:
-    """Take the flag off nodes whose terms forbid it; count the nodes that fold, the edges made and those gone.
+    """Unflag nodes whose terms forbid folding; count the nodes that fold, the edges created and those removed.
 
     Args:
-        counts: the readers of each sum, at the first edge of its terms; replaced by how many these are.
+        counts: the readers of each sum, at the first edge of its terms; replaced by the number of terms.
     """
     type_id, edge_ptr, edge_src, edge_out, edge_in = (
         graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out, graph.edge_in,
@@ -171,7 +172,7 @@ def _choose(graph: Sections, n_types: int, folds: Flags, counts: IntArray) -> tu
 
 @compiled
 def _only_terms(graph: Sections, node: int, counts: IntArray, term_of: IntArray) -> bool:
-    """Say whether all that a node reads are terms of a sum that is read, for which `term_of` is set."""
+    """Say whether everything that a node reads is a term of a sum that is read, as marked in `term_of`."""
     edge_src, edge_in = graph.edge_src, graph.edge_in
     first, end = graph.edge_ptr[node], graph.edge_ptr[node + 1]
     is_read = False
@@ -196,7 +197,7 @@ def _write(
     counts: IntArray,
     n_edges: int,
 ) -> tuple[IntArray, FloatArray]:
-    """Write the graph anew: `n_edges` edges, and the nodes that do not fold."""
+    """Write the new graph: `n_edges` edges, and the nodes that are not folded."""
     type_id, int_width, float_width = graph.type_id, types.int_width, types.float_width
     number = np.zeros(folds.size + 1, np.int32)
     n_attr, n_floats = graph.attr.size, floats.size
@@ -223,7 +224,7 @@ def _write(
 def _write_nodes(
     graph: Sections, result: Sections, folds: Flags, terms: IntArray, counts: IntArray, number: IntArray
 ) -> None:
-    """Write types and edges of the nodes that stay, terms in the place of what read their sum."""
+    """Write types and edges of the remaining nodes, with terms in place of the edges that read their sum."""
     type_id, edge_ptr, edge_src, edge_out, edge_in = (
         graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out, graph.edge_in,
     )  # fmt: skip

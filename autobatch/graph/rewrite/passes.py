@@ -2,15 +2,16 @@
 
 Five passes, in this order:
 
-- forward: copy propagation: readers of an output that a node only passes through read its source.
-- dead: nodes that reach no output are dropped, those after the first pass included.
+- forward: copy propagation: readers of a pass-through output read its source.
+- dead: nodes that reach no returned output are dropped, including those left by the first pass.
 - sums: a sum read once, by another sum of the same kind, dissolves into it, so that a chain or tree of additions
   becomes one sum of all its terms, left to right; every sum becomes the variadic one, so that all share a type.
-- fold: a sum that only plain ports read is taken by them instead, each of which then has its terms as edges.
-- share: of the nodes that compute the same, in whatever instance, only the first stays. Off unless asked for.
+- fold: a sum that only plain ports read is folded into them: each port then has the terms as edges.
+- share: common-subexpression elimination: of the nodes that compute the same, in any instance, only the first is kept.
+  Off by default.
 
-Each is one or two compiled sweeps over the nodes, which are in topological order; what went is then cut out, once. A
-survey comes first: a pass that cannot apply does not run, and is not even compiled.
+Each is one or two compiled sweeps over the nodes in topological order; the dropped nodes are then removed in one sweep.
+A survey comes first: a pass that cannot apply neither runs nor is compiled.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ Fate: TypeAlias = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Rewrites:
-    """What `rewrite` did.
+    """Counts of the changes that `rewrite` made.
 
     Attributes:
-        forwarded: edges and outputs that now read the source of a value passed through.
+        forwarded: edges and outputs that now read the source of a pass-through value.
         dropped: nodes cut because they reach no output.
-        widened: sums of fixed arity that became the variadic sum.
-        sums: sums that took in others.
-        dissolved: sums that were taken in, each a node less.
-        folded: sums that their readers take, each a node less.
-        folded_edges: edges by which these readers read the terms.
+        widened: sums of fixed arity that were replaced by the variadic sum.
+        sums: sums that absorbed others.
+        dissolved: sums that were absorbed, each one node less.
+        folded: sums that were folded into their readers, each one node less.
+        folded_edges: edges from the terms to these readers.
         shared: nodes cut because an earlier one computes the same.
     """
 
@@ -85,16 +86,16 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
 
     Args:
         graph: of one or many instances; it is not changed.
-        passes: any of `PASSES`, or "all". "dead" keeps everything in a graph from which nothing is asked. After "share"
-            a node may be read, or asked for, by other instances than its own, the first that computes it.
+        passes: any of `PASSES`, or "all". "dead" keeps everything in a graph that returns nothing. After "share" a
+            node, which belongs to the first instance that computes it, may be read or returned by others.
 
     Returns:
-        The new graph, or `graph` itself where nothing applied, and what was done.
+        The new graph, or `graph` itself if nothing applied, and the counts of changes.
 
     Raises:
-        GraphError: a pass of another name.
+        GraphError: there is no pass of that name.
 
-    Cost: one sweep that finds the passes that may have something to do, and O(N + E) for each of these.
+    Cost: one sweep to find the passes that may apply, and O(N + E) for each of these.
     """
     chosen, types = to_passes(passes), graph.types.arrays()
     words, floats, done = graph.words, graph.floats, NOTHING
@@ -122,7 +123,7 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
 
 
 def to_passes(passes: Collection[str]) -> tuple[str, ...]:
-    """List passes by name, those of "all" too; refuse names that are no passes with a GraphError."""
+    """List passes by name, with "all" expanded; raise a GraphError for unknown names."""
     if passes == "all":
         return PASSES
     if isinstance(passes, str):
@@ -140,9 +141,9 @@ def _survey(words: IntArray, types: TypeArrays) -> tuple[IntArray, bool, bool, b
     """Look for nodes that a pass may change, before any has run.
 
     Returns:
-        The port that each output passes through, or -1; whether a node may pass through its only edge; a node is
-        neither read nor asked for; a sum is not asked for, and may be taken in or folded; a sum is not the variadic
-        one.
+        The port that each output passes through, or -1; then four flags, whether there is: a node that may pass through
+        its only edge; a node that is neither read nor returned; a sum that is not returned, and may be absorbed or
+        folded; a sum that is not the variadic one.
     """
     graph, ports = sections(words), _passed_ports(types)
     type_id, edge_src, out_node = indices(graph.type_id), indices(graph.edge_src), indices(graph.out_node)
@@ -173,10 +174,10 @@ def _survey(words: IntArray, types: TypeArrays) -> tuple[IntArray, bool, bool, b
 def _shrink(
     words: IntArray, floats: FloatArray, types: TypeArrays, dead: bool, sums: bool
 ) -> tuple[IntArray, FloatArray, int, int, int, int]:
-    """Run the passes that decide the fate of nodes, and write the graph anew if they found anything.
+    """Run the passes that drop or merge nodes, and write a new graph if they found any.
 
     Returns:
-        The words and float attributes, and the counts of dropped nodes, widened sums, sums that take in others, and
+        The words and float attributes, and the counts of dropped nodes, widened sums, sums that absorb others, and
         dissolved ones.
     """
     graph = sections(words)
@@ -203,7 +204,7 @@ def _any_id(values: IntArray) -> bool:
 
 @compiled
 def _passed_ports(types: TypeArrays) -> IntArray:
-    """Find the port that each output passes through, or -1; a variadic sum passes its only value, if it is one."""
+    """Find the port that each output passes through, or -1; a variadic sum of a single value passes that through."""
     ports = types.pass_port.copy()
     for kind in range(types.sum_type.size):
         if types.sum_type[kind] == kind:
@@ -213,7 +214,7 @@ def _passed_ports(types: TypeArrays) -> IntArray:
 
 @compiled
 def _forward(words: IntArray, out_ptr: IntArray, ports: IntArray) -> tuple[IntArray, int]:
-    """Redirect edges and outputs, in a copy; count them. Sources are final when their readers come."""
+    """Redirect edges and outputs, in a copy; count them. Sources are final before their readers are visited."""
     forwarded = words.copy()
     graph, n_forwarded = sections(forwarded), 0
     type_id, edge_ptr, edge_src, edge_out = graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out
@@ -275,11 +276,11 @@ def _n_edges(edge_ptr: IntArray) -> IntArray:
 def _dissolve_sums(graph: Sections, sum_type: IntArray, fate: Fate, n_terms: IntArray) -> tuple[int, int, int]:
     """Mark sums that dissolve into their reader, and count in `n_terms` what each node then reads.
 
-    A sum of nothing stays: without it, its reader might be left with one term, which only another forward pass
-    would remove.
+    An empty sum is kept: without it, its reader might be left with one term, which only another forward pass would
+    remove.
 
     Returns:
-        The counts of widened sums, of sums that take in others, and of dissolved ones.
+        The counts of widened sums, of sums that absorb others, and of dissolved ones.
     """
     only_reader = _only_readers(graph, fate)
     type_id, edge_ptr, edge_src = graph.type_id, graph.edge_ptr, graph.edge_src
@@ -306,7 +307,7 @@ def _dissolve_sums(graph: Sections, sum_type: IntArray, fate: Fate, n_terms: Int
 
 @compiled
 def _only_readers(graph: Sections, fate: Fate) -> IntArray:
-    """Find the node that reads each node's value if nothing else does, dropped nodes aside; negative otherwise."""
+    """Find each node's only reader, ignoring dropped nodes; negative if it has none, several, or is returned."""
     reader = np.full(fate.size, -1, np.int32)
     edge_ptr, edge_src = graph.edge_ptr, graph.edge_src
     for node in range(fate.size):
@@ -323,7 +324,7 @@ def _only_readers(graph: Sections, fate: Fate) -> IntArray:
 def _cut(
     graph: Sections, floats: FloatArray, types: TypeArrays, fate: Fate, n_terms: IntArray, sums: bool
 ) -> tuple[IntArray, FloatArray]:
-    """Write the graph anew with the kept nodes only, dissolved sums spread out and, if `sums`, sums widened."""
+    """Write a new graph with the kept nodes only, dissolved sums expanded and, if `sums`, sums widened."""
     type_id, n_outputs = graph.type_id, graph.out_node.size
     number = np.zeros(fate.size + 1, np.int32)
     n_edges = n_attr = n_floats = 0
@@ -349,7 +350,7 @@ def _cut(
 
 @compiled
 def _final_types(sum_type: IntArray, sums: bool) -> IntArray:
-    """Find the type that nodes of each type end up with: sums that of the variadic sum."""
+    """Find the final type of nodes of each type: for sums, that of the variadic sum."""
     final = sum_type.copy()
     for kind in range(final.size):
         if not sums or final[kind] < 0:
@@ -361,7 +362,7 @@ def _final_types(sum_type: IntArray, sums: bool) -> IntArray:
 def _write_nodes(
     graph: Sections, result: Sections, final_type: IntArray, fate: Fate, number: IntArray, n_terms: IntArray
 ) -> None:
-    """Write types and edges, readers first, so that each tells the sums it takes in where their terms go."""
+    """Write types and edges, readers first, so that a reader sets the places of the terms of the sums it absorbs."""
     type_id, edge_ptr, edge_src = graph.type_id, graph.edge_ptr, graph.edge_src
     place = np.empty(fate.size, np.int32)  # where the edges of a node begin
     end = result.edge_src.size
