@@ -1,12 +1,12 @@
-"""How many batches of each type are still needed, and which types lower that number when they run.
+"""Track how many batches of each type are still needed, and which types lower that number when they run.
 
 U[n, a] counts the most type-a nodes on a path that starts at node n. M[a], the largest U[n, a] of the ready nodes, is a
-number of type-a batches that no schedule of what is left can go below, and the M of all types add up. Type a is
-*critical* when every ready node with U[n, a] = M[a] is itself of type a: running a then lowers M[a] by one. To run a
+lower bound on the type-a batches of any schedule of the remaining nodes; the bounds of all types add up. Type a is
+*critical* when every ready node with U[n, a] = M[a] is itself of type a: running a then lowers M[a] by one. Running a
 type that is not critical never lowers the sum.
 
-Kept beside a simulation: per type and per a the largest U of its ready nodes, and how many have it. A type that runs
-has no ready node left, so nodes are looked at when they become ready, and never again.
+During a simulation, this module keeps, per type and per a, the largest U of its ready nodes, and the number of nodes
+that have it. A type that has run has no ready node left, so each node is looked at only once, when it becomes ready.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autobatch.jit.arrays import IntArray, indices
 from autobatch.jit.loops import compiled
 from autobatch.schedule.simulator import Simulator
 
-LANES = 4  # columns that one instruction compares, on any processor of today
+LANES = 4  # columns compared by one instruction, on any current processor
 
 
 class Chains(NamedTuple):
@@ -40,7 +40,7 @@ class Chains(NamedTuple):
 
 @compiled
 def start_chains(dag: Dag, sim: Simulator) -> Chains:
-    """Count the chains ahead of what is ready at the start of a simulation of `dag`. Cost: O(T * (N + E))."""
+    """Count the chains ahead of the ready nodes at the start of a simulation of `dag`. Cost: O(T * (N + E))."""
     n_graphs, n_all = sim.n_batches.size, dag.n_types
     n_types = n_all // n_graphs
     ahead, height = _look_ahead(dag, sim.node_ptr, n_types)
@@ -66,7 +66,7 @@ def _look_ahead(dag: Dag, node_ptr: IntArray, n_types: int) -> tuple[IntArray, I
 
 @compiled
 def _look_ahead_lanes(dag: Dag, node_ptr: IntArray, n_types: int, lane: int, ahead: IntArray, height: IntArray) -> None:
-    """Count U of the types from `lane` on, as many as there are lanes, from the last node on; add them to the sums."""
+    """Count U of the types in `LANES` columns from `lane` on, last node first; add them to the sums."""
     flat, width = ahead.reshape(ahead.size), np.uint64(ahead.shape[1])
     type_id, start, end = indices(dag.type_id), indices(dag.edge_ptr[:-1]), indices(dag.edge_ptr[1:])
     edge_src = indices(dag.edge_src)
@@ -89,7 +89,7 @@ def _look_ahead_lanes(dag: Dag, node_ptr: IntArray, n_types: int, lane: int, ahe
 
 @compiled
 def restart_chains(chains: Chains, sim: Simulator, g: int) -> None:
-    """Count anew for stacked dag `g`, of which nothing has run. Cost: O(T * (T + its ready nodes))."""
+    """Reset the counts of stacked dag `g` to the state in which nothing has run. Cost: O(T * (T + its ready nodes))."""
     n_types = chains.longest.shape[1]
     first, end = g * n_types, (g + 1) * n_types
     for kind in range(first, end):
@@ -100,7 +100,7 @@ def restart_chains(chains: Chains, sim: Simulator, g: int) -> None:
 
 @compiled
 def follow(chains: Chains, sim: Simulator, batch: IntArray) -> None:
-    """Bring the counts up to date after `step` ran `batch`. Cost: O(T * (T + nodes that became ready))."""
+    """Update the counts after `step` ran `batch`. Cost: O(T * (T + nodes that became ready))."""
     n_types = chains.longest.shape[1]
     kind = sim.type_id[batch[0]]
     _forget(chains, kind)
@@ -110,13 +110,13 @@ def follow(chains: Chains, sim: Simulator, batch: IntArray) -> None:
 
 @compiled
 def _forget(chains: Chains, kind: int) -> None:
-    """Count a type of which no node is ready."""
+    """Reset the counts of a type without ready nodes."""
     chains.longest[kind], chains.n_longest[kind], chains.ready_height[kind] = -1, 0, 0
 
 
 @compiled
 def _take_in(chains: Chains, sim: Simulator, first: int, end: int) -> None:
-    """Count what became ready of the types of one dag, and find M and who has it."""
+    """Count the nodes of one dag that became ready, and find M and the nodes that attain it."""
     n_types, ahead, height = end - first, chains.ahead, indices(chains.height)
     for kind in range(first, end):
         longest, n_longest = chains.longest[kind], chains.n_longest[kind]
@@ -152,5 +152,5 @@ def is_critical(chains: Chains, kind: int) -> bool:
 
 @compiled
 def own_share(chains: Chains, kind: int) -> float:
-    """Give the share of the ready nodes at U = M that are of type `kind`; 0 when none is left."""
+    """Give the share of the ready nodes at U = M that are of type `kind`; 0 if there are none."""
     return chains.n_own_most[kind] / chains.n_most[kind] if chains.most[kind] > 0 else 0.0

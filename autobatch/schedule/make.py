@@ -1,4 +1,4 @@
-"""Ask a policy for a schedule, and check what it gives."""
+"""Ask a policy for a schedule, and check it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from autobatch.system.trust import checking, is_trusted
 
 
 def repeat_schedule(policy: Policy | None, graph: Graph, schedule: Schedule) -> None:
-    """Tell a policy that wants to know that its schedule of a graph runs again."""
+    """Report to a policy that has `repeat` that its schedule of a graph runs again."""
     repeat = getattr(policy, "repeat", None)
     if repeat is not None:
         repeat(graph, schedule)
 
 
 def make_schedule(graph: Graph, policy: Policy) -> Schedule:
-    """Schedule `graph` by `policy`; checked, unless the policy is trusted and `AUTOBATCH_CHECK` off.
+    """Schedule `graph` by `policy`, and check the result unless the policy is trusted and `AUTOBATCH_CHECK` is off.
 
     Raises:
-        ScheduleError: the policy gave no schedule, or none that runs this graph.
+        ScheduleError: the policy gave no schedule, or one that does not run this graph.
     """
     schedule = policy.schedule(graph)
     if checking():
@@ -37,7 +37,7 @@ def make_schedule(graph: Graph, policy: Policy) -> Schedule:
 
 
 def _read_schedule(graph: Graph, made: object, name: str) -> Schedule:
-    """A checked copy of what a policy of this name made, as compiled code takes it."""
+    """Check the result of a policy, and copy it into arrays for compiled code."""
     doing = f"scheduling with policy {name!r}"
     if not isinstance(made, Schedule):
         raise ScheduleError(

@@ -1,11 +1,11 @@
-"""Which nodes would be ready if there were no other types.
+"""Track which nodes of each type would be ready if there were no other types.
 
-G_a keeps the type-a nodes of a dag alone, joined where a path between them has no type-a node inside. Its frontier is
-every unrun type-a node without an unrun type-a node before it. The ratio of type a's ready nodes to that frontier is
-1 exactly when nothing is gained by waiting for more of them (ED-Batch, arXiv:2302.03851, section 2.3).
+G_a has only the type-a nodes of a dag, with an edge where a path between two has no other type-a node. Its frontier is
+every unrun type-a node without an unrun type-a node before it. The ratio of type a's ready nodes to that frontier is 1
+exactly when waiting for more of them gains nothing (ED-Batch, arXiv:2302.03851, section 2.3).
 
-Kept beside a simulation: per node and type the edges over which an unrun node of that type is still to come. Each
-falls to zero once, so the whole schedule costs O(T * E).
+During a simulation, this module counts, per node and type, the incoming edges with an unrun node of that type at or
+before their source. Each count falls to zero once, so the whole schedule costs O(T * E).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Restricted(NamedTuple):
 
 @compiled
 def start_restricted(dag: Dag) -> Restricted:
-    """Count for a dag of which nothing has run. Cost: O(T * (N + E))."""
+    """Count for a dag in which nothing has run. Cost: O(T * (N + E))."""
     return start_all_restricted(dag, np.array([0, dag.type_id.size], np.int32))
 
 
 @compiled
 def start_all_restricted(dag: Dag, node_ptr: IntArray) -> Restricted:
-    """Count for stacked dags, of which nothing has run. Cost: O(T * (N + E)).
+    """Count for stacked dags in which nothing has run. Cost: O(T * (N + E)).
 
     Args:
-        dag, node_ptr: what `autobatch.schedule.simulator.stack` gives.
+        dag, node_ptr: from `autobatch.schedule.simulator.stack`.
     """
     restricted = Restricted(
         np.empty((dag.type_id.size, dag.n_types // (node_ptr.size - 1)), np.int32),
@@ -53,13 +53,13 @@ def start_all_restricted(dag: Dag, node_ptr: IntArray) -> Restricted:
 
 @compiled
 def restart_restricted(restricted: Restricted, dag: Dag) -> None:
-    """Go back to where nothing of a single dag has run. Cost: O(T * (N + E))."""
+    """Reset the counts of a single dag to the state in which nothing has run. Cost: O(T * (N + E))."""
     restart_stacked(restricted, dag, np.array([0, dag.type_id.size], np.int32), 0)
 
 
 @compiled
 def restart_stacked(restricted: Restricted, dag: Dag, node_ptr: IntArray, g: int) -> None:
-    """Go back to where nothing of stacked dag `g` has run. Cost: O(T * (its nodes + edges))."""
+    """Reset the counts of stacked dag `g` to the state in which nothing has run. Cost: O(T * (its nodes + edges))."""
     type_id, edge_ptr, edge_src = dag.type_id, dag.edge_ptr, dag.edge_src
     blocked, frontier = restricted.blocked, restricted.frontier
     n_types = blocked.shape[1]
@@ -78,7 +78,7 @@ def restart_stacked(restricted: Restricted, dag: Dag, node_ptr: IntArray, g: int
 
 @compiled
 def unblock(restricted: Restricted, sim: Simulator, batch: IntArray) -> None:
-    """Bring the frontiers up to date after `step` ran `batch`."""
+    """Update the frontiers after `step` ran `batch`."""
     blocked, frontier, stack = restricted
     type_id, reader_ptr, readers = sim.type_id, sim.reader_ptr, sim.reader
     kind = type_id[batch[0]]

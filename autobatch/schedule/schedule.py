@@ -1,8 +1,9 @@
-"""Which nodes run together, and in what order: schedules, their lower bound, and who makes them.
+"""Schedules: which nodes run together, and in what order; policies, which make schedules; and a lower bound.
 
 A schedule is a sequence of batches; a batch holds ready nodes of one type. A policy turns a graph into a schedule. Most
-decide by naming a type, which then runs all its ready nodes (`autobatch.schedule.simulator`): built-in ones in compiled
-loops (`autobatch.policies`), a user's own by subclassing `FrontierPolicy`, which asks Python for every batch.
+policies choose a type, and all its ready nodes then run (`autobatch.schedule.simulator`). Built-in policies do so in
+compiled loops (`autobatch.policies`); a user's own policy subclasses `FrontierPolicy`, which calls Python for every
+batch.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Schedule:
         return self.text()
 
     def text(self, names: Sequence[str] | None = None) -> str:
-        """Write a line per batch, long ones shortened; with `names` (a table's) types are named."""
+        """Write a line per batch, long ones shortened; `names`, from a table of types, replace type ids."""
         lines = [repr(self)]
         for k, (kind, nodes) in enumerate(islice(self, MAX_BATCHES_PRINTED)):
             shown = " ".join(map(str, nodes[:MAX_NODES_PRINTED])) + (" ..." if nodes.size > MAX_NODES_PRINTED else "")
@@ -80,22 +81,22 @@ class Schedule:
 class Policy(Protocol):
     """Turns a graph into a schedule; sees ints only.
 
-    One that learns may have
-        unseen_share: the share of the batches of its last schedule that were chosen in states which it had not learned;
-        revision: anything hashable that changes when the schedule of a graph may: plans of earlier ones are not used;
-        repeat(graph, schedule): told of each schedule that runs again without being asked for.
+    A policy that learns may also have
+        unseen_share: the share of batches in its last schedule that were chosen in unlearned states;
+        revision: a hashable value that changes when schedules may change: plans of earlier revisions are not used;
+        repeat(graph, schedule): called for each schedule that runs again from a cached plan.
     """
 
     @property
     def name(self) -> str:
-        """What users call the policy."""
+        """The name of the policy for users."""
 
     def schedule(self, graph: Graph) -> Schedule:
         """Order all nodes of `graph` into batches."""
 
 
 def revision_of(policy: Policy | None) -> Hashable:
-    """What changes when the policy may schedule a graph in another way; 0 for one that never does."""
+    """The revision of a policy, which changes when its schedules may change; 0 for one without."""
     return getattr(policy, "revision", 0)
 
 
@@ -140,7 +141,7 @@ def chain_lengths(graph: Graph) -> IntArray:
 
 @compiled
 def _chain_lengths(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_types: int) -> tuple[IntArray, bool]:
-    """Give the longest chain of each type, and whether every edge points forward, without which it means nothing."""
+    """Give the longest chain of each type, valid only if every edge points forward; and whether that is so."""
     lengths = np.zeros(n_types, np.int32)
     for node in range(type_id.size):
         lengths[type_id[node]] = 1
@@ -160,11 +161,11 @@ def _chain_lengths(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray, n_
 
 @dataclass(frozen=True)
 class Frontier:
-    """What a policy sees before each batch: counts of nodes by type.
+    """The input of a policy before each batch: counts of nodes by type.
 
     Attributes:
         ready: [T] nodes that can run now.
-        remaining: [T] nodes that have not run, ready ones among them.
+        remaining: [T] nodes that have not run, including ready ones.
     """
 
     ready: IntArray
@@ -178,16 +179,16 @@ class Frontier:
 
 
 class FrontierPolicy(ABC):
-    """A policy that names the type to run next; subclass it to bring your own.
+    """A policy that names the type to run next; subclass it to write your own.
 
-    It is asked in Python before every batch, which costs some microseconds a batch where a compiled policy costs
-    nanoseconds; what a choice means is decided by the same simulator.
+    It is called in Python before every batch, which costs microseconds per batch where a compiled policy costs
+    nanoseconds. The same simulator runs the choices.
     """
 
     name: str
 
     def prepare(self, graph: Graph) -> None:  # noqa: B027, a hook that may stay empty
-        """Look at a graph before its first batch; does nothing unless overridden."""
+        """Inspect a graph before its first batch; does nothing unless overridden."""
 
     @abstractmethod
     def choose(self, frontier: Frontier) -> int:
@@ -197,7 +198,7 @@ class FrontierPolicy(ABC):
         """Run the simulator to the end, asking `choose` before every batch.
 
         Raises:
-            PolicyError: the choice is no type, or a type with no ready node.
+            PolicyError: the choice is not a type, or is a type without ready nodes.
         """
         self.prepare(graph)
         sim = start(to_dag(graph))
@@ -222,7 +223,7 @@ class FrontierPolicy(ABC):
 
 
 def to_schedule(graph: Graph, batches: tuple[IntArray, IntArray, IntArray]) -> Schedule:
-    """Make a schedule of what `finish` gave.
+    """Make a schedule from the result of `finish`.
 
     Raises:
         GraphError: nodes never became ready, so the graph has a cycle.

@@ -13,9 +13,9 @@ def check_schedule(graph: Graph, schedule: Schedule) -> None:
     """Check that every node runs once, after its inputs, in a batch of its own type.
 
     Raises:
-        ScheduleError: names the first batch and node for which that does not hold.
+        ScheduleError: names the first batch and node for which this does not hold.
 
-    Cost: O(N + E), in NumPy; in Python where something does not hold.
+    Cost: O(N + E), in NumPy; in Python for an invalid schedule.
     """
     ptr = schedule.batch_ptr
     rises = ptr.size == schedule.n_batches + 1 and ptr[0] == 0 and ptr[-1] == schedule.n_nodes
@@ -42,7 +42,7 @@ def _runs(graph: Graph, schedule: Schedule) -> bool:
 
 
 def _explain(graph: Graph, schedule: Schedule) -> None:
-    """Raise the error that names the first batch and node for which something does not hold."""
+    """Raise the error that names the first batch and node that are invalid."""
     ran_in: dict[int, int] = {}
     for k, (kind, nodes) in enumerate(schedule):
         _check_batch(graph, k, kind, nodes.tolist(), ran_in)
@@ -54,7 +54,7 @@ def _explain(graph: Graph, schedule: Schedule) -> None:
 
 
 def _check_batch(graph: Graph, k: int, kind: int, nodes: list[int], ran_in: dict[int, int]) -> None:
-    """Check batch k against `ran_in` (node to batch, for all before), and add its nodes there."""
+    """Check batch k against `ran_in` (node to batch, for earlier batches), and add its nodes there."""
     for node in nodes:
         if not 0 <= node < graph.n_nodes:
             raise _refused(graph, k, kind, nodes, f"node {node}, but the graph has nodes 0..{graph.n_nodes - 1}")

@@ -1,12 +1,13 @@
-"""The one place that knows what running a type means: it runs every ready node of that type, as one batch.
+"""Simulate schedules: running a type runs all its ready nodes as one batch. Only this module implements that rule.
 
-Each node becomes ready once, and a batch takes all that is ready of its type, so the ready nodes of a type are a
-queue, and the queues of all types fill one array of N nodes, a segment for each type. At the end a type's segment
-lists its nodes in the order in which they ran. A policy is a loop that calls `start`, chooses a type whose
-head is before its tail, calls `step`, and ends with `finish`; in compiled code that costs nanoseconds per node.
+Each node becomes ready once, and a batch takes all ready nodes of its type, so the ready nodes of a type are a queue,
+and the queues of all types fill one array of N nodes, a segment for each type. At the end a type's segment lists its
+nodes in the order in which they ran. A policy is a loop that calls `start`, chooses a type whose head is before its
+tail, calls `step`, and ends with `finish`; in compiled code that costs nanoseconds per node.
 
-Many dags run side by side as one: `stack` gives each its own T types and its own range of nodes. Beside a simulation
-`autobatch.schedule.chains` and `autobatch.schedule.restricted` keep what cleverer policies look at.
+Many dags are simulated as one: `stack` gives each its own T types and its own range of nodes.
+`autobatch.schedule.chains` and `autobatch.schedule.restricted` maintain further quantities for policies during a
+simulation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from autobatch.jit.loops import compiled
 
 
 class Simulator(NamedTuple):
-    """Schedules being made, of G dags of T types each: what is ready, what has run. Flat arrays, written by `step`.
+    """The state of G simulated dags of T types each: ready nodes and past batches. Flat arrays, written by `step`.
 
     Type t of dag g has number g * T + t in all arrays.
     """
@@ -35,7 +36,7 @@ class Simulator(NamedTuple):
     segment: IntArray  # [G*T+1] type t has queue[segment[t]:segment[t+1]]
     head: IntArray  # [G*T] where its ready nodes begin
     tail: IntArray  # [G*T] and end
-    node_ptr: IntArray  # [G+1] dag g has nodes node_ptr[g]:node_ptr[g+1], and its history lies there too
+    node_ptr: IntArray  # [G+1] dag g has nodes node_ptr[g]:node_ptr[g+1], and its history lies in the same range
     order: IntArray  # [N] nodes in the order in which they ran
     batch_type: IntArray  # [N] the type of each batch so far
     batch_end: IntArray  # [N] and where it ends in `order`
@@ -77,7 +78,7 @@ def start_all(dag: Dag, node_ptr: IntArray) -> Simulator:
 
 @compiled
 def restart(sim: Simulator, dag: Dag, g: int) -> None:
-    """Go back to where nothing of stacked dag `g` has run. Cost: O(its nodes + T)."""
+    """Reset stacked dag `g` to the state in which nothing has run. Cost: O(its nodes + T)."""
     head, tail, edge_ptr, waiting = sim.head, sim.tail, dag.edge_ptr, sim.waiting
     n_types = head.size // sim.n_batches.size
     sim.n_batches[g] = 0
@@ -110,7 +111,7 @@ def step(sim: Simulator, kind: int) -> IntArray:
             freed = reader[r]
             waiting[freed] -= np.uint32(1)
             other = type_id[freed]
-            queue[free[other]] = freed  # there is room, and it only counts if nothing is waited for any more: no branch
+            queue[free[other]] = freed  # written always, counted only if no input is missing: avoids a branch
             free[other] += np.uint32(waiting[freed] == 0)
     head[kind] = end
     sim.batch_type[k] = kind
@@ -121,7 +122,7 @@ def step(sim: Simulator, kind: int) -> IntArray:
 
 @compiled
 def finish(sim: Simulator) -> tuple[IntArray, IntArray, IntArray]:
-    """Give (batch_type, batch_ptr, order) of what has run so far of a single dag."""
+    """Give (batch_type, batch_ptr, order) of the batches so far of a single dag."""
     n_batches, batch_end = sim.n_batches[0], sim.batch_end
     batch_ptr = np.zeros(n_batches + 1, np.int32)
     for k in range(n_batches):
