@@ -1,6 +1,6 @@
-"""Choose by measuring among ways to run mini-batches that differ in time, not in what they compute.
+"""Choose by measurement among ways to run mini-batches that differ in time, not in results.
 
-variant    what can be chosen, and how choices are written down and read
+variant    the choices, and how they are written and read
 trial      variants in turn on whole mini-batches; and a watch over threads that were chosen
 store      decisions in the user's cache
 tuner      all of it for one function: what `ab.batched(threads="auto")` and `tune="auto"` use

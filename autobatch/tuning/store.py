@@ -1,8 +1,8 @@
-"""Decisions in the user's cache, per machine and model: `autobatch.system.cache`.
+"""Keep tuning decisions in the user's cache, per machine and model (`autobatch.system.cache`).
 
-An entry holds for a processor, its usable cores, the versions of the libraries, a backend, and the programs of a model
-with all their widths; it has a line per class of mini-batches. Processes that write one entry at the same time replace
-it as a whole, so a line may be lost, which is then measured again, but none is ever mixed up.
+The key of an entry covers the processor, its usable cores, the versions of the libraries, the backend, and the programs
+of a model with all their widths; the entry has a line per class of mini-batches. Processes that write one entry at the
+same time replace it as a whole: a line may be lost, and is then measured again, but lines are never mixed up.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ FORMAT = "autobatch decisions 2"
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided for a class of mini-batches.
+    """The decision for a class of mini-batches.
 
     Attributes:
-        variant: how they run.
-        why: in words.
-        one_ns: nanoseconds per node with one thread, where more were chosen; else 0.
+        variant: how the mini-batches run.
+        why: the reason, as text.
+        one_ns: nanoseconds per node with one thread, if several were chosen; else 0.
     """
 
     variant: Variant
@@ -42,7 +42,7 @@ class Decision:
 
 
 def sign_model(types: Iterable[NodeType], *options: str) -> str:
-    """Name what decisions hold for; the order of types does not count."""
+    """Make the key of decisions; the order of types does not matter."""
     programs = sorted(f"{t.signature}\n{t.program}" for t in types)
     versions = (f"{name} {version}" for name, version in sorted(find_versions().items()) if name != "torch")
     parts = (FORMAT, cpu_name(), str(usable_cores()), sys.platform, *versions, *options, *programs)
@@ -50,19 +50,19 @@ def sign_model(types: Iterable[NodeType], *options: str) -> str:
 
 
 def find_decisions(signature: str) -> dict[str, Decision]:
-    """Read what was decided, by class; nothing, with a warning, where a file cannot be read."""
+    """Read decisions by class; none, with a warning, if the file cannot be read."""
     return find_entry("tuning", signature, _load) or {}
 
 
 def keep_decision(signature: str, label: str, decision: Decision) -> None:
-    """Write what was decided for a class beside what others wrote."""
+    """Add the decision for a class to the entry."""
     kept = {**find_decisions(signature), label: decision}
     content = {"format": FORMAT, "cpu": cpu_name(), "classes": {name: asdict(one) for name, one in kept.items()}}
     keep_entry("tuning", signature, lambda path: write_whole(path, json.dumps(content, indent=1).encode()))
 
 
 def _load(path: Path) -> dict[str, Decision]:
-    """Read an entry; PlanError if it is none."""
+    """Read an entry; PlanError if it is not one."""
     try:
         content = json.loads(path.read_bytes())
         if content["format"] != FORMAT:

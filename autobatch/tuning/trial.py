@@ -1,10 +1,10 @@
-"""Compare variants by running them in turn on whole mini-batches, and watch the threads that were chosen.
+"""Compare variants by running them in turn on whole mini-batches, and monitor the chosen number of threads.
 
-Each mini-batch runs once, under the variant whose turn it is. The first run of each is not counted: it compiles, and
-grows buffers. Then come rounds, in each of which every variant runs once, in another order. What is counted is time per
-node, since mini-batches differ. The variant in force is left only for one that is clearly faster: its median is lower
-by a margin, and it was faster in most of the rounds; where only its median is, there are as many rounds again. What is
-hopelessly slower is dropped after two.
+Each mini-batch runs once, under the variant whose turn it is. The first run of each variant does not count: it
+compiles, and grows buffers. Rounds follow, in each of which every variant runs once, in a new order. The measure is
+time per node, since mini-batches differ. The current variant is replaced only by one that is clearly faster: its median
+is lower by a margin, and it was faster in most rounds. If only its median is lower, the number of rounds is doubled. A
+variant that is much slower is dropped after two rounds.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from autobatch.tuning.variant import Variant
 
 ROUNDS, MOST_ROUNDS = 7, 15
 MARGIN = 0.03  # of time that a variant must save
-WON = 0.73  # of the rounds that it must win: 6 of 7, or 11 of 15, which chance alone gives one time in sixteen
-HOPELESS = 1.5  # times the median of the variant in force, in all of two rounds or more
-WINDOW, ENOUGH = 9, 5  # mini-batches that are watched, and how many say something
+WON = 0.73  # of the rounds that it must win: 6 of 7, or 11 of 15; by chance alone one time in sixteen
+HOPELESS = 1.5  # times the median of the current variant, in all of two rounds or more: dropped
+WINDOW, ENOUGH = 9, 5  # mini-batches that are watched, and the fewest to judge by
 MUCH_WORSE = 1.5  # times what one thread took
 
 
 class Trial:
-    """Tries variants in turn, and decides.
+    """Tries variants in turn, and chooses one.
 
     Args:
-        variants: different ones; the first is in force.
+        variants: all different; the first is the current one.
     Attributes:
         done: whether it is decided.
 
@@ -46,15 +46,15 @@ class Trial:
         self.variants = list(variants)
         self._seconds: dict[Variant, list[float]] = {variant: [] for variant in variants}
         self._turns = list(variants)
-        self._round = -1  # the one that is not counted
+        self._round = -1  # the first, which does not count
         self.done = len(self.variants) < 2
 
     def next(self) -> Variant:
-        """Whose turn it is; the same until its time is known."""
+        """The variant whose turn it is; the same until its time is added."""
         return self._turns[0]
 
     def add(self, variant: Variant, seconds: float) -> None:
-        """Take the time that a run took, per node; it counts if it was the turn of this variant."""
+        """Add the time of a run, per node; it counts if it was the turn of this variant."""
         if self.done or variant != self._turns[0]:
             return
         del self._turns[0]
@@ -65,21 +65,21 @@ class Trial:
 
     @property
     def medians(self) -> dict[Variant, float]:
-        """Seconds per node of each variant that has run, those that were dropped included."""
+        """Median seconds per node of each variant that has run, including dropped ones."""
         return {variant: statistics.median(times) for variant, times in self._seconds.items() if times}
 
     @property
     def winners(self) -> list[Variant]:
-        """The variants that are clearly faster than the one in force, best first."""
+        """The variants that are clearly faster than the current one, best first."""
         return self._faster(WON)
 
     @property
     def chosen(self) -> Variant:
-        """The clearly fastest, or the one in force."""
+        """The fastest of the winners, or the current variant."""
         return next(iter(self.winners), self.variants[0])
 
     def _faster(self, won: float) -> list[Variant]:
-        """List the variants with a lower median by the margin that won this share of the rounds."""
+        """List the variants whose median is lower by the margin and that won this share of the rounds."""
         force, medians = self.variants[0], self.medians
         rounds = self._seconds[force]
 
@@ -90,7 +90,7 @@ class Trial:
         return sorted(filter(is_faster, self.variants), key=medians.__getitem__) if rounds else []
 
     def _end_round(self) -> None:
-        """Drop what is hopeless, and begin the next round if there is to be one."""
+        """Drop hopeless variants, and begin the next round if one is needed."""
         self._round += 1
         if self._round >= 2:
             limit = HOPELESS * self.medians[self.variants[0]]
@@ -102,10 +102,10 @@ class Trial:
 
 
 class Watch:
-    """Tells when mini-batches with several threads have become much slower than they were with one.
+    """Detects that mini-batches with several threads have become much slower than with one.
 
-    Libraries let threads wait for each other at full speed. Where another process takes one of the cores, all wait for
-    the thread that it interrupted, for as long as the system lets it run: a step took 20 times as long here.
+    Library threads wait for each other in busy loops. If another process takes one of the cores, all threads wait for
+    the interrupted one until the system resumes it: a step took 20 times as long here.
 
     Args:
         one_s: seconds per node with one thread, as measured.
@@ -121,10 +121,10 @@ class Watch:
 
     @property
     def ratio(self) -> float:
-        """The median of the last mini-batches over what one thread took."""
+        """The median of the last mini-batches, relative to one thread."""
         return statistics.median(self._recent) / self.one_s
 
     def add(self, seconds: float) -> bool:
-        """Take the time of a mini-batch, per node; tell whether one thread is better now."""
+        """Add the time of a mini-batch, per node; say whether one thread is better now."""
         self._recent.append(seconds)
         return len(self._recent) >= ENOUGH and self.ratio > MUCH_WORSE

@@ -1,9 +1,10 @@
-"""Decides for one function how its mini-batches run, from the first ones of each class, and watches what it decided.
+"""Choose how the mini-batches of one function run, by measuring the first ones of each class, and monitor the choice.
 
-Mini-batches of one mode whose nodes (or unrecorded instances) have one next power of two are a class. The first of a
-class runs as the options say. Then what was decided in another process is taken from the cache; or every choice that
-is tried and changes its plan gets its turn on the mini-batches that follow, each of which runs once. Choices that win
-are tried together in the end. Decisions are kept in the cache; pinned ones are not questioned.
+A class is the mini-batches of one mode whose number of nodes (or of unrecorded instances) has the same next power of
+two. The first of a class runs with the given options. Then a decision of an earlier process is taken from the cache. If
+there is none, every tried choice that changes the plan gets its turn on the following mini-batches, each of which runs
+once. The choices that win are finally tried together. Decisions are kept in the cache; pinned decisions are not
+measured.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from autobatch.tuning.trial import MUCH_WORSE, Trial, Watch
 from autobatch.tuning.variant import OTHERS, Decisions, Variant, read_decisions, switches_of, write_decisions
 
 TRIED = ("fold", "share", "recomputes")  # the other switches never won: docs/decisions/choices-that-are-measured.md
-PAUSE = 200  # mini-batches after falling back to one thread, before more are tried again; then twice as many,
-MOST_DOUBLED = 6  # times at most
+PAUSE = 200  # mini-batches from a fallback to one thread until more are tried; doubled each time,
+MOST_DOUBLED = 6  # at most this often
 
 
 @dataclass(eq=False)
 class Seat:
-    """A class of mini-batches: how they run, and what is being measured about them.
+    """A class of mini-batches: how they run, and the measurements in progress.
 
     Attributes:
-        variant, why: that is in force, and the reason in words.
-        trial, watch: what is going on.
-        signature: of the model when the cache was asked; empty before.
-        begun: whether it is known what there is to try.
-        medians: seconds per node of what was tried, as it was measured last.
+        variant, why: the current variant, and the reason as text.
+        trial, watch: the measurements in progress.
+        signature: of the model when the cache was read; empty before.
+        begun: whether the variants to try are known.
+        medians: seconds per node of the variants tried, as last measured.
         planning: seconds per node of making a plan, under each variant.
         pause: mini-batches left until threads are tried again; 0 for never.
-        pauses: how many there were.
+        pauses: number of pauses so far.
     """
 
     variant: Variant
@@ -63,15 +64,15 @@ class Tuning:
     """Chooses for the mini-batches of one function; made by `make_tuning`.
 
     Args:
-        recorder, planning, backend: of the function.
-        base: the variant that the options amount to.
-        pinned: decisions that hold; None to decide here.
-        switches, threads: whether rewrites and the planner's switches may change; whether the number of threads may.
-        options: all else that decisions depend on.
+        recorder, planning, backend: those of the function.
+        base: the variant that the options describe.
+        pinned: decisions to use as they are; None to measure.
+        switches, threads: whether rewrites and planner switches may change; whether the number of threads may.
+        options: everything else that decisions depend on.
 
     Attributes:
         base: as given.
-        is_off: whether every mini-batch runs as the options say at the time.
+        is_off: whether every mini-batch runs with the current options.
     """
 
     def __init__(
@@ -96,17 +97,17 @@ class Tuning:
 
     @property
     def decisions(self) -> dict[str, dict[str, Any]]:
-        """What is in force, by class of mini-batches; give it as `tune` to have it again."""
+        """The current decisions by class of mini-batches; pass them as `tune` to reuse them."""
         found = {OTHERS: self.base} | {label: seat.variant for label, seat in self._seats.items()}
         return write_decisions(found if self._pinned is None else self._pinned)
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is being tried, for the classes of mini-batches that were met."""
+        """Whether no trial is in progress for the classes met so far."""
         return self._pinned is not None or all(s.begun and s.trial is None for s in self._seats.values())
 
     def prepare(self, minibatch: MiniBatch, choices: Choices, clock: Clock, tried: bool = True) -> Step:
-        """Plan a mini-batch as decided, or as the variant whose turn it is."""
+        """Plan a mini-batch under the decided variant, or the one whose turn it is."""
         label, seat = self._seat_of(minibatch, training=choices.purpose is not None)
         if minibatch.instances and minibatch.graph is None:
             self._look_up(label, seat)
@@ -119,7 +120,7 @@ class Tuning:
         return step
 
     def finish(self, step: Step) -> None:
-        """Take the time of the mini-batch that was prepared last and has run."""
+        """Add the time of the mini-batch that was prepared last and has run."""
         if self._open is None or self._open[0] is not step or self._pinned is not None or not step.graph.n_nodes:
             return
         _, label, variant, choices = self._open
@@ -140,7 +141,7 @@ class Tuning:
                 self._try_again(seat)
 
     def describe(self, minibatch: MiniBatch, training: bool) -> str:
-        """Say how mini-batches like this one run, and why; nothing where they run as given."""
+        """Describe how mini-batches like this one run, and why; empty if they run as given."""
         if self.is_off:
             return ""
         label, seat = self._seat_of(minibatch, training)
@@ -148,7 +149,7 @@ class Tuning:
         return f"{label}: {seat.variant.differs_from(self.base)} ({seat.why}{going_on})"
 
     def _seat_of(self, minibatch: MiniBatch, training: bool) -> tuple[str, Seat]:
-        """The class of a mini-batch, and what is known about it."""
+        """The class of a mini-batch, and its seat."""
         listed, recorded = minibatch.instances, minibatch.graph is None
         size, unit = (sum(g.n_nodes for g in listed), "nodes") if recorded else (len(listed), "instances")
         label = f"{'train' if training else 'infer'} up to {1 << max(size - 1, 0).bit_length()} {unit}"
@@ -160,7 +161,7 @@ class Tuning:
         return label, self._seats[label]
 
     def _planning_of(self, variant: Variant) -> Planning:
-        """What plans for a variant: the same for all with its switches, as what was planned is kept there."""
+        """The planning for a variant: shared by all variants with the same switches, because it caches plans."""
         if variant.switches not in self._plannings:
             first = self._plannings[self.base.switches]
             self._plannings[variant.switches] = Planning(
@@ -169,7 +170,7 @@ class Tuning:
         return self._plannings[variant.switches]
 
     def _look_up(self, label: str, seat: Seat) -> None:
-        """Take what the cache holds for a class, once, unless it is pinned, or more threads than can be had now."""
+        """Read the cached decision of a class, once; not if pinned, or if it needs more threads than are available."""
         if seat.signature or self._pinned is not None:
             return
         seat.signature = sign_model(self._recorder.types.types, *self._options)
@@ -178,7 +179,7 @@ class Tuning:
             self._adopt(seat, replace(known, why=f"{known.why}; from the cache"))
 
     def _begin(self, seat: Seat, graph: Graph, choices: Choices) -> None:
-        """After the first mini-batch of a class: see what there is to try."""
+        """Find the variants to try, after the first mini-batch of a class."""
         variants = self._worth_trying(graph, choices)
         if len(variants) == 1:
             self._adopt(seat, Decision(self.base, "nothing else would change it"))
@@ -187,7 +188,7 @@ class Tuning:
         seat.why = f"as given; being compared with {'; '.join(v.differs_from(self.base) for v in variants[1:])}"
 
     def _worth_trying(self, graph: Graph, choices: Choices) -> list[Variant]:
-        """The variant in force, and those that change the graph, the cells or the threads of a mini-batch."""
+        """The current variant, and those that change the graph, the cells or the threads of a mini-batch."""
         found: dict[Hashable, Variant] = {}
         max_threads = most_threads() if self._threads else 0
         for variant in (self.base, *self.base.neighbours(self._switches, max_threads)):
@@ -198,7 +199,7 @@ class Tuning:
         return list(found.values())
 
     def _conclude(self, label: str, seat: Seat, trial: Trial) -> None:
-        """Take what has won; try what has won together; keep the outcome."""
+        """Adopt the winner; try several winners together; keep the outcome."""
         medians = seat.medians = {**seat.medians, **trial.medians}
         chosen, together = trial.chosen, trial.variants[0].changed_as(*trial.winners)
         if together not in medians:
@@ -211,12 +212,12 @@ class Tuning:
         decision = Decision(chosen, why, 1e9 * one_thread if chosen.threads > 1 else 0.0)
         self._adopt(seat, decision)
         if chosen.threads == 1 and any(v.threads > 1 and s > MUCH_WORSE * one_thread for v, s in medians.items()):
-            _pause(seat)  # the machine may have been busy: that is not kept
+            _pause(seat)  # the machine may have been busy: not kept in the cache
         elif not seat.pauses:
             keep_decision(seat.signature, label, decision)
 
     def _adopt(self, seat: Seat, decision: Decision) -> None:
-        """Run a class as decided; forget what was planned with switches that no class uses any more."""
+        """Run a class as decided; drop plans made with switches that no class uses any more."""
         seat.variant, seat.why, seat.begun, seat.trial = decision.variant, decision.why, True, None
         watched = self._threads and decision.variant.threads > 1
         seat.watch = Watch(decision.one_ns / 1e9) if watched else None
@@ -226,7 +227,7 @@ class Tuning:
         self._plannings = {switches: planning for switches, planning in self._plannings.items() if switches in used}
 
     def _fall_back(self, seat: Seat, watch: Watch) -> None:
-        """Use one thread, for a while at least."""
+        """Use one thread, until the pause ends."""
         seat.why = (
             f"back to one thread: the last mini-batches took {watch.ratio:.1f} times as long with "
             f"{seat.variant.threads} as with one when that was measured, as on a busy machine"
@@ -235,7 +236,7 @@ class Tuning:
         _pause(seat)
 
     def _try_again(self, seat: Seat) -> None:
-        """Compare one thread with as many as can be had; later, if that is one."""
+        """Compare one thread with as many as are available; try later if only one is."""
         many = replace(seat.variant, threads=most_threads())
         if many == seat.variant:
             _pause(seat)
@@ -252,11 +253,11 @@ def make_tuning(
     threads: int | str,
     tune: Any,
 ) -> Tuning:
-    """Read the options `threads` and `tune` of `ab.batched`; decisions depend on the others as well.
+    """Read the options `threads` and `tune` of `ab.batched`; decisions also depend on the other options.
 
     Raises:
-        BackendError: `threads` is no number of threads, or pinned decisions name a library that is not there.
-        PlanError: `tune` is none of its values, or pinned decisions cannot be read.
+        BackendError: `threads` is not a number of threads, or pinned decisions name a library that is not available.
+        PlanError: `tune` is not a valid value, or pinned decisions cannot be read.
     """
     _check_threads(threads)
     chooser = getattr(backend, "chooser", None)
@@ -272,14 +273,14 @@ def make_tuning(
 
 
 def _check_threads(threads: int | str) -> None:
-    """Refuse what is no number of threads with a BackendError."""
+    """Raise a BackendError if `threads` is not a number of threads."""
     is_number = isinstance(threads, int | np.integer) and not isinstance(threads, bool) and threads >= 1
     if not is_number and not (isinstance(threads, str) and threads == "auto"):
         raise BackendError(f"threads={threads!r} is no number of threads; give an int of at least 1, or 'auto'.")
 
 
 def _check_library(backend: Backend, library: str) -> None:
-    """Refuse a library that a backend does not multiply by (PlanError), or that is not there (BackendError)."""
+    """Refuse a library that a backend cannot use (PlanError), or that is not available (BackendError)."""
     if not hasattr(backend, "chooser"):
         raise PlanError(
             f"reading decisions: the backend {backend.name!r} multiplies by numpy, not by {library!r}; leave matmul "
@@ -289,7 +290,7 @@ def _check_library(backend: Backend, library: str) -> None:
 
 
 def _seconds_per_node(step: Step, seat: Seat, variant: Variant) -> float:
-    """Seconds of running, and of planning: where a plan was found, as long as it took to make one."""
+    """Seconds of running and planning; a plan from the cache counts with the time that making it took."""
     nodes = step.graph.n_nodes
     planning = step.clock.total("rewrite", "schedule", "place") / 1e3 / nodes
     if step.plan_hit:
@@ -299,5 +300,5 @@ def _seconds_per_node(step: Step, seat: Seat, variant: Variant) -> float:
 
 
 def _pause(seat: Seat) -> None:
-    """Try more threads again, but later each time."""
+    """Set the pause until more threads are tried; longer each time."""
     seat.pause, seat.pauses = PAUSE << min(seat.pauses, MOST_DOUBLED), seat.pauses + 1

@@ -1,8 +1,8 @@
-"""Variants: ways to run a mini-batch that give the same results up to rounding; and reading and writing decisions.
+"""Variants: ways to run a mini-batch with equal results up to rounding; and reading and writing decisions.
 
-A variant says which rewrites and planner's switches are on, how many threads there are, and which library multiplies.
-Decisions are a table of variants: one for each class of mini-batches, and under "*" one for all others. As JSON they
-can be kept, edited and given back: `ab.batched(loss, tune=decisions)`.
+A variant says which rewrites and planner switches are on, the number of threads, and the library for matrix products.
+Decisions are a table of variants: one for each class of mini-batches, and under "*" one for all others. They can be
+saved as JSON, edited and reused: `ab.batched(loss, tune=decisions)`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autobatch.plan.plan import Planner
 OTHERS = "*"
 REWRITES = ("fold", "share")
 LAYOUTS = ("joins", "stacks", "sums", "recomputes")
-WORDS = {"recomputes": ("nothing", "cheap", "more", "all")}  # the values of a switch that is not just on or off
+WORDS = {"recomputes": ("nothing", "cheap", "more", "all")}  # the values of switches other than on and off
 NOT_TRIED = "all"
 WANTED = {bool: "true or false", int: "an int of at least 1", str: "the name of a library, or 'by size'"}
 Decisions: TypeAlias = dict[str, "Variant"]
@@ -36,8 +36,8 @@ class Variant:
         fold, share: passes of `autobatch.graph.rewrite.passes`.
         joins, stacks, sums, recomputes: switches of `autobatch.memplan.planner.MemoryPlanner`; `sums` needs the two
             before it.
-        threads: that a mini-batch has.
-        matmul: the library that multiplies; "by size": the fastest for each size, as it was measured.
+        threads: the number of threads for a mini-batch.
+        matmul: the library for matrix products; "by size": the one measured as fastest for each size.
 
     >>> Variant().differs_from(Variant(share=True, threads=2))
     'share off, 1 thread'
@@ -54,7 +54,7 @@ class Variant:
 
     @classmethod
     def of(cls, rewrites: tuple[str, ...], planner: Planner, threads: int, matmul: str) -> Variant:
-        """Make the variant that options amount to; switches that a planner lacks count as off."""
+        """Make the variant that options describe; switches that a planner lacks count as off."""
         choices: dict[str, Any] = {name: name in rewrites for name in REWRITES}
         choices |= {name: WORDS[name][0] if name in WORDS else False for name in LAYOUTS}
         choices |= {name: getattr(planner, name) for name in switches_of(planner)}
@@ -79,9 +79,9 @@ class Variant:
         """Make the variants that differ in one choice.
 
         Args:
-            switches: that may change.
-            max_threads: the most that may be used: all powers of two up to it are given, and itself; 0 if the number
-                may not change.
+            switches: the switches that may change.
+            max_threads: the most threads: tried are all powers of two up to it, and itself; 0 if the number may not
+                change.
         """
         for name in switches:
             values: tuple[Any, ...] = WORDS.get(name, (False, True))
@@ -90,7 +90,7 @@ class Variant:
         yield from (replace(self, threads=n) for n in sorted(numbers - {0, self.threads}))
 
     def changed_as(self, *others: Variant) -> Variant:
-        """Make this variant with all that others change in it; where they disagree, as the first does."""
+        """Make this variant with the changes of all others; where they disagree, the first wins."""
         changes: dict[str, Any] = {}
         for other in reversed(others):
             changes |= {name: value for name, value in asdict(other).items() if value != getattr(self, name)}
@@ -120,13 +120,13 @@ def read_decisions(tune: Any, base: Variant, planner: Planner) -> Decisions:
     """Read pinned decisions.
 
     Args:
-        tune: a table as `loss.decisions` gives it; or choices for all mini-batches, such as {"threads": 2}; or the
-            path of a JSON file that holds either.
-        base: holds where nothing is said.
-        planner: whose switches may be named.
+        tune: a table as `loss.decisions` gives it; or choices for all mini-batches, such as {"threads": 2}; or the path
+            of a JSON file with either.
+        base: gives the choices that are not stated.
+        planner: the planner whose switches may be named.
 
     Raises:
-        PlanError: the file cannot be read, or names a choice or value that there is not; or nothing is chosen.
+        PlanError: the file cannot be read, or names an unknown choice or value; or nothing is chosen.
     """
     table: Any = _read_file(tune) if isinstance(tune, str | os.PathLike) else tune
     if not isinstance(table, Mapping):
@@ -152,7 +152,7 @@ def read_decisions(tune: Any, base: Variant, planner: Planner) -> Decisions:
 
 
 def read_variant(where: str, choices: Any, base: Variant) -> Variant:
-    """Read the choices of a variant, as `base` where nothing is said; PlanError for what is no choice or value."""
+    """Read the choices of a variant, with `base` for the rest; PlanError for an unknown choice or value."""
     doing = f"reading decisions {where}"
     if not isinstance(choices, Mapping):
         raise PlanError(f"{doing}: {choices!r} is no table of choices; give one such as {{'threads': 1}}.")
