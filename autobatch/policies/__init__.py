@@ -41,15 +41,15 @@ def get(name: str) -> Policy:
     """Make the policy called `name`.
 
     Rules may be followed by a direction and by "compact": "score+both+compact" plans from the inputs and from the
-    outputs, deletes what is superfluous in either, and keeps the shorter schedule. "search" may be followed by a
-    number of steps: "search+20000". "timed(score+both+compact)" minimises predicted time instead, as measured by
-    `autobatch doctor --calibrate`; "auto" chooses (see `autobatch.policies.timed` and `auto`).
+    outputs, deletes superfluous batches in both, and keeps the shorter schedule. "search" may be followed by a
+    number of steps: "search+20000". "timed(score+both+compact)" minimises predicted time instead, with costs measured
+    by `autobatch doctor --calibrate`; "auto" chooses (see `autobatch.policies.timed` and `auto`).
 
-    The path of a saved policy (whatever ends in .json, or is a file) loads that; "tree.policy.json or score" goes on
-    with the rule `score`, and a warning, where the file or the model is refused.
+    The path of a saved policy (a name that ends in .json, or an existing file) loads that policy; "tree.policy.json or
+    score" falls back to the rule `score`, with a warning, if the file or the model is refused.
 
     Raises:
-        PolicyError: there is no such policy, the message lists those that there are; or the file is refused.
+        PolicyError: there is no such policy (the message lists the known ones), or the file is refused.
 
     >>> get("agenda").name
     'agenda'

@@ -1,13 +1,13 @@
-"""The policy that is used unless one is named: a rule chosen for the backend, and a state machine where that pays.
+"""The default policy: a rule chosen for the backend, and a learned state machine where that pays.
 
-Planning is charged against what it saves. Interpreted in Python, a batch costs so much that the rule `score` pays, but
-its second direction does not; compiled for the processor batches hardly matter; a GPU computes while the processor
-plans the next mini-batch, so more planning is free. A plan that runs many times is searched for.
+Planning time is weighed against the time it saves. On the interpreter a batch is so expensive that the rule `score`
+pays, but its second direction does not. Compiled for the processor, batches hardly matter. A GPU computes while the
+processor plans the next mini-batch, so more planning is free. Plans that run many times are worth a search.
 
-Learning is bought as one buys skis: once the batches above the chain bound, in all mini-batches so far, have cost as
-much as learning will, which is then at worst twice as expensive as never having considered it. A machine is learned on
-four of the first mini-batches; it stays if it is predicted to be faster on the next four, planning included. Either
-outcome is kept in the user's cache (`autobatch.policies.store`), for the types of the model and the backend.
+Learning starts by the ski-rental rule: when the batches above the chain bound, over all mini-batches so far, have cost
+as much as learning will. The total is then at most twice the cost of never learning. A machine is learned on four of
+the first mini-batches, and is adopted if it is predicted to be faster on the next four, including planning. Either
+outcome is kept in the user's cache (`autobatch.policies.store`), by the types of the model and the backend.
 All budgets count steps: the same mini-batches and the same cache give the same decisions on every machine.
 """
 
@@ -29,18 +29,18 @@ from autobatch.policies.store import find_entry, keep_entry, sign
 from autobatch.schedule.schedule import Policy, Schedule, min_batches, revision_of
 from autobatch.system.trust import trusted
 
-LESSONS = 4  # mini-batches to learn from, and as many to judge on
+LESSONS = 4  # mini-batches to learn from, and the same number to judge on
 EPISODE_NS = 200  # per node, of an episode of learning
 MACHINE_NS = 40  # per node and direction, that planning with a machine takes longer than with the rule
 
 
 class Market(NamedTuple):
-    """What decides on one backend.
+    """The settings for one backend.
 
     Attributes:
-        batch_us: what a batch costs beside its rows.
+        batch_us: the cost of a batch beside its rows.
         direction, compact: of the rule.
-        free: planning is not charged.
+        free: planning costs no time.
     """
 
     batch_us: float
@@ -62,15 +62,15 @@ class Auto:
     """Chooses a policy for the backend; see the module.
 
     Args:
-        backend: its name; one that is not known counts as "reference".
-        reused: whether each plan runs many times, so that searching for it pays.
+        backend: its name; an unknown one counts as "reference".
+        reused: whether each plan runs many times, so that a search pays.
         search_steps: of that search, per plan.
         seed: of learning and searching.
 
     Attributes:
         chosen: the policy that plans now.
-        settled: whether that is final.
-        why: how it was chosen.
+        settled: whether the choice is final.
+        why: the reason for the choice.
 
     >>> from autobatch.graph import NamedTypes, make_graph
     >>> auto = Auto("cuda")
@@ -95,30 +95,30 @@ class Auto:
         self._worth_from = math.inf
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles take along: the mini-batches to learn from stay behind, as their types do."""
+        """The state for copies and pickles, without the mini-batches to learn from and their types."""
         return {**vars(self), "_lessons": [], "_above": 0, "_worth_from": math.inf}
 
     @property
     def name(self) -> str:
-        """`auto`, and what it has chosen."""
+        """`auto`, with the chosen policy."""
         return f"auto ({self.chosen.name})"
 
     @property
     def revision(self) -> Hashable:
-        """Changes when it chooses another policy, or what it has chosen learns."""
+        """Changes when another policy is chosen, or the chosen one learns."""
         return self._n_choices, revision_of(self.chosen)
 
     @property
     def unseen_share(self) -> float | None:
-        """As of the chosen policy; None, if that does not learn."""
+        """That of the chosen policy; None if it does not learn."""
         return getattr(self.chosen, "unseen_share", None)
 
     def make_rule(self) -> Score:
-        """Make the rule that is used on the backend until something better is known."""
+        """Make the rule for the backend, used until something better is known."""
         return Score(self._market.direction, self._market.compact)
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Plan as chosen; and learn, if it is time to.
+        """Plan with the chosen policy; learn if it is time to.
 
         Raises:
             GraphError: the graph has a cycle.
@@ -129,7 +129,7 @@ class Auto:
         return schedule
 
     def repeat(self, graph: Graph, schedule: Schedule) -> None:
-        """Count a mini-batch that runs by a schedule made for it now or before; and learn, if it is time to."""
+        """Count a mini-batch that runs by a cached schedule; learn if it is time to."""
         if not self.settled and graph.n_nodes:
             self._attend(graph, schedule)
             self._seen += 1
@@ -137,14 +137,14 @@ class Auto:
                 self._learn()
 
     def settle(self, graphs: Sequence[Graph], n_uses: int) -> Policy:
-        """Choose for good, now: learn if that pays within so many mini-batches.
+        """Make the final choice now: learn if that pays within `n_uses` mini-batches.
 
         Args:
             graphs: mini-batches as `Batched.merged` gives them; eight are enough.
-            n_uses: how many will be planned.
+            n_uses: number of mini-batches that will be planned.
 
         Returns:
-            The chosen policy, which is not to be changed any more by what it meets.
+            The chosen policy, which no longer changes with the mini-batches it plans.
         """
         for graph in graphs:
             self._recall(graph)
@@ -156,7 +156,7 @@ class Auto:
         return self.chosen
 
     def _recall(self, graph: Graph) -> None:
-        """Take what an earlier process chose for these types, if it is in the cache."""
+        """Use the cached choice of an earlier process for these types, if there is one."""
         if self.settled:
             return
         signature = sign(graph.types.outlines, "auto", self._backend)
@@ -169,7 +169,7 @@ class Auto:
             self._conclude()
 
     def _attend(self, graph: Graph, schedule: Schedule) -> None:
-        """Keep a mini-batch to learn from; once there are enough, say from how many on learning pays."""
+        """Keep a mini-batch to learn from; once there are enough, compute when learning pays."""
         if self._lessons and graph.types != self._lessons[0].types:  # of another function, whose types differ
             self._lessons, self._above, self._worth_from = [], 0, math.inf
         if len(self._lessons) == 2 * LESSONS:
@@ -212,7 +212,7 @@ class Auto:
         self._n_choices += 1
 
     def _conclude(self) -> None:
-        """Change nothing any more, and forget what was kept to learn from."""
+        """Make the choice final, and drop the mini-batches kept to learn from."""
         self.settled = True
         self._lessons = []
 

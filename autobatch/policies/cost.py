@@ -1,8 +1,8 @@
-"""What a batch costs: a launch, and its rows, of which fewer than a number that keeps the machine busy cost no less.
+"""Predict the time of a batch: a launch, plus its rows, with a minimum of rows below which it gets no faster.
 
-The count of batches is the right thing to minimise where launches dominate. Elsewhere a batch of type a with n rows is
-predicted to take launch[a] + row[a] * max(n, efficient[a]) microseconds. `autobatch doctor --calibrate` measures these
-numbers for the types of a model, and keeps them in the user's cache (`autobatch.policies.store`).
+Where launches dominate, the number of batches is the right quantity to minimise. Elsewhere a batch of type a with n
+rows is predicted to take launch[a] + row[a] * max(n, efficient[a]) microseconds. `autobatch doctor --calibrate`
+measures these numbers for the types of a model, and keeps them in the user's cache (`autobatch.policies.store`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autobatch.system.cache import UNREADABLE
 from autobatch.system.files import write_whole
 
 FORMAT = "autobatch costs"
-LAUNCH, ROW, EFFICIENT = range(3)  # the lines of an array of costs
+LAUNCH, ROW, EFFICIENT = range(3)  # the rows of an array of costs
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +31,9 @@ class CostModel:
     """Predicted time of batches, by type.
 
     Args:
-        launch_us: float[T], microseconds of a launch, however many rows.
+        launch_us: float[T], microseconds of a launch, independent of its rows.
         row_us: float[T], microseconds of a row.
-        efficient_rows: float[T], rows below which a batch takes as long as if it had so many.
+        efficient_rows: float[T], a batch with fewer rows takes as long as with this many.
 
     Raises:
         PolicyError: lengths differ, or a number is negative or not finite.
@@ -56,7 +56,7 @@ class CostModel:
 
     @classmethod
     def counting(cls, n_types: int) -> CostModel:
-        """Make the model in which every batch costs one: the count of batches."""
+        """Make the model in which every batch costs one, so that costs count batches."""
         return cls(np.ones(n_types), np.zeros(n_types), np.zeros(n_types))
 
     def array(self) -> NDArray[np.float64]:
@@ -75,12 +75,12 @@ class CostModel:
 
 @dataclass(frozen=True)
 class TypeCost:
-    """What was measured for one type.
+    """The measured cost of one type.
 
     Attributes:
         name, outline: of the type.
         launch_us, row_us, efficient_rows: see `CostModel`.
-        row_bytes: of inputs and saved values, per row.
+        row_bytes: bytes of inputs and saved values, per row.
     """
 
     name: str
@@ -93,7 +93,7 @@ class TypeCost:
 
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """What batches of a model's types cost on one machine, on one backend, at one width.
+    """Measured costs of a model's types on one machine, one backend, and at one width.
 
     Attributes:
         backend: its name.
@@ -102,7 +102,7 @@ class MeasuredCosts:
         types: those of the model.
 
     Raises:
-        PolicyError: there are none.
+        PolicyError: there are no types.
     """
 
     backend: str
@@ -115,7 +115,7 @@ class MeasuredCosts:
             raise PolicyError("making measured costs: no types; give those of a model.")
 
     def of(self, outlines: Sequence[str]) -> CostModel:
-        """Give the costs of types, by outline; one that was not measured costs the median of those that were.
+        """Give the costs of types, by outline; a type that was not measured gets the median of the others.
 
         >>> measured = MeasuredCosts("reference", 8, "train", (TypeCost("a", "a(value)", 9.0, 0.5, 1.0, 32.0),))
         >>> measured.of(["b(value)", "a(value)"]).batch_us(1, 4)
@@ -127,17 +127,17 @@ class MeasuredCosts:
         return CostModel(*columns.T)
 
     def keep(self) -> Path | None:
-        """Write the costs to the user's cache, for all models of these types; None if it holds nothing."""
+        """Write the costs to the user's cache, for all models of these types; None if the cache is off."""
         content = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
         signature = sign([t.outline for t in self.types])
         return keep_entry("costs", signature, lambda path: write_whole(path, content.encode()))
 
 
 def find_costs(outlines: Sequence[str]) -> MeasuredCosts:
-    """Read what was measured for a model from the user's cache.
+    """Read the measured costs of a model from the user's cache.
 
     Raises:
-        PolicyError: nothing was, or it cannot be read any more.
+        PolicyError: nothing was measured, or the file cannot be read.
     """
     found = find_entry("costs", sign(outlines), load_costs)
     if found is None:
@@ -152,7 +152,7 @@ def load_costs(path: Path) -> MeasuredCosts:
     """Read a file that `MeasuredCosts.keep` wrote.
 
     Raises:
-        PolicyError: it is unreadable, cut short or something else.
+        PolicyError: it is unreadable, truncated or not a file of costs.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

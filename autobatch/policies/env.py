@@ -1,4 +1,4 @@
-"""The environments of `autobatch.policies.rl.env` by their names; importing this module registers them in Gymnasium.
+"""Register the environments of `autobatch.policies.rl.env` in Gymnasium, on import.
 
 `gymnasium.make("autobatch.policies.env:autobatch/Batching-v0", dags=...)` imports it by itself.
 """

@@ -1,4 +1,4 @@
-"""Plan with a second policy where the first one refuses a graph: a warning instead of an error."""
+"""Fall back to a second policy, with a warning, when the first refuses a graph."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autobatch.system.trust import trusted
 @final
 @trusted
 class Otherwise:
-    """Plans with the first policy until it refuses a graph, then with the second one, and warns once.
+    """Plans with the first policy until it refuses a graph, then with the second; warns once.
 
     Args:
         make_first: makes or loads the policy.
-        second: for where that, or planning with it, ends in a `PolicyError`.
+        second: the policy to use when making the first, or planning with it, raises a `PolicyError`.
     """
 
     def __init__(self, make_first: Callable[[], Policy], second: Policy) -> None:
@@ -32,21 +32,21 @@ class Otherwise:
 
     @property
     def name(self) -> str:
-        """That of the policy which plans now."""
+        """The name of the policy in use."""
         return (self.first or self.second).name
 
     @property
     def revision(self) -> Hashable:
-        """Changes when the first policy is given up, and when the one that plans now does."""
+        """Changes when the first policy is given up, and with the revision of the policy in use."""
         return self.first is None, revision_of(self.first or self.second)
 
     @property
     def unseen_share(self) -> float | None:
-        """As of the policy which plans now; None, if that does not learn."""
+        """That of the policy in use; None if it does not learn."""
         return getattr(self.first or self.second, "unseen_share", None)
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Plan with the first policy, unless it was refused before or is now."""
+        """Plan with the first policy, or with the second once the first has failed."""
         if self.first is not None:
             try:
                 return make_schedule(graph, self.first)
@@ -55,7 +55,7 @@ class Otherwise:
         return make_schedule(graph, self.second)
 
     def repeat(self, graph: Graph, schedule: Schedule) -> None:
-        """Tell the policy which plans now of a schedule that runs again."""
+        """Report a schedule that runs again to the policy in use."""
         repeat_schedule(self.first or self.second, graph, schedule)
 
     def _give_up(self, error: PolicyError) -> None:

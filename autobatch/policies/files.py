@@ -1,10 +1,10 @@
-"""A policy in a file: readable JSON, with one state of the machine a line and its types by name.
+"""Save policies to files: readable JSON, with one state of the machine per line and types by name.
 
     {"ready": ["leaf", "merge"], "critical": ["leaf"], "values": {"leaf": [-3.25, 40], "merge": [-4.0, 7]}}
 
-says that where leaves and merges are ready (leaves first, as the encoding "sort" ranks them), and leaf is critical,
-running the leaves promises a return of -3.25, as 40 changes of that value found. A digest of the content tells an
-edited file from one that was saved. To change a policy by hand, load it, change its tables, and save it.
+says: in the state where leaves and merges are ready (leaves first, in the ranking of the encoding "sort") and leaf is
+critical, running the leaves has an expected return of -3.25, after 40 updates of that value. A digest of the content
+detects edited files. To change a policy by hand, load it, change its tables, and save it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ADVICE = "give a file that policy.save wrote"
 
 
 class Kept(Protocol):
-    """A policy that can be kept in a file."""
+    """A policy that can be saved."""
 
     rule: ClassVar[str]
     direction: Any
@@ -37,14 +37,14 @@ class Kept(Protocol):
         """The rule and its options."""
 
     def describe(self) -> dict[str, Any] | None:
-        """What was learned, as JSON says it; None if nothing."""
+        """The learned content as JSON values; None if nothing was learned."""
 
 
 def save_policy(policy: Kept, path: str | os.PathLike[str]) -> None:
-    """Write a policy to a file, replacing one that is there only once all is written.
+    """Write a policy to a file; an existing file is replaced only once everything is written.
 
     Raises:
-        PolicyError: as for `to_text`, or the file cannot be written; what was at `path` is still there.
+        PolicyError: as for `to_text`, or the file cannot be written; an existing file at `path` is left as it was.
     """
     doing = f"cannot save policy {os.fspath(path)!r}"
     text = to_text(policy, doing)
@@ -58,10 +58,10 @@ def save_policy(policy: Kept, path: str | os.PathLike[str]) -> None:
 
 
 def to_text(policy: Kept, doing: str) -> str:
-    """Write what a file of a policy holds; `doing` begins messages.
+    """Write the content of a policy file; `doing` begins error messages.
 
     Raises:
-        PolicyError: the policy has learned nothing, two types have one name, or something is not JSON.
+        PolicyError: the policy has learned nothing, two types have one name, or a value is not JSON.
     """
     learned = policy.describe()
     if learned is None:
@@ -80,7 +80,7 @@ def to_text(policy: Kept, doing: str) -> str:
 
 
 def read_text(path: str | os.PathLike[str], doing: str) -> str:
-    """The text of a file; PolicyError, which begins with `doing`, if it cannot be read."""
+    """Read the text of a file; raise a PolicyError, which begins with `doing`, if that fails."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
@@ -91,10 +91,10 @@ def read_text(path: str | os.PathLike[str], doing: str) -> str:
 
 
 def read_content(text: str, doing: str) -> dict[str, Any]:
-    """What a text of `to_text` says, of its kind first; `doing` begins messages.
+    """Parse a text of `to_text`, after checking its kind; `doing` begins error messages.
 
     Raises:
-        PolicyError: it is cut short, edited, of another format or of another version.
+        PolicyError: it is truncated, edited, of another format or of another version.
     """
     try:
         content = json.loads(text)
@@ -117,13 +117,13 @@ def read_content(text: str, doing: str) -> dict[str, Any]:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Sum up what is said, however it is laid out."""
+    """Digest the content, independent of its layout."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _lay_out(content: Any, indent: int = 0) -> str:
-    """Write JSON in which whatever fits a line stands on one."""
+    """Write JSON, with every value that fits on one line on one line."""
     line = json.dumps(content, ensure_ascii=False)
     if indent + len(line) <= LINE_WIDTH or not isinstance(content, dict | list) or not content:
         return line

@@ -1,7 +1,7 @@
-"""Learn a state machine from mini-batches, with defaults that do best on mini-batches unseen.
+"""Learn a state machine from mini-batches, with the defaults that did best on unseen mini-batches.
 
-What ED-Batch published is `learn(..., **PUBLISHED)`: it does not tell which types are critical, and plans from the
-inputs only. Ours is better on most graphs, but not on all. So by default the published machine is learned beside it,
+`learn(..., **PUBLISHED)` is the machine of ED-Batch: its states do not include criticality, and it plans from the
+inputs only. Ours is better on most graphs, but not on all. So by default the published machine is learned as a rival,
 and both plan: no mini-batch gets more batches than from the published one, at twice the time of learning and planning.
 """
 
@@ -41,15 +41,15 @@ def learn(graphs: Sequence[Graph], *, held_out: Sequence[Graph] = (), rival: boo
 
     Args:
         graphs: at least one, with one table of types, such as `Batched.merged` gives.
-        held_out: mini-batches that decide which of the machines met on the way is the best; by default `graphs`.
-        rival: also learn the machine as published, with this encoding and these settings, and keep the shorter plan of
-            the two; by default unless the reward is "time".
+        held_out: mini-batches that select the best of the machines met during learning; by default `graphs`.
+        rival: also learn the published machine, with this encoding and these settings, and keep the shorter plan of the
+            two; by default, unless the reward is "time".
         options: direction ("both" by default), compact (True), costs, seed and on_progress, see `learn_fsm`; encoding
             ("sort"), critical (True) and mask (True), see `Machine`; reward ("critical"), optimism (False) and others,
             see `QLearning`.
 
     Raises:
-        PolicyError: there is no such option, one is out of range, or there are no graphs.
+        PolicyError: an option does not exist or is out of range, or there are no graphs.
     """
     dags, held, types = read_lesson(graphs, held_out)
     terms: dict[str, Any] = {"direction": "both", "compact": True, "held_out": held}
@@ -88,7 +88,7 @@ def read_lesson(graphs: Sequence[Graph], held_out: Sequence[Graph]) -> tuple[lis
 
 @contextmanager
 def show_learning(visible: bool) -> Iterator[Callable[[Progress], None]]:
-    """Show on standard error how learning goes; what it gives is to be told."""
+    """Show the progress of learning on standard error; gives the function to report progress to."""
     if not visible:
         yield lambda progress: None
         return
@@ -99,7 +99,7 @@ def show_learning(visible: bool) -> Iterator[Callable[[Progress], None]]:
 
 
 def describe_progress(progress: Progress) -> str:
-    """Write a measurement.
+    """Write a line about a rollout.
 
     >>> describe_progress(Progress(episodes=50, batches=31.5, bound=30.0, states=17))
     '50 episodes, 31.5 batches, bound 30.0, 17 states'

@@ -1,4 +1,4 @@
-"""Loading policies from files: of what a file says, the policy is made anew; see `autobatch.policies.files`."""
+"""Load policies from files: rebuild a policy from the content of its file, see `autobatch.policies.files`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load(path: str | os.PathLike[str]) -> Directed:
     """Read a policy that `policy.save` wrote.
 
     Raises:
-        PolicyError: the file is missing, unreadable, cut short, edited, of another format or of another version.
+        PolicyError: the file is missing, unreadable, truncated, edited, of another format or of another version.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -37,10 +37,10 @@ def load(path: str | os.PathLike[str]) -> Directed:
 
 
 def from_text(text: str, doing: str) -> Directed:
-    """Read what `to_text` wrote; `doing` begins messages.
+    """Read a text written by `to_text`; `doing` begins error messages.
 
     Raises:
-        PolicyError: it is cut short, edited, of another format or of another version.
+        PolicyError: it is truncated, edited, of another format or of another version.
     """
     content = read_content(text, doing)
     try:
@@ -50,7 +50,7 @@ def from_text(text: str, doing: str) -> Directed:
 
 
 def _rebuild(content: Mapping[str, Any]) -> Directed:
-    """Make the policy that a file describes; whatever is raised says what is wrong."""
+    """Make the policy that a file describes; exceptions of any type describe what is wrong."""
     if content["kind"] not in KINDS:
         raise ValueError(f"kind {content['kind']!r} is none of {', '.join(KINDS)}")
     policy = KINDS[content["kind"]](content, content["direction"], bool(content["compact"]))
@@ -105,7 +105,7 @@ def _rebuild_table(rows: Sequence[Mapping[str, Any]], machine: Machine, names: S
 
 
 def _number_state(row: Mapping[str, Any], machine: Machine, number: Mapping[str, int]) -> State:
-    """Read what `name_state` wrote."""
+    """Read a state written by `name_state`."""
     state = np.zeros(machine.width(len(number)), np.int16)
     for rank, name in enumerate(row["ready"], 1):
         state[number[name]] = rank if machine.encoding == "sort" else 1

@@ -1,4 +1,4 @@
-"""Name a policy, or its costs, in the user's cache: by a digest of the types' outlines, and a version."""
+"""Make the cache key of a policy or its costs: a digest of the types' outlines, and a version."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from autobatch.system.cache import cache_folder, find_entry, keep_entry
 
 __all__ = ["cache_folder", "find_entry", "keep_entry", "sign"]
 
-VERSION = 1  # of what is learned and measured; another one finds no older entries
+VERSION = 1  # of cached content; entries of other versions are not found
 
 
 def sign(outlines: Sequence[str], *more: str | int) -> str:
-    """Digest what an entry depends on; the order of the types does not count, nor do the widths of a model.
+    """Digest what an entry depends on; the order of types and the widths of a model do not matter.
 
     >>> sign(["leaf()", "merge(value)"], "reference") == sign(["merge(value)", "leaf()"], "reference")
     True

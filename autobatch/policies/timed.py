@@ -1,9 +1,9 @@
-"""Minimise predicted time instead of the count: plan in several ways, and keep what is predicted to be fastest.
+"""Minimise predicted time instead of the number of batches: plan in several ways and keep the fastest.
 
-A policy counts batches. Where rows cost as well, or small batches are inefficient, a schedule with more batches can be
-faster, and nodes that may wait are worth more in small batches than in large ones. So the policy's schedule, of both
-directions if it plans in both, competes with what its sequence gives, compacted or not, as rows are assigned early,
-late or levelled.
+A policy minimises the number of batches. Where rows cost time too, or small batches are inefficient, a schedule with
+more batches can be faster, and nodes that may wait save more in small batches than in large ones. So the policy's
+schedule (of each direction, if it plans in both) competes with schedules of its sequence, compacted or not, with rows
+assigned early, late or levelled.
 Source: DESIGN, section 5.
 """
 
@@ -35,22 +35,23 @@ from autobatch.system.trust import trusted
 @final
 @trusted
 class Timed:
-    """The schedule of least predicted time among those that a policy's lead to.
+    """Gives the schedule of least predicted time among variations of a policy's schedule.
 
     Args:
         policy: makes the schedules to begin with.
-        costs: of the types of the graphs, or measured ones; None: those that `autobatch doctor --calibrate` measured
-            on this machine for the model.
-        search_steps: of local search for sequences that take less time, from the best one found; 0 for none.
+        costs: costs of the types of the graphs, or measured costs; None: those that `autobatch doctor --calibrate`
+            measured for the model on this machine.
+        search_steps: steps of local search for faster sequences, from the best one found; 0 for none.
         seed: of the random steps.
 
     Raises:
-        PolicyError: there are fewer than 0 steps.
+        PolicyError: `search_steps` is negative.
 
-    Cost: for each direction a plan, a compaction, and twice `assign_rows` in three ways, unless a row costs the same in
-        any batch; a compaction per step of searching.
+    Cost: for each direction a plan, a compaction, and twice `assign_rows` in three ways (in one way if a row costs the
+        same in any batch); a compaction per search step.
 
-    Example: one row costs as much as two, and of three nodes that can run first one may wait for a fourth that cannot.
+    Example: a batch of one row costs as much as one of two, and one of three nodes that can run first may wait for a
+    fourth.
 
     >>> from autobatch import policies
     >>> from autobatch.graph import NamedTypes, make_graph
@@ -74,24 +75,24 @@ class Timed:
 
     @property
     def name(self) -> str:
-        """`timed(...)` around the policy's name."""
+        """`timed(...)` with the policy's name."""
         return f"{self.rule}({self.policy.name})"
 
     @property
     def revision(self) -> Hashable:
-        """As of the policy."""
+        """The revision of the policy."""
         return revision_of(self.policy)
 
     @property
     def unseen_share(self) -> float | None:
-        """As of the policy; None, if that does not learn."""
+        """That of the policy; None if it does not learn."""
         return getattr(self.policy, "unseen_share", None)
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Plan, and keep the schedule of least predicted time, of equal ones that with fewer batches.
+        """Plan, and keep the schedule of least predicted time; among equals, the one with fewer batches.
 
         Raises:
-            PolicyError: no costs were given, and none were measured for the model; or the policy is refused.
+            PolicyError: no costs were given, and none were measured for the model; or the policy refuses the graph.
             GraphError: the graph has a cycle.
         """
         check_order(graph)
@@ -105,11 +106,11 @@ class Timed:
         return min(found, key=lambda s: (costs.schedule_us(s), len(s)))
 
     def repeat(self, graph: Graph, schedule: Schedule) -> None:
-        """Tell the policy of a schedule that runs again."""
+        """Report a schedule that runs again to the policy."""
         repeat_schedule(self.policy, graph, schedule)
 
     def _candidates(self, graph: Graph, dag: Dag, costs: CostModel) -> Iterator[Schedule]:
-        """Give the policy's schedules, and what moving rows makes of their sequences, compacted and not."""
+        """Give the policy's schedules, and those of their sequences, compacted or not, with rows reassigned."""
         schedules = [make_schedule(graph, policy) for policy in _ways(self.policy)]
         sequences: dict[bytes, IntArray] = {}
         yield from schedules
@@ -128,7 +129,7 @@ class Timed:
 
 
 def _ways(policy: Policy) -> Iterator[Policy]:
-    """Give a policy for each direction of one that plans in both; any other as it is."""
+    """Split a policy that plans in both directions into one per direction; give any other as it is."""
     if not isinstance(policy, Directed) or policy.direction != "both":
         yield policy
         return

@@ -1,1 +1,1 @@
-"""Policies that are state machines: states, Q-learning, learning in use, pictures."""
+"""State machine policies: states, Q-learning, learning in use, and drawings."""

@@ -1,4 +1,4 @@
-"""What a state machine sees: the ready nodes, reduced to a few small ints.
+"""Encode the ready nodes as the state of a state machine: a few small ints.
 
 An encoding turns the frontier into a vector with an entry for each type; 0 says that no node of the type is ready.
 
@@ -6,7 +6,7 @@ An encoding turns the frontier into a vector with an entry for each type; 0 says
     max    the same, and 2 for the type with the most ready nodes
     sort   the rank of the type by its ready nodes: 1 has the most
 
-Of types with equally many nodes the one with the lowest id comes first. With the critical set the vector has a second
+Among types with equal numbers of nodes the lowest id comes first. With the critical set the vector has a second
 half: 1 for every ready type that is critical (`autobatch.schedule.chains`).
 Source: base, max and sort are ED-Batch's (arXiv:2302.03851, section 2.3).
 """

@@ -1,9 +1,9 @@
-"""The learned finite state machine: a state made of the frontier names the type to run next.
+"""The learned finite state machine: maps a state, computed from the ready nodes, to the type to run next.
 
 The machine is a table of values, learned by `autobatch.policies.fsm.qlearning`. In a state it runs the type of the
-highest value among those it tried there. A state that it never met, or in which it tried nothing that may run now, is
-decided by the rule of `Score`, and counted; with a learner (`autobatch.policies.fsm.online`) it is known from then on.
-A policy may hold several machines; then each of them plans, and the schedule with the fewest batches is kept. Source:
+highest value among those tried there. In an unknown state, or one where no type that may run has been tried, the rule
+of `Score` decides, and the batch is counted. With a learner (`autobatch.policies.fsm.online`) the state is known from
+then on. A policy may hold several machines: each plans, and the schedule with the fewest batches is kept. Source:
 ED-Batch (arXiv:2302.03851); the critical set, the mask, the fallback and rivals are ours.
 """
 
@@ -36,12 +36,12 @@ WAYS: tuple[Way, ...] = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Machine:
-    """How a machine sees and chooses.
+    """How a machine encodes states and chooses types.
 
     Attributes:
-        encoding: what the state says of the frontier, see `autobatch.policies.fsm.encoding`.
+        encoding: the encoding of the frontier in the state, see `autobatch.policies.fsm.encoding`.
         critical: the state also says which types are critical.
-        mask: where a ready type is critical, only such types may run.
+        mask: if a ready type is critical, only critical types may run.
     """
 
     encoding: Encoding = "sort"
@@ -57,7 +57,7 @@ class Machine:
         return n_types * (2 if self.critical else 1)
 
     def rules(self) -> MachineRules:
-        """Give the same as ints, for compiled loops."""
+        """Give these settings as ints, for compiled loops."""
         return MachineRules(ENCODINGS.index(self.encoding), int(self.mask))
 
 
@@ -70,7 +70,7 @@ class MachineRules(NamedTuple):
 
 @dataclass(frozen=True)
 class TypeNames:
-    """The types that a policy was learned for, by name, and what each is, so that it is known again."""
+    """The types that a policy was learned for: names, and outlines to recognise them by."""
 
     names: tuple[str, ...]
     outlines: tuple[str, ...]
@@ -82,13 +82,13 @@ class TypeNames:
 
 
 class Taught(NamedTuple):
-    """A machine, and what it has learned: a table for each direction."""
+    """A machine, and a learned table for each direction."""
 
     machine: Machine
     tables: dict[Way, Table]
 
     def describe(self, names: Sequence[str]) -> dict[str, Any]:
-        """How the machine sees and chooses, and its tables in the names of types."""
+        """The settings of the machine, and its tables with types by name."""
         machine = self.machine
         return {
             "machine": {"encoding": machine.encoding, "critical": machine.critical, "mask": machine.mask},
@@ -97,7 +97,7 @@ class Taught(NamedTuple):
 
 
 Learner: TypeAlias = Callable[[Machine, Table, Dag, IntArray], Table]
-"""Given a machine, its table, a dag and the sequence that it ran there: the table that it has learned."""
+"""Takes a machine, its table, a dag and the sequence that it ran there; gives the updated table."""
 
 
 @final
@@ -107,18 +107,18 @@ class Fsm(Directed):
 
     Args:
         machine: how it sees and chooses.
-        types: what its types are.
-        tables: what was learned, for "forward", "backward" or both; a direction without a table has met no state.
+        types: its types.
+        tables: the learned tables, for "forward", "backward" or both; a direction without a table knows no state.
         direction, compact: see `Directed`.
-        about: how it was learned, to be kept with it.
-        weights: of the rule that decides in states without a choice.
-        rivals: other machines for the same types. Each plans as the first one does, so that the schedule that is kept
-            has never more batches than that of any machine alone; and planning takes so much longer.
+        about: how it was learned; saved with it.
+        weights: of the rule that decides in unknown states.
+        rivals: other machines for the same types. All plan, so the kept schedule never has more batches than that of
+            any one machine; planning time grows with their number.
 
     Attributes:
-        unseen, decided: batches of the last schedule that the rule decided, since the machine did not know the state;
-            and all batches, of all machines in all directions that they planned in.
-        learner: learns from a plan in which the rule decided; None, if the tables stay as they are.
+        unseen, decided: for the last schedule, the batches that the rule decided, and all batches, over all machines
+            and directions.
+        learner: learns from a plan in which the rule decided; None if the tables are fixed.
     """
 
     rule: ClassVar[str] = "fsm"
@@ -145,17 +145,17 @@ class Fsm(Directed):
         self._placed: tuple[Types, IntArray] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles take along: of the types of a batched function, none."""
+        """The state for copies and pickles, without references to the types of a batched function."""
         return {**vars(self), "_placed": None}
 
     def with_rival(self, other: Fsm) -> Fsm:
-        """Give the policy that plans with the machines of both, which are of the same types, and keeps the shorter."""
+        """Give a policy that plans with the machines of both, for the same types, and keeps the shorter plan."""
         about = {**self.about, "rivals": [*self.about.get("rivals", []), other.about]}
         rivals = [*self.machines[1:], *other.machines]
         return Fsm(self.machine, self.types, self.tables, self.direction, self.compact, about, self.weights, rivals)
 
     def describe(self) -> dict[str, Any]:
-        """The weights of the rule, the types, and the machine and tables of each that was taught."""
+        """The weights of the rule, the types, and each machine with its tables."""
         first, *rivals = (taught.describe(self.types.names) for taught in self.machines)
         types = [{"name": n, "outline": o} for n, o in zip(self.types.names, self.types.outlines, strict=True)]
         return {"weights": self.weights._asdict(), "types": types, **first, "rivals": rivals}
@@ -174,12 +174,12 @@ class Fsm(Directed):
 
     @property
     def tables(self) -> dict[Way, Table]:
-        """What the first machine has learned."""
+        """The tables of the first machine."""
         return self.machines[0].tables
 
     @property
     def revision(self) -> tuple[int, bool]:
-        """Changes with what it learns in use, and with whether it does."""
+        """Changes when it learns in use, and when that is switched on or off."""
         return self._n_lessons, self.learner is not None
 
     @property
@@ -191,7 +191,8 @@ class Fsm(Directed):
         """Plan in the directions asked for.
 
         Raises:
-            PolicyError: the graph has types of the same name that are something else, or none that the policy knows.
+            PolicyError: a type of the graph differs from the known type of that name, or the policy knows none of its
+            types.
             GraphError: the graph has a cycle.
         """
         dag = self.to_known(graph)
@@ -203,10 +204,10 @@ class Fsm(Directed):
         return Schedule(number[planned.batch_type], planned.batch_ptr, planned.order)
 
     def to_known(self, graph: Graph) -> Dag:
-        """Give the dag of a graph with the machine's numbers for types; a machine that learns takes in new ones.
+        """Give the dag of a graph with the machine's numbers for types; a machine that learns adds new types.
 
         Raises:
-            PolicyError: the types are another model's.
+            PolicyError: the types belong to another model.
             GraphError: the graph has a cycle.
         """
         place = self._place(graph.types)
@@ -221,11 +222,11 @@ class Fsm(Directed):
         return self._plan(dag, "forward", self.machines[0])
 
     def plan_backward(self, dag: Dag) -> Batches:
-        """Simulate batch by batch, from the outputs, with the table that the first machine learned for that."""
+        """Simulate batch by batch, from the outputs, with the first machine and its backward table."""
         return mirror(self._plan(reverse(dag), "backward", self.machines[0]))
 
     def plans(self, dag: Dag) -> Iterator[Batches]:
-        """Plan with every machine in the directions asked for."""
+        """Plan with every machine in the requested directions."""
         backward = reverse(dag) if self.direction != "forward" else None
         for taught in self.machines:
             if self.direction != "backward":
@@ -244,13 +245,13 @@ class Fsm(Directed):
         return batches
 
     def _place(self, types: Types) -> IntArray:
-        """Where each type of a graph is among the machine's; those that it does not know come after."""
+        """The machine's number for each type of a graph; unknown types are numbered after the known ones."""
         if self._placed is None or self._placed[0] is not types or self._placed[1].size != len(types.names):
             self._placed = types, place_types(self.types, TypeNames.of(types))
         return self._placed[1]
 
     def _take_in(self, met: TypeNames, place: IntArray) -> None:
-        """Make the types that a graph was the first to have the machine's own."""
+        """Add the new types of a graph to those of the machine."""
         n_known = len(self.types.names)
         new = [(met.names[kind], met.outlines[kind]) for kind in np.argsort(place) if place[kind] >= n_known]
         names, outlines = zip(*new, strict=True)
@@ -263,12 +264,12 @@ class Fsm(Directed):
 
 
 def place_types(known: TypeNames, met: TypeNames) -> IntArray:
-    """Find each type met among the known ones, by outline; new ones are numbered after those.
+    """Find each type met among the known ones, by outline; new ones are numbered after them.
 
-    Of several with one outline, such as one cell with several modules, the first met is the first known, and so on.
+    Several types with one outline, such as one cell with several modules, are matched in order.
 
     Raises:
-        PolicyError: a cell known by name is something else, or most of the cells are not known.
+        PolicyError: a cell differs from the known one of that name, or most of the cells are unknown.
     """
     numbers: dict[str, list[int]] = {}
     for number, outline in enumerate(known.outlines):
@@ -303,7 +304,7 @@ def _check_cells(known: TypeNames, met: TypeNames) -> None:
 
 
 def _by_cell(types: TypeNames) -> dict[str, set[str]]:
-    """The outlines of each cell, whose several types have names such as cell#1."""
+    """The outlines of the types of each cell; types of one cell have names such as cell#1."""
     cells: dict[str, set[str]] = {}
     for name, outline in zip(types.names, types.outlines, strict=True):
         cells.setdefault(name.partition("#")[0], set()).add(outline)
@@ -312,7 +313,7 @@ def _by_cell(types: TypeNames) -> dict[str, set[str]]:
 
 @compiled
 def run_machine(dag: Dag, table: Table, rules: MachineRules, weights: Weights) -> tuple[Batches, int]:
-    """Schedule a dag by a machine; and count the batches that the rule had to decide."""
+    """Schedule a dag by a machine; also count the batches that the rule decided."""
     sim = start(dag)
     chains = start_chains(dag, sim)
     state = np.zeros(table.states.shape[1], np.int16)
@@ -331,7 +332,7 @@ def run_machine(dag: Dag, table: Table, rules: MachineRules, weights: Weights) -
 
 @compiled
 def allow(sim: Simulator, chains: Chains, mask: int, allowed: Any) -> bool:
-    """Mark the types that may run: the ready ones, or the critical among them; False if there is none."""
+    """Mark the types that may run: the ready types, or only the critical ones; False if none may."""
     any_ready, any_critical = False, False
     for a in range(allowed.size):
         allowed[a] = is_ready(sim, a)
@@ -345,7 +346,7 @@ def allow(sim: Simulator, chains: Chains, mask: int, allowed: Any) -> bool:
 
 @compiled
 def _masked(weights: Weights, mask: int) -> Weights:
-    """Give the weights with which a critical type, where one is ready, scores highest, if the machine is masked."""
+    """Give weights for the rule; with a mask, ready critical types score highest."""
     others = abs(weights.ready) + abs(weights.own) + abs(weights.height)
     critical = 1.0 + 2.0 * others if mask else weights.critical
     return Weights(critical, weights.ready, weights.own, weights.height)
@@ -353,7 +354,7 @@ def _masked(weights: Weights, mask: int) -> Weights:
 
 @compiled
 def _best_tried(sim: Simulator, chains: Chains, table: Table, encoding: int, state: State, allowed: Any) -> int:
-    """Find the type of the highest value among those tried in this state, of equal ones the lowest; or -1."""
+    """Find the tried type of highest value in this state, the lowest id among equals; -1 if none."""
     n_known = table.values.shape[1]
     for a in range(n_known, allowed.size):
         if is_ready(sim, a):

@@ -1,8 +1,8 @@
-"""Go on learning while a state machine is in use: states that it meets for the first time enter its tables.
+"""Learn while a state machine is in use: new states enter its tables.
 
-A plan in which the rule of `Score` had to decide is itself an episode: what ran in each state, and how many batches
-followed. The values move towards that, as in `autobatch.policies.fsm.qlearning` but without exploration: the same
-mini-batches in the same order make the same machine.
+A plan in which the rule of `Score` decided a batch serves as an episode: the type that ran in each state, and the
+number of batches that followed. Values move towards these returns, as in `autobatch.policies.fsm.qlearning` but without
+exploration: the same mini-batches in the same order give the same machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Online:
     settings: QLearning
 
     def __call__(self, machine: Machine, table: Table, dag: Dag, sequence: IntArray) -> Table:
-        """Give the table with what the plan of these batches taught."""
+        """Give the table, updated with the plan of these batches."""
         course = start_course(dag, CostModel.counting(dag.n_types).array())
         roomy = with_room(table, sequence.size)
         run_episode(course, roomy, machine.rules(), self.settings.rules(), 0.0, np.random.default_rng(0), sequence)
@@ -36,18 +36,18 @@ class Online:
 
 
 def keep_learning(policy: Policy, settings: QLearning = QLearning(reward="critical")) -> None:  # noqa: B008, frozen
-    """Make a policy learn from each mini-batch in which it meets a state that it does not know.
+    """Make a policy learn from each mini-batch in which it meets an unknown state.
 
-    Setting `policy.learner` to None ends that.
+    Set `policy.learner` to None to stop.
 
     Args:
-        policy: to be changed by its use from now on.
-        settings: the reward, learning rate and steps count; a reward "time" counts batches.
+        policy: the policy, which changes in use from now on.
+        settings: only the reward, learning rate and number of steps matter; the reward "time" counts batches.
 
     Raises:
-        PolicyError: the policy is no state machine.
+        PolicyError: the policy is not a state machine.
 
-    Cost: per mini-batch with such a state, about as much as planning it once more.
+    Cost: per mini-batch with an unknown state, about that of planning it once more.
     """
     if not isinstance(policy, Fsm):
         raise PolicyError(f"cannot keep learning: {policy.name!r} is no state machine; learn one, or load one.")

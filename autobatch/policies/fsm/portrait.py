@@ -1,6 +1,6 @@
-"""What a state machine looks like: what it does in each state, and which state leads to which, as text or a drawing.
+"""Show a state machine: the choice in each state, and the transitions between states, as text or a drawing.
 
-Which states follow each other is not part of the machine; it shows when the machine runs on mini-batches.
+Transitions are not part of the machine; they are observed by running it on mini-batches.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from autobatch.policies.fsm.machine import WAYS, Fsm, Way, describe_state, run_m
 from autobatch.schedule.chains import follow, start_chains
 from autobatch.schedule.simulator import start, step
 
-MAX_LABELS = 24  # states that are labelled in a drawing, those visited most
-OFFSETS = (0.0, 0.15, -0.15, 0.3, -0.3)  # of states in their lane, so that labels are told apart
+MAX_LABELS = 24  # labelled states of a drawing: the most visited
+OFFSETS = (0.0, 0.15, -0.15, 0.3, -0.3)  # of states in their lane, so that labels do not overlap
 NEW = "not learned"
 
 
 class Choice(NamedTuple):
-    """What a machine does in a state: the type that it runs, its value, and how often that was changed."""
+    """The choice of a machine in a state: the type, its value, and the number of updates of that value."""
 
     state: str
     kind: str
@@ -40,13 +40,13 @@ class Choice(NamedTuple):
 
 @dataclass
 class Walk:
-    """What a machine did on some mini-batches, planning in one direction.
+    """The states and transitions of a machine on some mini-batches, in one direction.
 
     Attributes:
         visits: by state.
-        steps: of the visits, added up: the places in their schedules.
+        steps: by state, the sum of the positions of its visits in their schedules.
         runs: by state, the type that ran last.
-        moves: by pairs of states that followed each other.
+        moves: by pairs of consecutive states.
         unseen: states that the machine had not learned.
     """
 
@@ -63,7 +63,7 @@ def ways_of(policy: Fsm) -> list[Way]:
 
 
 def list_choices(policy: Fsm, way: Way) -> list[Choice]:
-    """List what the machine does in each state, in the order in which it met them."""
+    """List the choice of the machine in each state, in the order in which it met them."""
     table, names = policy.tables[way], policy.types.names
     choices = []
     for i in range(int(table.n_states[0])):
@@ -76,7 +76,7 @@ def list_choices(policy: Fsm, way: Way) -> list[Choice]:
 
 
 def follow_machine(policy: Fsm, way: Way, graphs: Sequence[Graph]) -> Walk:
-    """Run a machine on mini-batches, and note which states it went through; nothing is learned."""
+    """Run a machine on mini-batches, and record the states it goes through, without learning."""
     known = {choice.state for choice in list_choices(policy, way)}
     walk = Walk()
     for graph in graphs:
@@ -109,10 +109,10 @@ def visit_states(dag: Dag, sequence: IntArray, n_known: int, encoding: int, widt
 
 
 def draw_machine(policy: Fsm, graphs: Sequence[Graph], path: Path) -> None:
-    """Draw the machine as it runs on mini-batches: states, what runs in each, and how often one leads to another.
+    """Draw a machine as observed on mini-batches: states, the type run in each, and transition counts.
 
     Args:
-        policy: with a drawing for each direction in which it plans.
+        policy: its directions get a drawing each.
         graphs: the mini-batches.
         path: ends in .dot, for Graphviz, or in .png.
 
@@ -161,7 +161,7 @@ def _quoted(text: str) -> str:
 
 
 def _plot(walks: dict[Way, Walk], path: Path) -> None:
-    """Draw a lane for each type that runs; states stand from left to right as they come in schedules on average."""
+    """Draw a lane per type; states are placed from left to right by their mean position in schedules."""
     import networkx as nx
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What a state machine has learned: a value for every state it has met and every type it may run there."""
+"""The table of a state machine: a value for every state it has met and every type it may run there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FNV_OFFSET, FNV_PRIME = 2166136261, 16777619  # of the 32-bit FNV-1a hash
 
 
 class Table(NamedTuple):
-    """S states in the order in which they were met, with room for more; found by a hash of what they are."""
+    """S states in the order in which they were met, with room for more; found by hash."""
 
     states: NDArray[np.int16]  # [room, width]
-    values: NDArray[np.float64]  # [room, T] the return that running the type promises
-    updates: IntArray  # [room, T] how often that value was changed; 0: never tried
+    values: NDArray[np.float64]  # [room, T] the expected return of running the type
+    updates: IntArray  # [room, T] number of updates of that value; 0: never tried
     slots: IntArray  # [power of two] numbers of states by hash, -1 where there is none
     n_states: IntArray  # [1]
 
@@ -37,7 +37,7 @@ def make_table(n_types: int, width: int, room: int = 64) -> Table:
 
 
 def with_room(table: Table, n_more: int) -> Table:
-    """Give a table that can take `n_more` states; the same one if it can."""
+    """Give a table with room for `n_more` more states; the same one if it has."""
     n_states = int(table.n_states[0])
     room = n_states + n_more
     if room <= len(table.states):
@@ -46,12 +46,12 @@ def with_room(table: Table, n_more: int) -> Table:
 
 
 def copy_table(table: Table) -> Table:
-    """Copy what a table holds."""
+    """Copy a table."""
     return _filled(table, int(table.n_states[0]), int(table.n_states[0]))
 
 
 def widen_table(table: Table, n_types: int, width: int) -> Table:
-    """Give the table for more types, which come after those that it has; they were ready in no state so far."""
+    """Give the table for more types, numbered after the present ones and ready in no state so far."""
     n_states, n_old = int(table.n_states[0]), table.values.shape[1]
     wide = make_table(n_types, width, len(table.states))
     state = np.zeros((width // n_types, n_types), np.int16)
@@ -84,7 +84,7 @@ def find_state(table: Table, state: State) -> int:
 
 @compiled
 def add_state(table: Table, state: State) -> int:
-    """Find the number of a state, which is met now if it never was; the table has room for it."""
+    """Find the number of a state; add it if it is new, for which the table must have room."""
     slot = _slot(table, state)
     if table.slots[slot] < 0:
         number = table.n_states[0]
@@ -98,7 +98,7 @@ def add_state(table: Table, state: State) -> int:
 
 @compiled
 def _slot(table: Table, state: State) -> int:
-    """Find where the number of a state is, or would be."""
+    """Find the slot of a state, or the free slot where it belongs."""
     code = FNV_OFFSET
     for entry in state:
         code = ((code ^ entry) * FNV_PRIME) & 0xFFFFFFFF
@@ -114,7 +114,7 @@ def _slot(table: Table, state: State) -> int:
 
 
 def describe_table(table: Table, encoding: Encoding, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Write a table in the names of types, a row for each state."""
+    """Describe a table with types by name, a row for each state."""
     rows = []
     for i in range(int(table.n_states[0])):
         tried = np.flatnonzero(table.updates[i]).tolist()
@@ -124,7 +124,7 @@ def describe_table(table: Table, encoding: Encoding, names: Sequence[str]) -> li
 
 
 def name_state(state: State, encoding: Encoding, names: Sequence[str]) -> dict[str, Any]:
-    """Write a state in the names of types: those that are ready, in the order of their ranks for "sort".
+    """Describe a state by the names of the ready types, in the order of their ranks for "sort".
 
     >>> name_state(np.array([2, 0, 1, 0, 0, 1], np.int16), "sort", ["leaf", "loss", "merge"])
     {'ready': ['merge', 'leaf'], 'critical': ['merge']}

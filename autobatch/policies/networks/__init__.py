@@ -1,1 +1,1 @@
-"""Policies that are small networks: features of types, and the network that scores them."""
+"""Small-network policies: features of types, and the network that scores them."""

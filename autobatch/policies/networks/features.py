@@ -1,9 +1,8 @@
-"""What a network sees of a frontier: a row of numbers for each type, and a few for the whole.
+"""Compute the features that a network reads: a row of numbers for each type, and a few for the whole graph.
 
-No number depends on how many types there are, on which is which, or on the size of the mini-batch, so that a network
-which scores all rows alike can be used on any graph. All lie between 0 and 1. A type without unrun nodes has a row of
-zeros. M, criticality and shares at M are those of `autobatch.schedule.chains`, frontiers of G_a those of
-`autobatch.schedule.restricted`.
+No feature depends on the number or numbering of types or on the size of the mini-batch, so a network that scores all
+rows alike works on any graph. All lie between 0 and 1. A type without unrun nodes has a row of zeros. M, criticality
+and shares at M are those of `autobatch.schedule.chains`, frontiers of G_a those of `autobatch.schedule.restricted`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Many dags scheduled side by side: one simulation of all, with what features of their types are computed from.
+"""Schedule many dags at once: one simulation of all, with the quantities that features are computed from.
 
-`autobatch.schedule.simulator.stack` joins the dags: type t of dag g has number g * T + t. Each step is that of a dag
-simulated alone.
+`autobatch.schedule.simulator.stack` joins the dags: type t of dag g has number g * T + t. Each dag goes through the
+same steps as when simulated alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autobatch.schedule.simulator import Simulator, restart, stack, start_all, s
 
 
 class Fleet(NamedTuple):
-    """G stacked dags of T types each: their simulation, and what is kept beside it."""
+    """G stacked dags of T types each: their simulation, and the quantities maintained with it."""
 
     dag: Dag
     sim: Simulator
@@ -48,7 +48,7 @@ def start_fleet(dag: Dag, node_ptr: IntArray) -> Fleet:
 
 @compiled
 def restart_dag(fleet: Fleet, g: int) -> None:
-    """Go back to where nothing of dag `g` has run. Cost: O(T * (its nodes + edges))."""
+    """Reset dag `g` to the state in which nothing has run. Cost: O(T * (its nodes + edges))."""
     restart(fleet.sim, fleet.dag, g)
     restart_chains(fleet.chains, fleet.sim, g)
     restart_stacked(fleet.restricted, fleet.dag, fleet.sim.node_ptr, g)
@@ -56,7 +56,7 @@ def restart_dag(fleet: Fleet, g: int) -> None:
 
 @compiled
 def advance(fleet: Fleet, kind: int) -> None:
-    """Run every ready node of type `kind`, counted through all dags; there is one."""
+    """Run every ready node of type `kind`, numbered over all dags; at least one is ready."""
     batch = step(fleet.sim, kind)
     follow(fleet.chains, fleet.sim, batch)
     unblock(fleet.restricted, fleet.sim, batch)

@@ -1,12 +1,12 @@
-"""A small network that scores each type of a frontier, run in compiled loops, without the library that learned it.
+"""A small network that scores each ready type, run in compiled loops without a deep-learning library.
 
-All types are scored alike: of the row x of a type (`autobatch.policies.networks.features`), the mean over the types
-with unrun nodes, and the numbers o for the whole,
+All types are scored alike, from the row x of a type (`autobatch.policies.networks.features`), the mean over the types
+with unrun nodes, and the features o of the whole graph:
 
     h = relu(W1 x + b1)      score = w3 . relu(W2 h + V2 mean(h) + U2 o + b2)
 
-and the ready type of the highest score runs next. So the numbering of types does not matter and their number is free:
-what was learned on generated families is used untouched on any graph.
+The ready type of the highest score runs next. The numbering and the number of types do not matter: weights learned on
+generated families are used unchanged on any graph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from autobatch.system.trust import trusted
 
 
 class Network(NamedTuple):
-    """Weights of a network with H hidden numbers; F and G are the features of a type and of the whole."""
+    """Weights of a network with H hidden units; F and G are the features of a type and of the whole."""
 
     w1: FloatArray  # [H, F]
     b1: FloatArray  # [H]
@@ -51,10 +51,10 @@ def learned_network() -> Network:
 
 
 def to_network(weights: Mapping[str, Any]) -> Network:
-    """Make a network of lists or arrays by name.
+    """Make a network from lists or arrays by name.
 
     Raises:
-        ValueError: a part is not finite, or of another shape than the others and the features ask for.
+        ValueError: an array is not finite, or its shape does not fit the others and the features.
     """
     network = Network(**{name: np.array(part, np.float64) for name, part in weights.items()})
     hidden, types, overall = len(network.w3), len(TYPE_FEATURES), len(OVERALL_FEATURES)
@@ -73,7 +73,7 @@ class Deep(Directed):
     Args:
         network: the weights; by default those that `experiments/learning/deep.py` learned on generated families.
         direction, compact: see `Directed`.
-        about: how it was learned, to be kept with it.
+        about: how it was learned; saved with it.
     """
 
     rule: ClassVar[str] = "network"
