@@ -129,7 +129,7 @@ class Auto:
         return schedule
 
     def repeat(self, graph: Graph, schedule: Schedule) -> None:
-        """Count a mini-batch that runs by a cached schedule; learn if it is time to."""
+        """Count a mini-batch that runs by this schedule, new or cached; learn if it is time to."""
         if not self.settled and graph.n_nodes:
             self._attend(graph, schedule)
             self._seen += 1

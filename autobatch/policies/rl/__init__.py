@@ -1,1 +1,1 @@
-"""Batching as a Gymnasium environment, and generated families of graphs to learn on."""
+"""Batching as a Gymnasium environment, and generated families of graphs for training."""

@@ -1,8 +1,8 @@
-"""Batching as an environment of Gymnasium: an episode schedules a graph, an action names the type to run next.
+"""Batching as a Gymnasium environment: an episode schedules a graph, and an action is the type to run next.
 
-Observations describe each type by numbers that do not depend on how many there are
+Observations describe each type by numbers that do not depend on the number of types
 (`autobatch.policies.networks.features`), padded with rows of zeros to `max_types`. `BatchingVector` plays many graphs
-at once in one compiled simulation; seat for seat it does the same as `Batching`.
+at once in one compiled simulation; each seat behaves like a `Batching`.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ class Batching(gymnasium.Env[Observation, Any]):
     """Schedule one graph after another.
 
     Observation: "types" float32[max_types, features], "overall" float32[features], "mask" int8[max_types], 1 for every
-    type that is ready. Action: a type; one that is not ready, and a number that is no type, runs nothing, costs a
-    reward of -1, and after more such moves than the graph has nodes the episode is truncated. The episode ends when
-    all nodes have run. The mask is also what `action_masks` gives, and with the batches so far it stands in `info`.
+    type that is ready. Action: a type. A type that is not ready, or a number that is not a type, runs nothing and gives
+    a reward of -1; after more such moves than the graph has nodes the episode is truncated. The episode ends when all
+    nodes have run. The mask is also given by `action_masks` and, with the number of batches so far, in `info`.
 
     Args:
-        dags: the graphs; each episode takes one, drawn with equal chance.
-        family: in place of `dags`, a name that `autobatch.policies.rl.families.draw` knows, or a function that draws a
+        dags: the graphs; each episode draws one uniformly.
+        family: instead of `dags`: a name known to `autobatch.policies.rl.families.draw`, or a function that draws a
             graph; graphs are drawn once.
-        n_dags: how many.
+        n_dags: how many graphs to draw.
         family_seed: same seed, same graphs.
         reward: "critical", "published" or "time", see `autobatch.policies.fsm.qlearning`.
         max_types: the rows of an observation; by default the most types of any graph.
-        costs: of so many types, for the reward "time".
+        costs: of that many types, for the reward "time".
 
     Raises:
         PolicyError: no graphs, both graphs and a family, more types than `max_types`, or an unknown reward.
 
-    Cost: of a step some 30 us, most of it on the way from Python; see `BatchingVector`.
+    Cost: about 30 us per step, mostly overhead of the call from Python; see `BatchingVector`.
 
     >>> from autobatch.graph.sketch import Sketch
     >>> sketch = Sketch(2)
@@ -111,14 +111,14 @@ class Batching(gymnasium.Env[Observation, Any]):
         return observe_seat(seats, 0), reward, done, stuck, inform_seat(seats, 0)
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Say which types are ready: bool[max_types], as MaskablePPO asks for it."""
+        """Say which types are ready: bool[max_types], in the form that MaskablePPO needs."""
         masks: NDArray[np.bool_] = self._game.seats.mask[0].astype(np.bool_)
         return masks
 
 
 @final
 class BatchingVector(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
-    """Schedule many graphs at once; a seat whose graph is finished starts its next one in the same step.
+    """Schedule many graphs at once; a seat that finishes its graph starts the next one in the same step.
 
     Seat i plays graphs i, i + num_envs, ... of `dags`, and is seeded with `seed + i`: the same as vectors of `Batching`
     with those graphs. `info` has for each seat "action_mask" and "n_batches", and where an episode ended "final_obs"
@@ -169,7 +169,7 @@ class BatchingVector(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
         """Run a type at every seat.
 
         Raises:
-            PolicyError: there is not one int for each seat.
+            PolicyError: the actions are not one int per seat.
         """
         seats = self._game.seats
         self._game.move(actions)
@@ -198,10 +198,10 @@ class BatchingVector(VectorEnv[Observation, NDArray[Any], NDArray[Any]]):
 
 
 def draw_dags(dags: Sequence[Dag] | None, family: Family | None, n_dags: int, seed: int) -> Sequence[Dag]:
-    """Give the graphs of an environment, drawn from a family if there are none.
+    """Give the graphs of an environment, drawn from a family if none are given.
 
     Raises:
-        PolicyError: both or neither are given.
+        PolicyError: both or neither of `dags` and `family` are given.
     """
     if (dags is None) == (family is None):
         raise PolicyError("making an environment: give either dags=, some graphs, or family=, a source of graphs.")
@@ -212,7 +212,7 @@ def draw_dags(dags: Sequence[Dag] | None, family: Family | None, n_dags: int, se
 
 
 def make_spaces(seats: Seats) -> tuple[Any, spaces.Discrete]:
-    """Describe what a seat sees and does."""
+    """Give the observation and action spaces of a seat."""
     n_types = seats.mask.shape[1]
     seen = {
         "mask": spaces.MultiBinary(n_types),
@@ -223,12 +223,12 @@ def make_spaces(seats: Seats) -> tuple[Any, spaces.Discrete]:
 
 
 def observe(seats: Seats) -> Observation:
-    """Copy what all seats see."""
+    """Copy the observations of all seats."""
     return {"mask": seats.mask.copy(), "overall": seats.overall.copy(), "types": seats.types.copy()}
 
 
 def observe_seat(seats: Seats, seat: int) -> Observation:
-    """Copy what one seat sees."""
+    """Copy the observation of one seat."""
     return {"mask": seats.mask[seat].copy(), "overall": seats.overall[seat].copy(), "types": seats.types[seat].copy()}
 
 
@@ -238,6 +238,6 @@ def inform_seat(seats: Seats, seat: int) -> dict[str, Any]:
 
 
 def register(name: str) -> None:
-    """Register both environments in Gymnasium by a name, unless it is known."""
+    """Register both environments in Gymnasium under a name, unless it is registered."""
     if name not in gymnasium.registry:
         gymnasium.register(name, entry_point=f"{__name__}:Batching", vector_entry_point=f"{__name__}:BatchingVector")

@@ -1,9 +1,9 @@
-"""Generated families of graphs, to learn policies on that should serve graphs they have never seen.
+"""Generate families of graphs for learning policies that work on unseen graphs.
 
-Each call draws a workload, such as a grammar, and then a mini-batch of instances of it, as one `Dag`. Whatever a rule
-could memorise differs from call to call: how many types there are, how often each occurs, what follows what, how large
-instances are, and which type has which number. No family is made after lattices or two-type trees, on which rules are
-tested, but a grammar may happen to derive trees with two kinds of inner nodes. A draw has 10 to 4,000 nodes.
+Each call draws a workload, such as a grammar, and then a mini-batch of instances of it, as one `Dag`. Everything that a
+rule could memorise varies from call to call: the number of types, their frequencies, which type follows which, the
+sizes of instances, and the numbering of types. No family is modelled on lattices or two-type trees, on which rules are
+tested, but a grammar may by chance derive trees with two kinds of inner nodes. A draw has 10 to 4,000 nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def draw(name: str, rng: np.random.Generator) -> Dag:
     """Draw a mini-batch of the family called `name`, its types numbered in random order.
 
     Raises:
-        PolicyError: there is no such family; the message lists those that there are.
+        PolicyError: there is no such family; the message lists the known ones.
 
     Cost: a few microseconds per node, in Python.
 
@@ -52,7 +52,7 @@ def draw_graphs(n_graphs: int, seed: int | Sequence[int]) -> list[Dag]:
 
 
 def draw_random_dags(rng: np.random.Generator) -> Dag:
-    """Draw graphs of nodes of 2 to 8 types that read up to 3 earlier ones, by chance near or far."""
+    """Draw random graphs with 2 to 8 types, whose nodes read up to 3 earlier nodes, near or far."""
     sketch = Sketch(int(rng.integers(2, 8, endpoint=True)))
     shares = _draw_shares(rng, sketch.n_types)
     max_inputs = int(rng.integers(1, 3, endpoint=True))
@@ -68,9 +68,9 @@ def draw_random_dags(rng: np.random.Generator) -> Dag:
 
 
 def draw_grammars(rng: np.random.Generator) -> Dag:
-    """Draw what a random grammar of 3 to 6 kinds derives: a kind has 1 to 3 children, and prefers some kinds there.
+    """Draw derivations of a random grammar of 3 to 6 kinds: a kind has 1 to 3 children and prefers some kinds for them.
 
-    A node of kind 0 has no child. With an output and a loss there are up to 8 types.
+    Nodes of kind 0 have no children. With an output and a loss there are up to 8 types.
     """
     n_kinds = int(rng.integers(3, 6, endpoint=True))
     n_children = [0, *rng.integers(1, 3, n_kinds - 1, endpoint=True).tolist()]
@@ -106,7 +106,7 @@ def draw_chains(rng: np.random.Generator) -> Dag:
 def draw_trees(rng: np.random.Generator) -> Dag:
     """Draw binary trees of leaves and inner nodes, from balanced ones to chains."""
     sketch, read_states = _draw_heads(rng, 2)
-    skew = 2.0 ** rng.uniform(-5, 2)  # of how a node's leaves fall to its two children; below 1 to one of them
+    skew = 2.0 ** rng.uniform(-5, 2)  # how a node's leaves are split; below 1 most go to one child
 
     def grow(n_leaves: int) -> int:
         if n_leaves == 1:
@@ -127,23 +127,23 @@ FAMILIES: Mapping[str, Callable[[np.random.Generator], Dag]] = {
     "chains": draw_chains,
     "trees": draw_trees,
 }
-"""What `draw` knows; here types have the numbers that say what they are."""
+"""The families that `draw` knows, with types in their original numbering."""
 
 
 def _draw_sizes(rng: np.random.Generator) -> list[int]:
-    """Draw how many nodes each instance of a mini-batch has; mini-batches of few and of many are equally likely."""
+    """Draw the sizes of the instances of a mini-batch; small and large mini-batches are equally likely."""
     n_instances = round(2 ** rng.uniform(1, np.log2(MAX_INSTANCES)))
     sizes: list[int] = rng.integers(MIN_NODES, rng.integers(MIN_NODES, MAX_NODES), n_instances, endpoint=True).tolist()
     return sizes
 
 
 def _draw_shares(rng: np.random.Generator, n_kinds: int) -> NDArray[np.float64]:
-    """Draw how likely each kind is, from about equal to one that prevails."""
+    """Draw the probabilities of kinds, from about equal to dominated by one kind."""
     return rng.dirichlet(np.full(n_kinds, 2.0 ** rng.uniform(-1, 3)))
 
 
 def _draw_heads(rng: np.random.Generator, n_kinds: int) -> tuple[Sketch, Callable[[Iterable[int]], None]]:
-    """Draw whether an output, or an output and its loss, read every state: a sketch, and what adds them to it."""
+    """Draw whether states have an output, or also its loss; give a sketch, and a function that adds them."""
     n_heads = int(rng.integers(MAX_HEADS, endpoint=True))
     sketch = Sketch(n_kinds + n_heads)
 
@@ -156,7 +156,7 @@ def _draw_heads(rng: np.random.Generator, n_kinds: int) -> tuple[Sketch, Callabl
 
 
 def _split(rng: np.random.Generator, n_nodes: int, n_parts: int) -> list[int]:
-    """Split nodes into as many parts, or fewer where there are fewer nodes; none is empty."""
+    """Split nodes into `n_parts` non-empty parts, or fewer if there are fewer nodes."""
     n_parts = min(n_parts, n_nodes)
     if n_parts == 0:
         return []

@@ -1,4 +1,4 @@
-"""The game behind the environments: many graphs scheduled at once, one a seat; observations, moves and rewards."""
+"""The simulation behind the environments: many graphs scheduled at once, one per seat, with rewards."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ WASTED = -1.0  # the reward for a type of which nothing is ready: nothing runs
 
 
 class Seats(NamedTuple):
-    """S seats at a fleet of dags of T types, written by `play` and `sit_down`."""
+    """S seats, each with a dag of a fleet of T types; written by `play` and `sit_down`."""
 
-    dag: IntArray  # [S] the dag that each plays; no two play the same
+    dag: IntArray  # [S] the dag of each seat; all different
     types: NDArray[np.float32]  # [S, T, features of a type]
     overall: NDArray[np.float32]  # [S, features of the whole]
     mask: NDArray[np.int8]  # [S, T] 1: the type is ready
@@ -40,7 +40,7 @@ class Seats(NamedTuple):
 
 @dataclass(frozen=True)
 class Game:
-    """A fleet, the seats at it, and which dags each seat plays in turn.
+    """A fleet, its seats, and the dags that each seat plays in turn.
 
     Attributes:
         fleet: of all dags.
@@ -57,14 +57,14 @@ class Game:
     prices: NDArray[np.float64]
 
     def deal(self, seat: int, rng: np.random.Generator) -> None:
-        """Give a seat one of its dags, drawn with equal chance, from the start."""
+        """Start one of its dags at a seat, drawn uniformly."""
         sit_down(self.fleet, self.seats, seat, self.own[seat][int(rng.integers(len(self.own[seat])))])
 
     def move(self, actions: object) -> None:
-        """Let every seat run a type of its dag; numbers that are no types run nothing.
+        """Run a type at every seat; numbers that are not types run nothing.
 
         Raises:
-            PolicyError: there is not one int for each seat.
+            PolicyError: the actions are not one int per seat.
         """
         chosen, (n_seats, n_types) = np.asarray(actions), self.seats.mask.shape
         if chosen.size != n_seats or chosen.dtype.kind not in "iu":
@@ -85,11 +85,11 @@ class Game:
 def make_game(
     dags: Sequence[Dag], n_seats: int, reward: Reward, max_types: int | None, costs: CostModel | None
 ) -> Game:
-    """Stack the dags, and give each seat every S-th of them; seats for which none is left play copies.
+    """Stack the dags, and give each seat every S-th of them; seats left without a dag get copies.
 
     Raises:
-        PolicyError: no dags, one without nodes, one with more types than `max_types`, no such reward, or no costs for
-            the reward in time.
+        PolicyError: there are no dags, a dag has no nodes or more types than `max_types`, the reward is unknown, or the
+            reward in time has no costs.
     """
     if not dags or not all(dag.type_id.size for dag in dags):
         raise PolicyError("making an environment: there are no graphs, or one has no nodes; give some that have.")
@@ -119,7 +119,7 @@ def make_game(
 
 @compiled
 def sit_down(fleet: Fleet, seats: Seats, seat: int, g: int) -> None:
-    """Start dag `g` anew at a seat."""
+    """Restart dag `g` at a seat."""
     restart_dag(fleet, g)
     seats.dag[seat] = g
     seats.wasted[seat] = seats.n_batches[seat] = 0

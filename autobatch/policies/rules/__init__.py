@@ -1,1 +1,1 @@
-"""Policies that are rules: heuristics, scores, and how a rule runs from either end."""
+"""Rule-based policies: heuristics, scores, and planning from either end."""

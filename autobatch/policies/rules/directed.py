@@ -1,8 +1,7 @@
-"""Planning from the inputs, from the outputs, or both ways; and compacting what came out.
+"""Plan from the inputs, from the outputs, or both; then compact the schedule.
 
-A schedule runs a dag exactly when the types along every path are a subsequence of its sequence of types. So a plan
-for the reversed dag, read from its end, is a plan for the dag, and what is superfluous in the sequence can be deleted
-whoever made it.
+A schedule runs a dag exactly when the types along every path are a subsequence of its sequence of types. So a plan for
+the reversed dag, read from its end, is a plan for the dag; and superfluous batches of any sequence can be deleted.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ class Directed(ABC):
     """A policy that can plan in either direction; subclasses say how in `plan`.
 
     Args:
-        direction: "forward" plans from the inputs, "backward" from the outputs; "both" does both and keeps the one
-            with fewer batches, forward if they are equal.
+        direction: "forward" plans from the inputs, "backward" from the outputs; "both" does both and keeps the plan
+            with fewer batches, the forward one if equal.
         compact: delete superfluous batches, before the two directions are compared.
 
     Attributes:
-        about: how it was learned, if it was; anything that JSON holds.
+        about: how it was learned, if it was; any JSON value.
 
     Raises:
         PolicyError: there is no such direction.
@@ -61,15 +60,16 @@ class Directed(ABC):
         return self.rule + direction + ("+compact" if self.compact else "")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was learned to a JSON file, which `autobatch.policies.load` reads.
+        """Write the learned policy to a JSON file, which `autobatch.policies.load` reads.
 
         Raises:
-            PolicyError: nothing was learned; or the file cannot be written, and what was at `path` is still there.
+            PolicyError: nothing was learned; or the file cannot be written, and an existing file at `path` is left as
+            it was.
         """
         save_policy(self, path)
 
     def describe(self) -> dict[str, Any] | None:
-        """What was learned, as JSON says it; None if nothing."""
+        """The learned content as JSON values; None if nothing was learned."""
         return None
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Directed(ABC):
         return schedule
 
     def plan_best(self, dag: Dag) -> Schedule:
-        """Plan in the directions asked for, compact if asked to, and keep the schedule with the fewest batches."""
+        """Plan in the requested directions, compact if requested, and keep the schedule with the fewest batches."""
         plans = [Schedule(*plan) for plan in self.plans(dag)]
         if not self.compact or any(plan.n_nodes < dag.type_id.size for plan in plans):
             return min(plans, key=len)

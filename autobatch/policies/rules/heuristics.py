@@ -36,7 +36,7 @@ class Depth(Directed):
     """One batch per depth and type, in order of depth, then type id.
 
     The depth of a node is the number of edges on the longest path to it. Nodes of one depth do not depend on each
-    other, so the schedule is valid; a type that occurs at many depths is split over as many batches.
+    other, so the schedule is valid; a type that occurs at many depths needs that many batches.
     Source: TensorFlow Fold (Looks et al. 2017, arXiv:1702.02181).
     """
 
@@ -52,8 +52,8 @@ class Depth(Directed):
 class Agenda(Directed):
     """Run the ready type whose remaining nodes have the least mean depth.
 
-    Remaining nodes are those that have not run, ready or not: a type with much work far from the inputs waits, so
-    that more of it gathers. Means are compared exactly, as fractions; of equal ones the lowest type id runs.
+    Remaining nodes are those that have not run, ready or not: a type with much work far from the inputs waits, so that
+    its batches grow. Means are compared exactly, as fractions; among equals the lowest type id runs.
     Source: DyNet's agenda (Neubig, Goldberg, Dyer 2017, arXiv:1705.07860).
     """
 
@@ -115,7 +115,7 @@ def _by_depth(type_id: IntArray, depth: IntArray) -> Batches:
 
 @compiled
 def _stable_order(key: IntArray, order: IntArray) -> IntArray:
-    """Sort the nodes of `order` by key, equal ones as they were: one pass of a radix sort."""
+    """Sort the nodes of `order` stably by key: one pass of a radix sort."""
     place = np.zeros(key.max() + 2 if key.size else 1, np.int64)
     for value in key:
         place[value + 1] += 1

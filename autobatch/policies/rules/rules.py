@@ -1,4 +1,4 @@
-"""Rules that name the type to run next from what the ready nodes are and what lies ahead of them."""
+"""Rules that choose the type to run next from the ready nodes and the chains ahead of them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autobatch.system.trust import trusted
 @final
 @trusted
 class Sufficient(Directed):
-    """Run the type of the largest ratio |F_a| / |frontier(G_a)|, of equal ones the lowest id.
+    """Run the type with the largest ratio |F_a| / |frontier(G_a)|; among equals, the lowest id.
 
     F_a are the ready nodes of type a; G_a is the dag restricted to type a (`autobatch.schedule.restricted`). At ratio 1
-    nothing is gained by waiting: such a choice cannot be regretted. Source: ED-Batch (arXiv:2302.03851), the sufficient
-    condition for an optimal choice.
+    waiting gains nothing: the choice is optimal. Source: ED-Batch (arXiv:2302.03851), the sufficient condition for an
+    optimal choice.
     """
 
     rule: ClassVar[str] = "sufficient"
@@ -33,9 +33,9 @@ class Sufficient(Directed):
 @final
 @trusted
 class Critical(Directed):
-    """Run a critical type, which lowers the chain bound of what is left (`autobatch.schedule.chains`).
+    """Run a critical type, which lowers the chain bound of the remaining nodes (`autobatch.schedule.chains`).
 
-    Among several, and when there is none, the ratio of `Sufficient` decides.
+    If there are several or none, the ratio of `Sufficient` decides.
     """
 
     rule: ClassVar[str] = "critical"
@@ -46,7 +46,7 @@ class Critical(Directed):
 
 
 class Weights(NamedTuple):
-    """What `Score` adds up."""
+    """The weights of the terms of `Score`."""
 
     critical: float
     ready: float
@@ -55,15 +55,15 @@ class Weights(NamedTuple):
 
 
 LEARNED = Weights(critical=0.55, ready=1.0, own=0.12, height=0.66)
-"""What `autobatch policy learn families --algorithm es` learns: see `experiments/learning/evolution.py`."""
+"""Weights learned by `autobatch policy learn families --algorithm es`, see `experiments/learning/evolution.py`."""
 ROUNDING = 1e-9
-"""Scores that differ by less are equal: sums in another order would be."""
+"""Scores that differ by less count as equal, since the order of summation changes them as much."""
 
 
 @final
 @trusted
 class Score(Directed):
-    """Run the ready type of the highest score, of equal ones the lowest id.
+    """Run the ready type with the highest score; among equals, the lowest id.
 
     The score of type a is the weighted sum of
       - critical: whether a is critical,

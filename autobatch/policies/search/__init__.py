@@ -1,1 +1,1 @@
-"""Search for the shortest schedule, exact or not, and bounds on it."""
+"""Search for short schedules, exactly or heuristically, and bound their length from below."""

@@ -1,8 +1,8 @@
-"""A good sequence of types in milliseconds: a beam search on the kernel, forward and backward.
+"""Find a good sequence of types in milliseconds: beam search on the kernel, forward and backward.
 
-Of all states of what is left to run that sequences of one length lead to, the `width` most promising go on: those whose
-chain bound is least (`autobatch.policies.search.layered`). From the outputs to the inputs other states look promising,
-so both ways are searched, and what the better of both finds is compacted.
+Among the states that sequences of one length lead to, the `width` most promising are extended: those with the least
+chain bound (`autobatch.policies.search.layered`). Backward, from outputs to inputs, other states look promising. So
+both directions are searched, and the better result is compacted.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ def beam_search(dag: Dag, width: int = WIDTH, cost: FloatArray | None = None) ->
 
     Args:
         dag: N nodes, E edges, T types.
-        width: the most states of a layer that are gone on with, at least 1.
+        width: the most states of a layer that are extended, at least 1.
         cost: float64[T], of a batch of each type, above 0; 1 if not given, so that few batches are sought.
 
     Returns:
-        int32[K], compacted; the same for the same arguments. Of equally cheap ones the forward search's.
+        int32[K], compacted; the same for the same arguments; the forward search's, if both cost the same.
 
     Raises:
         PolicyError: `width` is not positive, `cost` not one positive number per type, or the kernel too large.
 
-    Cost: that of the kernel, and for each of K layers and both ways about `width` * T states, of about a microsecond.
+    Cost: that of the kernel, and for each of K layers and both directions about `width` * T states, of about a
+    microsecond.
 
     >>> dag = Dag(*(np.array(a, np.int32) for a in ([0, 1, 1, 0], [0, 0, 1, 1, 2], [0, 2])), 2)
     >>> beam_search(dag).tolist()

@@ -1,11 +1,11 @@
-"""Proven lower bounds on the number of batches of a graph, and how far a schedule is from them.
+"""Prove lower bounds on the number of batches of a graph, and measure the gap of a schedule.
 
-The *chain bound* adds up, over types, the most nodes of a type on a path. It takes no notice of how types
-alternate. The *better bound* does, for a few types at a time: a sequence that finishes a graph, with all but these
-types struck out, finishes the graph projected on them, so it has at least as many batches of these types as a shortest
-sequence of the projected graph. Those are found exactly, and the fewest batches that satisfy all such demands by a
-small integer program. Which sets of types to look at is decided by the program's last answer: only sets for which it
-has fewer batches than the best sequence known, smaller sets first.
+The *chain bound* adds up, over types, the most nodes of a type on a path. It ignores how types alternate. The *better
+bound* takes this into account for a few types at a time: a sequence that finishes a graph, restricted to these types,
+finishes the graph projected on them. So it has at least as many batches of these types as a shortest sequence of the
+projected graph. Those sequences are found exactly, and a small integer program finds the fewest batches that satisfy
+all such demands. Its last answer decides which sets of types to look at next: only sets for which it has fewer batches
+than the best known sequence, smaller sets first.
 Source: DESIGN, section 5.
 """
 
@@ -37,8 +37,8 @@ class Bound:
     Attributes:
         value: no sequence costs less; batches, if all types cost 1.
         chain: the chain bound.
-        parts: for each set of types looked at, what its batches cost at least.
-        n_states: states that the searches made.
+        parts: for each set of types examined, a lower bound on the cost of its batches.
+        n_states: states created by the searches.
     """
 
     value: float
@@ -49,11 +49,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class Certificate:
-    """How good a sequence is, for sure.
+    """A proven statement of the quality of a sequence.
 
     Attributes:
         n_batches: its length.
-        cost: what it costs; its length, if all types cost 1.
+        cost: its cost; its length, if all types cost 1.
         bound: what no sequence can cost less than.
     """
 
@@ -63,7 +63,7 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """How much of the bound the sequence costs more than it: 0.05 is five per cent."""
+        """The cost above the bound, relative to the bound: 0.05 is five per cent."""
         return (self.cost - self.bound) / self.bound if self.bound else 0.0
 
     @property
@@ -96,17 +96,17 @@ def pair_bound(
     max_types: int = 3,
     known: IntArray | None = None,
 ) -> Bound:
-    """Bound what sequences cost by what they cost on pairs of types, then on three types, up to `max_types`.
+    """Bound the cost of sequences by their cost on pairs of types, then on three types, up to `max_types`.
 
-    A search that uses up its share of the budget leaves a proven bound too, only a lower one.
+    A search that exhausts its share of the budget still proves a bound, only a lower one.
 
     Args:
         dag: N nodes, E edges, T types.
-        max_states: the states that all searches together may make; each at most a half.
+        max_states: the states that all searches together may create; each at most a half.
         cost: float64[T], of a batch of each type, above 0; 1 if not given.
-        max_types: the most types looked at together.
-        known: int32[K], a sequence that finishes the graph, the better the better; if not given, a beam's. When the
-            bound reaches its cost, it is optimal, and the work is done.
+        max_types: the most types examined together.
+        known: int32[K], a sequence that finishes the graph, as short as possible; by default that of a beam search.
+            When the bound reaches its cost, it is optimal, and the search ends.
 
     Raises:
         PolicyError: `cost` is not one positive number per type, the kernel is too large to be compared, or SciPy is
@@ -141,11 +141,11 @@ def certify(dag: Dag, sequence: IntArray, bound: float, cost: FloatArray | None 
     Args:
         dag: the graph.
         sequence: int32[K] type ids.
-        bound: what no sequence that finishes the graph can cost less than.
+        bound: a lower bound on the cost of sequences that finish the graph.
         cost: float64[T]; 1 if not given.
 
     Raises:
-        PolicyError: the sequence does not finish the graph, or costs less than the bound, which then is none; or
+        PolicyError: the sequence does not finish the graph, or costs less than the bound, which is then invalid; or
             `cost` is not one positive number per type.
 
     >>> dag = Dag(*(np.array(a, np.int32) for a in ([0, 1, 1, 0], [0, 0, 1, 1, 2], [0, 2])), 2)
@@ -174,12 +174,12 @@ def _longest_chains(dag: Dag) -> IntArray:
 
 
 class _Search:
-    """What is known of the sets of types that were looked at.
+    """The results for the sets of types examined so far.
 
     Attributes:
-        parts: for each set, what its batches cost at least.
-        most: for each set, what some sequence that finishes the projected graph costs.
-        n_states: states made.
+        parts: for each set, a lower bound on the cost of its batches.
+        most: for each set, the cost of a known sequence that finishes the projected graph.
+        n_states: states created.
     """
 
     def __init__(self, kernel: Dag, cost: FloatArray, counts: IntArray) -> None:
@@ -192,9 +192,9 @@ class _Search:
         self.n_states = 0
 
     def choose_types(self, fewest: FloatArray, max_types: int) -> tuple[int, ...] | None:
-        """Choose, of the smallest sets that may demand more than the program's answer, the one that may most; or none.
+        """Choose the smallest set that may demand more than the program's answer, and the most among equals; or none.
 
-        A set demands no more than a sequence has that is known for it.
+        A set demands at most the cost of any sequence known for it.
         """
         present = [int(kind) for kind in np.flatnonzero(self.counts)]
         for n_types in range(2, max_types + 1):
@@ -207,7 +207,7 @@ class _Search:
         return None
 
     def solve(self, types: tuple[int, ...], fewest: FloatArray, max_states: int) -> bool:
-        """Find what a set demands, and say whether that may be more than the program's answer has."""
+        """Find the demand of a set, and say whether it may exceed the program's answer."""
         part = project(self.kernel, types)
         share = min(max_states // 2, max_states - self.n_states)
         least, enough = self._combine_within(types), self._price(fewest, types)
@@ -221,7 +221,7 @@ class _Search:
         return True
 
     def _combine_within(self, types: tuple[int, ...]) -> float:
-        """Bound a set by what its smaller sets demand."""
+        """Bound a set by the demands of its subsets."""
         inner = {smaller: part for smaller, part in self.parts.items() if set(smaller) < set(types)}
         among = np.isin(np.arange(self.cost.size), types)
         return _combine(np.where(among, self.longest, 0), inner, self.cost)[0] if inner else 0.0

@@ -1,8 +1,8 @@
-"""Find the cheapest sequence of types that finishes a graph, with a proof; or a lower bound, where the budget ends.
+"""Find the cheapest sequence of types that finishes a graph, with a proof; or a lower bound, if the budget runs out.
 
-The graph's kernel and the kernel turned round are searched (`autobatch.policies.search.layered`) with a narrow beam,
-which gives a sequence; then the one that has fewer states, for a cheaper sequence, up to a limit that starts at the
-chain bound and rises whenever there is none. The limits that a complete search leaves behind are lower bounds.
+The graph's kernel and its reverse are searched with a narrow beam (`autobatch.policies.search.layered`), which gives a
+sequence. Then the one with fewer states is searched for a cheaper sequence, up to a cost limit that starts at the chain
+bound and rises whenever a complete search finds none. Each limit that was searched completely is a lower bound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autobatch.policies.search.layered import TOLERANCE, Outcome, search_layers
 from autobatch.policies.search.suffix import Suffixes
 
 MAX_STATES = 200_000
-"""Made in about a second, on graphs that fit."""
+"""States that are created in about a second, on graphs that fit."""
 
 _FIRST_WIDTH = 16
 _TRIAL_STATES = 2000
@@ -29,13 +29,13 @@ ANY_COUNT = 2**62
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """What an exact search can say within its budget of states.
+    """The result of an exact search within its budget of states.
 
     Attributes:
-        sequence: int32[K], the cheapest sequence that was found; it finishes the graph.
+        sequence: int32[K], the cheapest sequence found; it finishes the graph.
         cost: of that sequence; its length, if all types cost 1.
-        lower_bound: what no sequence can cost less than, as far as that was proven.
-        n_states: how many states were made.
+        lower_bound: the largest proven lower bound on the cost.
+        n_states: number of states created.
     """
 
     sequence: IntArray
@@ -52,13 +52,13 @@ class Exact:
 def find_shortest(
     dag: Dag, max_states: int = MAX_STATES, cost: FloatArray | None = None, *, least: float = 0.0
 ) -> Exact:
-    """Search for a cheapest sequence of types that finishes a graph, and for a proof that it is.
+    """Search for a cheapest sequence of types that finishes a graph, and for a proof of optimality.
 
     Args:
         dag: N nodes, E edges, T types.
-        max_states: the states that may be made, in all; a beam of 16 is run whatever it costs.
+        max_states: the total number of states that may be created; a beam of 16 always runs.
         cost: float64[T], of a batch of each type, above 0; 1 if not given, so that the fewest batches are sought.
-        least: a lower bound proven before, from which the search starts.
+        least: a known lower bound, from which the search starts.
 
     Raises:
         PolicyError: `cost` is not one positive number per type, or the kernel is too large to be compared.
@@ -98,14 +98,14 @@ def check_cost(cost: FloatArray | None, n_types: int) -> FloatArray:
 def search_both(
     both: tuple[Suffixes, Suffixes], cost: FloatArray, max_states: int, *, least: float = 0.0, enough: float = 0.0
 ) -> Exact:
-    """Search a kernel's suffixes, and its reverse's, until what is found is proven or the budget is used up.
+    """Search the suffixes of a kernel and of its reverse, until the result is proven or the budget used up.
 
     Args:
-        both: of the kernel, and of the kernel turned round.
+        both: of the kernel, and of its reverse.
         cost: float64[T].
-        max_states: to be made in all.
-        least: a lower bound proven before.
-        enough: stop when a sequence that costs no more is found, proven or not.
+        max_states: to be created in total.
+        least: a known lower bound.
+        enough: stop when a sequence of at most this cost is found, proven or not.
     """
     beams = [search_layers(suffixes, cost, np.inf, _FIRST_WIDTH, ANY_COUNT) for suffixes in both]
     backward = bool(beams[1].cost < beams[0].cost)
@@ -130,10 +130,10 @@ def search_both(
 def _search_either(
     both: tuple[Suffixes, Suffixes], backward: bool, cost: FloatArray, limit: float, share: int, max_states: int
 ) -> tuple[Outcome, bool, int]:
-    """Search this way round with a share of the budget, the other way, again with larger shares, until one ends.
+    """Search in one direction with a share of the budget, then in the other, then with larger shares, until one ends.
 
     Returns:
-        What was found, which way round, and the states made in all.
+        The result, its direction, and the total number of states created.
     """
     n_states = 0
     while True:

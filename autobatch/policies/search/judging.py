@@ -1,4 +1,4 @@
-"""How good a schedule is: what compaction would leave of it, and how far it is from a proven bound."""
+"""Judge a schedule without running it: its length after compaction, and its distance from a proven bound."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BoundKind: TypeAlias = Literal["chain", "pairs"]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What can be said of a schedule without running it.
+    """The quality of a schedule.
 
     Attributes:
-        compacted: batches that are left when the superfluous ones are deleted.
-        bound: batches that no schedule can go below.
-        bound_kind: "chain", or "pairs" for the better one, which takes a second or so.
+        compacted: number of batches after deletion of superfluous ones.
+        bound: lower bound on the batches of any schedule.
+        bound_kind: "chain", or "pairs" for the better bound, which takes about a second.
     """
 
     compacted: int
@@ -33,7 +33,7 @@ class Judgement:
 
 
 def judge(graph: Graph, schedule: Schedule, bound_kind: str = "chain") -> Judgement:
-    """Compact a schedule, and bound what any schedule of the graph can reach.
+    """Compact a schedule, and bound the batches of any schedule of the graph.
 
     Raises:
         PolicyError: there is no such bound, or the better one needs SciPy, which is missing.

@@ -1,9 +1,9 @@
-"""A smaller graph that has the same shortest sequences of types, and the same sequences that finish it.
+"""Shrink a graph to its kernel: a smaller graph that is finished by the same sequences of types.
 
-What finishes a graph depends on the strings of types along its paths alone, and of those only on the ones that are not
-subsequences of others. So nodes with the same ways to go on are merged, and ways to go on that are subsequences of
-other ways from the same node are cut (`autobatch.policies.search.suffix`); then the same with the ways to get to a
-node, which is the first on the graph turned round; and so on until nothing changes.
+Whether a sequence finishes a graph depends only on the strings of types along its paths, and only on those that are not
+subsequences of others. So nodes with the same continuations are merged, and continuations that are subsequences of
+others from the same node are removed (`autobatch.policies.search.suffix`). Then the same is done on the reversed graph,
+and so on in turn until nothing changes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from autobatch.jit.loops import compiled
 from autobatch.policies.search.suffix import Suffixes, to_suffixes
 
 MAX_COMPARED = 16_384
-"""Larger graphs are merged, not compared: comparing all nodes takes time and bits that grow with the square."""
+"""In larger graphs nodes are merged but not compared: comparing takes quadratic time and memory."""
 MAX_SUFFIXES = 32_768
 """128 MiB of bits."""
 
 
 class Kernel(NamedTuple):
-    """What is left of a graph of N nodes when all that does not change its shortest sequences is gone."""
+    """A reduced graph with the same finishing sequences as a graph of N nodes."""
 
     dag: Dag
-    node: IntArray  # int32[N] the node of `dag` that stands for a node; -1: the paths through it are within others
+    node: IntArray  # int32[N] the node of `dag` that represents a node; -1: its paths are subsequences of others
 
 
 def make_kernel(dag: Dag) -> Kernel:
@@ -50,7 +50,7 @@ def make_kernel(dag: Dag) -> Kernel:
         return kernel
     kernel = _reduce(kernel, True)
     backward, changed = True, True
-    while changed:  # a turn that changes nothing is the last: the turn before went the other way
+    while changed:  # a round that changes nothing is the last: the round before went the other way
         smaller = _reduce(kernel, True)
         changed = _size(smaller) != _size(kernel)
         kernel, backward = smaller, not backward
@@ -58,7 +58,7 @@ def make_kernel(dag: Dag) -> Kernel:
 
 
 def find_suffixes(dag: Dag, types: Collection[int] | None = None) -> Suffixes:
-    """Find the suffixes of a graph, projected on some types or on all, and what is within what.
+    """Find the suffixes of a graph, projected on some types or on all, and which are within which.
 
     Raises:
         PolicyError: there are more than 32,768 nodes of these types, and bits for each pair of them are too many.
@@ -75,7 +75,7 @@ def find_suffixes(dag: Dag, types: Collection[int] | None = None) -> Suffixes:
 
 
 def project(dag: Dag, types: Collection[int]) -> Dag:
-    """Keep the nodes of some types, joined where a path between them has none of these inside, as a kernel.
+    """Project a graph on some types: keep their nodes, joined where a path links them without another, as a kernel.
 
     A sequence finishes it exactly when its entries of these types are those of a sequence that finishes `dag`.
     Raises as `find_suffixes`. Cost: as `make_kernel`; give it a kernel.
@@ -84,10 +84,10 @@ def project(dag: Dag, types: Collection[int]) -> Dag:
 
 
 def _reduce(kernel: Kernel, compare: bool) -> Kernel:
-    """Reduce a graph to its suffixes, and turn the result round."""
+    """Reduce a graph to its suffixes, and reverse the result."""
     suffixes, suffix = to_suffixes(kernel.dag, np.ones(kernel.dag.n_types, np.bool_), compare)
     smaller, place = _to_dag(suffixes)
-    mapped = np.append(place[suffix], np.int32(-1))  # so that a node that nothing stands for goes on having nothing
+    mapped = np.append(place[suffix], np.int32(-1))  # so that a node without a representative stays without
     return _turn_round(Kernel(smaller, mapped[kernel.node]))
 
 

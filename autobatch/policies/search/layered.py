@@ -1,12 +1,12 @@
-"""Search for the cheapest sequence of types, one step of all sequences at a time.
+"""Search for the cheapest sequence of types, breadth first: all sequences grow by one step at a time.
 
-A state is what is left to run, an antichain of suffixes (`autobatch.policies.search.suffix`); a layer holds the states
-that sequences of one length lead to. A state is dropped when another of its layer costs no more and leaves only what is
-within what it leaves: this decides more than all else, for few states of a layer are left. So does a state that, with
-the chain bound of its rest, costs more than a limit; then of a layer of more than `width` states those stay that
-promise the least, and of equal ones those that leave the fewest suffixes. Unless a state is dropped for the width, no
-sequence up to the limit is missed: the search is breadth-first heuristic search (Zhou and Hansen 2006, Artificial
-Intelligence 170), else a beam search.
+A state is the remaining work, an antichain of suffixes (`autobatch.policies.search.suffix`); a layer holds the states
+that sequences of one length lead to. A state is dropped if another state of its layer costs no more and its remaining
+suffixes are all within those of the first. This rule matters most: few states of a layer survive it. A state is also
+dropped if its cost plus the chain bound of its remaining work exceeds a limit. From a layer of more than `width` states
+only those with the least such sum are kept, and among equals those with the fewest suffixes. Unless a state is dropped
+for the width, no sequence up to the limit is missed: the search is breadth-first heuristic search (Zhou and Hansen
+2006, Artificial Intelligence 170), else a beam search.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from autobatch.jit.loops import compiled
 from autobatch.policies.search.suffix import BitArray, Suffixes, chains_after, grow, run_type
 
 TOLERANCE = 1e-9
-"""Costs that are as near as this, relative to the largest, are the same: a sum of floats depends on its order."""
+"""Costs whose difference, relative to the largest, is below this are equal: a sum of floats depends on its order."""
 
 
 class Outcome(NamedTuple):
-    """What a search found, and what it left open."""
+    """The result of a search, and what remains open."""
 
     sequence: IntArray  # int32[K], the cheapest that was found
     cost: float  # its cost; inf if none was found
-    unseen: float  # all sequences that were not looked at cost at least this
-    n_states: int  # states that were made
-    gave_up: bool  # they were too many; then `unseen` says nothing
+    unseen: float  # a lower bound on the cost of all sequences not examined
+    n_states: int  # states created
+    gave_up: bool  # too many states; `unseen` is then meaningless
 
 
 class _Problem(NamedTuple):
@@ -47,36 +47,36 @@ class _Layer(NamedTuple):
     ptr: LongArray
     left: IntArray
     paid: FloatArray
-    total: FloatArray  # what it paid, and the chain bound of the rest
+    total: FloatArray  # the cost so far, plus the chain bound of the rest
     parent: IntArray  # its place in the layer before
     kind: IntArray  # the type that ran last
 
 
 class _Trie(NamedTuple):
-    """Antichains that share beginnings, each read from its last suffix to its first."""
+    """A trie of antichains, each read from its last suffix to its first."""
 
     suffix: IntArray
     child: IntArray
     sibling: IntArray
-    paid: FloatArray  # the least that a state with this antichain paid, or inf
+    paid: FloatArray  # the least cost so far of a state with this antichain, or inf
     size: IntArray  # [1]
 
 
 @compiled
 def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int, max_states: int) -> Outcome:
-    """Search for the cheapest sequence that finishes what the suffixes stand for.
+    """Search for the cheapest sequence that finishes the graph of the suffixes.
 
     Args:
         suffixes: S suffixes of T types, compared.
         cost: float64[T], of a batch of each type, positive.
-        limit: sequences that cost more are not looked for.
-        width: the most states of a layer that stay.
-        max_states: give up when more states than this were made.
+        limit: sequences that cost more are not examined.
+        width: the most states of a layer that are kept.
+        max_states: give up when more states than this are created.
 
     Returns:
         A sequence of the least cost up to the limit, unless `unseen` is less than its cost.
 
-    Cost: per state O(T) steps and bounds, W = S/64 words for each suffix left, and a walk over the states that stay.
+    Cost: per state O(T) steps and bounds, W = S/64 words for each suffix left, and a walk over the states kept.
     """
     ahead = chains_after(suffixes)
     slack = TOLERANCE * (1.0 + _rest(ahead, suffixes.first, cost))
@@ -105,7 +105,7 @@ def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int
 
 @compiled
 def _rest(ahead: IntArray, left: IntArray, cost: FloatArray) -> float:
-    """Bound what is left by its chains."""
+    """Bound the cost of the remaining work by its chains."""
     total = 0.0
     for kind in range(cost.size):
         most = 0
@@ -126,7 +126,7 @@ def _first_layer(problem: _Problem) -> _Layer:
 
 @compiled
 def _expand(problem: _Problem, layer: _Layer, limit: float) -> tuple[_Layer, float]:
-    """Run in every state every type that is worth it: the different results, and the least cost above the limit."""
+    """Run every type worth running in every state; give the distinct results, and the least cost above the limit."""
     suffixes, ahead, cost, slack = problem
     most = layer.paid.size * cost.size
     ptr, left = np.zeros(most + 1, np.int64), np.empty(2 * layer.left.size + suffixes.type_id.size, np.int32)
@@ -168,9 +168,9 @@ def _expand(problem: _Problem, layer: _Layer, limit: float) -> tuple[_Layer, flo
 
 @compiled
 def _find_types(suffixes: Suffixes, ahead: IntArray, state: IntArray, may_run: NDArray[np.bool_]) -> None:
-    """Find the types worth running: the ready ones, or just one that nothing ready of another type leads to.
+    """Find the types worth running: all ready ones, or one alone if no ready node of another type leads to it.
 
-    Such a type loses nothing by running now: in a cheapest sequence it can be moved to the front.
+    Running such a type now is optimal: in a cheapest sequence it can be moved to the front.
     """
     may_run[:] = False
     for n in state:
@@ -209,7 +209,7 @@ def _find(table: IntArray, ptr: LongArray, left: IntArray, new: IntArray) -> int
 
 @compiled
 def _select(problem: _Problem, layer: _Layer, width: int) -> tuple[LongArray, float]:
-    """Choose the states that stay, the best first; return them, and the least cost that the width dropped."""
+    """Choose the states to keep, best first; return them, and the least cost dropped for the width."""
     n_states = layer.paid.size
     rows = np.zeros((n_states, problem.suffixes.within.shape[1]), np.uint64)
     n_left = np.empty(n_states)  # as floats, so that one sort is compiled and not two
@@ -237,7 +237,7 @@ def _select(problem: _Problem, layer: _Layer, width: int) -> tuple[LongArray, fl
 
 @compiled
 def _close(within: BitArray, state: IntArray, row: BitArray) -> None:
-    """Mark all suffixes that are left or within what is left."""
+    """Mark all remaining suffixes and those within them."""
     for n in state:
         for word in range(row.size):
             row[word] |= within[n, word]
@@ -258,7 +258,7 @@ def _count_bits(row: BitArray) -> int:
 
 @compiled
 def _is_worse(trie: _Trie, row: BitArray, paid: float, stack: IntArray) -> bool:
-    """Say whether a state that paid no more leaves only what is marked in `row`."""
+    """Say whether a state that costs no more has only suffixes marked in `row` left."""
     stack[0], top = 0, 1
     while top > 0:
         top -= 1

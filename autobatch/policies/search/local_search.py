@@ -1,9 +1,9 @@
-"""Improve a sequence of types step by step: disturb it, compact it, and keep the result unless it costs more.
+"""Improve a sequence of types by local search: perturb it, compact it, and keep the result unless it costs more.
 
-A step puts up to eight types within about twenty positions, or moves one entry, or swaps two; the disturbed sequence is
-compacted from the left or from the right, at random (`autobatch.policies.sequences.compaction`). An inserted type
-makes others superfluous, so most steps that gain anything are insertions. Results that cost the same are kept as well,
-so that the search can cross plateaus. The budget counts steps, so the same seed gives the same sequence.
+A step inserts up to eight types within about twenty positions, or moves one entry, or swaps two; the perturbed sequence
+is compacted from the left or from the right, at random (`autobatch.policies.sequences.compaction`). An inserted type
+makes others superfluous, so most steps that improve are insertions. Results of equal cost are also kept, so that the
+search can cross plateaus. The budget counts steps, so the same seed gives the same sequence.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from autobatch.policies.sequences.compaction import compact, keep_from_left, kee
 from autobatch.policies.sequences.embedding import fill_early, fill_mirrored, index_stops
 
 DRAW_MODULUS, DRAW_FACTOR = 2**31 - 1, 48271  # Park, Miller, Stockmeyer 1993, Remarks on random number generators
-SHARE_INSERTED = 0.9  # of all steps; one half each of the rest moves and swaps
+SHARE_INSERTED = 0.9  # of all steps; the rest are half moves, half swaps
 MAX_INSERTED = 8
 INSERT_REACH = 10
 SHIFT_REACH = 8
 STEPS_PER_LOOK = 100
-"""Steps between two looks at the clock, when seconds are limited."""
+"""Steps between two readings of the clock, when seconds are limited."""
 
 
 def local_search(
@@ -41,16 +41,16 @@ def local_search(
     """Search for a cheaper sequence around one that finishes a graph.
 
     Args:
-        dag: N nodes, T types: the graph, or a kernel of it (`make_kernel`), which the same sequences finish and on
-            which steps are quicker.
+        dag: N nodes, T types: the graph, or its kernel (`make_kernel`), which the same sequences finish and on which
+            steps are faster.
         sequence: int32[K] type ids; finishes `dag`.
-        rng: gives the seed, one number.
-        max_steps: how many disturbed sequences are looked at.
-        costs: what a batch costs; without it, each costs one. If small batches cost more than their rows
-            (`row_us` and `efficient_rows` above 0), rows are counted as each node runs as early as it can, and `dag`
-            has to be the graph itself, since a kernel has fewer nodes.
-        enough: stop when the cost is down to this, as a lower bound is.
-        max_seconds: stop at the first hundred steps after that much time; then the result depends on the machine.
+        rng: supplies the seed, one number.
+        max_steps: number of perturbed sequences to examine.
+        costs: costs of batches; by default each costs one. If small batches cost more than their rows (`row_us` and
+            `efficient_rows` above 0), rows are counted with each node running as early as it can, and `dag` must be the
+            graph itself, since a kernel has fewer nodes.
+        enough: stop when the cost reaches this, such as a lower bound.
+        max_seconds: stop after this time, checked every hundred steps; the result then depends on the machine.
 
     Returns:
         int32[K'] that finishes `dag` and costs no more than `sequence`.
@@ -84,10 +84,10 @@ def local_search(
 
 
 def weigh_small_batches(costs: CostModel) -> CostModel:
-    """Give each type one cost for any batch: its launch, and its rows up to where they become efficient.
+    """Give each type one cost for any batch: its launch, and its rows up to the efficient number.
 
-    What is left of the predicted time depends on the number of rows alone, if all batches are efficient. Then a
-    sequence can be priced on a kernel.
+    If all batches are efficient, the rest of the predicted time depends only on the total number of rows. So a sequence
+    can be priced on a kernel.
     """
     none = np.zeros(costs.launch_us.size)
     return CostModel(costs.launch_us + costs.row_us * costs.efficient_rows, none, none)
@@ -119,7 +119,7 @@ def sequence_cost(dag: Dag, sequence: IntArray, costs: FloatArray) -> float:
 def _search(
     dag: Dag, sequence: IntArray, costs: FloatArray, n_steps: int, enough: float, state: NDArray[np.int64]
 ) -> tuple[IntArray, float]:
-    """Do `n_steps` steps, and give the sequence they end at and its cost; `state` is that of the random numbers."""
+    """Do `n_steps` steps; give the final sequence and its cost. `state` is the state of the random numbers."""
     current, cost = sequence.copy(), sequence_cost(dag, sequence, costs)
     position = np.empty(dag.type_id.size, np.int32)
     for _ in range(n_steps):
@@ -137,7 +137,7 @@ def _search(
 
 @compiled
 def _compact_once(dag: Dag, sequence: IntArray, left: bool, position: IntArray, kept: IntArray) -> int:
-    """Write what one pass of compaction keeps to `kept` and return how much it is; -1: it does not finish the graph."""
+    """Write what one pass of compaction keeps to `kept`; return its length, or -1 if the graph is not finished."""
     n_nodes = dag.type_id.size
     mirrored = index_stops(sequence[::-1].copy(), dag.n_types, n_nodes)
     forward = index_stops(sequence, dag.n_types, n_nodes)

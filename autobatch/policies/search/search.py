@@ -1,8 +1,8 @@
-"""Search for a schedule with few batches: worth its time for mini-batches that run again and again.
+"""Search for a schedule with few batches, for mini-batches that run many times.
 
-On the kernel, a smaller graph that the same sequences of types finish, rules in both directions and a beam search give
-sequences to begin with. From each local search goes on, for its share of the steps, and from the best of what
-it found for as many steps again; it stops at the chain bound, which is then proven to be the fewest.
+The search works on the kernel, a smaller graph that the same sequences of types finish. Rules in both directions and a
+beam search give starting sequences. Local search improves each for its share of the steps, then the best result for as
+many steps again. It stops at the chain bound, which proves the result optimal.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ STEPS = 5000
 class Search:
     """Beam search and local search on the kernel.
 
-    The budget counts steps, and not seconds, so the same arguments give the same schedule on every machine. A step
-    takes 10 to 30 microseconds for some thirty trees or lattices.
+    The budget counts steps instead of seconds, so the same arguments give the same schedule on every machine. A step
+    takes 10 to 30 microseconds for about thirty trees or lattices.
 
     Args:
         steps: of local search.
@@ -55,7 +55,7 @@ class Search:
 
     @property
     def name(self) -> str:
-        """`search`, with the number of steps unless it is the usual one."""
+        """`search`, with the number of steps unless it is the default."""
         return self.rule if self.steps == STEPS else f"{self.rule}+{self.steps}"
 
     def schedule(self, graph: Graph) -> Schedule:

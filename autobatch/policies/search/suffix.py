@@ -1,12 +1,13 @@
-"""Merge the nodes of a graph after which the same types must run, and drop what other nodes imply.
+"""Merge graph nodes with the same continuations, and drop nodes that others imply.
 
-A *suffix* is a node that stands for all nodes after which the same types must run. Suffix m is *within* suffix n when
-each path from m is a subsequence of one from n, so that whatever finishes n finishes m. It is so if m is within some
-suffix that follows n, or is of n's type and all that follow it are within such. What is within another of the
-suffixes that follow the same node is left out, so that those that follow are an antichain; nodes of one type with the
-same antichain are one suffix. Types that are not kept are stepped over, which projects the graph on the others.
+A *suffix* is a node that represents all nodes after which the same types must run. Suffix m is *within* suffix n if
+each path from m is a subsequence of a path from n, so that every sequence that finishes n finishes m. This holds if m
+is within some suffix that follows n; or if m is of n's type and every suffix that follows m is within one that follows
+n. Of the suffixes that follow a node, those within another are left out, so that the rest are an antichain; nodes of
+one type with the same antichain are one suffix. Types that are not kept are skipped, which projects the graph on the
+others.
 
-What is left to run is an antichain of suffixes too: running type a replaces those of type a by what follows them.
+The remaining work is also an antichain of suffixes: running type a replaces those of type a by their followers.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ BitArray = NDArray[np.uint64]
 
 
 class Suffixes(NamedTuple):
-    """S suffixes, each after all that follow it; S = type_id.size."""
+    """S suffixes, each numbered after its followers; S = type_id.size."""
 
     type_id: IntArray  # int32[S]
     after_ptr: IntArray  # int32[S+1] suffix n is followed by after[after_ptr[n]:after_ptr[n+1]], ascending
     after: IntArray
-    first: IntArray  # the antichain that is all there is to run, ascending
-    within: BitArray  # uint64[S, W] bit m of row n: m is within n and is not n; no rows where this was not asked for
+    first: IntArray  # the antichain of all work, ascending
+    within: BitArray  # uint64[S, W] bit m of row n: m is within n and is not n; no rows if not requested
     n_types: int
 
 
 class _Links(NamedTuple):
-    """The nodes of a dag, and one more that all nodes without inputs read, to be visited from the last ones on."""
+    """The nodes of a dag in reverse order, and one more node that all nodes without inputs read."""
 
     order: IntArray  # [N+1] readers first; of one level, kept ones first
     level: IntArray  # [N+1] the most kept nodes on a path from here
@@ -48,14 +49,14 @@ class _Links(NamedTuple):
 class _Found(NamedTuple):
     """Suffixes while they are being found."""
 
-    type_id: IntArray  # [K] K kept nodes: at most so many suffixes
+    type_id: IntArray  # [K] K kept nodes: at most that many suffixes
     after_ptr: IntArray  # [K+1]
     before: IntArray  # [K] the suffix of the same type found just before, or -1
     last: IntArray  # [T] the last of each type
     within: BitArray  # [K, W]
     table: IntArray  # open addressing, by type and followers
     suffix: IntArray  # [N+1] a kept node's suffix, or -1
-    pass_ptr: NDArray[np.int64]  # [N+1, 2] range in a pool: the suffixes with which a node that is not kept goes on
+    pass_ptr: NDArray[np.int64]  # [N+1, 2] range in a pool: the first suffixes after a node that is not kept
     seen: IntArray  # [K] the last visit that met a suffix
     here: IntArray  # [K] suffixes met in this visit
     union: BitArray  # [W]
@@ -68,12 +69,12 @@ def to_suffixes(dag: Dag, kept: BoolArray, compare: bool) -> tuple[Suffixes, Int
     Args:
         dag: N nodes, E edges, T types.
         kept: bool[T], the types that count.
-        compare: find what is within what. If not, nodes of equal type and equal followers are merged, and no more.
+        compare: also find which suffixes are within which; if not, only nodes of equal type and followers are merged.
 
     Returns:
         The suffixes, and int32[N], each node's suffix, or -1 if its type is not kept.
 
-    Cost: O(N + E log E); to compare, O(S² / T) look-ups more, and S² bits.
+    Cost: O(N + E log E); with comparison, O(S² / T) more look-ups and S² bits.
     """
     links = _link(dag, kept)
     found = _start(links, dag.n_types, compare)
@@ -124,10 +125,10 @@ def chains_after(suffixes: Suffixes) -> IntArray:
 
 @compiled
 def run_type(suffixes: Suffixes, left: IntArray, kind: int, out: IntArray) -> int:
-    """Run one type: write to `out`, ascending, what `left` becomes, and return how many suffixes that are.
+    """Run one type: write the suffixes then left to `out`, ascending, and return their number.
 
-    What follows is left out if it is within something else that is left. (Nothing that stays is within what follows:
-    it would be within what ran.) Cost: O((suffixes that follow) * (suffixes that are left)) look-ups.
+    A follower is left out if it is within another remaining suffix. (No remaining suffix is within a follower: it would
+    be within a suffix that ran.) Cost: O((suffixes that follow) * (suffixes that are left)) look-ups.
     """
     n_out = 0
     for n in left:
@@ -145,7 +146,7 @@ def run_type(suffixes: Suffixes, left: IntArray, kind: int, out: IntArray) -> in
 
 @compiled
 def _insert(suffixes: Suffixes, new: int, out: IntArray, n_stay: int, n_out: int) -> int:
-    """Add a suffix to an antichain of which the first `n_stay` are not within it; return the new length."""
+    """Add a suffix to an antichain whose first `n_stay` members are not within it; return the new length."""
     for i in range(n_out):
         if out[i] == new or _is_within(suffixes.within, new, out[i]):
             return n_out
@@ -221,7 +222,7 @@ def _start(links: _Links, n_types: int, compare: bool) -> _Found:
 
 @compiled
 def _meet(links: _Links, found: _Found, passed: IntArray, node: int, visit: int) -> int:
-    """List in `found.here` the suffixes with which a node's readers begin; return how many."""
+    """List in `found.here` the first suffixes of a node's readers; return their number."""
     n_here = 0
     for r in range(links.reader_ptr[node], links.reader_ptr[node + 1]):
         other = links.reader[r]
@@ -242,7 +243,7 @@ def _meet(links: _Links, found: _Found, passed: IntArray, node: int, visit: int)
 
 @compiled
 def _keep_largest(found: _Found, n_here: int, size: int) -> int:
-    """Drop from `found.here` what is within another of them; return how many stay. They are compared already."""
+    """Drop from `found.here` suffixes within another, which are compared already; return the number kept."""
     here, n_words = found.here, (size + 63) // 64
     by_union = n_here > n_words
     if by_union:
@@ -268,7 +269,7 @@ def _keep_largest(found: _Found, n_here: int, size: int) -> int:
 
 @compiled
 def _find(found: _Found, after: IntArray, kind: int, here: IntArray) -> int:
-    """Find the slot of the table that holds the suffix of this type and these followers, or could hold it."""
+    """Find the slot of the suffix of this type and these followers, or the free slot where it belongs."""
     key = np.uint64(kind + 1)
     for n in here:
         key = (key ^ np.uint64(n)) * np.uint64(0x9E3779B97F4A7C15)
@@ -300,7 +301,7 @@ def _append(found: _Found, after: IntArray, kind: int, here: IntArray, size: int
 
 @compiled
 def _compare(found: _Found, after: IntArray, start: int, end: int) -> None:
-    """Find what is within each of the suffixes from `start` to `end`, all of one level, the highest so far."""
+    """Find the suffixes within each of `start` to `end`, which are all of one level, the highest so far."""
     n_words = (end + 63) // 64
     for n in range(start, end):
         row = found.within[n]
@@ -324,7 +325,7 @@ def _compare(found: _Found, after: IntArray, start: int, end: int) -> None:
 
 @compiled
 def grow(array: IntArray, size: int) -> IntArray:
-    """Make room for `size` entries, where there is not."""
+    """Enlarge an array to `size` entries if it is smaller."""
     if size <= array.size:
         return array
     larger = np.empty(2 * size, np.int32)

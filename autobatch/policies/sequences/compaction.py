@@ -1,15 +1,15 @@
-"""Compaction: drop every position of a sequence of types that is not needed to finish the graph.
+"""Compaction: drop the positions of a sequence of types that are not needed to finish the graph.
 
 Let L and R be the early and late positions of the nodes. Position k can be dropped exactly when no node has L = R = k.
-For then the nodes with R > k stay where the late embedding has them and all others go where the early one does:
-nobody is left at k, since L <= R = k there means L < k; and a reader is placed after its input, since of a late input
-(R > k) a reader is late too and R rises along edges, as does L, while an early input before a late reader lies before
-k and the reader after it. If a node has L = R = k, it has no other place.
+Proof: place the nodes with R > k at their late positions and all others at their early positions. No node is then at k:
+those with R = k have L < k. Every reader comes after its input: if the input is late (R > k), its reader is late too,
+and R rises along edges, as does L; if the input is early and its reader late, the input lies before k and the reader
+after it. Conversely, a node with L = R = k has no other position.
 
-One pass from the left drops positions until none can be dropped. Dropping a position leaves the R of nodes beyond it
-alone, so the late embedding is made once; position k is kept only if a node with R = k has not run at a kept position
-before, which is when L = R = k for it by now. A kept position stays needed, as drops only raise L and lower R. The
-mirror image goes from the right; the two find different sequences, and the shorter counts.
+One pass from the left drops positions until none can be dropped. Dropping a position does not change R of the nodes
+beyond it, so the late embedding is computed once. Position k is kept only if a node with R = k has not run at an
+earlier kept position, which means that L = R = k for it by now. A kept position stays needed, because drops only raise
+L and lower R. The mirrored pass goes from the right. The two passes find different sequences; the shorter one is used.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ def compact(dag: Dag, sequence: IntArray) -> IntArray:
         sequence: int32[K] type ids; finishes `dag`.
 
     Returns:
-        int32[K'], a subsequence that finishes `dag` and of which no position can be dropped; of equal ones the left's.
+        int32[K'], a subsequence that finishes `dag` and of which no position can be dropped; the left pass's, if
+        equally long.
 
     Raises:
-        ScheduleError: the sequence does not finish the graph; names a node that finds no place.
+        ScheduleError: the sequence does not finish the graph; names a node without a position.
 
     Cost: four passes, O(N + E + K) in all, plus what `embed_early` says about many types.
     Source: DESIGN, section 5.
@@ -65,7 +66,7 @@ def compact(dag: Dag, sequence: IntArray) -> IntArray:
 
 @compiled
 def compact_both(dag: Dag, sequence: IntArray) -> tuple[IntArray, bool]:
-    """Do what `compact` does, for compiled callers; the sequence as it was, and False, if it does not finish `dag`."""
+    """Compact like `compact`, for compiled callers; give the given sequence and False if it does not finish `dag`."""
     n_nodes = dag.type_id.size
     forward = index_stops(sequence, dag.n_types, n_nodes)
     mirrored = index_stops(sequence[::-1].copy(), dag.n_types, n_nodes)
@@ -81,7 +82,7 @@ def compact_both(dag: Dag, sequence: IntArray) -> tuple[IntArray, bool]:
 
 @compiled
 def keep_from_left(dag: Dag, stops: Stops, mirrored_late: IntArray, kept: IntArray) -> int:
-    """Write the kept types of a sequence to `kept`, decided from the left, and return how many there are.
+    """Write the kept types of a sequence to `kept`, decided from the left, and return their number.
 
     `mirrored_late` holds late positions, counted from the end, and is overwritten.
     """
@@ -141,7 +142,7 @@ def keep_from_right(dag: Dag, stops: Stops, early: IntArray, kept: IntArray) -> 
 
 @compiled
 def _follow(instead: IntArray, k: int) -> int:
-    """Find the first kept or undecided position of a type from `k` on, and shorten the way to it."""
+    """Find the first kept or undecided position of a type from `k` on, and compress the path to it."""
     while instead[k] != k:
         instead[k] = instead[instead[k]]
         k = instead[k]

@@ -1,10 +1,11 @@
-"""Where the nodes of a graph run in a sequence of types: as early as possible, as late as possible, or in between.
+"""Find where the nodes of a graph run in a sequence of types: as early as possible, or as late as possible.
 
-Running a sequence executes, at each position, every ready node of the type that stands there. So a node runs first at
-the first position of its type after all its inputs' (its early position), and the whole sequence finishes the graph
-exactly when every path's types are a subsequence of it. Read from the end, on the reversed graph, the same rule gives
-the last position at which a node can run so that all that follows it still finds its place (its late position).
-A node may run at any position of its type from the early to the late one, in step with its neighbours.
+Running a sequence executes, at each position, every ready node of the type there. So the first position at which a node
+can run is the first of its type after the positions of all its inputs (its early position), and the sequence finishes
+the graph exactly when the types of every path are a subsequence of it. Applied from the end to the reversed graph, the
+same rule gives the last position at which a node can run such that all nodes after it can still run (its late
+position). A node may run at any position of its type from the early to the late one that is after its inputs and before
+its readers.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from autobatch.jit.loops import compiled
 from autobatch.schedule.schedule import Schedule
 
 NOWHERE = -1  # the position of a node that a sequence does not run
-INDEX_INTS_PER_ITEM = 2  # the index of a sequence holds about so many ints per node and position
+INDEX_INTS_PER_ITEM = 2  # approximate ints per node and position in the index of a sequence
 
 
 class Stops(NamedTuple):
-    """A sequence and an index of it: where each type comes next, known at every 2**shift-th position."""
+    """A sequence and its index: the next position of each type, stored for every 2**shift-th position."""
 
     sequence: IntArray  # [K]
     first: IntArray  # [(K >> shift) + 2, T] flat: the first position of a type at or after row << shift; K if none
@@ -41,7 +42,7 @@ def embed_early(dag: Dag, sequence: IntArray) -> IntArray:
 
     Args:
         dag: N nodes in topological order, E edges, T types.
-        sequence: int32[K] type ids; one that is no type of `dag` runs nothing.
+        sequence: int32[K] type ids; an id that is not a type of `dag` runs nothing.
 
     Returns:
         int32[N], positions 0 to K - 1; -1 for a node that the sequence does not run.
@@ -64,7 +65,7 @@ def embed_early(dag: Dag, sequence: IntArray) -> IntArray:
 
 @compiled
 def embed_late(dag: Dag, sequence: IntArray) -> IntArray:
-    """Find the last position at which each node can run so that every node that follows it can run as well.
+    """Find the last position at which each node can run so that every node after it can still run.
 
     `embed_early` on the reversed graph and sequence.
 
@@ -73,7 +74,7 @@ def embed_late(dag: Dag, sequence: IntArray) -> IntArray:
         sequence: int32[K] type ids.
 
     Returns:
-        int32[N], positions 0 to K - 1; -1 for a node from which a path starts that is no subsequence of the sequence.
+        int32[N], positions 0 to K - 1; -1 for a node that starts a path which is not a subsequence of the sequence.
 
     Cost: as `embed_early`.
 
@@ -112,8 +113,8 @@ def to_schedule_at(dag: Dag, sequence: IntArray, position: IntArray) -> Schedule
     Args:
         dag: N nodes, T types.
         sequence: int32[K] type ids.
-        position: int32[N], as of `embed_early`, `embed_late` or `assign_rows`; whether it keeps nodes after their
-            inputs is for `check_schedule` to say.
+        position: int32[N], from `embed_early`, `embed_late` or `assign_rows`; whether nodes come after their inputs is
+            left to `check_schedule`.
 
     Returns:
         A schedule of at most K batches, nodes of a batch in their order in `dag`.
@@ -140,7 +141,7 @@ def to_schedule_at(dag: Dag, sequence: IntArray, position: IntArray) -> Schedule
 
 
 def refused_place(dag: Dag, sequence: IntArray, node: int, position: int) -> ScheduleError:
-    """Describe a node that cannot run where it should."""
+    """Make the error for a node that cannot run at its position."""
     if position == NOWHERE:
         return ScheduleError(
             f"placing {dag.type_id.size} nodes in a sequence of {sequence.size} types: node {node} (type "
@@ -155,7 +156,7 @@ def refused_place(dag: Dag, sequence: IntArray, node: int, position: int) -> Sch
 
 @compiled
 def index_stops(sequence: IntArray, n_types: int, n_nodes: int) -> Stops:
-    """Index a sequence for `next_stop`; a long sequence of many types at fewer places, so that it stays linear.
+    """Index a sequence for `next_stop`; more sparsely for long sequences of many types, so that the size stays linear.
 
     Cost: O(K + min(K * T, N + K) + T) time and ints.
     """
@@ -201,9 +202,10 @@ def fill_early(dag: Dag, stops: Stops, position: IntArray) -> bool:
 
 @compiled
 def fill_mirrored(dag: Dag, stops: Stops, position: IntArray) -> bool:
-    """Do what `fill_early` does on the reversed graph, given the stops of the reversed sequence. Cost: O(N + E).
+    """Apply `fill_early` to the reversed graph, given the stops of the reversed sequence. Cost: O(N + E).
 
-    A node's position counts from the end of the sequence; until its turn comes, `position` holds where it is ready.
+    A node's position counts from the end of the sequence; until the node is visited, `position` holds where it becomes
+    ready.
     """
     type_id, edge_ptr, edge_src, _ = dag
     last = stops.sequence.size

@@ -1,10 +1,10 @@
-"""Choose at which position of a sequence each node runs: as early as it can, as late as it can, or levelled.
+"""Choose the position in a sequence at which each node runs: as early as possible, as late as possible, or levelled.
 
-A batch with fewer rows than keep the machine busy costs as much as one that has them. So rows that lie in large batches
-are worth more in small ones of the same type, and a node may move anywhere between its inputs and its readers. A pass
-looks at every node in topological order or against it, and moves it to the batch where it is cheapest; of batches that
-cost the same, to the smallest, if that makes the two more even. Every move lowers the predicted time, or else the sum
-of squares of the rows, so passes come to an end.
+A batch with fewer rows than keep the machine busy costs as much as one with that many. So moving rows from large
+batches to small ones of the same type saves time, and a node may move anywhere between its inputs and its readers. A
+pass visits every node in topological order or in reverse, and moves it to the batch where it is cheapest; among batches
+of equal cost, to the smallest, if that makes the two more even. Every move lowers the predicted time, or else the sum
+of squared row counts, so the passes terminate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autobatch.policies.sequences.embedding import NOWHERE, embed_early, embed_l
 Assign: TypeAlias = Literal["early", "late", "level"]
 
 MAX_PASSES = 32
-ROUNDING = 1e-9  # microseconds: differences of time below are none
+ROUNDING = 1e-9  # microseconds: smaller differences count as zero
 
 
 def assign_rows(dag: Dag, sequence: IntArray, assign: Assign = "early", costs: CostModel | None = None) -> IntArray:
@@ -32,21 +32,21 @@ def assign_rows(dag: Dag, sequence: IntArray, assign: Assign = "early", costs: C
     Args:
         dag: N nodes, T types.
         sequence: int32[K] type ids; finishes `dag`.
-        assign: "early" or "late", as far as the sequence allows; "level", the cheapest of both and of what moving
-            nodes from both makes of them.
-        costs: what a batch costs; "level" needs it.
+        assign: "early" or "late", as far as the sequence allows; "level", the cheapest of these two and of the results
+            of moving nodes from either.
+        costs: costs of batches; "level" needs them.
 
     Returns:
         int32[N] positions.
 
     Raises:
-        PolicyError: there is no such way to assign rows, or it needs costs.
+        PolicyError: `assign` is unknown, or needs costs.
         ScheduleError: the sequence does not finish the graph; names a node.
 
     Cost: O(N + E + K); "level": at most 32 times O(E + N * S), where S positions lie between a node's neighbours.
     Source: DESIGN, section 5.
 
-    Example: of three nodes that can all run first, one may wait for a fourth that can not.
+    Example: of three nodes that can all run first, one may wait for a fourth that cannot.
 
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph
@@ -76,7 +76,7 @@ def assign_rows(dag: Dag, sequence: IntArray, assign: Assign = "early", costs: C
 
 
 def predict_us(dag: Dag, sequence: IntArray, position: IntArray, costs: CostModel) -> float:
-    """Predict the time of the batches that an assignment of rows makes, in microseconds."""
+    """Predict the time of the batches of an assignment of rows, in microseconds."""
     rows = np.bincount(position, minlength=sequence.size)
     used = np.flatnonzero(rows)
     kind = sequence[used]
@@ -121,7 +121,7 @@ def _level(dag: Dag, sequence: IntArray, start: IntArray, costs: FloatArray) -> 
 def _best_place(
     here: int, low: int, high: int, rows: IntArray, before: IntArray, after: IntArray, costs: FloatArray, kind: int
 ) -> int:
-    """Find where between `low` and `high` a node of a type is best moved from `here`; `here` if nowhere is better."""
+    """Find the best position between `low` and `high` for a node of a type now at `here`; `here` if none is better."""
     best, fewest = here, rows[here] - 1
     least = _row_cost(costs, kind, fewest)
     for step in (before, after):
@@ -136,14 +136,14 @@ def _best_place(
 
 @compiled
 def _row_cost(costs: FloatArray, kind: int, n_rows: int) -> float:
-    """Predict what one more row costs in a batch of `n_rows`; the first row brings the launch."""
+    """Predict the cost of one more row in a batch of `n_rows`; the first row includes the launch."""
     more = batch_cost(costs, kind, n_rows + 1)
     return more - batch_cost(costs, kind, n_rows) if n_rows > 0 else more
 
 
 @compiled
 def _neighbours(sequence: IntArray, n_types: int) -> tuple[IntArray, IntArray]:
-    """Give for each position the one before and after of its type; -1 and K where there is none."""
+    """Give for each position the previous and the next of its type; -1 and K if there is none."""
     last = sequence.size
     before, after = np.full(last, -1, np.int32), np.full(last, last, np.int32)
     latest = np.full(n_types, -1, np.int32)
