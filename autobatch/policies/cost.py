@@ -127,7 +127,7 @@ class MeasuredCosts:
         return CostModel(*columns.T)
 
     def keep(self) -> Path | None:
-        """Write the costs to the user's cache, for all models of these types; None if the cache is off."""
+        """Write the costs to the user's cache, for all models of these types; None if it cannot be kept."""
         content = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
         signature = sign([t.outline for t in self.types])
         return keep_entry("costs", signature, lambda path: write_whole(path, content.encode()))

@@ -126,7 +126,7 @@ class _Stacking:
         settle(stacks_in(made.vars), self._parameter_order())
         return made
 
-    # What one instruction can compute.
+    # Groups that one instruction computes.
 
     def _groups(self, batch: InnerBatch, soft: bool) -> list[Group]:
         """Divide the members of a batch into groups that one instruction each computes."""

@@ -188,7 +188,7 @@ class Fsm(Directed):
         return self.unseen / self.decided if self.decided else 0.0
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Plan in the directions asked for.
+        """Plan in the requested directions.
 
         Raises:
             PolicyError: a type of the graph differs from the known type of that name, or the policy knows none of its

@@ -81,14 +81,14 @@ class Directed(ABC):
         return mirror(self.plan(reverse(dag)))
 
     def plans(self, dag: Dag) -> Iterator[Batches]:
-        """Plan in the directions asked for."""
+        """Plan in the requested directions."""
         if self.direction != "backward":
             yield self.plan(dag)
         if self.direction != "forward":
             yield self.plan_backward(dag)
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Plan in the directions asked for.
+        """Plan in the requested directions.
 
         Raises:
             GraphError: the graph has a cycle.
