@@ -2,15 +2,17 @@
 
 A mini-batch passes these modules, in this order:
 
-- `record` runs the user's function over the instances, and gives their graph.
-- `entries`: meanwhile a function stands in the place of each cell of the module; `generated` writes it.
-- `forms`: the ways of calling a cell that this function recognises, and the ints that it logs.
-- `handles`: what it returns in place of numbers.
-- `calls`: all other calls, which are read, traced if their type is new, and recognised from then on; `lifting` makes
-  values of the arrays and parameters among their arguments.
-- `decode`: from the log to the graph. `results`: what the function returned, and the way back from computed rows.
+- `record` runs the user's function over the instances and returns their graph.
+- `entries` replaces each cell of the module by a function for the time of recording; `generated` writes that function.
+- `forms` defines the call forms that the function recognises, and the ints that it logs.
+- `handles` defines the values that the function returns in place of numbers.
+- `calls` handles all other calls: it reads them, traces the cell if the type is new, and adds the form to the function.
+  `lifting` turns arrays and parameters among the arguments into values.
+- `decode` turns the log into the graph. `results` records the structure of what the user's function returned, and puts
+  computed rows back into it.
 
 Users mark functions with `cell`. `tracer` turns a body into a program, once per type; `traces` keeps the programs, and
-traces again when something that a body read has changed. `watching` notes what a body reads (`hooks`, `scanning`) and
-refuses what cannot be noted (`draws`); `guards` compares that with what is there now; `live` holds numbers that change.
+traces a body again when something that it read has changed. `watching` records what a body reads (`hooks`, `scanning`)
+and refuses random numbers and clocks (`draws`); `guards` compares what was read with the present values; `live` holds
+numbers that change.
 """

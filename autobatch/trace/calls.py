@@ -1,9 +1,9 @@
-"""Calls: what a recorded function calls, in which forms, and what happens at the first call of each form.
+"""The calls of a recorded function: the things it calls, the forms of calls, and the first call of each form.
 
 An `Entry` stands for one cell of one module, one op, or one function made of ops. Its generated function (see
-`forms`) records the calls whose form is known. Any other call takes the slow path here: arrays and parameters among the
-arguments become sources. If the form is then still unknown, the arguments are read, the cell is traced if its type is
-new, and the function is generated again with the form added.
+`forms`) records the calls whose form is known. Any other call takes the slow path in this module. Arrays and parameters
+among the arguments become sources. If the form is still unknown after that, the arguments are read, the cell is traced
+if its type is new, and the function is generated again with the new form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from autobatch.trace.lifting import Lifting, never, to_values
 from autobatch.trace.tracer import NeedsLength
 from autobatch.trace.traces import Traces
 
-MAX_FORMS = 8  # that an entry tries one after another; rarer ones take the slow path
+MAX_FORMS = 8  # forms that an entry tries one after another; others take the slow path
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
 ANY_NUMBER = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
@@ -44,10 +44,10 @@ class Calls:
 
     Attributes:
         log: ints, see `decode`; floats: the float attributes in call order.
-        traces: of the cells called so far.
+        traces: the traces of the cells called so far.
         forms: the call forms met so far, by number.
-        handles: what calls return; lifting: makes values of what else they are given.
-        stand_ins: the functions that stand in the place of cells at the moment.
+        handles: the values that calls return; lifting: turns arrays and parameters into values.
+        stand_ins: the functions that replace cells at the moment.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Calls:
         self.traces.name_weights(module)
 
     def start_instance(self) -> None:
-        """Forget the sources of the last instance, number draws from 0, and take back handles."""
+        """Forget the sources of the last instance, restart the numbering of draws, and recycle handles."""
         self.lifting.start_instance()
         self._namespace.names["__draw"] = count().__next__
         if len(self.log) >= self._recycle_at:
@@ -86,14 +86,14 @@ class Calls:
             self._recycle_at = len(self.log) + RECYCLE
 
     def form_tables(self) -> FormTables:
-        """For the decoder: the form of each handle, and the codes of all forms."""
+        """The form of each handle and the codes of all forms, for the decoder."""
         form_of = self.handles.form_of
         if self._tables.of.size < len(form_of):  # a new form has new handles
             self._tables = form_tables(form_of, [form.code for form in self.forms])
         return self._tables
 
     def type_at(self, at: int) -> NodeType:
-        """The type of the node whose call was logged from this place on."""
+        """The type of the node whose call begins at this position of the log."""
         form = self.forms[self.handles.form_of[self.log[at] >> OUTPUT_BITS]]
         return self.types[form.code[0]]
 
@@ -121,11 +121,11 @@ class Calls:
         )
 
     def call_cell(self, cell: Cell, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a call of a cell that no entry stands in for."""
+        """Record a call of a cell that is not replaced by an entry's function."""
         return self.entry(cell, owner).known.function(*args, **kwargs)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Record one op as a cell of its own; its nodes share parameters, and numbers are data."""
+        """Record one op as a cell of its own. Parameters are part of its type; numbers are data of its nodes."""
         key = (op, repr(static))
         entry = self._entries.get(key) or self._add(
             key,
@@ -187,7 +187,7 @@ class Calls:
         return entry
 
     def _know(self, entry: Entry, forms: tuple[Form, ...], by_form: dict[tuple[str, ...], Any]) -> None:
-        """Let an entry know these forms, and try as many as it can."""
+        """Set the forms of an entry, and generate the function that tries the first of them."""
         entry.known = Known(forms, by_form, self._generate(entry, forms, lambda *args: self._slow(entry, args)))
 
     def _generate(self, entry: Entry, forms: Sequence[Form], slow: Callable[..., Any]) -> Any:
@@ -205,7 +205,7 @@ class Calls:
             if entry.lifts and not entry.is_static(name, x):
                 lifted[name] = self.lifting.lift(x, entry.is_static)
         if any(x is not lifted[name] for name, x in zip(entry.signature.parameters, args, strict=True)):
-            return invoke(entry.known.function, entry.signature, lifted)  # which may know a call with values
+            return invoke(entry.known.function, entry.signature, lifted)  # the form with values may be known
         reader, keys = self._read(entry, lifted)
         form = tuple(reader.conditions)
         if form not in entry.known.by_form:
@@ -217,7 +217,7 @@ class Calls:
         return invoke(entry.known.by_form[form], entry.signature, lifted)
 
     def _read(self, entry: Entry, arguments: Mapping[str, Any]) -> tuple[FormReader, dict[str, Key]]:
-        """Read arguments, again for each list that turns out to need its length in a call like this."""
+        """Read arguments, and read them again for each list whose length the body needs for these arguments."""
         fixed = set[str]()
         while True:
             reader = FormReader(self.handles, self._namespace.constant, entry.is_static, fixed)
@@ -234,7 +234,7 @@ class Calls:
         self.forms.append(form)
         known = entry.known
         known.by_form[tuple(reader.conditions)] = self._generate(entry, [form], _refuse(entry, reader.lists))
-        if len(known.forms) < MAX_FORMS:  # those met first, such as states to begin with, are often the rarer ones
+        if len(known.forms) < MAX_FORMS:  # newest first: the earliest forms, such as initial states, are often rare
             self._know(entry, (form, *known.forms), known.by_form)
             self.stand_ins.renew(entry)
 
@@ -245,7 +245,7 @@ class Calls:
             return self.traces.type_of(entry, keys)
 
     def _renew(self, entry: Entry, before: Hashable, now: Hashable) -> None:
-        """Let an entry know the forms of the types that it has now, and keep those of its types before."""
+        """Switch an entry to the forms of its present types, and keep the forms of its former types."""
         entry.shelf[before] = entry.known
         if now in entry.shelf:
             entry.known = entry.shelf.pop(now)

@@ -52,7 +52,7 @@ class Cell:
 
 
 class BoundCell:
-    """A cell with the module that it reads its parameters from."""
+    """A cell bound to the module whose parameters it reads."""
 
     __slots__ = ("cell", "owner")
 
@@ -81,8 +81,8 @@ def cell(function: Any = None, *, static: tuple[str, ...] = ()) -> Any:
     Args:
         function: takes values (arrays), ints and floats (data of the node), and static arguments: bool, str, None,
             enums and modules; tuples, lists, dicts and dataclasses of these. Returns values in any such structure.
-            Shapes are those of one node, without a batch axis. Inputs are read-only. What else the body reads may
-            change: the cell is then traced again. It reads no random numbers and no clock.
+            Shapes are those of one node, without a batch axis. Inputs are read-only. Everything else that the body
+            reads may change; the cell is then traced again. The body must not read random numbers or a clock.
         static: names of arguments whose value is part of the type although it is an int or a Parameter.
 
     >>> import autobatch as ab
@@ -111,7 +111,7 @@ def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _read_only(x: Any, dtype: Any) -> Any:
-    """An array, or a number of NumPy's, as a read-only array; floats cast to the model's dtype."""
+    """An array or a NumPy scalar as a read-only array; floats are cast to the model's dtype."""
     if type(x) is EagerArray and not x.flags.writeable and x.dtype == dtype:
         return x
     array = plain_array(x)
@@ -119,7 +119,7 @@ def _read_only(x: Any, dtype: Any) -> Any:
 
 
 def _on_arrays(x: Any, function: Callable[[Any], Any]) -> Any:
-    """`x` with a function applied to the arrays in it, in new containers where the old ones could be changed."""
+    """`x` with a function applied to the arrays in it; mutable containers are copied."""
     kind = type(x)
     if isinstance(x, (np.ndarray, np.floating)):
         return function(x)

@@ -28,11 +28,11 @@ INT32_MAX = 2**31 - 1
 
 
 class Log(NamedTuple):
-    """What recording a mini-batch logged.
+    """The log of a recorded mini-batch.
 
     Attributes:
         ints, ptr: instance i logged ints[ptr[i]:ptr[i + 1]].
-        out_ref, out_slot, out_ptr: and returned out_ref[out_ptr[i]:out_ptr[i + 1]], in slots.
+        out_ref, out_slot, out_ptr: instance i returned out_ref[out_ptr[i]:out_ptr[i + 1]], in the slots out_slot.
     """
 
     ints: LongArray
@@ -43,10 +43,10 @@ class Log(NamedTuple):
 
 
 class FormTables(NamedTuple):
-    """What tells how to read a log.
+    """The forms of calls, as the decoder reads them.
 
     Attributes:
-        of: the form that gives out each handle, by id.
+        of: the form that returns each handle, by id.
         code, ptr: the code of form f is code[ptr[f]:ptr[f + 1]]: its type, and items that end with END. These are
             VALUE, n, n ports; WORDS, n; or EACH, parts, and for each of them n, n ports. A port is -1 where the cell
             does not read the value.
@@ -85,12 +85,12 @@ def decode_log(log: Log, forms: FormTables, node_of: LongArray, base: int, n_flo
     """Encode the recorded instances as one graph.
 
     Args:
-        node_of: serial number of the node that last had each handle; updated.
+        node_of: serial number of the last node of each handle; updated.
         base: serial number of this graph's first node.
         n_floats: float attributes logged.
 
     Returns:
-        The words, and (status, instance, node within it, place in the log) of the first fault.
+        The words, and (status, instance, node within it, position in the log) of the first fault.
     """
     ints, log_ptr, out_ref, out_slot, out_ptr = log
     form_of, code, code_ptr = forms
@@ -165,7 +165,7 @@ def _copy_words(log: LongArray, at: int, attr: IntArray, a: int, n_words: int) -
 def _find_outputs(
     refs: LongArray, node_of: LongArray, base: int, first: int, out_node: IntArray, out_port: IntArray
 ) -> bool:
-    """Write which nodes an instance returned, before other instances use the handles; False if one is stale."""
+    """Write the nodes that an instance returned, before other instances reuse the handles; False if one is stale."""
     for o in range(refs.size):
         out_node[o] = node_of[refs[o] >> 8] - base
         out_port[o] = refs[o] & 255

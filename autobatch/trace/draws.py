@@ -1,4 +1,4 @@
-"""Random numbers and clocks: a body is traced once, so it must not read them; this module finds out whether it does."""
+"""Detection of random numbers and clocks, which a cell's body must not read because it is traced only once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_
 
 
 class Draws:
-    """What a body has drawn since this was made.
+    """The random numbers and clocks that a body has read since this object was made.
 
-    NumPy's generators are compared by their states, so a new one with a seed may draw; other sources are noticed when
-    their functions are called.
+    NumPy's generators are compared by their states, so a generator that the body makes from a seed may draw. Other
+    sources are detected when their functions are called.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Draws:
         self._states = [(of_numpy, _state_of(of_numpy), "np.random")]
 
     def add(self, generator: Any) -> None:
-        """Take in a generator that the body may draw from."""
+        """Watch a generator that the body may draw from."""
         self._states.append((generator, _state_of(generator), f"a {type(generator).__name__}"))
 
     def hear(self, frame: FrameType, function: Any) -> None:
-        """Take note of a call, in this frame, of a function that is not Python's."""
+        """Record a call, in this frame, of a function written in C."""
         name, owner = getattr(function, "__qualname__", ""), getattr(function, "__self__", None)
         if (known := sys.modules.get("random")) is not None and isinstance(owner, known.Random):
             self._drawn = f"random.{name}"
@@ -47,7 +47,7 @@ class Draws:
             self._drawn = name
 
     def check(self) -> None:
-        """Refuse what was drawn; GraphError."""
+        """Raise a GraphError if random numbers or a clock were read."""
         drawn = next((told for generator, state, told in self._states if _state_of(generator) != state), self._drawn)
         if drawn:
             what = "asks for the time" if drawn in CLOCKS else "draws random numbers"

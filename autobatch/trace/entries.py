@@ -1,4 +1,4 @@
-"""Entries: what a recording knows of a cell, and the functions that replace cells in modules meanwhile."""
+"""Entries: the call forms that a recording knows of each cell, and the functions that replace cells while it runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Known(NamedTuple):
     """The forms in which a cell with certain types has been called.
 
     Attributes:
-        forms: those that `function`, the generated one, tries one after another.
-        by_form: for each form met, a function that knows it alone.
+        forms: the forms that `function`, the generated one, tries one after another.
+        by_form: for each form met, a function that records this form alone.
     """
 
     forms: tuple[Form, ...]
@@ -33,11 +33,11 @@ NOTHING = Known((), {}, None)
 
 @dataclass(eq=False)
 class Entry:
-    """What stands in the place of one cell, op or function of ops while programs are recorded.
+    """The replacement of one cell, op or function of ops while programs are recorded.
 
     Attributes:
         name: of the cell.
-        identity: tells this entry's types from others', beside the arguments.
+        identity: the part of a type's key that belongs to the entry; the arguments are the rest.
         signature: the arguments, without the module.
         run: runs the body on arguments by name, for tracing.
         is_static: whether an argument (name, value), or a value in it, is part of the type.
@@ -45,8 +45,8 @@ class Entry:
         lifts: whether arrays among the arguments become sources; else they are data.
         lists: whether sequences with values among the arguments become lists of values alone.
         known: the forms met so far.
-        shelf: those of types that the cell had before and may have again, by the types' numbers.
-        fixed: for arguments of these keys, a list (by expression) whose length the body needs.
+        shelf: the forms of former types, which the cell may have again, by the types' numbers.
+        fixed: by the keys of the arguments, a list (by expression) whose length the body needs.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Entry:
 
 
 class StandIns:
-    """The functions that stand in the place of a module's cells; they step aside while a cell's body is traced."""
+    """The functions that replace a module's cells; the cells are restored while a cell's body is traced."""
 
     def __init__(self) -> None:
         self._places: dict[Entry, tuple[dict[str, Any], str]] = {}
 
     @contextmanager
     def in_place(self, module: Module | None, entry_of: Callable[[Cell, Module], Entry]) -> Iterator[None]:
-        """Let entries stand in the place of all cells of `module` and its submodules."""
+        """Within the context, replace all cells of `module` and its submodules by the functions of entries."""
         for owner in module.modules() if module is not None else ():
             kind: type = type(owner)
             for name, cell in _cells_of(kind).items():
@@ -85,7 +85,7 @@ class StandIns:
 
     @contextmanager
     def stepped_aside(self) -> Iterator[None]:
-        """Within, the module has its cells back."""
+        """Within the context, the module has its own cells."""
         self._step_aside()
         try:
             yield
@@ -115,7 +115,7 @@ def _cells_of(kind: type) -> dict[str, Cell]:
 
 
 def invoke(function: Callable[..., Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:
-    """Call `function` with arguments by name, each passed as its kind wants."""
+    """Call `function` with arguments by name; each is passed as its parameter's kind requires."""
     args, kwargs = list[Any](), dict[str, Any]()
     for name, parameter in signature.parameters.items():
         match parameter.kind:

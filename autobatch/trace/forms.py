@@ -9,13 +9,14 @@
             return __out
         return slow_merge(left, right)
 
-The arguments keep their names, so even builtins have others here: a cell may call an argument `type` or `out`.
+The arguments keep their names, and a cell may name an argument `type` or `out`; generated code therefore uses other
+names for builtins.
 
-The functions stand in the modules, where other threads see them too. A call that passes recorded values belongs to the
-recording; of any other, forms ask whether this thread records.
+The functions replace methods of modules that other threads may call too. A call that passes recorded values belongs to
+the recording; for any other call, the form tests whether this thread records.
 
-A form is finer than a type: it also tells whether a tuple is all outputs of a node (one int) or was put together by
-the user (an int per value). `code` tells the decoder how to read what the form logged.
+A form is finer than a type: it also distinguishes a tuple of all outputs of a node (logged as one int) from a tuple
+that the user made (logged as an int per value). `code` describes to the decoder what the form logged.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ LOG_DATA = {"int": "{}", "ints": "*{}.ravel().tolist()", "float": "{}", "floats"
 
 @dataclass
 class Leaf:
-    """What the expression `text` gives the cell: data, values, or a list of values.
+    """A part of a call's arguments, read by the expression `text`: data, values, or a list of values.
 
     Attributes:
         kind: "value" (a value, or all outputs of a node), "int", "ints", "float", "floats" or "each".
         first: the number of the first leaf.
-        refs: of "value" the expression of its ref; of "each" the name of the list of refs that the conditions make.
-        counts: how many leaves a ref stands for; of "each" for all refs of one element.
+        refs: for "value" the expression of its ref; for "each" the name of the list of refs that the conditions make.
+        counts: number of leaves per ref; for "each" of all refs of one element.
     """
 
     kind: str
@@ -57,10 +58,10 @@ class Leaf:
 
 
 class FormReader:
-    """Reads one call's arguments: their keys, the conditions that tell this form, and its leaves in order.
+    """Reads one call's arguments: their keys, the conditions that identify the form, and its leaves in order.
 
     Args:
-        handles: knows the classes of values; constant: names any other object in generated code.
+        handles: gives the classes of values; constant: gives any other object a name in generated code.
         is_static: whether an argument (by name) or a value in it is part of the type.
         fixed: the lists (by expression) whose length the cell's body needs.
     """
@@ -79,7 +80,7 @@ class FormReader:
         self.n_leaves = 0
 
     def read(self, name: str, x: Any, text: str) -> Key:
-        """Read what the expression `text` of argument `name` holds."""
+        """Read the value of the expression `text`, which is argument `name` or a part of it."""
         if self.is_static(name, x):
             return self._static(name, x, text)
         if isinstance(x, (Value, Outputs)):
@@ -135,7 +136,7 @@ class FormReader:
         return Key("static", Static(x))
 
     def _is_exactly(self, text: str, x: Any) -> str:
-        """The condition that `text` is `x`, or equal to the bit, with Python's own operators where these are exact."""
+        """The condition that `text` is `x`, or equal to the bit; uses Python's operators where these are exact."""
         name = self.constant(x)
         if isinstance(x, (*BY_IDENTITY, bool, type(None))):
             return f"{text} is {name}"
@@ -147,7 +148,7 @@ class FormReader:
         return f"__type({text}) is __type({name}) and {text} == {name}"
 
     def _each(self, x: list[Any], text: str) -> Key | None:
-        """A list of any length, if its elements are alike and consist of values only."""
+        """The key of a list of any length, if its elements have one form and consist of values only; else None."""
         if not x:
             self.conditions.append(f"__type({text}) is __list and not {text}")
             self.lists.append(text)
@@ -168,7 +169,7 @@ class FormReader:
         return Key("each", None, (key,))
 
     def _key(self, x: Any) -> Key | None:
-        """The key of a value, or of a tuple of such; None of anything else."""
+        """The key of a value, or of a tuple of such; None for anything else."""
         if isinstance(x, (Value, Outputs)):
             self.handles.check(x)
             return x.key
@@ -176,10 +177,10 @@ class FormReader:
         return None if None in children else Key("tuple", None, tuple(c for c in children if c is not None))
 
     def _tests(self, x: Any, text: str, whole: bool) -> tuple[list[str], list[tuple[str, int]]]:
-        """What tells that `text` is like `x`, a value or tuple of such; its refs, and how many leaves each stands for.
+        """The conditions that `text` has the form of `x`, a value or tuple of such; its refs, each with its leaf count.
 
         Args:
-            whole: all outputs of a node, where `x` has such, are recognised by their class, and have one ref.
+            whole: all outputs of a node together are recognised by their class and have one ref.
         """
         if isinstance(x, Value) or (whole and isinstance(x, Outputs)):
             n = sum(1 for _ in x.key.leaves())
@@ -208,8 +209,8 @@ class Form:
     """One recognised way to call a cell.
 
     Attributes:
-        conditions: what tells the form, as Python.
-        body: what logs the call, as Python.
+        conditions: Python expressions that identify the form.
+        body: Python statements that log the call.
         code: for the decoder, see `decode.FormTables`.
     """
 
@@ -224,7 +225,8 @@ def make_form(
     """The form that `reader` read, of the type `type_id`.
 
     Args:
-        outputs: the key of the handles that it gives out; rebuild: names what makes of one what the call returns.
+        outputs: the key of the handles that it returns.
+        rebuild: the name of the function that turns a handle into what the call returns, if there is one.
     """
     ports = {v.source.leaf: v.source.number for v in program.vars if isinstance(v.source, Port)}
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
@@ -252,7 +254,7 @@ def make_form(
         logged.append("__draw()")
         code += [WORDS, 1]
     body = [f"for __out in pool_{number}: break", f"else: __out = grow_{number}()"]
-    body += ["__to = __log", f"__to += {_tuple(logged)}"]  # less time than a call of append for each
+    body += ["__to = __log", f"__to += {_tuple(logged)}"]  # faster than an append per int
     body += [f"__log_floats({_tuple(floats)})"] if floats else []
     body += ["__draw()"] if program.draws and DRAW not in data else []
     body.append(f"return {rebuild}(__out)" if rebuild else "return __out")
@@ -260,7 +262,7 @@ def make_form(
 
 
 def _makeup(x: Any) -> Any:
-    """Equal for tuples of values where the same parts of them are all outputs of a node."""
+    """A key of a tuple of values: equal for tuples in which the same parts are all outputs of a node."""
     return tuple(map(_makeup, x)) if type(x) is tuple else type(x)
 
 

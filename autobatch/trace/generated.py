@@ -1,4 +1,4 @@
-"""Generated functions: Python source that tries the forms of a cell one after another, and the names that it knows."""
+"""Generated functions: Python source that tries the forms of a cell one after another, and its global names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Namespace:
     """The globals of the generated functions.
 
     Attributes:
-        names: by which the functions know things; a plain dict, for in any other Python looks names up much slower.
+        names: the globals by name; a plain dict, since Python looks up names in any other mapping much more slowly.
     """
 
     def __init__(self, names: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ class Namespace:
         return self._constants[key]
 
     def generate(self, cell: str, signature: inspect.Signature, forms: Sequence[Form], slow: Callable[..., Any]) -> Any:
-        """Make a function that stands for a cell: it logs calls of these forms, and passes others to `slow`."""
+        """Make a function that replaces a cell: it logs calls of these forms, and passes others to `slow`."""
         self._n_functions += 1
         name = f"entry_{self._n_functions}"
         parameters = [
@@ -46,7 +46,7 @@ class Namespace:
         self.names[f"slow_{name}"] = slow
         exec(compile("\n    ".join(lines), f"<recording of {cell}>", "exec"), self.names)
         function = self.names[name]
-        function.__qualname__ = cell  # what Python's own messages call it
+        function.__qualname__ = cell  # the name in Python's own messages
         function.stands_in = True  # copies of a module leave it out
         return function
 
@@ -62,7 +62,7 @@ class _Name:
 
 
 def _write_branches(branches: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[str]:
-    """Bodies under their conditions; what several begin with is asked once."""
+    """Write bodies under their conditions; a condition with which several begin is tested once."""
     lines = list[str]()
     for first in dict.fromkeys(conditions[:1] for conditions, _ in branches):
         alike = [(conditions, body) for conditions, body in branches if conditions[:1] == first]

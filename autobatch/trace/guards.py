@@ -1,9 +1,9 @@
-"""Guards: what the bodies of cells read from Python when they were traced, and whether it is still the same.
+"""Guards: checks that everything the bodies of cells read from Python when they were traced is still the same.
 
-A guard is one thing that was read: an attribute of an object, an item of a namespace, or what a list or dict holds. It
-holds as long as the very same object is there, or an equal number or text; arrays are compared with a copy of what they
-held. `Watchlist.holds` looks at all guards in force, once per call: mostly a comparison of two objects for each, a
-twentieth of a microsecond.
+A guard is one thing that was read: an attribute of an object, an item of a namespace, or the contents of a list or
+dict. It holds as long as the very same object is there, or an equal number or text; arrays are compared with a copy of
+their former contents. `Watchlist.holds` checks all guards in force, once per call. A check is mostly a comparison of
+two objects, a twentieth of a microsecond.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
 
 
 class Difference(NamedTuple):
-    """Something that is not what it was when it was read.
+    """Something that has changed since it was read.
 
     Attributes:
-        key: tells the place.
-        told: what happened, in words.
-        before, now: what was there, and is.
+        key: identifies the place.
+        told: a description of the change, for messages.
+        before, now: the old and the new value.
     """
 
     key: Hashable
@@ -36,7 +36,7 @@ class Difference(NamedTuple):
 
     @property
     def is_numeric(self) -> bool:
-        """Whether numbers changed, and nothing else: these may be inputs of programs."""
+        """Whether the change is from numbers to numbers, which can be inputs of programs."""
         return can_be_live(self.before) and can_be_live(self.now) and np.shape(self.before) == np.shape(self.now)
 
 
@@ -44,16 +44,16 @@ class Read:
     """Something that was read under a name.
 
     Args:
-        holder: what it was read from; kept, since the place is known by its `id`.
-        get: `get(name, default)` gives what is there now.
+        holder: the object it was read from; kept alive, since its `id` identifies the place.
+        get: `get(name, default)` returns the present value.
         name: of the attribute or item.
-        text: what it is, in messages.
-        seen: what was read.
-        live: stands for it in the program, if it is an input of that.
+        text: its description in messages.
+        seen: the value that was read.
+        live: the input of the program that stands for it, if there is one.
 
     Attributes:
         key: equal for reads of one place.
-        seen: what was there when it was last compared.
+        seen: the value at the last comparison.
     """
 
     def __init__(
@@ -68,20 +68,20 @@ class Read:
         self._content = content_of(seen) if self.live is None else None
 
     def retake(self) -> None:
-        """Compare with what is there now from here on."""
+        """Take the present value as the one to compare with."""
         self._take(self.now())
 
     @property
     def is_deep(self) -> bool:
-        """Whether the same object may hold something else by now."""
+        """Whether the contents of the object may change while it stays the same object."""
         return isinstance(self.seen, np.ndarray)
 
     def now(self) -> Any:
-        """What is there now."""
+        """The present value."""
         return self.get(self.name, MISSING)
 
     def holds(self) -> bool:
-        """Compare what is there now, arrays by content; a live number takes the new value."""
+        """Compare the present value, arrays by content; a live number takes the new value."""
         found = self.now()
         same = _is_still(self.seen, found, self._content, self.live)
         if same:
@@ -89,17 +89,17 @@ class Read:
         return same
 
     def differences(self) -> list[Difference]:
-        """What is not as it was read."""
+        """The changes since it was read."""
         return [] if self.holds() else [_difference(self.key, self.text, self.seen, self.now())]
 
 
 class Contents:
-    """What a list, tuple, dict or set held when it was read.
+    """The contents of a list, tuple, dict or set when it was read.
 
     Args:
-        holder: it.
-        text: what it is, in messages.
-        lives: by index or key what stands for an element in the program.
+        holder: the container.
+        text: its description in messages.
+        lives: by index or key, the inputs of the program that stand for elements.
     """
 
     is_deep = True
@@ -110,7 +110,7 @@ class Contents:
         self.retake()
 
     def retake(self) -> None:
-        """Compare with what it holds now from here on."""
+        """Take the present contents as those to compare with."""
         self.names, self.seen = _names_in(self.holder), _elements_of(self.holder)
         self._contents = list(map(content_of, self.seen))
         self._is_plain = self._contents.count(None) == len(self._contents)
@@ -126,7 +126,7 @@ class Contents:
         return True
 
     def differences(self) -> list[Difference]:
-        """The elements that are not as they were read, or the whole if there are others."""
+        """The elements that have changed, or the whole container if its keys or length have changed."""
         names, found = _names_in(self.holder), _elements_of(self.holder)
         if not is_same(tuple(names), tuple(self.names)):
             return [Difference(self.key, f"{self.text} has other elements", self.names, names)]
@@ -141,7 +141,7 @@ Guard: TypeAlias = Read | Contents
 
 
 class Watchlist:
-    """The guards of all traces in force, each place once; what is checked in every call."""
+    """The guards of all traces in force, one per place; every call checks them."""
 
     def __init__(self, guards: Iterable[Guard]) -> None:
         found = {(guard.key, id(guard.seen) if isinstance(guard, Read) else 0): guard for guard in guards}
@@ -151,7 +151,7 @@ class Watchlist:
         self._seen = [(guard.get, guard.name, guard.seen) for guard in self._quick]
 
     def holds(self) -> bool:
-        """Whether everything is as it was read; live numbers take their new values."""
+        """Whether nothing has changed since it was read; live numbers take their new values."""
         for at, (get, name, seen) in enumerate(self._seen):
             if get(name, MISSING) is not seen:
                 guard = self._quick[at]
@@ -162,7 +162,7 @@ class Watchlist:
 
 
 def differences(guards: Iterable[Guard]) -> list[Difference]:
-    """All that is not as it was read."""
+    """All changes that these guards find."""
     return [difference for guard in guards for difference in guard.differences()]
 
 
@@ -172,12 +172,12 @@ def are(found: list[Any], seen: list[Any]) -> bool:
 
 
 def is_same(x: Any, y: Any) -> bool:
-    """Whether two things are one object, or equal values of one type that cannot change: numbers to the bit."""
+    """Whether two things are one object, or equal values of one immutable type; numbers are compared to the bit."""
     return x is y or bool(exact(x) == exact(y))
 
 
 def content_of(x: Any) -> Hashable | None:
-    """What an array holds; None for anything else."""
+    """A hashable form of an array's dtype, shape and numbers; None for anything else."""
     if not isinstance(x, np.ndarray) or x.dtype.hasobject:
         return None
     return x.shape, x.dtype.str, x.tobytes()

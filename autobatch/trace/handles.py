@@ -1,9 +1,9 @@
-"""Handles: what the user's program holds in place of a node's outputs while it is recorded.
+"""Handles: the objects that stand for a node's outputs while the user's program is recorded.
 
 Each output is a `Value` with a number, `ref = id << 8 | output`; a node with several returns tuples of values. Making
-these for every call would take half as long again as recording does, so each call form has a `Pool` that hands them
-out and takes them back once nobody holds them any more, which their reference counts tell. A handle that somebody still
-holds is never handed out again, so a value kept from an earlier recording is recognised by its id.
+new handles for every call would add half to the time of recording. Each call form therefore has a `Pool` of handles,
+and reuses those that are not referenced any more, which their reference counts show. A handle that is still referenced
+is never reused, so a value kept from an earlier recording is recognised by its id.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from autobatch.ops.operators import STAGE, Symbol
 
 OUTPUT_BITS = 8
 MAX_OUTPUTS = 2**OUTPUT_BITS  # values that a node can return
-CHUNK = 64  # by which pools grow in the end
+CHUNK = 64  # handles by which larger pools grow
 RECYCLE = 2048  # ints logged before handles are taken back: few enough handles to stay in cache
 
 
 class Recording(Protocol):
-    """What records the ops that values meet outside cells."""
+    """Records the ops that are applied to values outside cells."""
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Record one op as a cell of its own."""
@@ -41,7 +41,7 @@ class Value(Symbol):
     """One output of a recorded node. Each recording has a subclass for each shape.
 
     Attributes:
-        ref: tells which output of which node.
+        ref: identifies the node and the output.
         key: of the shape; class_name: of the subclass, in generated code.
     """
 
@@ -79,7 +79,7 @@ class Value(Symbol):
 class Outputs(tuple[Any, ...]):
     """The outputs of a recorded node that returns a tuple. Each recording has a subclass for each structure of shapes.
 
-    Its class alone tells generated code what is in it; the refs of its values are consecutive.
+    Generated code recognises the structure by the class alone; the refs of the values are consecutive.
     """
 
     __slots__ = ()
@@ -93,13 +93,12 @@ class Pool:
 
     Args:
         make: makes the handle whose first output has this ref.
-        new_id: gives a number that no handle has had.
-        namespace, name: where generated code finds the iterator over what is left to hand out.
+        new_id: returns a number that no handle has had.
+        namespace, name: where generated code finds the iterator over the free handles.
 
     Attributes:
-        handles: to hand out; parts: the values and tuples in the handles, as many for each, and the
-            handles themselves.
-        idle: the reference count of a part that nobody holds.
+        handles: all handles of the pool; parts: the handles and the values and tuples in them, equally many for each.
+        idle: the reference count of a part that is not in use.
     """
 
     def __init__(
@@ -127,12 +126,12 @@ class Pool:
         return next(self._iterator)
 
     def recycle(self) -> None:
-        """Start again from the first handle, replacing those that somebody still holds, as a whole or in part."""
+        """Start again from the first handle; replace handles of which any part is still referenced."""
         if not self.used:
             return
         width = len(self.parts) // len(self.handles)
         n_used = self.used * width
-        if sum(map(sys.getrefcount, islice(self.parts, n_used))) > self.idle * n_used:  # mostly nobody holds any
+        if sum(map(sys.getrefcount, islice(self.parts, n_used))) > self.idle * n_used:  # rarely true
             for place in {k // width for k in range(n_used) if sys.getrefcount(self.parts[k]) > self.idle}:
                 self._put(place)
         self._restart(0)
@@ -175,20 +174,21 @@ class Handles:
         self._pools: list[Pool] = []
 
     def recycle(self) -> None:
-        """Take back handles that nobody holds, between instances.
+        """Recycle handles that are not referenced any more; called between instances.
 
-        A recursive inner function is a cycle, so what it held waits for the garbage collector: a young collection
-        frees the programs of the last instances, and what is held after it is really held.
+        A recursive inner function is a reference cycle, so the handles that it holds wait for the garbage collector.
+        A young collection frees the programs of the last instances; handles referenced after it are in use.
         """
         gc.collect(1)
         for pool in self._pools:
             pool.recycle()
 
     def add_pool(self, form: int, node_type: NodeType) -> tuple[Key, Callable[[Any], Any] | None]:
-        """Let a form give out handles of a type.
+        """Add the pool of handles of a form, for a type.
 
         Returns:
-            The key of a handle; and what makes of it what the cell returned, if that is more than tuples of values.
+            The key of a handle; and the function that turns a handle into the structure that the cell returned, if
+            that is more than tuples of values.
         """
         program, structure = node_type.program, node_type.structure
         if len(program.outputs) > MAX_OUTPUTS:
@@ -219,7 +219,7 @@ class Handles:
         return key, build if plain is None else None
 
     def class_of(self, key: Key) -> Any:
-        """The class of this recording's values of a shape, or tuples of such."""
+        """This recording's class of values of a shape, or of tuples of such."""
         if key not in self._classes:
             base = Value if key.kind == "value" else Outputs
             name = f"{base.__name__}_{len(self._classes)}"
@@ -230,13 +230,13 @@ class Handles:
         return self._classes[key]
 
     def check(self, handle: Value | Outputs) -> None:
-        """Refuse a value of another recording, where its ref means something else; GraphError."""
+        """Raise a GraphError for a value of another recording, in which its ref means another node."""
         if handle.recording is not self._recording:
             raise GraphError("a value from another recording is used here; a recorded value belongs to one function.")
 
 
 def path_to_ref(key: Key) -> str:
-    """The path from a handle to its ref, as Python: a tuple has the ref of its first value."""
+    """The Python expression, after a handle, of its ref: a tuple has the ref of its first value."""
     paths = [("", key)]
     while paths[0][1].kind != "value":
         path, outer = paths.pop(0)
@@ -253,7 +253,7 @@ def _plain_key(structure: Any, keys: list[Key]) -> Key | None:
 
 
 def _put_together(structure: Any, outputs: tuple[Value, ...]) -> Any:
-    """What the cell returned, with recorded values instead of output numbers."""
+    """The structure that the cell returned, with recorded values instead of output numbers."""
     if isinstance(structure, int):
         return outputs[structure]
     if isinstance(structure, Static):

@@ -1,4 +1,4 @@
-"""Hooks that last as long as a trace: they report attributes that are read, and functions that are called."""
+"""Hooks for the time of a trace: they report attributes that are read, and functions that are called."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-HEAP_TYPE = 1 << 9  # of `type.__flags__`: a class that Python code made, and may change
+HEAP_TYPE = 1 << 9  # flag in `type.__flags__` of a class that Python code made and may change
 
 
 class Listener(Protocol):
     """Gets a report of each attribute that is read.
 
     Attributes:
-        busy: whether it reads by itself now.
+        busy: whether the listener itself is reading; its own reads are not reported.
     """
 
     busy: bool
 
     def read(self, owner: Any, name: str, value: Any) -> Any:
-        """An attribute was read; the reader gets what this returns."""
+        """Take the report of a read attribute; the reader gets what this returns."""
 
     def lacks(self, owner: Any, name: str) -> None:
-        """An attribute was looked for, which does not exist."""
+        """Take the report of a missing attribute."""
 
 
 class _Listening(threading.local):
-    """Who listens in this thread."""
+    """The listener of this thread."""
 
     current: Listener | None = None
 
@@ -39,7 +39,7 @@ LISTENING = _Listening()
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Within, in this thread, report attributes of hooked classes to `listener`."""
+    """Within the context, report reads of attributes of hooked classes in this thread to `listener`."""
     before, LISTENING.current = LISTENING.current, listener
     try:
         yield
@@ -49,13 +49,13 @@ def listening(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def hearing(hear: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
-    """Within, in this thread, report all calls; a profiler is paused meanwhile."""
+    """Within the context, report all calls in this thread; a profiler is paused meanwhile."""
     before = sys.getprofile()
     sys.setprofile(hear)
     try:
         yield
     finally:
-        enable = getattr(before, "enable", None)  # that of cProfile cannot be set as it was got
+        enable = getattr(before, "enable", None)  # cProfile's profiler cannot be set again by sys.setprofile
         if enable is None:
             sys.setprofile(before)
         else:
@@ -65,7 +65,7 @@ def hearing(hear: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
 
 @contextmanager
 def hooked(kind: type) -> Iterator[None]:
-    """Within, reads of attributes of this class's instances are reported."""
+    """Within the context, report reads of attributes of this class's instances."""
     own = vars(kind).get("__getattribute__")
     type.__setattr__(kind, "__getattribute__", _telling(type.__getattribute__(kind, "__getattribute__")))
     try:

@@ -1,4 +1,4 @@
-"""Lifting: arrays and parameters that the user's function passes or returns become values of the recording."""
+"""Lifting: turns arrays and parameters that the user's function passes or returns into values of the recording."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def never(name: str, x: Any) -> bool:
 
 
 class Lifting:
-    """Makes one node, a *source*, of each array and parameter that an instance meets outside cells.
+    """Makes one node, a *source*, of each array and parameter that an instance uses outside cells.
 
     Args:
         handles: those of the recording.
-        record: records a source; gives its value.
+        record: records a source; returns its value.
     """
 
     def __init__(self, handles: Handles, record: Callable[[np.ndarray[Any, Any] | Parameter], Value]) -> None:
@@ -38,7 +38,7 @@ class Lifting:
     def lift(self, x: Any, is_static: Callable[[str, Any], bool] = never, is_result: bool = False) -> Any:
         """`x` with arrays and parameters as source values, and NumPy's scalars as Python's.
 
-        In a result NumPy's floats become values too, for so they come back from a call in eager mode.
+        In a result NumPy's floats become values too, since an eager call returns them as such.
         """
         if isinstance(x, (Value, Outputs)):
             self._handles.check(x)
@@ -65,14 +65,14 @@ class Lifting:
         return self._source(x, (x.shape, x.dtype, x.tobytes()))
 
     def _source(self, x: Any, content: Any) -> Value:
-        """The node whose output is an array or a parameter; one for equal arrays."""
+        """The value of an array or a parameter; equal arrays share one node."""
         if content not in self._sources:
             self._sources[content] = self._record(x)
         return self._sources[content]
 
 
 def to_values(values: Sequence[Any]) -> list[Any]:
-    """A sequence with values in it as a list, with arrays in the place of numbers, so that they are values too."""
+    """A sequence that holds values, as a list in which numbers are arrays, which become values too."""
     parts = list(map(_as_values, values))
     return values if type(values) is list and all(map(operator.is_, parts, values)) else parts
 

@@ -1,9 +1,9 @@
 """Live numbers: numbers and arrays of a model that change while it is used, so programs read them as inputs.
 
-Such a number is a parameter that nobody trains, brought up to date before each run, so that a program that computes
-with it need not be traced, planned or compiled again. While a body is traced, a `LiveValue` stands for it. Where Python
-needs the number itself, for a condition, a size or an option of an op, the body is traced again with the number as it
-is, a constant that is guarded.
+Such a number is a parameter that is not trained and is updated before each run. A program that computes with it need
+not be traced, planned or compiled again when it changes. While a body is traced, a `LiveValue` stands for it. If Python
+needs the number itself, for a condition, a size or an option of an op, the body is traced again with the number as a
+guarded constant.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def can_be_live(x: object) -> bool:
 
 
 class Live(Parameter):
-    """What an attribute holds, in the model's dtype.
+    """The number or array of an attribute, in the model's dtype.
 
     Args:
-        holder: what has the attribute; kept, for it is known by its `id`.
+        holder: the object with the attribute; kept alive, since it is identified by its `id`.
 
     Attributes:
-        n_taken: how often a number was another than before.
+        n_taken: how often the number has changed.
     """
 
     def __init__(self, value: Any, dtype: np.dtype[Any], holder: object) -> None:
@@ -39,7 +39,7 @@ class Live(Parameter):
         self.astype(dtype)
 
     def take(self, value: Any) -> bool:
-        """Take what the attribute holds now; False if its shape is another, or it is no number."""
+        """Take the present value of the attribute; False if its shape differs, or it is not a number."""
         if not can_be_live(value) or np.shape(value) != self.shape:
             return False
         if not isinstance(value, np.ndarray) and value != self._value:

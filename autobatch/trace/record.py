@@ -1,7 +1,7 @@
-"""Recording: running the user's function over instances, to note which cells it calls and which value feeds which call.
+"""Recording: runs the user's function over instances, and records which cells it calls and which value feeds which.
 
-While a function is recorded, generated functions stand in the place of every cell (see `calls`), so a call appends
-a few ints to one log and returns a handle. At the end one compiled pass turns the log into a `Graph`.
+While a function is recorded, generated functions replace all cells (see `calls`). A call appends a few ints to one log
+and returns a handle. At the end one compiled pass turns the log into a `Graph`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as
 
 
 class MiniBatch(NamedTuple):
-    """A mini-batch as a call takes it in.
+    """The mini-batch of a call.
 
     Attributes:
         instances: as they were given.
-        graph: of all, recorded just now; None if the instances are graphs themselves, recorded before.
+        graph: of all instances, recorded just now; None if the instances are graphs themselves, recorded before.
     """
 
     instances: list[Any]
@@ -45,7 +45,7 @@ class Recorder:
 
     Args:
         function: takes one instance and calls cells.
-        module: the owner of the parameters; the calls of its cells, and its submodules', are the fast ones.
+        module: the owner of the parameters; calls of cells of it and of its submodules are recorded fastest.
     """
 
     def __init__(self, function: Callable[[Any], Any], module: Module | None) -> None:
@@ -64,8 +64,8 @@ class Recorder:
     def record(self, instances: Iterable[Any], in_place: bool = True) -> Graph:
         """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.
 
-        Other threads may call the module meanwhile. Unless `in_place`, nothing stands in it; a call then takes twice to
-        three times as long.
+        Other threads may call the module meanwhile. Unless `in_place`, the module's cells are not replaced; recording a
+        call then takes two to three times as long.
 
         Raises:
             GraphError: a value of another recording is used, or a value's number is asked for.
@@ -95,7 +95,7 @@ class Recorder:
         """Before a run, update live numbers, and trace again the cells that read something that has changed.
 
         Args:
-            dtype: that is computed in.
+            dtype: of the computation.
 
         Cost: some microseconds, if nothing changed.
         """
@@ -111,7 +111,7 @@ class Recorder:
                 traces.renew()
 
     def _check_unchanged(self, n_taken: int) -> None:
-        """Refuse a recording in which the function changed what cells read: their nodes would all run with the last."""
+        """Refuse a recording in which the function changed what cells read: all nodes would run with the last value."""
         traces = self.calls.traces
         if not traces.watchlist.holds() or traces.n_taken != n_taken:
             what = traces.changes() or "a number that a cell reads was changed"
@@ -121,7 +121,7 @@ class Recorder:
             )
 
     def read(self, instances: Iterable[Any]) -> MiniBatch:
-        """Take in a mini-batch, and record it unless it consists of graphs; these are merged when asked for.
+        """Record a mini-batch unless it consists of graphs, which `to_graph` merges.
 
         Raises:
             DataError: a single instance.
@@ -137,23 +137,23 @@ class Recorder:
         return MiniBatch(listed, self.record(listed))
 
     def to_graph(self, minibatch: MiniBatch) -> Graph:
-        """The graph of a mini-batch; GraphError if cells that it calls have another signature now."""
+        """The merged graph of a mini-batch; GraphError if cells that it calls have another signature now."""
         graph = merge_graphs(minibatch.instances, self.types) if minibatch.graph is None else minibatch.graph
         self.types.check(graph.type_id)
         return graph
 
     def to_graphs(self, instances: Iterable[Any]) -> list[Any]:
-        """Record each instance while other threads use the module; what is recorded stays as it is."""
+        """Record each instance as a graph of its own, while other threads may use the module."""
         listed = list_instances(instances)
         if any(isinstance(x, Graph) for x in listed):
             return listed
         return split_graph(self.record(listed, in_place=False))
 
     def check_parameters(self, parameters: Mapping[str, Parameter]) -> None:
-        """Refuse to compute with a parameter that the module does not have (any more) under its name; GraphError.
+        """Raise a GraphError if a cell reads a parameter that the module does not have, or has under another name.
 
         Args:
-            parameters: those of the module now. What was checked before, for the same types, is not checked again.
+            parameters: the present parameters of the module. A check with the same parameters and types runs once.
         """
         known, types = {id(p): name for name, p in parameters.items()}, self.types
         checked = known, types.state, tuple(types.outdated)
@@ -183,7 +183,7 @@ class Recorder:
                 "sys.setrecursionlimit, or write the function with a loop."
             ) from None
         except AttributeError as error:
-            if isinstance(error.obj, Value):  # without a __getattr__, which would take longer for any attribute
+            if isinstance(error.obj, Value):  # a __getattr__ on values would slow down every attribute
                 error.args = (error.obj.lacks(str(error.name)),)
             raise
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
@@ -221,7 +221,7 @@ class Recorder:
 
 
 def refuse_inside() -> None:
-    """Refuse a batched function where a program is recorded or traced; GraphError."""
+    """Raise a GraphError if this thread records or traces: a batched function cannot be called there."""
     if STAGE.current is not None:
         raise GraphError(
             "a batched function was called inside a function that is recorded or traced; call its cells instead."

@@ -1,4 +1,4 @@
-"""Results: what a function returned, as a structure over output slots, and how computed rows get back into it.
+"""Results: records what a function returned as a structure over output slots, and puts computed rows back into it.
 
 A *slot* is one place in the returned structure; all instances' values for it are stacked in one array, in instance
 order. Outside lists every instance has exactly one value per slot. A list is of variable length, so its elements
@@ -34,7 +34,7 @@ class SlotTable:
     _slots: dict[tuple[str, Shape | None], Slot] = field(default_factory=dict)
 
     def slot(self, path: str, shape: Shape, in_list: bool) -> Slot:
-        """The slot at this place; ShapeError if it has had values of another shape (lists may mix shapes)."""
+        """The slot at this path; ShapeError if it has had values of another shape (lists may mix shapes)."""
         key = (path, shape if in_list else None)
         slot = self._slots.get(key)
         if slot is None:
@@ -64,7 +64,7 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
 
 
 def _labels(structure: Any) -> list[str]:
-    """How messages name the parts of a structure; elements of a list have one name."""
+    """The names of a structure's parts in messages; the elements of a list share one name."""
     if isinstance(structure, dict):
         return [f" {key!r}" for key in structure]
     if is_dataclass(structure):
@@ -73,7 +73,7 @@ def _labels(structure: Any) -> list[str]:
 
 
 def stack_results(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
-    """All instances' results as one structure of arrays `(B, ...)`; lists, and what is in them, per instance.
+    """All instances' results as one structure of arrays `(B, ...)`; lists and their elements stay per instance.
 
     Args:
         structures: per instance, from `read_result`.
@@ -83,7 +83,7 @@ def stack_results(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
 
 
 def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
-    """The columns of consecutive parts of a mini-batch as those of the whole."""
+    """Join the columns of consecutive parts of a mini-batch."""
     return list(parts[0]) if len(parts) == 1 else [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
@@ -105,7 +105,7 @@ def _stack(structures: list[Any], rows: list[Iterator[Any]], columns: Sequence[A
 
 
 def _outline(structure: Any) -> str:
-    """What one instance returned, without what is inside it; equal for structures that can be stacked."""
+    """The outermost level of what one instance returned; equal for structures that can be stacked."""
     if isinstance(structure, Slot):
         return "a computed value"
     if isinstance(structure, Static):
@@ -125,7 +125,7 @@ def _per_instance(structure: Any, rows: list[Iterator[Any]]) -> Any:
 
 
 def _stack_constants(values: list[Any]) -> Any:
-    """Numbers and arrays that the function returned without computing them, stacked; anything else as a list."""
+    """Stack numbers and arrays that the function returned without recording them; anything else stays a list."""
     if all(isinstance(v, (int, float, np.ndarray, np.number)) for v in values):
         shapes = list(dict.fromkeys(np.shape(v) for v in values))
         if len(shapes) > 1:

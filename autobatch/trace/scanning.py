@@ -1,4 +1,4 @@
-"""Reading code: the names that a function reads beside its arguments, and the functions behind a callable."""
+"""Scanning of code: the names that a function reads beside its arguments, and the functions behind a callable."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Names(NamedTuple):
     """The names in a function's code.
 
     Attributes:
-        globals: that it reads.
-        attributes: names of attributes, of whatever.
-        modules: that it imports.
+        globals: names of globals that it reads.
+        attributes: names of attributes, of any object.
+        modules: names of modules that it imports.
     """
 
     globals: frozenset[str]
@@ -43,7 +43,7 @@ def names_in(code: CodeType) -> Names:
 
 
 def functions_in(x: Any) -> list[FunctionType]:
-    """The Python functions that calling `x`, a function in any wrapping, or reading it from an instance, runs."""
+    """The Python functions that run when `x`, a wrapped or plain function, is called or read from an instance."""
     match x:
         case FunctionType():
             wrapped = getattr(x, "__wrapped__", None)
@@ -64,7 +64,7 @@ def functions_in(x: Any) -> list[FunctionType]:
 
 
 def special_methods(kind: type) -> list[FunctionType]:
-    """The functions that Python calls for operators, calls and loops over instances of a class."""
+    """The methods that Python calls for operators, calls and iteration of a class's instances."""
     found: list[FunctionType] = []
     for base in kind.__mro__:
         if not is_library(base.__module__):
@@ -75,5 +75,5 @@ def special_methods(kind: type) -> list[FunctionType]:
 
 
 def is_library(module: str | None) -> bool:
-    """Whether a module is one whose functions read nothing that programs change."""
+    """Whether a module's functions read only things that user programs do not change."""
     return module is None or (module.partition(".")[0] in LIBRARIES and not module.startswith("autobatch.models"))

@@ -1,4 +1,4 @@
-"""Tracing: running a cell's body once on symbolic arguments, on which each op appends an instruction to a program."""
+"""Tracing: runs a cell's body once on symbolic arguments; each op appends an instruction to a program."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ NOT_WATCHED: AbstractContextManager[None] = nullcontext()
 class Tracer:
     """Runs a function once on symbolic arguments built from their keys.
 
-    `resolved` maps the variadic groups whose element only the body's `shape=` told to its key.
+    `resolved` maps variadic groups to the key of their elements, where only the body's `shape=` gives it.
     """
 
     def __init__(self, name: str, weight_names: Mapping[int, str]) -> None:
@@ -82,7 +82,7 @@ class Tracer:
         """Trace `call(arguments by name)`; return the program and the structure of its result over output numbers.
 
         Args:
-            watching: within this context the body runs.
+            watching: the context in which the body runs.
         """
         arguments = {name: self.argument(key, name, NODE) for name, key in keys.items()}
         with stage(self.builder):
@@ -101,7 +101,7 @@ class Tracer:
         return program, structure
 
     def argument(self, key: Key, name: str, domain: int) -> Any:
-        """A symbolic argument; its leaves are numbered in order, those of each domain apart."""
+        """A symbolic argument; its leaves are numbered in order, separately for each domain."""
         match key.kind:
             case "value":
                 return self.builder.add(Port(name, self._leaf(domain)), key.detail, domain)

@@ -1,10 +1,10 @@
-"""Traces: each cell is traced once per type, and again when something that its body read from Python has changed.
+"""Traces: keeps one trace of each cell per type, and traces again when something that a body read has changed.
 
-A *family* is one cell called with arguments of one key. Each of its traces has guards (`autobatch.trace.guards`); that
-of the last call is in force. Once per call all guards in force are checked. Where one does not hold, an earlier trace
-whose guards hold is used again, so switching back and forth costs nothing; otherwise the body is traced again. A new
-trace of the same signature (ports, attributes, outputs) takes the place of the old one under its type id, so that
-recorded graphs stay valid. One of another signature is a type of its own, and graphs with the old one are refused.
+A *family* is one cell called with arguments of one key. Each of its traces has guards (`autobatch.trace.guards`); one
+trace is in force. Once per call all guards in force are checked. If one fails, an earlier trace whose guards hold is
+used again, so switching back and forth traces nothing; if there is none, the body is traced again. A new trace with the
+same signature (ports, attributes, outputs) replaces the old one under its type id, so that recorded graphs stay valid.
+A trace with another signature is a new type, and graphs with the old type are refused.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from autobatch.trace.live import Live
 from autobatch.trace.tracer import NeedsLength, Tracer
 from autobatch.trace.watching import Watch
 
-MOST_TRACES = 8  # of a family that are kept, with what was compiled for them
+MOST_TRACES = 8  # kept per family, with their compiled code
 
 
 class Trace(NamedTuple):
     """One trace of a cell.
 
     Attributes:
-        guards: what the body read.
-        content: equal for programs that are the same.
-        signature: equal for programs whose graphs are the same.
+        guards: one for each thing that the body read.
+        content: equal for equal programs.
+        signature: equal for programs that can serve the same graphs.
     """
 
     node_type: NodeType
@@ -48,7 +48,7 @@ class Trace(NamedTuple):
     signature: Hashable
 
     def holds(self) -> bool:
-        """Whether all that was read is still so."""
+        """Whether all guards hold."""
         return all(guard.holds() for guard in self.guards)
 
 
@@ -57,9 +57,9 @@ class Family:
     """A cell called with arguments of one key.
 
     Attributes:
-        traces: those that are kept, the last one used last.
-        current: that in force; None if the body could not be traced again.
-        by_value: places of numbers that are constants here, for the body needs to know them.
+        traces: the kept traces, the most recently used one last.
+        current: the trace in force; None if the body could not be traced again.
+        by_value: places of numbers that are constants in traces, because the body needs them as numbers.
     """
 
     entry: Entry
@@ -78,12 +78,12 @@ class Traces:
     """All families of one recorded function.
 
     Args:
-        sum_of: gives the entry of the variadic sum.
-        renew: told of an entry whose types are others now: the numbers before, and now.
+        sum_of: returns the entry of the variadic sum.
+        renew: called for an entry whose types have changed, with the numbers before and now.
 
     Attributes:
         types: the node types; weight_names: the name of each parameter by its id, for print-outs.
-        n_traced: how often a body was traced; n_renewed: how often guards did not hold.
+        n_traced: how often a body was traced; n_renewed: how often guards failed.
     """
 
     def __init__(self, sum_of: Callable[[], Entry], renew: Callable[[Entry, Any, Any], None]) -> None:
@@ -122,34 +122,34 @@ class Traces:
 
     @property
     def watchlist(self) -> Watchlist:
-        """All guards in force; it tells whether all traces still hold."""
+        """All guards in force."""
         watchlist = self._watchlist
         if watchlist is None:
-            with self.types.growing:  # or it would lack what another thread traces meanwhile
+            with self.types.growing:  # otherwise traces that another thread makes meanwhile would be missing
                 watchlist = self._watchlist = Watchlist(guard for trace in self._in_force() for guard in trace.guards)
         return watchlist
 
     def name_weights(self, module: Module | None) -> None:
-        """Take the names of the parameters of `module`."""
+        """Store the names of the parameters of `module`."""
         self.weight_names = {id(p): name for name, p in module.parameters().items()} if module is not None else {}
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
-        """Let programs compute with the live numbers as they are now, in this float type."""
+        """Convert the present live numbers to this float type, for the next run."""
         self.dtype = dtype
         for live in list(self._lives.values()):
             live.refresh(dtype)
 
     def changes(self) -> str:
-        """What has changed, in words."""
+        """A description of what has changed, for messages."""
         return _told(differences(guard for trace in self._in_force() for guard in trace.guards))
 
     @property
     def n_taken(self) -> int:
-        """How often live numbers were others than before."""
+        """How often live numbers have changed."""
         return sum(live.n_taken for live in self._lives.values())
 
     def renew(self) -> None:
-        """Put other traces in force where the guards of some do not hold."""
+        """Replace the traces in force whose guards fail."""
         self.n_renewed += 1
         for family in list(self._families.values()):
             if family.current is not None and not family.current.holds():
@@ -168,7 +168,7 @@ class Traces:
             self._changing |= {difference.key for difference in changed if difference.is_numeric}
             try:
                 result = self._trace(family)[1]
-            except Exception as failed:  # is raised when the cell is called; a graph that has it is refused
+            except Exception as failed:  # raised again when the cell is called; graphs with this type are refused
                 error = failed
         told = f"{_told(changed)}, and cell {before.node_type.name!r} {_outcome(error)}"
         with self.types.growing:
@@ -194,7 +194,7 @@ class Traces:
     # Tracing.
 
     def _trace(self, family: Family) -> tuple[Tracer, Any]:
-        """Trace a body; what it changes itself (it may count its calls) is guarded with its value after the trace."""
+        """Trace a body. Things that it changes itself, such as a counter, are guarded with their values afterwards."""
         held = [guard for trace in self._in_force() for guard in trace.guards if guard.holds()]
         tracer, result = self._trace_body(family)
         for guard in (*held, *result[-1]):
@@ -204,7 +204,7 @@ class Traces:
         return tracer, result
 
     def _trace_body(self, family: Family) -> tuple[Tracer, Any]:
-        """Trace a body with live numbers, and again with constants for those that the body needs as numbers."""
+        """Trace a body with live numbers, then again with constants for those that the body needs as numbers."""
         entry, roots = family.entry, _roots(family.entry, family.keys)
         while True:
             tracer = Tracer(entry.name, self.weight_names)
@@ -225,7 +225,7 @@ class Traces:
             family.by_value |= {watch.offered[live] for live in needed}
 
     def _keep(self, family: Family, program: CellProgram, structure: Any, guards: tuple[Guard, ...]) -> Trace:
-        """The trace of a family with this program; the one that it has already, with new guards, if there is one."""
+        """The trace of a family with this program; an equal one that is kept already gets the new guards."""
         content, signature = (_content(program), structure), _signature(program, structure)
         for known in family.traces:
             if known.content == content:
@@ -264,7 +264,7 @@ def _outcome(error: Exception | None) -> str:
 
 
 def _roots(entry: Entry, keys: Mapping[str, Key]) -> list[Any]:
-    """What a body is given and may read from: the cell, its owner, static arguments."""
+    """The objects that a body is given: the cell, its owner, static arguments."""
     return [*(static.value for static in entry.identity), *(x for key in keys.values() for x in _statics(key))]
 
 
@@ -275,7 +275,7 @@ def _statics(key: Key) -> list[Any]:
 
 
 def _signature(program: CellProgram, structure: Any) -> Hashable:
-    """What the graphs of a type depend on."""
+    """The parts of a program that the graphs of its type depend on."""
     given = []
     for var in program.vars:
         if isinstance(var.source, (Port, Attribute)):

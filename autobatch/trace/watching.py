@@ -1,12 +1,11 @@
-"""Watching a body while it is traced: what it reads from Python becomes guards, what it draws is refused.
+"""Watching of a body while it is traced: makes a guard of everything that it reads, and refuses random numbers.
 
-Attributes are seen as they are read: for the time of the trace, and in its thread, `__getattribute__` of all modules,
-and of the classes of all objects that are met, notes what it gives. Calls of functions are reported
-as to a profiler; the globals that a function reads are found in its code, with the variables around it and its default
-arguments. Lists and dicts count as read as a whole.
+During the trace, and in its thread, `__getattribute__` of all modules, and of the classes of all objects that the body
+reads, reports the attributes that are read. Calls of functions are reported as to a profiler. The globals that a
+function reads are found in its code, with its closure variables and its default arguments. Lists and dicts count as
+read as a whole.
 
-A number that changed before (see `autobatch.trace.live`) is replaced by a value of the
-program.
+A number that has changed before (see `autobatch.trace.live`) is replaced by a value of the program.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ from autobatch.trace.hooks import HEAP_TYPE, hearing, hooked, listening
 from autobatch.trace.live import Live, LiveValue, can_be_live
 from autobatch.trace.scanning import functions_in, is_library, names_in, special_methods
 
-LARGE = 2**20  # bytes of an array: what is larger is an input of the program at once, and not compared
+LARGE = 2**20  # bytes; a larger array is an input of the program from the first trace on, and is not compared
 CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 class Watch:
-    """What one trace reads.
+    """Everything that one trace reads.
 
     Args:
         builder: of the program.
-        changing: the places of numbers that changed before.
-        lives: by place the live numbers; make_live: makes one where there is none that fits.
-        by_value: the places whose numbers are constants all the same.
+        changing: the places of numbers that have changed before.
+        lives: the live numbers by place; make_live: makes one where none fits.
+        by_value: the places whose numbers stay constants although they change.
 
     Attributes:
-        guards: what was read.
-        offered: the places of live numbers in this trace, by the `id` of these.
+        guards: one for each thing that was read.
+        offered: the places of the live numbers in this trace, by their `id`s.
     """
 
     def __init__(
@@ -74,9 +73,9 @@ class Watch:
 
     @contextmanager
     def watching(self, roots: Iterable[Any]) -> Iterator[None]:
-        """Note what is read within, beginning with functions and objects that the body is given.
+        """Record what is read within the context, beginning with functions and objects that the body is given.
 
-        No garbage is collected meanwhile: callbacks of the collector may read a clock, and the body would be blamed.
+        The garbage collector is off meanwhile: its callbacks may read a clock, which would count as the body's.
 
         Raises:
             GraphError: random numbers were drawn, or the time was asked for.
@@ -93,7 +92,7 @@ class Watch:
     # Attributes, as they are read.
 
     def read(self, owner: Any, name: str, value: Any) -> Any:
-        """Note that an attribute was read; give its value, or what replaces it."""
+        """Record that an attribute was read; return its value, or its replacement."""
         with self._unwatched():
             if isinstance(owner, Parameter):
                 return stop_gradient(owner) if name == "data" else value
@@ -113,7 +112,7 @@ class Watch:
             return self.follow(value, text, replaces=True)
 
     def lacks(self, owner: Any, name: str) -> None:
-        """Note that there is no such attribute."""
+        """Record that there is no such attribute."""
         with self._unwatched():
             self._note(owner, partial(getattr, owner), name, f"{name} of {type(owner).__name__}", MISSING)
 
@@ -122,7 +121,7 @@ class Watch:
         if not hasattr(type(member), "__get__") or isinstance(member, MemberDescriptorType):
             return self._note(owner, partial(getattr, owner), name, text, value)
         self._note(base, vars(base).get, name, f"{name} of class {base.__name__}", member)
-        if not isinstance(member, Cell):  # in whose place something stands while programs are recorded
+        if not isinstance(member, Cell):  # cells are replaced on the instance while programs are recorded
             own = _attributes_of(owner)
             self._note(own, own.get, name, text, MISSING)
         self._may_call(functions_in(member))
@@ -133,7 +132,7 @@ class Watch:
     def _note(
         self, holder: object, get: Callable[..., Any], name: Any, text: str, value: Any, replaces: bool = True
     ) -> Any:
-        """Note that something was read; give its value, or what replaces it."""
+        """Record that something was read; return its value, or its replacement."""
         live = self._live(holder, name, value)
         if (id(holder), name) not in self.guards:
             self.guards[id(holder), name] = Read(holder, get, name, text, value, live)
@@ -142,7 +141,7 @@ class Watch:
         return self.follow(value, text, replaces)
 
     def _live(self, holder: object, name: Any, value: Any) -> Live | None:
-        """The input that replaces a number that changed before, or a large array; None for all else."""
+        """The input that replaces a number that has changed before, or a large array; None for anything else."""
         key = id(holder), name
         if key in self._by_value or not can_be_live(value):
             return None
@@ -156,10 +155,10 @@ class Watch:
         return live
 
     def follow(self, value: Any, text: str, replaces: bool = False) -> Any:
-        """Note what may be read from a value that was read; give the value, or what replaces it.
+        """Record what may be read from a value that was read; return the value, or its replacement.
 
         Args:
-            replaces: whether the body gets what is given, and not the value.
+            replaces: whether the body gets the returned object instead of the value.
         """
         if isinstance(value, (Operators, np.ndarray, np.generic, str, int, float, Enum, type(None))):
             return value
@@ -185,12 +184,12 @@ class Watch:
             self._contents(vars(value), text, replaces=False)
 
     def _contents(self, holder: Any, text: str, replaces: bool) -> Any:
-        """Note all elements of a container; give it, or a copy in which some stand for theirs."""
+        """Record all elements of a container; return it, or a copy in which live values replace elements."""
         replaces = replaces and type(holder) in (list, dict)
         known = self._containers.get(id(holder))
         if known is not None:
             guard, copy = known
-            if not replaces:  # the body gets the numbers, too
+            if not replaces:  # the body also gets the numbers themselves
                 self.builder.needed.update(map(id, guard.lives.values()))
             return copy
         pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
@@ -222,7 +221,7 @@ class Watch:
     # Functions, when they are called.
 
     def _note_function(self, code: CodeType, namespace: dict[str, Any]) -> None:
-        """Note what a function that is called now reads beside its arguments."""
+        """Record what a function that is called now reads beside its arguments."""
         self._called.add(code)
         if is_library(namespace.get("__name__")):
             return
@@ -243,7 +242,7 @@ class Watch:
                 self._note_namespace(x)
 
     def _note_variables(self, function: FunctionType) -> None:
-        """Note a function's code, the variables around it and its default arguments."""
+        """Record a function's code, its closure variables and its default arguments."""
         told, get = function.__qualname__, partial(getattr, function)
         self._constant(function, get, "__code__", f"the code of {told}", function.__code__)
         for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
@@ -254,14 +253,14 @@ class Watch:
                 self._constant(function, get, name, f"a default argument of {told}", value)
 
     def _note_namespace(self, x: Any) -> None:
-        """Note the attributes of a module, or class, that functions name."""
+        """Record the attributes of a module, or class, that functions name."""
         for space in map(vars, [x] if isinstance(x, ModuleType) else x.__mro__):
             for name in self._attribute_names & space.keys():
                 if (id(x), name) not in self.guards:
                     self._constant(x, space.get, name, f"{x.__name__}.{name}", space[name])
 
     def _constant(self, holder: object, get: Any, name: str, text: str, value: Any) -> None:
-        """Note something that stays a constant: nothing can replace it."""
+        """Record something that stays a constant, because it cannot be replaced."""
         self._by_value.add((id(holder), name))
         self._note(holder, get, name, text, value, replaces=False)
 
@@ -276,7 +275,7 @@ class Watch:
             self.busy = before
 
     def _hook(self, kind: type) -> bool:
-        """Have reads of attributes of a class's instances reported; False if that is impossible."""
+        """Report reads of attributes of a class's instances from now on; False if that is impossible."""
         if kind not in self._hooked and kind.__flags__ & HEAP_TYPE:
             self._hooked.add(kind)
             self._hooks.enter_context(hooked(kind))
@@ -291,13 +290,13 @@ class Watch:
 
 
 def _attributes_of(owner: Any) -> Any:
-    """The attributes that an object itself has."""
+    """The attributes in an object's own `__dict__`."""
     return object.__getattribute__(owner, "__dict__") if hasattr(owner, "__dict__") else {}
 
 
 def _in_cell(cell: Any, name: str, default: Any) -> Any:
-    """What a variable around a function holds."""
+    """The value of a closure variable."""
     try:
         return cell.cell_contents
-    except ValueError:  # nothing yet
+    except ValueError:  # not assigned yet
         return default
