@@ -1,8 +1,8 @@
-"""What a comparison gives while a cell is traced, and where it differs from NumPy's bools.
+"""Results of comparisons while a cell is traced, and the ops that are refused because NumPy's bools differ from them.
 
-A comparison of values gives 0 or 1 in the model's float type, eagerly an array of bools. Nearly everything means the
-same for both. But NumPy's `+` and `@` of two arrays of bools are a logical `or`, and it has no `-` of them: a program
-with these is refused.
+In a traced cell a comparison of values gives 0 or 1 in the model's float type; eagerly it gives an array of bools.
+Nearly all ops give the same results for both. The exceptions are refused: NumPy's `+` and `@` of two arrays of bools
+are a logical `or`, and NumPy has no `-` of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def gives_condition(op: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _apply(name: str, *args: Any) -> Any:
-    """Apply the op of this name, unless its arguments are conditions for which NumPy's means something else."""
+    """Apply the op of this name, unless its arguments are conditions for which NumPy's op gives another result."""
     if all(map(is_condition, args)):
         op = DIFFERENT[name]
         raise GraphError(

@@ -1,11 +1,11 @@
 """One statement defines an op: shape rule, kernel, pullback and, if it is element-wise, a scalar expression.
 
-Shapes are those of ONE node. A kernel sees one more axis in front: the rows of a batch, or a single row for what
-all nodes share (a parameter, a constant), so NumPy's broadcasting does the rest. It writes into `out`. The same
+Shapes are those of ONE node. A kernel's arrays have one more axis in front: the rows of a batch, or a single row for
+values that all nodes share (parameters, constants), which NumPy broadcasts. The kernel writes into `out`. The same
 kernel text runs on NumPy and CuPy, which it receives as `xp`.
 
 A pullback receives the gradient of the result, the result and the arguments, all symbolic, and returns one gradient
-per argument (None: there is none), written in ops. So tracing it gives the backward cell.
+per argument (None: there is none), written in ops. Tracing it therefore gives the backward cell.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
 from autobatch.ops.randomness import EAGER
 
 Shape: TypeAlias = tuple[int, ...]
-Array: TypeAlias = Any  # a NumPy or CuPy array: the kernels do not care which
+Array: TypeAlias = Any  # a NumPy or CuPy array
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Op:
     """A primitive tensor operation.
 
     Attributes:
-        name: what programs print.
+        name: as programs print it.
         shape: per-node shapes of the arguments (and the static arguments) to the shape of the result.
         kernel: `kernel(xp, *arrays, out=out, **static)`; arrays and out are `(rows, *shape)`. A view op returns
             its result instead and takes no `out`.
@@ -46,7 +46,7 @@ class Op:
         random: the kernel draws; it receives `random=`, a `Randomness`.
         index_axis: the second argument is an int below the size of this axis of the first; it is range-checked once,
             when graphs are merged (at once in eager mode), so the kernel need not.
-        sums_rows: the result has a single row, whatever the arguments have.
+        sums_rows: the result has a single row, whatever the rows of the arguments.
         segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
             kernels receive `segments=`, the edges of each row.
     """
@@ -67,7 +67,7 @@ class Op:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the arguments, as the kernel has them; none if it takes any number."""
+        """The names of the kernel's arguments; none if it takes any number."""
         _, *parameters = signature(self.kernel).parameters.values()
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             return ()
@@ -103,7 +103,7 @@ class Op:
 
 
 def define_op(name: str, **parts: Any) -> Op:
-    """Define a primitive op and make it known under `name`; see `Op` for the parts."""
+    """Define a primitive op and register it under `name`; see `Op` for the parts."""
     OPS[name] = op = Op(name, **parts)
     return op
 
@@ -115,7 +115,7 @@ def define_elementwise(
     pullback: Any = None,
     singular: bool = False,
 ) -> Op:
-    """Define an op that broadcasts its arguments and works element by element: on one of each as `scalar` does."""
+    """Define an op that broadcasts its arguments and computes `scalar` for each element."""
     return define_op(
         name,
         shape=lambda *shapes: broadcast(name, *shapes),
@@ -137,7 +137,7 @@ def check_index(what: str, ids: Array, size: int) -> Array:
 
 
 def broadcast(what: str, *shapes: Shape) -> Shape:
-    """The shape that `shapes` broadcast to by NumPy's rule; ShapeError names the op that wanted it."""
+    """The shape that `shapes` broadcast to by NumPy's rule; ShapeError names the op, `what`."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
@@ -148,7 +148,7 @@ def broadcast(what: str, *shapes: Shape) -> Shape:
 
 
 def run_kernel(op: Op, xp: Any, arrays: list[Array], out: Array, static: dict[str, Any]) -> None:
-    """Run `op` on arrays with a row axis; element-wise arguments of lower rank get their axes aligned behind it."""
+    """Run `op` on arrays with a row axis; lower-rank arguments of element-wise ops get axes of length one behind it."""
     if op.scalar is not None:
         arrays = [align(a, out.ndim) for a in arrays]
     op.kernel(xp, *arrays, out=out, **static)
@@ -160,7 +160,7 @@ def shape_of(x: Any) -> Shape:
 
 
 def align(array: Array, ndim: int) -> Array:
-    """`array` (rows, *shape) with axes of length one behind its rows, up to `ndim` axes; Python numbers pass."""
+    """`array` (rows, *shape) with axes of length one behind its rows, up to `ndim` axes; Python numbers unchanged."""
     missing = ndim - getattr(array, "ndim", ndim)
     if missing == 0:
         return array
@@ -168,10 +168,10 @@ def align(array: Array, ndim: int) -> Array:
 
 
 def float_dtype(args: tuple[Any, ...], arrays: list[Array]) -> np.dtype[Any]:
-    """The float type that eager results have: that of the arrays; Python's numbers and ints have no say."""
+    """The float type of eager results: that of the float arrays; Python's numbers and arrays of ints do not count."""
     pairs = zip(args, arrays, strict=True)
     floats: set[np.dtype[Any]] = {a.dtype for x, a in pairs if a.dtype.kind == "f" and not isinstance(x, (int, float))}
-    if len(floats) == 1 and (dtype := floats.pop()).isnative:  # as it mostly is; asking NumPy takes longer
+    if len(floats) == 1 and (dtype := floats.pop()).isnative:  # the usual case; np.result_type is slower
         return dtype
     return np.result_type(*floats) if floats else np.dtype(np.float64)
 
@@ -180,7 +180,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def composite(function: F) -> F:
-    """A function made of ops which, applied to recorded values, is one node and not one per op."""
+    """Make a function of ops record one node, instead of one per op, when it is applied to recorded values."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

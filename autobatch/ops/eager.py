@@ -1,9 +1,9 @@
 """Eager arrays: how users' arrays are read, and the class of eager results.
 
-A value of a recorded or traced program never changes: `t += 1.0` makes a new one, and whoever holds the old one keeps
-it. Eager mode must not differ, so its arrays have a class of their own, which behaves the same. A read-only array of
-NumPy's own class would not do: it would refuse `t += 1.0` where a batched program takes it, and what Python's operators
-make of one, `h * 2.0`, could still be changed in place.
+A value of a recorded or traced program never changes: `t += 1.0` makes a new value, and other names of the old one are
+unaffected. Eager mode must give the same results, so its arrays have a class of their own with the same behaviour. A
+read-only array of NumPy's own class does not have it: it refuses `t += 1.0`, which a batched program accepts, and the
+results of operators such as `h * 2.0` could still be changed in place.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from autobatch.errors import DataError, GraphError
 
 Plain: Any = np.ndarray
-NUMBERS = "?bBhHiIlLqQefd"  # what computing takes, by the letters of NumPy's dtypes
+NUMBERS = "?bBhHiIlLqQefd"  # the dtypes that ops accept, as NumPy's letters
 
 
 class EagerArray(Plain):  # type: ignore[misc]
     """An array whose operators `+=`, `*=`, ... make a new one, as those of recorded and traced values do.
 
-    What ops and cells return is read-only as well. `np.array(x)` and `x.copy()` are plain arrays, to be changed.
+    Results of ops and cells are read-only as well. `np.array(x)` and `x.copy()` are plain arrays, which can be changed.
 
     >>> import autobatch as ab
     >>> h = ab.relu(np.ones(2))
@@ -39,7 +39,7 @@ class EagerArray(Plain):  # type: ignore[misc]
     __ilshift__, __irshift__ = Plain.__lshift__, Plain.__rshift__
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Make what NumPy's functions return of this class too, but for scalars."""
+        """Give the results of NumPy's functions this class too, except scalars."""
         return array[()] if return_scalar else array.view(EagerArray)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -68,7 +68,7 @@ class EagerArray(Plain):  # type: ignore[misc]
 
 
 def freeze(x: Any) -> Any:
-    """`x` as a read-only view of eager mode's class; NumPy's scalars, which never change, as they are."""
+    """`x` as a read-only `EagerArray`; NumPy's scalars, which are immutable, as they are."""
     if isinstance(x, np.ndarray) and not (type(x) is EagerArray and not x.flags.writeable):
         x = (x if type(x) is np.ndarray else unwrap(x)).view(EagerArray)
         x.setflags(write=False)
@@ -76,7 +76,7 @@ def freeze(x: Any) -> Any:
 
 
 def plain_array(x: Any) -> NDArray[Any]:
-    """The plain array of floats, ints or bools that `x` is read as: float64 for what is longer.
+    """Read `x` as a plain array of floats, ints or bools; floats longer than float64 become float64.
 
     Raises:
         DataError: it holds something else, or has a mask.
@@ -86,7 +86,7 @@ def plain_array(x: Any) -> NDArray[Any]:
 
 
 def unwrap(x: Any) -> NDArray[Any]:
-    """`x` as an array of NumPy's own class, over the same numbers: of np.memmap, np.matrix, ..."""
+    """`x`, such as an np.memmap or np.matrix, as a view of NumPy's own array class."""
     if isinstance(x, np.ndarray) and not isinstance(x, EagerArray) and isinstance(x, np.ma.MaskedArray):
         raise DataError(
             f"an array of shape {x.shape} has a mask, which autobatch does not read; give x.filled(number), and the "

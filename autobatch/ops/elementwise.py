@@ -1,6 +1,7 @@
-"""Element-wise ops. Pullbacks ignore broadcasting: differentiation sums the gradient back to the argument's shape.
+"""Element-wise ops: the same scalar function for each element.
 
-Arithmetic is done in the dtype of the result, so that products of int data neither overflow nor widen floats.
+Pullbacks ignore broadcasting: differentiation sums the gradient back to the argument's shape. Arithmetic is done in the
+dtype of the result, so that products of int data neither overflow nor widen floats.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from autobatch.ops.expression import call
 
 
 def negate(xp: Any, x: Array, out: Array) -> Array:
-    """-x, by a product: np.negative of NumPy 2.4 skips elements where x has a stride of 64 bytes (float64) or 16."""
+    """-x, as a product: np.negative of NumPy 2.4 skips elements where x has a stride of 64 bytes (float64) or 16."""
     return xp.multiply(x, -1, out=out, dtype=out.dtype)
 
 

@@ -1,8 +1,9 @@
-"""Scalar expressions as trees: what an element-wise op, or a loop of the compiler, computes at one index.
+"""Scalar expressions as trees: the computation of an element-wise op, or of a loop of the compiler, at one index.
 
-An op says `lambda x, y: (x - y) * (x - y)`. Applied to `Read(0)` and `Read(1)`, that makes the tree which the compiler
-matches on and every target prints in its own language. Arithmetic of expressions and numbers makes expressions;
-whatever has no operator in Python is made by `call`, by its name in `FUNCTIONS`, the list of what a target has to know.
+An op is defined by a function such as `lambda x, y: (x - y) * (x - y)`. Applied to `Read(0)` and `Read(1)`, it returns
+the tree that the compiler matches and that every target prints in its own language. Arithmetic of expressions and
+numbers gives expressions. Functions without an operator in Python are applied by `call`; `FUNCTIONS` lists all
+functions that a target must implement.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ MATHEMATICS = {"power": 2, "max": 2} | dict.fromkeys(
     ("exp", "log", "sqrt", "tanh", "sigmoid", "softplus", "erf", "ndtr", "gelu", "gelu_tanh"), 1
 )
 FUNCTIONS = OPERATORS | COMPARISONS | MATHEMATICS | {"select": 3}
-"""How many arguments each takes; a comparison is only the first one of `select`."""
+"""The number of arguments of each; a comparison may only be the first argument of `select`."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """A number that is computed at every index."""
+    """A number at every index."""
 
     def __add__(self, other: Term) -> Call:
         return call("add", self, other)
@@ -96,7 +97,7 @@ def call(name: str, *args: Term) -> Call:
 
 
 def is_condition(tree: Expression) -> bool:
-    """Whether an expression is a comparison, which is true or false and no number."""
+    """Whether an expression is a comparison, which gives true or false instead of a number."""
     return isinstance(tree, Call) and tree.name in COMPARISONS
 
 
@@ -110,7 +111,7 @@ def trace_scalar(scalar: Callable[..., Expression]) -> Expression:
 
 
 def leaves(tree: Expression) -> Iterator[Expression]:
-    """What an expression is made of, from left to right: numbers, and what it reads."""
+    """The leaves of an expression, from left to right: numbers and reads."""
     if isinstance(tree, Call):
         for arg in tree.args:
             yield from leaves(arg)
@@ -119,7 +120,7 @@ def leaves(tree: Expression) -> Iterator[Expression]:
 
 
 def replace_leaves(tree: Expression, change: Callable[[Expression], Expression]) -> Expression:
-    """The same expression of other leaves."""
+    """The expression with each leaf replaced by `change(leaf)`."""
     if isinstance(tree, Call):
         return Call(tree.name, tuple(replace_leaves(arg, change) for arg in tree.args))
     return change(tree)

@@ -1,4 +1,4 @@
-"""Ops that read by an integer attribute: rows of a table, and the loss of a labelled choice.
+"""Ops indexed by an integer attribute: lookup of table rows, and the cross-entropy of a label.
 
 Ids and labels are range-checked before a kernel sees them (`Op.index_axis`).
 """
@@ -48,7 +48,7 @@ def _scatter_row_sum(xp: Any, g: Array, ids: Array, out: Array, size: int) -> No
 
 
 def sum_runs(xp: Any, values: Array, starts: Array) -> Array:
-    """The sums of values[starts[k]:starts[k + 1]], the last run going to the end; no run is empty."""
+    """The sums of values[starts[k]:starts[k + 1]]; the last run goes to the end; no run is empty."""
     return xp.add.reduceat(values, starts, axis=0)
 
 

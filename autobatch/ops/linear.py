@@ -1,8 +1,8 @@
 """Products: matrix by vector, vector by matrix, matrix by matrix, affine, dot and outer.
 
-What all nodes share has a single row, so a shared weight turns the rows of a batch into one matrix product;
-a weight per node (MV-RNN) into a stack of small ones. Weight gradients are `outer` products summed over rows,
-which is one matrix product again: `row_sum`.
+A weight that all nodes share has a single row, and multiplying all rows of a batch by it is one matrix product. A
+weight per node (MV-RNN) gives a stack of small products. Weight gradients are `outer` products summed over rows, which
+again is one matrix product: `row_sum`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The error function, the normal distribution, and gelu, which is made of it.
+"""The error function, the normal distribution function, and gelu, which is computed from it.
 
 The kernels compute in float64 whatever the dtype: a tail of the distribution is exp(-m**2 / 2) times a ratio of
 polynomials, and near 0 the error function is x times a polynomial (`tools/fit_erf.py`); compiled kernels do the same in
@@ -19,10 +19,10 @@ from autobatch.ops.expression import call
 GELU_SCALE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715  # Hendrycks and Gimpel 2016, the tanh form
 FORMS = ("none", "tanh")
 ROOT_2 = math.sqrt(2.0)
-ERF_IS_ONE, NDTR_IS_ZERO, TANH_IS_ONE = 6.0, 39.0, 22.0  # beyond, or below minus that
+ERF_IS_ONE, NDTR_IS_ZERO, TANH_IS_ONE = 6.0, 39.0, 22.0  # for x above these, or below minus these
 FLAT = 40.0**2  # of x * x: beyond, the slope of gelu is 0 or 1
 
-# by tools/fit_erf.py, the lowest first
+# coefficients from tools/fit_erf.py, lowest power first
 ABOVE = (
     1.0, 1.6536296874939465, 1.3556374178214006, 0.7118439920103898, 0.26265563828172467, 0.07083195869611272,
     0.014118976775316613, 0.002056490569144688, 0.00021025321944015066, 1.3719047647141322e-05, 4.3905229473548386e-07,
@@ -47,7 +47,7 @@ def _polynomial(x: Array, coefficients: Sequence[float]) -> Array:
 
 
 def _bounded(xp: Any, x: Array, bound: float) -> Array:
-    """The magnitudes of numbers as float64, at most `bound`; NaN stays."""
+    """The magnitudes of numbers as float64, cut off at `bound`; NaN stays."""
     magnitude = xp.abs(x).astype("float64")
     return xp.where(magnitude > bound, bound, magnitude)
 
@@ -68,13 +68,13 @@ def erf_of(xp: Any, x: Array) -> Array:
 
 
 def ndtr_of(xp: Any, x: Array) -> Array:
-    """The share of the normal distribution below x, in float64."""
+    """The normal distribution function of x, in float64."""
     lower = _tail(xp, _bounded(xp, x, NDTR_IS_ZERO), 0.5, 0.5)
     return xp.where(x < 0.0, lower, 1.0 - lower)
 
 
 def gelu_of(xp: Any, x: Array) -> Array:
-    """x times the share of the normal distribution below x, in float64; the limit at -infinity is 0."""
+    """x times the normal distribution function of x, in float64; the limit at -infinity is 0."""
     m, is_lower = _bounded(xp, x, NDTR_IS_ZERO), x < 0.0
     lower = _tail(xp, m, 0.5, xp.where(is_lower, 0.5 * m, 0.5))
     return xp.where(is_lower, -lower, x * (1.0 - lower))
@@ -136,7 +136,7 @@ _gelu_tanh_op = define_elementwise(
 
 
 def gelu(x: Any, approximate: str = "none") -> Any:
-    """x times the share of the normal distribution below x (Hendrycks and Gimpel 2016), as torch has it.
+    """x times the normal distribution function of x (Hendrycks and Gimpel 2016), as torch's gelu.
 
     Args:
         x: a value.

@@ -1,4 +1,4 @@
-"""Python's operators as ops: what `x + y`, `W @ x`, `x[2:5]` or `x < y` mean for autobatch's own values."""
+"""Python's operators as ops: `x + y`, `W @ x`, `x[2:5]` or `x < y` of autobatch's values apply the op of that name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OPS: dict[str, Any] = {}  # each an `autobatch.ops.define.Op`
 
 
 class Stage(threading.local):
-    """What this thread does: `current` traces a cell's body, records a program, or is None in eager mode.
+    """The stage of this thread: `current` traces a cell's body, records a program, or is None in eager mode.
 
-    Ops of parameters alone look here, and so do cells; symbols carry their own.
+    Cells, and ops of parameters alone, use it; symbols hold their own stage.
     """
 
     current: Any = None
@@ -28,7 +28,7 @@ STAGE = Stage()
 
 @contextmanager
 def stage(current: Any) -> Iterator[None]:
-    """Make `current` this thread's stage for a while."""
+    """Make `current` this thread's stage within the context."""
     before, STAGE.current = STAGE.current, current
     try:
         yield
@@ -51,7 +51,7 @@ COMPOSED = ("attend", "mean", "mean_n", "split")  # public functions that are se
 INTERNAL = (
     "assemble", "count_n", "expand", "gelu_tanh", "ndtr", "one_hot", "scatter", "slice", "softmax_n", "spread",
 )  # fmt: skip
-"""Ops that no program names: others are made of them."""
+"""Internal ops, of which public ones are made."""
 WITHOUT = "compute with plain numbers, and pass the result to the cell"
 NO_OPS = {
     "abs": ("abs()", "write ab.where(x < 0.0, -x, x)"),
@@ -64,7 +64,7 @@ NO_OPS = {
     "divmod": ("divmod()", WITHOUT),
     "round": ("round()", WITHOUT),
 }
-"""Python's operators that are no ops, as they are written, and what to write instead."""
+"""Python's operators that are not ops, as they are written, and what to write instead."""
 
 
 def is_zero(x: object) -> bool:
@@ -73,7 +73,7 @@ def is_zero(x: object) -> bool:
 
 
 class Operators:
-    """Mixin: every operator calls the op of its name. Subclasses say through `Op.__call__` what that does."""
+    """Mixin: every operator calls the op of its name, whose `Op.__call__` depends on the subclass."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -176,13 +176,13 @@ def _refusal(x: object, what: str, advice: str) -> GraphError:
 
 
 def _advice(name: str) -> str:
-    """What to do without the function of this name, of NumPy's or Python's."""
+    """Advice, for messages, on replacing NumPy's or Python's function of this name."""
     op = op_like(name)
     return f"use ab.{op} instead" if op else "build it from the ops of autobatch (see ab.ops) instead"
 
 
 def op_like(name: str) -> str | None:
-    """The public op that does what NumPy's function or method of this name does."""
+    """The public op that is equivalent to NumPy's function or method of this name."""
     name = NAMES.get(name, name)
     return name if name in COMPOSED or (name in OPS and name not in INTERNAL) else None
 
@@ -202,7 +202,7 @@ for _name, _told in NO_OPS.items():
 class Symbol(Operators):
     """A value that stands for a later computation: inside a cell being traced, or between cells being recorded.
 
-    Subclasses implement `apply`, which an op calls when it meets one of them among its arguments.
+    Subclasses implement `apply`, which an op calls when one of its arguments is a symbol.
     """
 
     __slots__ = ()
@@ -212,7 +212,7 @@ class Symbol(Operators):
         raise GraphError(f"{type(self).__name__} has no trace to add {op.name!r} to.")
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply a function made of ops; a trace runs through it, a recording makes it one node."""
+        """Apply a function made of ops; a trace runs it, a recording records it as one node."""
         return function(*args, **kwargs)
 
     def __copy__(self) -> Self:

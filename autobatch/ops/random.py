@@ -1,4 +1,4 @@
-"""Dropout: the op that draws. Its masks depend on where it stands, not on when it runs; see `ops.randomness`."""
+"""Dropout, the random op. Its masks depend on its place in the program, not on when it runs; see `ops.randomness`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _dropout_op: Op = define_op(
 def dropout(x: Any, rate: float) -> Any:
     """Zero each element with probability `rate`, and scale the others by 1 / (1 - rate) (Srivastava et al. 2014).
 
-    In training only: `Module.eval()` turns it off in the cells of a module and `Module.train()` on, for recorded graphs
-    too (outside cells eager mode knows no module; there `ab.randomness(training=False)` turns it off). The mask is a
-    function of the seed, the step, the instance's key and the place in its program, so it is the same in eager mode and
-    batched (see `ab.randomness`).
+    It acts in training only: `Module.eval()` turns it off in the cells of a module and `Module.train()` on, for
+    recorded graphs too. Outside cells eager mode has no module; there `ab.randomness(training=False)` turns it off. The
+    mask is a function of the seed, the step, the instance's key and the place in its program, so it is the same in
+    eager mode and batched (see `ab.randomness`).
 
     Raises:
         DataError: `rate` is not in 0 <= rate < 1.

@@ -1,8 +1,8 @@
-"""Random numbers that depend on where they are used, not on when.
+"""Random numbers that depend on their place in the program, not on when they are drawn.
 
 A mask depends on (seed, step, key of the instance, draw, site, element): `draw` numbers the calls of an instance's
-program that draw at all, in the order of the program, and `site` the places within one call. So a mask is the same
-in eager mode and batched, under every policy and backend, and in every composition of mini-batches.
+program that draw at all, in the order of the program, and `site` the places within one call. A mask is therefore the
+same in eager mode and batched, under every policy and backend, and in every composition of mini-batches.
 
 The function is SplitMix64's finaliser (Steele, Lea, Flood 2014) over a running combination of the numbers. It works on
 unsigned 64-bit integers, which NumPy and CuPy wrap around.
@@ -30,7 +30,7 @@ BITS = 32  # of a random number
 
 @dataclass
 class Randomness:
-    """Where random numbers come from: numbers that the caller sets, and how many draws an instance has made.
+    """The source of random numbers: the numbers that the caller sets, and a count of an instance's draws.
 
     Attributes:
         seed, step, key: any ints; the key may be an array, one for each row of a batch.
@@ -60,7 +60,7 @@ class Randomness:
 
 
 def _to_int(name: str, x: Any) -> int:
-    """Any kind of int as Python's, which does not wrap around."""
+    """Any kind of int as Python's int, which does not wrap around."""
     try:
         return operator.index(x)
     except TypeError:
@@ -83,7 +83,7 @@ def _mix_int(x: int) -> int:
 
 
 class _Eager(threading.local):
-    """What eager mode draws from in this thread, and the draw and sites of the cell call in progress."""
+    """The source of eager mode's random numbers in this thread, and the draw and sites of the present cell call."""
 
     def __init__(self) -> None:
         self.source = Randomness()
@@ -97,9 +97,9 @@ EAGER = _Eager()
 
 @contextmanager
 def randomness(seed: int = 0, step: int = 0, key: int = 0, training: bool = True) -> Iterator[None]:
-    """Set where eager mode's random numbers come from: those that instance `key` gets batched, in step `step`.
+    """Within the context, give eager mode the random numbers that instance `key` gets batched, in step `step`.
 
-    `training` says whether dropout is on outside cells, where eager mode has no module to ask.
+    `training` turns dropout on or off outside cells, where eager mode has no module.
 
     >>> import autobatch as ab
     >>> with randomness(seed=1):
@@ -118,7 +118,7 @@ def randomness(seed: int = 0, step: int = 0, key: int = 0, training: bool = True
 
 @contextmanager
 def cell_call(training: bool | None) -> Iterator[None]:
-    """Make what follows one call: its sites share a draw. A call inside a call is part of it."""
+    """Within the context, all sites share a draw, as in one call of a cell. A call inside a call is part of it."""
     if EAGER.depth:
         yield
         return
@@ -133,7 +133,7 @@ def cell_call(training: bool | None) -> Iterator[None]:
 
 
 def next_site() -> tuple[int, int]:
-    """The draw and site of the place in an eager program that asks now."""
+    """The draw and the next site of the present call in an eager program."""
     if EAGER.depth == 0:
         return next(EAGER.source.draws), 0
     if EAGER.draw is None:

@@ -47,7 +47,7 @@ def _define_reduction(name: str, reduce: Callable[..., Any], pullback: Callable[
 
 
 def _restore(g: Any, x: Any, axis: Axis) -> Any:
-    """`g`, the gradient of a reduction of `x`, with the reduced axes back as axes of length one."""
+    """`g`, the gradient of a reduction of `x`, with the reduced axes restored as axes of length one."""
     return reshape(g, _reduced(x.shape, axis, keepdims=True))
 
 
@@ -120,7 +120,7 @@ def softmax(x: Any, axis: int = -1) -> Any:
 
 
 def log_softmax(x: Any, axis: int = -1) -> Any:
-    """The logarithm of `softmax`, computed without it."""
+    """The logarithm of `softmax`, computed directly."""
     return _log_softmax_op(x, axis=axis)
 
 
@@ -134,7 +134,7 @@ def _layer_norm_shape(x: Shape, gain: Shape, bias: Shape, eps: float) -> Shape:
 
 def _layer_norm(xp: Any, x: Array, gain: Array, bias: Array, out: Array, eps: float) -> None:
     xp.subtract(x, x.mean(axis=-1, keepdims=True), out=out)
-    xp.subtract(out, out.mean(axis=-1, keepdims=True), out=out)  # what rounding left of a large mean
+    xp.subtract(out, out.mean(axis=-1, keepdims=True), out=out)  # the rounding error of a large mean
     scale = 1 / xp.sqrt((out * out).mean(axis=-1, keepdims=True) + eps)
     lead = (-1,) + (1,) * (x.ndim - 2)
     xp.multiply(out, scale, out=out)

@@ -1,4 +1,4 @@
-"""Ops that move or rename elements: slice, reshape and transpose are views; concat and assemble copy."""
+"""Ops that move elements or change shapes: slice, reshape and transpose are views; concat and assemble copy."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Variadic ops: sums, means, maxima and attention over any number of values, the edges of a node.
 
 Inside a cell a list argument is a *variadic port*: an array with one row per edge, in the order of the nodes of
-the batch, and `Segments`, which says which edges belong to which node. The primitives reduce edges to nodes
-(`sum_n`, `max_n`), spread nodes to edges, or work along the edges of each node (softmax); everything else is built
-from them. Over a plain sequence the same functions work on its stacked values.
+the batch, and `Segments`, which assigns edges to nodes. The primitives reduce edges to nodes (`sum_n`, `max_n`), spread
+nodes to edges, or work along the edges of each node (softmax); the other functions are built from them. Applied to a
+plain sequence the same functions work on its stacked values.
 """
 
 from __future__ import annotations
@@ -105,18 +105,18 @@ _softmax_edges = define_op(
 
 
 class VariadicPort(ABC):
-    """What a traced cell sees of a variadic list argument: `values`, symbolic, one row per edge.
+    """A variadic list argument inside a traced cell: `values`, symbolic, one row per edge.
 
-    Subclassed by the tracer, which learns from `__iter__`, `len` and indexing that the body needs a fixed length.
+    The tracer subclasses it: a body that calls `__iter__`, `len` or indexing needs a fixed length.
     """
 
     @abstractmethod
     def values(self, shape: Any) -> Any:
-        """The element (a value or a tuple of values); `shape` says what it is when no element was ever seen."""
+        """The element (a value or a tuple of values); `shape` describes it if all lists so far were empty."""
 
 
 def _over(values: Any, variadic: Any, stacked: Any) -> Any:
-    """Apply a reduction to a variadic port or a sequence that is not empty, part by part where elements are tuples."""
+    """Apply a reduction to a variadic port or a non-empty sequence; tuples are reduced part by part."""
     if isinstance(values, VariadicPort):
         return _map(variadic, values.values(None))
     if isinstance(values[0], tuple):
@@ -128,7 +128,7 @@ def _over(values: Any, variadic: Any, stacked: Any) -> Any:
 
 
 def _reduce(values: Any, shape: Any, variadic: Any, over: Any) -> Any:
-    """The public form of a reduction: `over` a sequence, zero of the given shape where it is empty."""
+    """The public form of a reduction: `over` for a sequence, zeros of the given shape if it is empty."""
     if isinstance(values, VariadicPort):
         return _map(variadic, values.values(element_shape(shape)))
     values = list(values)
@@ -150,7 +150,7 @@ def _zeros(shape: Any) -> Any:
     if shape is None:
         raise ShapeError("a variadic form of an empty sequence needs shape=, the shape of one element.")
     if all(isinstance(s, int) for s in shape):
-        return np.zeros(shape)  # in float32, what is made of zeros alone would be rounded in a float64 model
+        return np.zeros(shape)  # of float32 zeros alone, results would be rounded in a float64 model
     return tuple(_zeros(s) for s in shape)
 
 
@@ -189,16 +189,16 @@ def _mean_edges(x: Any) -> Any:
     return _sum_edges(x) / reshape(count + equal(count, 0.0), (1,) * x.ndim)
 
 
-SUM_N = inspect.unwrap(_sum_n)  # what `x + y` of recorded values may become
+SUM_N = inspect.unwrap(_sum_n)  # rewriting may turn `x + y` of recorded values into it
 
 
 def sum_n(values: Any, shape: Any = None) -> Any:
     """The sum of any number of values, or of equal tuples of values, element by element.
 
     Args:
-        values: values of one shape, or tuples of values; how many is not part of the type.
-        shape: the shape of one element (a tuple of shapes for tuples); needed only where there may be none: their
-            sum is zero.
+        values: values of one shape, or tuples of values; their number is not part of the type.
+        shape: the shape of one element (a tuple of shapes for tuples); needed only if there may be no values. The sum
+            is then zero.
 
     >>> sum_n([np.ones(2), np.ones(2), np.ones(2)])
     array([3., 3.])
@@ -207,12 +207,12 @@ def sum_n(values: Any, shape: Any = None) -> Any:
 
 
 def mean_n(values: Any, shape: Any = None) -> Any:
-    """The mean of any number of values; zero where there are none (see `sum_n`)."""
+    """The mean of any number of values; zero if there are none (see `sum_n`)."""
     return _reduce(values, shape, _mean_edges, _mean_n)
 
 
 def max_n(values: Any, shape: Any = None) -> Any:
-    """The largest of any number of values, element by element; zero where there are none (see `sum_n`).
+    """The largest of any number of values, element by element; zero if there are none (see `sum_n`).
 
     Equal largest values share the gradient evenly.
     """
