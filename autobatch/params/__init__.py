@@ -1,1 +1,1 @@
-"""Parameters and the modules that hold them: stacks, gradients, rows of gradients of tables, files."""
+"""Parameters and the modules that hold them; stacks of parameters, gradients, sparse gradients of tables, files."""

@@ -1,8 +1,8 @@
 """Checkpoint files: arrays and JSON values in one safetensors file, written whole or not at all.
 
-A file is written under another name in the same folder, synced and renamed, and the folder is synced; whoever reads,
-and whatever crashes, finds the old content or the new, never a part. Nothing in a file is code: it can be read without
-trusting it. The JSON stands in the header of the safetensors file, whose other readers pass over it.
+A file is written under another name in the same folder, synced and renamed, and the folder is synced. A reader, or a
+process after a crash, therefore finds the old content or the new, never a part. A file holds no code, so it is safe to
+read files from untrusted sources. The JSON is in the header of the safetensors file; other readers ignore it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADER_LENGTH_BYTES = 8  # a safetensors file: the header's length, the header 
 
 
 class Checkpoint(NamedTuple):
-    """What `save_checkpoint` was given."""
+    """The content of a checkpoint file, as given to `save_checkpoint`."""
 
     arrays: dict[str, npt.NDArray[Any]]
     state: dict[str, Any]
@@ -38,13 +38,13 @@ def save_checkpoint(
 ) -> None:
     """Write arrays and state to one file; an existing file is replaced only once all is written.
 
-    What an earlier process left unfinished in the folder, killed while it wrote, is removed: a folder of checkpoints
-    has one writer at a time.
+    Unfinished files of an earlier process that was killed while writing are removed from the folder: a folder of
+    checkpoints has one writer at a time.
 
     Args:
-        path: where; the folder is there.
+        path: in an existing folder.
         arrays: by name.
-        state: anything that JSON holds.
+        state: any JSON value.
 
     Raises:
         CheckpointError: the state is not JSON, or the file cannot be written; what was at `path` is still there.
@@ -103,11 +103,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def read_safetensors(
     path: str | os.PathLike[str], writer: str
 ) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, str]]:
-    """Read the arrays and the metadata of a safetensors file; messages name `writer` as what writes such files.
+    """Read the arrays and the metadata of a safetensors file; messages say that `writer` writes such files.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, cut short, of another format, or holds other numbers than
-            NumPy's.
+        CheckpointError: the file is missing, unreadable, cut short, of another format, or of a dtype that NumPy lacks.
     """
     import safetensors.numpy
 

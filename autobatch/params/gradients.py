@@ -1,8 +1,8 @@
-"""The gradients of a step, in the same memory as those of the step before.
+"""Gradient buffers: the gradients of each step reuse the memory of the step before.
 
-They are made anew when a parameter was moved, cast, made trainable or left out, or has rows for a gradient, or no more;
-else they are cleared: arrays that lie together at once, `Rows` by forgetting their rows. What was given to the user is
-valid until then.
+Buffers are allocated again when a parameter was moved, cast, made trainable or left out, or when its gradient changes
+between an array and `Rows`. Otherwise they are cleared: adjacent arrays in one operation, `Rows` by dropping their
+rows. The gradients that a call returns are valid until then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autobatch.params.stacks import make_gradients
 
 
 class GradientBuffers:
-    """Memory for gradients that every step uses again.
+    """Memory for gradients that every step reuses.
 
     >>> import autobatch as ab
     >>> parameters, buffers = {"bias": ab.Parameter([1.0, 2.0])}, GradientBuffers()
@@ -61,7 +61,7 @@ class GradientBuffers:
 
 
 def _whole(gradient: Gradient) -> FloatArray | None:
-    """The array that a gradient is a part of, with those of its neighbours; None for rows."""
+    """The array of which a gradient and its neighbours are views; None for rows."""
     if isinstance(gradient, Rows):
         return None
     return gradient.base if isinstance(gradient.base, np.ndarray) else gradient

@@ -1,13 +1,13 @@
-"""Modules: objects that hold parameters, and how these are named, stored and read back.
+"""Modules: objects that hold parameters, and the naming, saving and loading of these parameters.
 
-A module is any object that holds parameters: in attributes, in lists, tuples and dicts, or in other modules. Its
-parameters are found by walking those in the order in which they were defined, each object once; so a parameter that is
-reached twice has one name, the first, and a cycle ends. A name is the path of attributes, indices and keys, joined by
-dots (`layers.0.weight`), as torch writes it. Nothing is registered: attribute access stays Python's own, and
-`super().__init__()` is never needed. Anything else that a module holds (arrays, numbers, functions) is no parameter.
+A module is any object that holds parameters: in attributes, in lists, tuples and dicts, or in other modules. A walk
+over these finds the parameters in the order of definition and visits each object once, so a parameter that is reached
+twice has one name, the first, and cycles are allowed. A name is the path of attributes, indices and keys, joined by
+dots (`layers.0.weight`), as in torch. Nothing is registered: attribute access stays Python's own, and
+`super().__init__()` is never needed. Other things that a module holds (arrays, numbers, functions) are not parameters.
 
-Reading state checks every name and shape before the first number changes; writing a file goes through a second file in
-the same folder and a rename. Either happens entirely or not at all.
+Loading state checks every name and shape before the first number changes. Saving writes a second file in the same
+folder and renames it. Either happens entirely or not at all.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Module:
     training = True
 
     def __getstate__(self) -> Any:
-        """What copies and pickles take along: all but what stands in the place of cells while a thread records."""
+        """The attributes that copies and pickles contain: all but the functions that replace cells during recording."""
         state: Any = super().__getstate__()
         own, *slots = state if isinstance(state, tuple) else (state,)
         own = {name: value for name, value in dict(own or {}).items() if not _stands_in(value)}
@@ -123,7 +123,7 @@ class Module:
 
         Raises:
             CheckpointError: names are missing or unexpected, shapes differ, two names of one parameter disagree or an
-                entry is no array of numbers; no parameter has changed.
+                entry is not an array of numbers; no parameter has changed.
         """
         _load(self, state, "the state dict")
 
@@ -162,9 +162,9 @@ def check_entries(doing: str, given: Mapping[str, Shape], expected: Mapping[str,
     """Check that stored arrays have exactly the expected names and shapes.
 
     Args:
-        doing: what was being done, as the message begins: "cannot load x into Y".
+        doing: the beginning of the message: "cannot load x into Y".
         given: name to shape of the stored arrays.
-        expected: name to shape of those that are needed.
+        expected: name to shape of the needed arrays.
 
     Raises:
         CheckpointError: one sentence with every kind of disagreement, and the first few names of each.
@@ -217,7 +217,7 @@ def _walk(module: Module) -> Iterator[tuple[str, Parameter | Module]]:
 
 
 def _children(value: object) -> list[tuple[str, object]]:
-    """List what may hold or be a parameter directly under a module, list, tuple or dict."""
+    """List the named children of a module, list, tuple or dict that may be or hold parameters."""
     items: list[tuple[object, object]] = []
     if isinstance(value, Module):
         items = list(vars(value).items())
@@ -230,7 +230,7 @@ def _children(value: object) -> list[tuple[str, object]]:
 
 
 def _find(value: object, name: str) -> Parameter | None:
-    """Follow a dotted name to its parameter, whichever of the parameter's names it is."""
+    """Follow any dotted name of a parameter to the parameter; None if there is none."""
     for key, child in _children(value):
         if key == name and isinstance(child, Parameter):
             return child

@@ -1,4 +1,4 @@
-"""Parameters: arrays that are learned, or held fixed, and take part in arithmetic like any value."""
+"""Parameters: arrays that are learned or held fixed, and that can be used in arithmetic like any value."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ FLOAT64 = np.dtype(np.float64)
 
 
 class Parameter(Operators):
-    """An array that is learned, or held fixed, and that takes part in arithmetic like any value.
+    """An array that is learned or held fixed, and that can be used in arithmetic like any value.
 
-    Hashing goes by identity while `==` is an op, so compare parameters with `is`. Optimizers change `data` in place.
-    Planning a cell, and `astype`, move the numbers to another array: read `data` anew after either.
+    Compare parameters with `is`: hashes go by identity, and `==` is an op. Optimizers change `data` in place. Planning
+    a cell, and `astype`, move the numbers to another array: read `data` again after either.
 
     Args:
         data: numbers of any shape; copied, and stored as float32 until `Module.astype` says otherwise.
@@ -49,7 +49,7 @@ class Parameter(Operators):
         self._data = to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
         self.trainable = trainable
 
-    home: Any = None  # where it lies beside others, see `autobatch.params.stacks`
+    home: Any = None  # the buffer that it shares with other parameters, see `autobatch.params.stacks`
 
     @cached_property
     def stacks(self) -> dict[tuple[tuple[int, ...], ...], Any]:
@@ -61,8 +61,8 @@ class Parameter(Operators):
         """The array itself; assigning copies the numbers into it.
 
         Raises:
-            ShapeError: what is assigned has another shape; nothing is broadcast.
-            DataError: what is assigned holds something other than real numbers.
+            ShapeError: the assigned array has another shape; nothing is broadcast.
+            DataError: the assigned array holds something other than real numbers.
         """
         return self._data
 
@@ -116,7 +116,7 @@ class Parameter(Operators):
 
 
 def to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: type[AutobatchError]) -> FloatArray:
-    """Return an array of `dtype`, without a copy where `values` is one already; raise `error` if it cannot be done."""
+    """Convert to an array of `dtype`, without a copy if `values` is one already; raise `error` if that fails."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as cause:

@@ -1,7 +1,7 @@
-"""Arrays as rectangles of one matrix: where each lies, its view, and whether arrays are such views already.
+"""Arrays as rectangles of one matrix: their positions and views, and a test whether arrays are such views already.
 
 An array of any shape counts as a matrix with as many rows as its first axis is long. A view of a rectangle has the
-row stride of the whole, so none of this copies.
+row stride of the whole matrix, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Rectangle(NamedTuple):
     width: int
 
     def of(self, matrix: FloatArray, shape: Shape) -> FloatArray:
-        """The view of this part of a matrix, with a shape of as many rows and numbers."""
+        """The view of this part of a matrix, in a shape with the same number of rows and elements."""
         part = matrix[self.row : self.row + self.height, self.column : self.column + self.width]
         return part.reshape(shape)
 
     def moved(self, rows: int, columns: int) -> Rectangle:
-        """The rectangle of this size so much further."""
+        """The rectangle shifted by this many rows and columns."""
         return self._replace(row=self.row + rows, column=self.column + columns)
 
 
@@ -63,7 +63,7 @@ def bounds(rectangles: Sequence[Rectangle]) -> tuple[int, int]:
 
 
 def find_whole(arrays: Sequence[FloatArray], rectangles: Sequence[Rectangle]) -> FloatArray | None:
-    """The matrix, a view, of which arrays are these rectangles; None if they are not.
+    """The matrix, as a view, of which the arrays are these rectangles; None if they are not.
 
     >>> matrix = np.zeros((3, 4))
     >>> left, right = Rectangle(0, 0, 2, 1), Rectangle(0, 1, 2, 2)

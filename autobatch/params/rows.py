@@ -1,9 +1,9 @@
-"""Gradients of tables of which a mini-batch read few rows.
+"""Sparse gradients of tables of which a mini-batch reads few rows.
 
 A table of word embeddings has a row for every word, a mini-batch reads some hundred of them, and all other rows have
-gradient zero. `Rows` holds the rows that were read; to NumPy it is the whole array. Rows that come in any order are
-sorted by id, in passes over a few bits of it, and those of one id are added in the order in which they come. The memory
-for all this stays with `Rows` that are cleared and added to again, step after step.
+gradient zero. `Rows` holds the rows that were read; NumPy can read it as the whole array. Rows in any order are sorted
+by id with a radix sort, and rows of one id are added in the order in which they come. `Rows` that are cleared and added
+to in every step keep their memory.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ unsigned = np.uint64
 class Rows:
     """An array that is zero except in some rows.
 
-    It reads as the dense array where NumPy wants one (`np.asarray(rows)`, `array + rows`), which costs memory for the
-    whole; what is defined here costs the rows alone. Adding an array to it gives an array.
+    NumPy's functions convert it to the dense array (`np.asarray(rows)`, `array + rows`), which takes memory for the
+    whole; its own methods take memory for the rows alone. Adding an array to it gives an array.
 
     Args:
-        ids: the n rows that are held, int (n,), increasing and each once; see `summed` for any other ids.
+        ids: of the n rows, int (n,), strictly increasing; see `summed` for other ids.
         values: those rows, float32 or float64 (n, *shape[1:]); the array itself is kept, and changed by `*=`.
         shape: of the whole array.
 
     Raises:
         ShapeError: the shapes of ids, values and the whole do not fit together.
-        DataError: ids are no ints, not increasing, or not rows of the array; or values are neither float32 nor float64.
+        DataError: ids are not ints, not increasing, or not rows of the array; or values are neither float32 nor
+            float64.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -79,7 +80,7 @@ class Rows:
             shape: of the whole array.
 
         Raises:
-            ShapeError, DataError: as the class, but for the order of ids.
+            ShapeError, DataError: as for the class, except for the order of ids.
 
         Cost: some passes over the ids and one over the values.
 
@@ -106,7 +107,7 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, of ids and values."""
+        """Bytes of ids and values."""
         return self.ids.nbytes + self.values.nbytes
 
     def copy(self) -> Rows:
@@ -124,22 +125,22 @@ class Rows:
         dense[self.ids] += self.values
 
     def clear(self) -> None:
-        """Forget all rows, and keep the memory for those that are added next."""
+        """Drop all rows, and keep the memory for rows that are added later."""
         self.ids, self.values = self.ids[:0], self.values[:0]
 
     def add(self, ids: IntArray, values: FloatArray, first: int = 0, step: int | None = None) -> None:
-        """Add rows of ids in any order and any number of times; those of one id are added up first, in that order.
+        """Add rows of ids in any order and any number of times; rows of one id are first added up in this order.
 
         Args:
             ids: int (n,).
-            values: flat, of the dtype of these; only read.
-            first: the first number of the first row in `values`.
-            step: from a row to the next one; by default rows follow one another.
+            values: flat, of the dtype of these rows; only read.
+            first: index of the first row's first number in `values`.
+            step: numbers from one row's beginning to the next; by default rows are contiguous.
 
         Raises:
-            DataError: an id is no row of the array.
+            DataError: an id is not a row of the array.
 
-        Cost: some passes over the ids and one over the rows, without new arrays where there were as many before.
+        Cost: some passes over the ids and one over the rows; allocates only for more rows than ever before.
         """
         held, room = self.ids.size, self._own_room()
         if held:
@@ -184,7 +185,7 @@ class Rows:
 
 
 Gradient: TypeAlias = FloatArray | Rows
-"""The gradient of a parameter: an array of its shape, or what stands for one."""
+"""The gradient of a parameter: an array of its shape, or `Rows` of one."""
 
 
 def zeros_like(array: FloatArray, buffer: Gradient | None) -> FloatArray:
@@ -215,10 +216,10 @@ def _check(ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape) -> tuple[Int
 
 
 class Room:
-    """Memory for rows of an array of some shape, which grows by a quarter at least.
+    """Memory for rows of an array of some shape, which grows by at least a quarter.
 
     Attributes:
-        ids, values: more rows than are in use.
+        ids, values: with capacity for more rows than are in use.
         width: numbers per row.
     """
 
@@ -269,14 +270,14 @@ def sum_rows(
     n: int, largest: int, work: LongArray, counts: LongArray, values: FloatArray, place: tuple[int, int, int],
     ids: LongArray, sums: FloatArray,
 ) -> int:  # fmt: skip
-    """Sort ids, which are work[0], and add up the rows of each; return how many there are.
+    """Sort ids, which are work[0], and add up the rows of each; return the number of distinct ids.
 
     Args:
-        n, largest: how many ids, and the largest.
+        n, largest: the number of ids, and the largest id.
         work: four rows of at least n ints.
         counts: N_BUCKETS ints.
-        values: see `Rows.add`; place: where the first row begins, where the next one does after it, and its width.
-        ids, sums: get the result; sums are flat.
+        values: see `Rows.add`; place: the first row's offset, the distance between rows, and the width of a row.
+        ids, sums: take the result; sums are flat.
     """
     first, step, width = place
     keys, order, other_keys, other_order = work[0], work[1], work[2], work[3]
@@ -304,7 +305,7 @@ def sort_by_bits(
     n: int, shift: int, counts: LongArray, keys: LongArray, order: LongArray, other_keys: LongArray,
     other_order: LongArray,
 ) -> None:  # fmt: skip
-    """Sort keys, and the order with them, by the N_BITS from `shift` on; equal ones stay in order."""
+    """Sort keys, and `order` with them, by the N_BITS from `shift` on; the sort is stable."""
     counts[:] = 0
     for at in range(n):
         counts[(keys[at] >> shift) & (N_BUCKETS - 1)] += 1
@@ -324,7 +325,7 @@ def sort_by_bits(
 def merge_rows(
     n: int, ids: LongArray, values: FloatArray, n_more: int, more: LongArray, more_values: FloatArray, width: int
 ) -> int:
-    """Add rows to others, both by increasing id, in the memory of the others; return how many ids there are."""
+    """Add rows to others in place, both in order of increasing ids; return the number of distinct ids."""
     common = at = other = 0
     while at < n and other < n_more:
         a, b = ids[at], more[other]
@@ -333,7 +334,7 @@ def merge_rows(
         other += b <= a
     total = place = n + n_more - common
     at, other = n, n_more
-    while other > 0:  # from the last one, so that no row is overwritten that is still to be moved
+    while other > 0:  # backwards, so that no row is overwritten before it is moved
         place -= 1
         if at > 0 and ids[at - 1] >= more[other - 1]:
             at -= 1
@@ -351,7 +352,7 @@ def merge_rows(
 
 @compiled
 def copy_numbers(target: FloatArray, to: int, source: FloatArray, of: int, size: int) -> None:
-    """Copy numbers; with unsigned indices the loop is vectorised."""
+    """Copy numbers; unsigned indices let the loop be vectorised."""
     for i in range(size):
         target[unsigned(to + i)] = source[unsigned(of + i)]
 

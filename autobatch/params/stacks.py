@@ -1,11 +1,11 @@
 """Stacks: parameters that lie together in memory, so that one matrix product reads them all.
 
-A program reads a `Stack` as one parameter: rows of parameters side by side, `[[W_i, U_i], [W_f, U_f]]`. What lies there
-are the parameters themselves: each has one *home*, a buffer of which its `data` is a view, a rectangle; so state dicts,
-optimizers and checkpoints see separate named arrays, and nothing is copied per step. A parameter is moved into the
-first home that it is given. A home that is wanted for it later holds a copy, which `refresh` brings up to date once per
-run and counts. Gradients are the mirror image: those of parameters that lie together are allocated together, so that
-the gradient of a stack is added to all of them in place; arrays that lie apart get theirs from an array between
+A program reads a `Stack` as one parameter: rows of parameters side by side, `[[W_i, U_i], [W_f, U_f]]`. The memory of
+the stack holds the parameters themselves. Each has one *home*, a buffer of which its `data` is a view, a rectangle.
+State dicts, optimizers and checkpoints therefore see separate named arrays, and nothing is copied per step. A parameter
+is moved into the first home that it is assigned to; any later home holds a copy, which `refresh` updates once per run,
+counting the bytes. The gradients of parameters that lie together are also allocated together, so that the gradient of a
+stack is added to all of them in place. The gradients of other parts of stacks are added from a temporary array
 (`Targets`).
 """
 
@@ -23,7 +23,7 @@ from autobatch.params.parameter import FloatArray, Parameter, Shape
 from autobatch.params.rectangles import Rectangle, bounds, find_whole, tile
 from autobatch.params.rows import Gradient, Rows, zeros_like
 
-Row: TypeAlias = tuple[Parameter, ...]  # side by side: their first axes agree
+Row: TypeAlias = tuple[Parameter, ...]  # side by side, with equal first axes
 
 
 class Home:
@@ -31,7 +31,7 @@ class Home:
 
     Attributes:
         parts: the parameters, each once; those without a home get this one.
-        rectangles: where each lies.
+        rectangles: the position of each.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -46,11 +46,11 @@ class Home:
 
     @property
     def residents(self) -> dict[int, Rectangle]:
-        """Where the parameters lie whose home it is, by their `id`s."""
+        """The rectangles of the parameters whose home this is, by their `id`s."""
         return {id(self.parts[place]): self.rectangles[place] for place in self._residents}
 
     def find(self, stack: Stack) -> tuple[int, Rectangle] | None:
-        """Where the parts of a stack lie as it wants them: how many are copies, and the rectangle of them all."""
+        """How many parts of a stack are copies here, and the rectangle in which all lie in its order; else None."""
         places = [self._place.get(id(part)) for part in stack.parts]
         known = [place for place in places if place is not None]
         if len(known) < len(places):
@@ -106,7 +106,7 @@ class Home:
 class Stack(Parameter):
     """Parameters read by programs as one: rows of parameters side by side, one row below the other.
 
-    It is made by `make_stack` and `make_row`.
+    Use `make_stack` and `make_row` to make one.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -118,7 +118,7 @@ class Stack(Parameter):
 
     @property
     def data(self) -> FloatArray:
-        """All numbers; what is assigned is copied into the parts."""
+        """All numbers; assigning copies the numbers into the parts."""
         if self.home is None:
             settle([self])
         assert self.home is not None
@@ -132,7 +132,7 @@ class Stack(Parameter):
 
     @property
     def shape(self) -> Shape:
-        """The first axes of the rows added up; then the others, or the columns of one row."""
+        """The sum of the rows' first axes, then the other axes, or the columns of one row."""
         return self._shape
 
     @property
@@ -168,7 +168,7 @@ def make_stack(parts: Sequence[Parameter]) -> Stack:
         parts: two or more different ones, whose shapes differ in the first axis at most, and that are either all
             trainable or all not; a part may be a row of others.
 
-    Its numbers get their place when `settle` is called, or when they are first read.
+    The stack gets memory when `settle` is called, or when its numbers are first read.
 
     >>> import autobatch as ab
     >>> weight, other = ab.Parameter([[1.0, 2.0]]), ab.Parameter([[3.0, 4.0]])
@@ -204,12 +204,12 @@ def make_row(parts: Sequence[Parameter]) -> Stack:
 
 
 def settle(stacks: Iterable[Stack], order: Sequence[Parameter] = ()) -> None:
-    """Assign memory to stacks: where their parts lie in the right order already, else a new buffer.
+    """Assign memory to stacks: existing memory if their parts lie in the right order already, else a new buffer.
 
     Args:
-        stacks: those that have places keep them.
-        order: stacks that share rows get one home, whose rows lie in this order; it keeps the rows of each stack
-            together.
+        stacks: those with memory keep it.
+        order: stacks that share rows get one home with the rows in this order, in which the rows of each stack are
+            consecutive.
     """
     place = {id(part): at for at, parameter in enumerate(order) for part in parts_of(parameter)}
     for cluster in _overlapping([stack for stack in stacks if stack.home is None and not _lies_somewhere(stack)]):
@@ -227,7 +227,7 @@ def parts_of(parameter: Parameter) -> Row:
 
 
 def pieces_of(parameter: Parameter, array: FloatArray) -> Iterator[tuple[Parameter, FloatArray]]:
-    """The parts of a parameter, each with its piece, a view, of an array of the shape of the whole."""
+    """The parts of a parameter, each with its view of an array of the shape of the whole."""
     if not isinstance(parameter, Stack):
         yield parameter, array
         return
@@ -239,7 +239,7 @@ def pieces_of(parameter: Parameter, array: FloatArray) -> Iterator[tuple[Paramet
 def refresh(stacks: Iterable[Stack]) -> int:
     """Update all copies that stacks read, before a run; return the bytes copied.
 
-    Cost: a comparison per part, and copying the parts that have their homes elsewhere.
+    Cost: a comparison per part, and a copy of each part whose home is another one.
     """
     return sum(home.refresh() for home in {id(s.home): s.home for s in stacks}.values() if home is not None)
 
@@ -247,12 +247,12 @@ def refresh(stacks: Iterable[Stack]) -> int:
 def make_gradients(
     parameters: Mapping[str, Parameter], rows: Collection[int], buffers: Mapping[str, Gradient]
 ) -> dict[str, Gradient]:
-    """Zeros for the gradient of each parameter; those of parameters with one home lie together, as these do.
+    """Zeros for the gradient of each parameter; gradients of parameters with one home lie together in the same way.
 
     Args:
         parameters: by name.
         rows: the `id`s of those whose gradient is `Rows`.
-        buffers: what an earlier call returned, used again where it fits.
+        buffers: the result of an earlier call, reused where it fits.
     """
     made: dict[str, Gradient] = {}
     neighbours: defaultdict[Home | None, dict[int, str]] = defaultdict(dict)
@@ -307,7 +307,7 @@ class Targets:
         return True
 
     def finish(self) -> int:
-        """Add what was added to stacks to those of their parts that lie apart; once per run. The bytes moved."""
+        """Add the gradients of stacks to those of parts that lie elsewhere, once per run; return the bytes moved."""
         for stack, together in self._apart:
             for part, piece in pieces_of(stack, together):
                 array = self._gradients[id(part)]
@@ -338,7 +338,7 @@ def _stack_of(rows: Sequence[Row]) -> Stack:
 
 
 def _lies_somewhere(stack: Stack) -> bool:
-    """Place a stack where its parts lie as it wants them already, with the fewest copies."""
+    """Place a stack in a home in which its parts lie in its order already, with the fewest copies."""
     homes = {id(part.home): part.home for part in stack.parts}.values()
     found = [(*place, home) for home in homes if home is not None and (place := home.find(stack)) is not None]
     if found:
@@ -366,7 +366,7 @@ def _zeros_together(
     rectangles: Sequence[Rectangle],
     buffers: Mapping[str, Gradient],
 ) -> dict[str, FloatArray]:
-    """`buffers`, filled with zeros, if they fit and are these rectangles of one array; else those of a new one."""
+    """`buffers`, filled with zeros, if they fit and are these rectangles of one array; else views of a new array."""
     arrays = {name: array for name in parameters if isinstance(array := buffers.get(name), np.ndarray)}
     fits = [(a.shape, a.dtype) for a in arrays.values()] == [(p.shape, p.dtype) for p in parameters.values()]
     if fits and find_whole(list(arrays.values()), rectangles) is not None:

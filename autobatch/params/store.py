@@ -1,4 +1,4 @@
-"""Where a device keeps numbers: the memory that parameters are read from, and that values and gradients lie in."""
+"""Stores: the memory of a device, which holds parameters, values and gradients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Store(Protocol):
     """The memory of one device, and the array functions that work there.
 
     Attributes:
-        xp: the module of array functions: NumPy, or what does the same with the device's arrays.
+        xp: the module of array functions: NumPy, or its equivalent for the device's arrays.
     """
 
     xp: Any
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
-        """A flat array of the device, of `size` elements that are not set, which begins with a cache line."""
+        """A flat, uninitialised array of the device with `size` elements, aligned to a cache line."""
 
     def put(self, array: Any) -> Any:
         """The array on the device: itself if it is there, else a copy of a NumPy array."""
