@@ -1,1 +1,1 @@
-"""The program of a cell: values, types of nodes, keys of arguments, layouts of its columns, and the passes over it."""
+"""The intermediate representation: programs of cells, node types, keys of arguments, layouts of columns, and passes."""

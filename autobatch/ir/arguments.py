@@ -1,7 +1,7 @@
-"""Keys: the part of a call's arguments that decides the type of its node.
+"""Keys: the part of a call's arguments that determines the type of its node.
 
-An argument is a tree of values, data (ints, floats), static things, and containers. Its `Key` is equal for two
-calls exactly when they may share a node type.
+An argument is a tree of values, data (ints, floats), static objects, and containers. The keys of two calls are equal
+exactly when the calls may share a node type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BY_IDENTITY = (Module, Operators, np.ndarray)
 
 
 class Static:
-    """A thing that is part of the type: equal to those of its type and its bits, see `exact`."""
+    """A static argument, which is part of the type; compared by type and bits, see `exact`."""
 
     __slots__ = ("value",)
 
@@ -40,10 +40,10 @@ class Static:
 
 
 def exact(x: Any) -> Hashable:
-    """A key that is equal for two things only if no program can tell them apart; valid while `x` lives.
+    """A key that is equal for two objects only if no program can distinguish them; valid while `x` lives.
 
-    Python's == takes 1 for True and 0.0 for -0.0, in tuples too, and no NaN for itself. Things for which == means
-    something else (arrays, parameters), and things without a hash, are compared by identity.
+    Python's == holds for 1 and True and for 0.0 and -0.0, also inside tuples, and not for NaN and itself. Objects with
+    another meaning of == (arrays, parameters), and objects without a hash, are compared by identity.
 
     >>> exact((1, 0.0)) == exact((True, 0.0)), exact(0.0) == exact(-0.0), exact(float("nan")) == exact(float("nan"))
     (False, False, True)
@@ -67,7 +67,7 @@ def exact(x: Any) -> Hashable:
 
 
 def is_hashable(x: Any) -> bool:
-    """Whether `x` has a hash: its class may have one, while a part of it has none."""
+    """Whether `x` has a hash; a part without a hash, such as a list in a tuple, prevents it."""
     try:
         hash(x)
     except TypeError:
@@ -81,7 +81,7 @@ def is_structure(x: Any) -> bool:
 
 
 def parts_of(structure: Any) -> Sequence[Any]:
-    """What a container of arguments or results holds, in order."""
+    """The elements of a container of arguments or results, in order."""
     if isinstance(structure, dict):
         return list(structure.values())
     if is_dataclass(structure):
@@ -97,7 +97,7 @@ class Key:
     Attributes:
         kind: "value", "int", "float", "static", "each" (a list of any length, its element the only child),
             "tuple", "list", "dict" or "dataclass".
-        detail: shape of a value or data; what is static; the class of a container, or its keys, which are static.
+        detail: shape of a value or data; a static object; the class of a container, or its keys, which are static.
         children: of a container.
     """
 
@@ -128,7 +128,7 @@ class Key:
 
     @staticmethod
     def of_structure(container: Any, children: Sequence[Any]) -> Key:
-        """The key of a container whose children have these keys (or whatever stands for them)."""
+        """The key of a container whose children have these keys (or other objects in their place)."""
         parts = tuple(children)
         if isinstance(container, dict):
             return Key("dict", Static(tuple(container)), parts)

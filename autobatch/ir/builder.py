@@ -1,4 +1,4 @@
-"""Building programs: a builder holds the values of a program, and ops on its symbols append instructions to it."""
+"""Building of programs: a builder holds the values of a program, and ops on its symbols append instructions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from autobatch.ops.operators import Operators, Symbol
 
 
 class NeedsNumber(Exception):
-    """The body of a cell needs the number itself that was passed to it as an input of the program."""
+    """The body of a cell needs the number itself that is an input of the program."""
 
 
 class Traced(Symbol):
@@ -49,7 +49,7 @@ class Traced(Symbol):
 
     @property
     def var(self) -> Var:
-        """What the builder knows of this value."""
+        """The builder's entry of this value."""
         return self.builder.vars[self.index]
 
     @property
@@ -83,7 +83,7 @@ class Traced(Symbol):
         return super().__array__(dtype, copy)
 
     def is_known(self) -> bool:
-        """Whether this value is computed from live numbers alone, which are then noted as needed."""
+        """Whether this value is computed from live numbers alone; these are then marked as needed."""
         vars = self.builder.vars
         sources = [vars[i].source for i in cone(vars, [self.index])]
         given = [source for source in sources if not isinstance(source, (Instruction, Constant))]
@@ -98,7 +98,7 @@ class Traced(Symbol):
 
 
 class TracedCondition(Condition, Traced):
-    """What a comparison gives while a cell's body is traced."""
+    """The result of a comparison while a cell's body is traced."""
 
     __slots__ = ()
 
@@ -108,7 +108,7 @@ class Builder:
 
     Attributes:
         live: the `id`s of parameters that stand for numbers of the model, see `autobatch.trace.live`.
-        needed: those whose number the body needs.
+        needed: the `id`s of those whose number the body itself needs.
     """
 
     def __init__(self, name: str, start: Sequence[Var] = (), weight_names: Mapping[int, str] | None = None) -> None:
@@ -132,7 +132,7 @@ class Builder:
         return Traced(self, index)
 
     def wrap(self, x: Any) -> Traced:
-        """Any argument of an op as a value of this program."""
+        """Turn any argument of an op into a value of this program."""
         if isinstance(x, Traced):
             if x.builder is not self:
                 raise GraphError(
@@ -158,7 +158,7 @@ class Builder:
         return self.value(self._weights[id(parameter)])
 
     def next_draw(self) -> tuple[Traced, int]:
-        """The data that numbers a node's draw, and the number of the place in the cell that draws now."""
+        """The attribute that numbers a node's draw, and the number of the next random op in the cell."""
         if self._draw is None:
             self._draw = self.add(Attribute("draw", DRAW, is_float=False), (), NODE)
         self.n_sites += 1
@@ -177,7 +177,7 @@ class Builder:
         return TracedCondition(self, result.index) if gives_condition(op, args) else result
 
     def _ids(self, op: Op, table: Traced, ids: Traced) -> Traced:
-        """Ids, refused unless they are int data of the node, or constants in their range."""
+        """Check ids: they must be int data of the node, or constants in their range."""
         source = origin(self.vars, ids.index).source
         if isinstance(source, Constant):
             numbers = check_index(op.name, np.asarray(source.data), table.shape[op.index_axis or 0])
@@ -209,7 +209,7 @@ class Builder:
         return groups[0] if groups else max(domains, default=SHARED)
 
     def finish(self, outputs: Sequence[Any]) -> CellProgram:
-        """The program that computes `outputs`, without what they do not need."""
+        """The program that computes `outputs`, without instructions that these do not need."""
         roots = [self.wrap(o).index for o in outputs]
         keep = sorted(cone(self.vars, roots))
         number = {old: new for new, old in enumerate(keep)}

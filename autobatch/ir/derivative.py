@@ -1,4 +1,4 @@
-"""The backward stages of a cell as data: what `autobatch.ir.passes.autodiff` makes and other passes change."""
+"""The backward stages of a cell as data; `autobatch.ir.passes.autodiff` makes them, and other passes change them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Derivative:
         incoming: the gradients of the outputs, by output number.
         ports: for each port number its gradient, None where no output depends on it.
         parameters: pairs of a `Weight` value and its gradient, one row.
-        tables: pairs of a `Weight` value whose gradient is nothing but scattered rows, and these; no stage has them.
-        kept: values that lie in the inputs, which all stages know.
-        again: values of the program that backward computes again; beside them it makes views, and what rows share.
+        tables: pairs of a `Weight` value whose gradient consists of scattered rows, and these rows; no stage computes
+            the gradient as an array.
+        kept: values that lie in the inputs, which all stages can read.
+        again: values of the program that backward rematerialises; it also recomputes views and values of one row.
     """
 
     program: CellProgram
@@ -50,7 +51,7 @@ class Derivative:
 
     @cached_property
     def accumulated(self) -> frozenset[int]:
-        """The parameter gradients that are one sum over rows, read by nothing else: they may be added up in place."""
+        """The parameter gradients that are one sum over rows without other readers: they can be added up in place."""
         read = Counter(g for _, g in self.parameters)
         read.update(s.values for _, scatters in self.tables for s in scatters)
         for i in self.weights:
@@ -63,7 +64,7 @@ class Derivative:
 
     @property
     def roots(self) -> Iterator[int]:
-        """The values that the stages are run for."""
+        """The results of the stages: values that must be computed."""
         yield from (gradient for gradient in self.ports if gradient is not None)
         yield from (gradient for _, gradient in self.parameters)
         yield from (value for _, scatters in self.tables for scatter in scatters for value in scatter)
@@ -89,7 +90,7 @@ class Derivative:
         return "\n".join([*lines, *(f"  {what}: {', '.join(f'%{i}' for i in values)}" for what, values in told)])
 
     def _new(self, stage: tuple[int, ...]) -> list[int]:
-        """The values of a stage, and the constants that it reads, that the program does not have, or not by then."""
+        """The values to print for a stage: its new ones, those computed again, and new constants that it reads."""
         shown = set(stage)
         for source in (self.vars[i].source for i in stage):
             if isinstance(source, Instruction):

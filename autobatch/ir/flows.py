@@ -1,7 +1,7 @@
 """Gradient flow: which ports an output of a type depends on, and which outputs of nodes a loss depends on.
 
-A value that no loss depends on has no gradient, where it could have one that is not finite as well: 0 times infinity
-is not 0. So what a loss depends on is asked output by output: a node whose log is not used still has a gradient.
+A value that no loss depends on must get no gradient, instead of a zero one: 0 times infinity is not 0. The dependence
+of losses is therefore computed output by output, since a node may have one output that is used and one that is not.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Array = NDArray[Any]
 
 
 class FlowArrays(NamedTuple):
-    """What gradients flow through, of T types, for loops.
+    """For T types, which ports each output depends on, as arrays for compiled loops.
 
     Attributes:
         n_outputs: int32[T].
         n_ports: int32[T].
         flow_ptr: int32[T+1], where the matrix of a type begins in `flow`.
-        flow: whether an output depends on a port, a matrix of outputs and ports for each type.
+        flow: whether an output depends on a port, a matrix (outputs, ports) for each type.
     """
 
     n_outputs: IntArray
@@ -46,7 +46,7 @@ def make_flows(programs: Sequence[CellProgram]) -> FlowArrays:
 
 
 def singular_outputs(program: CellProgram) -> tuple[int, ...]:
-    """The outputs with a gradient that may not be finite though all that the cell reads is; see `Op.singular`."""
+    """The outputs whose gradient may be infinite or NaN although all inputs are finite; see `Op.singular`."""
     may_be, has_gradient = set[int](), {i for i, var in enumerate(program.vars) if isinstance(var.source, Weight)}
     has_gradient.update(program.ports)
     for i in program.instructions:
@@ -60,7 +60,7 @@ def singular_outputs(program: CellProgram) -> tuple[int, ...]:
 
 
 def stop_outputs(program: CellProgram, outputs: tuple[int, ...]) -> CellProgram:
-    """The same program, in which these outputs pass no gradient on."""
+    """The same program with gradients stopped at these outputs."""
     vars, numbers = [*program.vars], [*program.outputs]
     for output in outputs:
         value = numbers[output]

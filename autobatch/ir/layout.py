@@ -1,9 +1,10 @@
-"""Columns inside a cell: where the values of one node lie in its rows.
+"""Layouts of cells: the columns of one node's values in its rows.
 
-A node has a row of *inputs*, in training a row of their gradients of the same layout (the mirror), and a row of
+A node has a row of *inputs*, in training a row of their gradients with the same layout (the mirror), and a row of
 *saved* values. Values per edge of a variadic group have rows of their own, one per edge. Ports have columns in the
-inputs; so have joins (`concat`) of ports that lie side by side in order, which are then no copies, and values computed
-in the cell that are part of such a join. Every other join is made by computing its parts where it wants them.
+inputs. A join (`concat`) of ports that lie side by side in order is a view of these columns and is not copied; values
+that the cell computes as parts of such a join also have columns there. The parts of every other join are computed
+directly at their position in the join.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class Join(NamedTuple):
     """A `concat` or `assemble` whose parts need not all be moved.
 
     Attributes:
-        indices: where each argument lies in the result.
-        copied: the numbers of the arguments that do not lie there when they are made.
-        covered: whether the arguments are all of the result; what they leave is zero.
+        indices: the position of each argument in the result.
+        copied: the numbers of the arguments that are computed elsewhere and copied.
+        covered: whether the arguments cover the result; the rest is zero.
     """
 
     indices: tuple[Index, ...]
@@ -46,12 +47,12 @@ class Layout:
         inputs: the place of each port, by port number.
         saved: the place of each value kept for the backward stages, by value.
         input_width, saved_width: width of the block of each domain, node rows first, then the variadic groups.
-        inner: the places in the inputs of values that are no ports: joins, and parts of them.
-        gradients: the places in the mirror of values of the backward stage that are, in pieces, gradients of ports.
-        settled: the ports whose gradients are made in place.
-        joins: what making each join takes.
-        within: for a value that is made as part of a join, that join and where in it.
-        taken: the saved values of the program whose columns values of the backward stage take in the end.
+        inner: the places in the inputs of values other than ports: joins, and parts of them.
+        gradients: the places in the mirror of backward values whose slices are gradients of ports.
+        settled: the ports whose gradients are computed in place.
+        joins: by value, how each join is made.
+        within: for a value that is computed as part of a join, the join and the position in it.
+        taken: the saved values of the program whose columns are reused by values of the backward stage.
     """
 
     inputs: tuple[Place, ...]

@@ -1,12 +1,12 @@
 """Products of 16-bit numbers: which operands `precision="bf16"` rounds, and how.
 
-bf16 is the first half of a float32. Rounded, to nearest and ties to even, are both operands of every product of rows
-with a matrix that all rows share, which is nearly all the arithmetic of a model: the rows and the matrix, forward; in
-the gradient of the rows the gradient and the matrix; and in the gradient of the matrix, which is one product too, both
-factors. Sums, states, gradients, parameters and all other ops keep the module's float32: so do products of
-parameters alone, and those of rows with matrices of their own, which are no work for a matrix unit.
+bf16 is the first half of a float32. Every product of rows with a matrix that all rows share has both operands rounded,
+to nearest and ties to even. These products are nearly all the arithmetic of a model: forward, the rows and the matrix
+are rounded; for the gradient of the rows, the gradient and the matrix; for the gradient of the matrix, which is also
+one product, both factors. Sums, states, gradients, parameters and all other ops keep the module's float32. So do
+products of parameters alone, and products of rows with matrices of their own, which do not suit a matrix unit.
 
-Numbers below 2**-126 in magnitude may count as zero, as processors do that multiply bf16.
+Numbers below 2**-126 in magnitude may count as zero, as in processors that multiply bf16.
 
 Source: Kalamkar et al. 2019 (arXiv:1905.12322): bf16 products with float32 sums train as float32 does.
 """
@@ -28,7 +28,7 @@ QUIET = np.uint32(0x40)  # keeps a NaN one when its second half is cut off
 
 
 def check_precision(precision: str, dtype: np.dtype[Any]) -> None:
-    """Refuse a precision that does not exist, or not for modules of this dtype; BackendError."""
+    """Raise a BackendError for an unknown precision, or one that modules of this dtype cannot have."""
     if precision not in PRECISIONS:
         raise BackendError(f"there is no precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
     if precision == "bf16" and dtype != np.float32:
@@ -39,11 +39,11 @@ def check_precision(precision: str, dtype: np.dtype[Any]) -> None:
 
 
 def rounded_args(vars: Sequence[Var], index: int) -> tuple[int, ...]:
-    """Give the arguments of an instruction, by position, that are rounded in bf16.
+    """The positions of an instruction's arguments that are rounded in bf16.
 
     Args:
         vars: the values of a cell.
-        index: the one that the instruction computes.
+        index: of the value that the instruction computes.
     """
     source = vars[index].source
     assert isinstance(source, Instruction)

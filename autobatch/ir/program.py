@@ -1,8 +1,8 @@
 """A cell as data: a static single-assignment list of ops over per-node shapes, without a batch axis.
 
-Every value has a *domain*, which says how many rows it has when a batch of N nodes runs: `NODE` values have N,
-`SHARED` ones a single row (parameters, constants and what is computed from them alone), and the values of a
-variadic port one row per edge; their domain is the number of the variadic group, 0 or above.
+Every value has a *domain*, which determines its number of rows when a batch of N nodes runs. `NODE` values have N rows.
+`SHARED` values have a single row: parameters, constants and values computed from these alone. The values of a variadic
+port have one row per edge; their domain is the number of the variadic group, 0 or above.
 
 A program is built by a `Builder` (`autobatch.ir.builder`), whose `Traced` values are symbols: applying an op to one
 appends an instruction.
@@ -58,7 +58,7 @@ class Weight:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A number or array written into the cell's body; arrays of ints stay ints, for they may be ids."""
+    """A number or array written into the cell's body; arrays of ints stay ints, since they may be ids."""
 
     data: Any
 
@@ -105,7 +105,7 @@ class CellProgram:
         vars: all values; an instruction reads only earlier ones.
         outputs: the values that other nodes may read, by output number.
         ties: pairs of variadic groups that must have equally many edges at a node.
-        draws: whether the body draws random numbers (even where no output needs them: it is counted all the same).
+        draws: whether the body draws random numbers; draws that no output needs are counted too.
     """
 
     name: str
@@ -189,13 +189,13 @@ def _show_source(source: Source) -> str:
 def first_leaf(domain: int) -> int:
     """The number of the first leaf of the arguments in a domain.
 
-    Leaves are numbered per domain, because an empty list does not say how many its elements would have.
+    Leaves are numbered per domain, because the number of leaves of an empty list's elements is unknown.
     """
     return (domain - NODE) * LEAVES
 
 
 def origin(vars: Sequence[Var], index: int) -> Var:
-    """What a value is a view of: itself, if it is none."""
+    """The value that a value is a view of, or the value itself if it is not a view."""
     source = vars[index].source
     return origin(vars, source.args[0]) if isinstance(source, Instruction) and source.op.view else vars[index]
 
@@ -215,7 +215,7 @@ def cone(vars: Sequence[Var], roots: Iterable[int]) -> set[int]:
 
 
 def renumber(vars: Sequence[Var], keep: Sequence[int], number: dict[int, int]) -> Iterable[Var]:
-    """The kept values with new numbers; ports and attribute columns close up too."""
+    """The kept values with new numbers; ports and attribute columns are renumbered without gaps."""
     n_ports, columns = 0, {False: 0, True: 0}
     for index in keep:
         var = vars[index]

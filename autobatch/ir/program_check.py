@@ -1,4 +1,4 @@
-"""The checker of programs, written from the definition of a program and not from the code that builds one."""
+"""Checks of programs and derivatives against their definitions, independent of the code that builds them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from autobatch.ops.define import Op, Shape
 from autobatch.params.stacks import parts_of
 
 Ties = Iterable[tuple[int, int]]
-MADE_AGAIN = frozenset({"one_hot", "spread"})  # beside element-wise ops: what backward may compute again
+MADE_AGAIN = frozenset({"one_hot", "spread"})  # besides element-wise ops, those that backward may compute again
 
 
 def check_cell(program: CellProgram) -> None:
@@ -58,7 +58,7 @@ def check_cell(program: CellProgram) -> None:
 
 
 def check_rewritten(before: CellProgram, after: CellProgram) -> None:
-    """Check that a program can take the place of another: it is one, with the same leaves, outputs and domains.
+    """Check that a program can replace another: it is valid and has the same leaves, outputs and domains.
 
     Raises:
         GraphError: names the first thing that does not hold.
@@ -87,10 +87,10 @@ def _head(program: CellProgram) -> tuple[Any, ...]:
 
 
 def check_derivative(derivative: Derivative) -> None:
-    """Check that gradients have the shapes and rows of what they are of, and that every stage knows what it reads.
+    """Check that gradients have the shapes and rows of their values, and that every stage has the values it reads.
 
-    The backward stage knows the saved values, the inputs, which stay, and the gradients of the outputs; the weight
-    stage the saved values and the inputs. What backward computes again draws nothing and multiplies no matrices.
+    The backward stage can read the saved values, the inputs, and the gradients of the outputs; the weight stage the
+    saved values and the inputs. Values that backward rematerialises are neither random nor matrix products.
 
     Raises:
         GraphError: names the first thing that does not hold.
@@ -126,14 +126,14 @@ def check_derivative(derivative: Derivative) -> None:
 
 
 def may_be_made_again(source: object) -> bool:
-    """Whether an op that goes element by element, and draws nothing, makes a value: backward may run it again."""
+    """Whether backward may compute a value again: its op works element by element and is not random."""
     if not isinstance(source, Instruction) or source.op.random:
         return False
     return source.op.scalar is not None or source.op.name in MADE_AGAIN
 
 
 def check_values(name: str, vars: Sequence[Var], ties: Ties) -> None:
-    """Check that arguments come before what reads them, and that shapes and domains follow from theirs.
+    """Check that arguments come before their readers, and that shapes and domains follow from the arguments.
 
     Args:
         name: of the cell.
@@ -153,7 +153,7 @@ def check_values(name: str, vars: Sequence[Var], ties: Ties) -> None:
 
 
 def _shape_and_domain(var: Var) -> tuple[Shape, int] | None:
-    """What the source of a value that no instruction computes says of it, if it says anything."""
+    """The shape and domain that a source other than an instruction implies, if it implies them."""
     match var.source:
         case Weight(parameter=parameter):
             return parameter.shape, SHARED

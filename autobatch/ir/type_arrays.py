@@ -1,4 +1,4 @@
-"""What compiled loops need to know of the types of nodes."""
+"""Properties of node types as int arrays, for compiled loops."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from autobatch.jit.arrays import IntArray
 
 
 class TypeArrays(NamedTuple):
-    """What loops need to know of T types, as int32 arrays."""
+    """Properties of T types, as int32 arrays."""
 
     int_width: IntArray  # [T] int attributes per node
     float_width: IntArray  # [T] float attributes per node
     out_ptr: IntArray  # [T+1] outputs of type t: out_ptr[t]:out_ptr[t+1]
-    pass_port: IntArray  # [outputs] the port that the output is whenever that has one edge, or -1
+    pass_port: IntArray  # [outputs] the port that the output equals if that port has one edge, or -1
     port_ptr: IntArray  # [T+1] ports of type t: port_ptr[t]:port_ptr[t+1]; none at all where ports are not known
     port_plain: IntArray  # [ports] 1 for a plain port, 0 for one of a variadic group
     sum_type: IntArray  # [T] the variadic sum that computes the same (for such a sum its own id), or -1

@@ -1,4 +1,4 @@
-"""The table of node types: nodes of one type may run in one batch; its arrays tell compiled loops about the types."""
+"""The table of node types: only nodes of one type may run in one batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autobatch.jit.arrays import IntArray
 from autobatch.ops.operators import OPS
 from autobatch.params.module import Module
 
-MOST_MADE = 64  # types with stopped outputs that are kept, of those traced before as well
+MOST_MADE = 64  # types with stopped outputs that are kept, those of earlier traces included
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class NodeType:
         arguments: the keys of the arguments, by name.
         owner: the module that the cell is a method of; it says whether dropout is on.
         sum_type: id of the variadic sum that computes the same (its own, if it is one), or -1.
-        trace: numbers the traces of all types; a type that is traced again keeps its id if its graphs stay valid.
+        trace: number of the trace, over all types; a type that is traced again keeps its id if its graphs stay valid.
     """
 
     number: int
@@ -50,7 +50,7 @@ class NodeType:
 
     @cached_property
     def singular(self) -> tuple[int, ...]:
-        """The outputs, where there are several, with a gradient that may not be finite."""
+        """The outputs, if there are several, whose gradient may be infinite or NaN."""
         return singular_outputs(self.program) if len(self.program.outputs) > 1 else ()
 
     @property
@@ -65,12 +65,12 @@ class NodeType:
 
 
 class TypeTable:
-    """All types that one batched function has met; ids are places in `types`.
+    """All types of one batched function; an id is an index into `types`.
 
     Attributes:
-        outdated: the types whose cells, traced again, have another signature now; and why.
+        outdated: the types whose cells have another signature since they were traced again, and the reasons.
         state: the trace of each type.
-        growing: a lock, held while a type gets a number and is put there.
+        growing: a lock, held while a type gets a number and is put into the table.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class TypeTable:
         return self.types[number]
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Copies of graphs are graphs of the same function."""
+        """Return the table itself: copies of graphs are graphs of the same function."""
         return self
 
     def __reduce__(self) -> NoReturn:
@@ -100,7 +100,7 @@ class TypeTable:
         )
 
     def put(self, node_type: NodeType) -> None:
-        """Append a type, whose number is its place, or replace the one of that number by another trace of it."""
+        """Append a type, whose number is its index, or replace the type of that number by another trace of it."""
         with self.growing:
             self.types[node_type.number : node_type.number + 1] = [node_type]
             self.outdated.pop(node_type.number, None)
@@ -109,9 +109,9 @@ class TypeTable:
             self._changed()
 
     def stopped(self, kind: int, outputs: tuple[int, ...]) -> int:
-        """The number of the type that is like this one, but for outputs that pass no gradient on.
+        """The number of the type that equals this one except that gradients stop at these outputs.
 
-        It is made once, and anew whenever the type that it is like is traced again.
+        It is made once, and again whenever the original type is traced again.
         """
         with self.growing:
             numbers = self._stopped.setdefault(kind, {})
@@ -159,11 +159,11 @@ class TypeTable:
 
     @property
     def outlines(self) -> list[str]:
-        """What tells the types apart, and is the same for a model of other widths and in other processes."""
+        """A description of each type that is the same for models of other widths and in other processes."""
         return [t.outline for t in self.types]
 
     def arrays(self) -> TypeArrays:
-        """What loops need to know of the types; at least of all present ones, for another thread may add some."""
+        """The properties of all present types, for loops; another thread may add types meanwhile."""
         arrays = self._arrays
         if arrays is None or arrays.int_width.size < len(self.types):
             arrays = self._arrays = _make_arrays(list(self.types))
@@ -207,7 +207,7 @@ def index_ranges(program: CellProgram) -> Iterator[tuple[int, int, str]]:
 
 
 def _columns(program: CellProgram, index: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The int attribute words that a view of an attribute shows, in its shape."""
+    """The int attribute words of a view of an attribute, in its shape."""
     var = program.vars[index]
     if isinstance(var.source, Instruction):
         shown: np.ndarray[Any, np.dtype[np.int64]]
@@ -218,7 +218,7 @@ def _columns(program: CellProgram, index: int) -> np.ndarray[Any, np.dtype[np.in
 
 
 def pass_through(program: CellProgram) -> Iterator[int]:
-    """For each output the port that it is whenever that has one edge, or -1; the sum of one value is that value."""
+    """For each output the port that it equals if that port has one edge, or -1; a sum of one value is that value."""
     for output in program.outputs:
         source = program.vars[output].source
         if isinstance(source, Instruction) and source.op is OPS["sum_n"]:

@@ -6,10 +6,10 @@ Values of the forward program keep their numbers and new ones follow, so one lis
 - *backward*, per batch in reverse: gradients of the outputs in, gradients of the ports out;
 - *weights*, once per type over the rows of all its batches: the gradients of the parameters. A gradient that sums
   over rows is not summed batch by batch: its operands are kept, so each weight costs one matrix product per step.
-  A parameter that only `lookup` reads gets no array here: its gradient is some rows, and which is all that is said.
+  The gradient of a parameter that only `lookup` reads is not an array: the derivative lists its rows and their ids.
 
-The saved values are those of one stage that a later one reads; views of saved values are made anew, not kept. Backward
-may also compute values of the forward program again instead of having them saved
+The saved values (residuals) are the values of one stage that a later one reads; views of them are computed again.
+Backward may also rematerialise values of the forward program instead of reading them
 (`autobatch.memplan.cell.rematerialisation`).
 """
 
@@ -42,7 +42,7 @@ def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> D
 
     Args:
         program: of the cell.
-        kept: values that lie in the inputs, which all stages know, so that they need not be saved.
+        kept: values that lie in the inputs, which all stages can read, so that they need not be saved.
     """
     reverse = _Reverse(program)
     incoming = reverse.seed()
@@ -59,12 +59,12 @@ def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> D
 
 
 def with_values(derivative: Derivative, vars: tuple[Var, ...], number: Mapping[int, int]) -> Derivative:
-    """The same derivative over other values, divided into stages anew.
+    """The same derivative over other values, divided into stages again.
 
     Args:
-        derivative: over values of which those of the program keep their numbers.
-        vars: the other values.
-        number: what each incoming gradient and each root is among them.
+        derivative: its program's values keep their numbers.
+        vars: the new values.
+        number: the new number of each incoming gradient and each root.
     """
     moved = replace(
         derivative,
@@ -81,15 +81,15 @@ def with_values(derivative: Derivative, vars: tuple[Var, ...], number: Mapping[i
 
 
 def compute_again(derivative: Derivative, again: Iterable[int]) -> Derivative:
-    """The same derivative, whose backward stage computes some values of the program again instead of reading them.
+    """The same derivative with some values of the program rematerialised in the backward stage.
 
-    What they are computed from is saved if nothing else is known of it. What the weight stage reads stays saved.
+    Their operands are saved unless backward has them in another way. Values that the weight stage reads stay saved.
     """
     return _divide(replace(derivative, again=frozenset(again)))
 
 
 def _divide(derivative: Derivative) -> Derivative:
-    """Say what each stage runs, and what is saved between them."""
+    """Assign instructions to stages, and find the values that are saved between them."""
     stages = _Stages(derivative)
     scattered = (value for _, scatters in derivative.tables for scatter in scatters for value in scatter)
     for gradient in (*(g for _, g in derivative.parameters), *scattered):
@@ -107,7 +107,7 @@ def _divide(derivative: Derivative) -> Derivative:
 
 
 def _scatters(vars: Sequence[Var], index: int) -> tuple[Scatter, ...]:
-    """The scattered rows that add up to a gradient; none if anything else is part of it."""
+    """The scattered rows that add up to a gradient; none if it has other terms."""
     source = vars[index].source
     if not isinstance(source, Instruction):
         return ()
@@ -118,7 +118,7 @@ def _scatters(vars: Sequence[Var], index: int) -> tuple[Scatter, ...]:
 
 
 class _Reverse:
-    """One reverse sweep over a program, collecting what each value contributes to the loss."""
+    """One reverse sweep over a program, which collects the parts of each value's gradient."""
 
     def __init__(self, program: CellProgram) -> None:
         self.program = program
@@ -163,7 +163,7 @@ class _Reverse:
                     self.contribute(arg, part)
 
     def contribute(self, index: int, part: Traced) -> None:
-        """Note that value `index` has `part` in its gradient, once `part` has its shape and domain."""
+        """Fit `part` to the shape and domain of value `index`, and add it to the value's gradient."""
         var = self.builder.vars[index]
         part = fit(part, var.shape)
         if var.domain == SHARED and part.var.domain != SHARED:
@@ -187,7 +187,7 @@ class _Reverse:
 
 
 def fit(part: Traced, shape: Shape) -> Traced:
-    """Undo broadcasting: sum `part` over the axes that `shape` has not, or has of length one."""
+    """Undo broadcasting: sum `part` over the axes that `shape` lacks or has with length one."""
     extra = len(part.shape) - len(shape)
     wide = tuple(
         a for a, size in enumerate(part.shape) if a < extra or (shape[a - extra] == 1 and size != 1)
@@ -236,13 +236,13 @@ ROW_SUM = Op("row_sum", shape=lambda x: x, kernel=_sum_rows, sums_rows=True)
 
 @cache
 def _row_sum_of(op: Op) -> Op:
-    """The op that adds the sum over all rows of `op`'s result to `out`, without making the result."""
+    """The op that adds the sum over all rows of `op`'s result to `out`, without storing the result."""
     assert op.row_sum is not None
     return Op(f"row_sum_{op.name}", shape=op.shape, kernel=op.row_sum, sums_rows=True)
 
 
 class _Stages:
-    """Divides the new instructions into the backward and the weight stage, and finds what is kept for them."""
+    """Divides the new instructions into the backward and the weight stage, and finds the values saved for them."""
 
     def __init__(self, derivative: Derivative) -> None:
         self.vars, self.n_forward = derivative.vars, len(derivative.program.vars)
@@ -252,7 +252,7 @@ class _Stages:
         self.saved: set[int] = set()
 
     def need_for_weights(self, index: int) -> None:
-        """Make value `index` known to the weight stage: computed there if it has one row or is a view, else kept."""
+        """Give the weight stage value `index`: computed there if it has one row or is a view, else saved."""
         source = self.vars[index].source
         if isinstance(source, Incoming):
             self.saved.add(index)
@@ -265,7 +265,7 @@ class _Stages:
                 self.saved.add(index)
 
     def need_for_backward(self, index: int) -> None:
-        """Make value `index` known to the backward stage: computed there if new, cheap, a view or again, else kept."""
+        """Give backward value `index`: computed there if new, cheap, a view or rematerialised, else saved."""
         source = self.vars[index].source
         if not isinstance(source, Instruction) or index in self.backward or index in self.kept:
             return

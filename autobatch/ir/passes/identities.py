@@ -1,12 +1,12 @@
-"""Which instructions are other, simpler values: identities that hold to the bit, for NaN, infinities and -0 too.
+"""Algebraic identities that simplify instructions and hold to the bit, for NaN, infinities and -0 too.
 
 In IEEE arithmetic x * 1, x / 1, x - 0, x + (-0) and x ** 1 are x; -(-x) is x; x + (-y) is x - y, x - (-y) is x + y and
-(-x) * (-y) is x * y; x / c is x * (1 / c) where c is a power of two. x + 0 is x unless x is -0, so it goes only where x
-is never that: exponentials, sigmoids, squares, sums with a number other than -0. x * 0 and x - x are no zeros: x may be
-NaN. Of moved elements: views of views are one view; a slice of a join is a part of it, if it lies in one; neighbouring
-slices of one value joined again are a slice of it.
+(-x) * (-y) is x * y; x / c is x * (1 / c) if c is a power of two. x + 0 is x unless x is -0, so it is simplified only
+if x is never -0: exponentials, sigmoids, squares, sums with a number other than -0. x * 0 and x - x are kept, since x
+may be NaN. For ops that move elements: a view of a view is one view; a slice of a join that lies in one part is a slice
+of that part; a join of neighbouring slices of one value is a slice of it.
 
-A rule gives the number of a value that the result is, an instruction that computes the same, or None.
+A rule returns the number of a value that equals the result, an instruction that computes the same, or None.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LARGEST_POWER = 100  # of two, whose inverse every float type has
 
 
 class Values(Protocol):
-    """What rules see of a program that grows."""
+    """The access of rules to a growing program."""
 
     @property
     def vars(self) -> Sequence[Var]:
         """The values so far."""
 
     def inner(self, index: int, op: Op) -> Instruction | None:
-        """The instruction that computes a value, if it is of this op and may be seen through."""
+        """The instruction that computes a value, if it applies this op and rules may look into it."""
 
     def constant(self, data: Any) -> int:
         """The number of a constant."""
@@ -48,7 +48,7 @@ class Values(Protocol):
 
     @property
     def differentiated(self) -> bool:
-        """Whether the gradients are derived already, so that nothing is left to be stopped."""
+        """Whether the gradients are derived already, so that `stop_gradient` has no effect any more."""
 
 
 Found: TypeAlias = int | Instruction | None
@@ -64,7 +64,7 @@ class Stretch(NamedTuple):
 
 
 def number_at(values: Values, index: int) -> float | None:
-    """The number that a constant has at every index, if it is one."""
+    """The number at every index of a constant, if all are equal; else None."""
     source = values.vars[index].source
     if not isinstance(source, Constant):
         return None
@@ -82,7 +82,7 @@ def is_negative_zero(number: float) -> bool:
 
 
 def never_negative_zero(values: Values, index: int) -> bool:
-    """Whether no element of a value can be -0, whatever the arguments are."""
+    """Whether no element of a value can be -0, for any arguments."""
     source = values.vars[index].source
     if not isinstance(source, Instruction):
         number = number_at(values, index)
@@ -217,7 +217,7 @@ def _slice(values: Values, var: Var, source: Instruction) -> Found:
 
 
 def _slice_of_concat(values: Values, joined: Instruction, here: list[Stretch]) -> Found:
-    """The part that holds all of a slice along the axis of the join, or a slice of it."""
+    """The part of a join that contains a slice along the join's axis, or a slice of that part."""
     axis = joined.static["axis"] % len(here)
     start, step, length = here[axis]
     first, last = sorted((start, start + step * (max(length, 1) - 1)))
@@ -250,7 +250,7 @@ def _concat(values: Values, var: Var, source: Instruction) -> Found:
 
 
 def _neighbours(values: Values, left: int, right: int, axis: int) -> int | None:
-    """The slice that two slices of one value are side by side, if they are neighbours along an axis."""
+    """The slice that covers two slices of one value, if they are neighbours along an axis."""
     sources = values.inner(left, slice_), values.inner(right, slice_)
     if sources[0] is None or sources[1] is None or sources[0].args != sources[1].args:
         return None
@@ -287,7 +287,7 @@ def _assemble(values: Values, var: Var, source: Instruction) -> Found:
 
 
 def stretches(shape: Shape, index: Any) -> list[Stretch] | None:
-    """A basic index as a stretch of each axis; None where it adds axes.
+    """A basic index as a stretch of each axis; None if it adds axes.
 
     >>> stretches((4, 6), (..., slice(2, 4)))
     [Stretch(start=0, step=1, length=4), Stretch(start=2, step=1, length=2)]

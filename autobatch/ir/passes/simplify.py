@@ -1,12 +1,12 @@
-"""Compute everything once, and nothing that is known: a cell without what its author wrote carelessly.
+"""Simplification of a cell's program.
 
-- Ops on constants alone are computed now, in float64: a float32 model rounds their result once.
-- What identities give is not computed (`autobatch.ir.passes.identities`).
-- The same op on the same arguments is computed once; a random op never is, for every place draws its own numbers.
-- What no output needs is left out.
+- Constant folding: ops on constants alone are computed now, in float64; a float32 model rounds their result once.
+- Algebraic identities (`autobatch.ir.passes.identities`).
+- Common-subexpression elimination, except of random ops: each place in a program draws its own numbers.
+- Dead-code elimination: instructions that no output needs are removed.
 
-The results are the same to the bit, constants in float32 apart. Gradients of a value that was computed twice are added
-before they are pulled back instead of after, so they may differ by rounding. Ports and attributes all stay.
+The results are the same to the bit, except constants in float32. Gradients of a value that was computed twice are added
+before they are pulled back instead of after, so they may differ by rounding. All ports and attributes stay.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ CHEAP = {
 
 
 class Simplified(NamedTuple):
-    """A program, and what happened to how many instructions.
+    """A simplified program, and the number of instructions changed for each reason.
 
     Attributes:
-        why: those computed already (`COMMON`), known now (`FOLDED`), equal to another value (`KNOWN`), or left
-            without a reader (`UNUSED`) are gone; those that are another op now, or read an argument of their argument,
-            are `SIMPLER`.
+        why: instructions are removed because they are computed already (`COMMON`), constant (`FOLDED`), equal to
+            another value (`KNOWN`), or without a reader (`UNUSED`). `SIMPLER` counts those with another op, or that
+            now read an argument of their argument.
     """
 
     program: CellProgram
@@ -72,7 +72,7 @@ def simplify_why(program: CellProgram) -> Simplified:
         program: as traced.
 
     Returns:
-        A program with the same name, ports, attributes, outputs and domains, or the program itself; and why.
+        A program with the same name, ports, attributes, outputs and domains, or the program itself; and the counts.
 
     Cost: linear in the values; constants are computed.
 
@@ -105,9 +105,9 @@ def simplify_why(program: CellProgram) -> Simplified:
 
 
 def simplify_derivative(derivative: Derivative) -> Derivative:
-    """Simplify the backward stages of a cell; the forward one, which is simplified before it is derived, stays.
+    """Simplify the backward stages of a cell; the forward stage, which is simplified before differentiation, stays.
 
-    A value that forward computes is not computed again, unless that is cheaper than keeping it.
+    A value that forward computes is saved, unless computing it again is cheaper.
 
     Args:
         derivative: of a program.
@@ -142,10 +142,10 @@ def _n_leaves(vars: Iterable[Var]) -> int:
 
 
 class _Rewriting:
-    """Grows a list of values, each simplified as it comes; what rules see.
+    """Grows a list of values, each simplified when it is added; implements `Values` for the rules.
 
     Args:
-        start: values that stay as they are; they are looked into only if they are views.
+        start: values that stay unchanged; rules look into them only if they are views.
         drops: whether an identity may leave an argument without readers.
         differentiated: whether gradients are stopped already.
     """
@@ -162,7 +162,7 @@ class _Rewriting:
                 self._known.setdefault(self._key(var), index)
 
     def extend(self, vars: Sequence[Var], first: int = 0) -> dict[int, int]:
-        """Append values, which are numbered from `first` on; give the place of each."""
+        """Append values, which are numbered from `first` on; return the new number of each."""
         number = {i: i for i in range(first)}
         for index, var in enumerate(vars, start=first):
             source = var.source
@@ -177,16 +177,16 @@ class _Rewriting:
         return {index: number[index] for index in range(first, first + len(vars))}
 
     def note_unused(self, keep: Sequence[int]) -> None:
-        """Note the instructions that are not kept."""
+        """Count the instructions that are not kept."""
         kept = set(keep)
         unused = sum(isinstance(v.source, Instruction) for i, v in enumerate(self.vars) if i not in kept)
         if unused:
             self.why[UNUSED] += unused
 
-    # What rules call.
+    # Called by rules.
 
     def inner(self, index: int, op: Op) -> Instruction | None:
-        """The instruction that computes a value, if it is of this op and may be seen through."""
+        """The instruction that computes a value, if it applies this op and rules may look into it."""
         source = self.vars[index].source
         if isinstance(source, Instruction) and source.op is op and (index >= self._n_fixed or op.view):
             return source
@@ -204,7 +204,7 @@ class _Rewriting:
     # How a value is added.
 
     def _instruction(self, var: Var) -> int:
-        """The number of what an instruction computes."""
+        """Add the simplified result of an instruction; return its number."""
         while True:
             assert isinstance(var.source, Instruction)
             source = self._without_expansions(var, var.source)
@@ -225,14 +225,14 @@ class _Rewriting:
                 return self._append(var)
 
     def _can_replace(self, var: Var, source: Instruction, index: int) -> bool:
-        """Whether a value has the shape and the rows of an instruction's result, and is a float if that is one."""
+        """Whether a value has the shape and the domain of an instruction's result, and is a float if that is one."""
         other = self.vars[index]
         if (var.shape, var.domain) != (other.shape, other.domain):
             return False
         return source.op.view or _is_float(self.vars, index)
 
     def _without_expansions(self, var: Var, source: Instruction) -> Instruction:
-        """An element-wise op broadcasts by itself, so that its arguments need not be."""
+        """An element-wise op without expansions of its arguments, since it broadcasts by itself."""
         if source.op.scalar is None or source.op.random:
             return source
         args = list(source.args)
@@ -246,7 +246,7 @@ class _Rewriting:
         return replace(source, args=tuple(args))
 
     def _folded(self, var: Var, source: Instruction) -> Any:
-        """The constant that an op on constants gives; None if it is no such op, or if the result is large."""
+        """The result of an op on constants; None if an argument is not constant, or if the result is large."""
         op = source.op
         sources = [self.vars[arg].source for arg in source.args]
         data = [s.data for s in sources if isinstance(s, Constant)]
@@ -263,7 +263,7 @@ class _Rewriting:
         return out[0] if var.shape else float(out[0])
 
     def _append(self, var: Var) -> int:
-        """The number of a value, which is not added if there is one like it."""
+        """Add a value unless there is an equal one; return its number."""
         key = self._key(var)
         if key is not None and key in self._known:
             if isinstance(var.source, Instruction):
@@ -275,7 +275,7 @@ class _Rewriting:
         return len(self.vars) - 1
 
     def _key(self, var: Var) -> Hashable | None:
-        """What equal values have in common; None for one that is equal to no other."""
+        """A key that is equal for equal values; None for a value that equals no other."""
         match var.source:
             case Instruction(op, args, static) if not op.random:
                 ordered = tuple(sorted(args)) if op in COMMUTATIVE else args
@@ -291,7 +291,7 @@ class _Rewriting:
 
 
 def _is_float(vars: Sequence[Var], index: int) -> bool:
-    """Whether a value is a float of the model's type, and not data or constants that may be ints."""
+    """Whether a value is a float of the model's type; data and constants may be ints."""
     source = origin(vars, index).source
     if isinstance(source, Constant):
         return isinstance(source.data, float) or np.asarray(source.data).dtype.kind == "f"
