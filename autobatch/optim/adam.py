@@ -1,4 +1,4 @@
-"""Adam and AdamW, equal to torch.optim number by number; they differ in what weight decay means."""
+"""Adam and AdamW, equal to torch.optim number by number; they differ in the meaning of weight decay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autobatch.params.module import Module
 
 
 class _MomentOptimizer(Optimizer):
-    """The two moments of the gradient, and a step along the first divided by the root of the second."""
+    """The common part of Adam and AdamW: a step along the first moment divided by the root of the second."""
 
     limits: ClassVar[Mapping[str, float]] = {**COMMON_LIMITS, "beta_1": 1.0, "beta_2": 1.0, "eps": math.inf}
 
@@ -42,8 +42,8 @@ class Adam(_MomentOptimizer):
     Args:
         model: the module to train.
         lr: learning rate, about the largest change of a number in one step.
-        betas: how much of the mean and of the mean square is kept at each step, below 1.
-        eps: added to the root, so that a parameter without gradients stays put.
+        betas: shares of the mean and of the mean square that are kept at each step, below 1.
+        eps: added to the root, so that a parameter without gradients does not change.
         weight_decay: times the parameter, added to its gradient; `AdamW` decays the parameter itself.
         groups: parameters with a learning rate or weight decay of their own.
         lazy: a gradient given as `Rows` changes these rows alone: their two means and their values, by the rule for
@@ -53,8 +53,8 @@ class Adam(_MomentOptimizer):
         DataError: an option is out of range, or a group selects no parameter.
 
     Source: Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1; torch.optim.Adam, equal step by step: both means start at
-    zero and are divided by 1 - beta**step, counted per parameter. With `lazy`, torch.optim.SparseAdam, but for eps:
-    torch adds it to the root before that is divided by sqrt(1 - beta_2**step), here as in the dense step after.
+    zero and are divided by 1 - beta**step, counted per parameter. With `lazy`, torch.optim.SparseAdam, except for eps:
+    torch adds it to the root before the division by sqrt(1 - beta_2**step), this class after it, as in the dense step.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -83,13 +83,13 @@ class Adam(_MomentOptimizer):
 
 
 class AdamW(_MomentOptimizer):
-    """Adam with decoupled weight decay: parameters shrink by a share of their own, whatever their gradients.
+    """Adam with decoupled weight decay: parameters shrink by a share of themselves, independent of their gradients.
 
     Args:
         model: the module to train.
         lr: learning rate, about the largest change of a number in one step.
-        betas: how much of the mean and of the mean square is kept at each step, below 1.
-        eps: added to the root, so that a parameter without gradients stays put, but for its decay.
+        betas: shares of the mean and of the mean square that are kept at each step, below 1.
+        eps: added to the root, so that a parameter without gradients changes only by its decay.
         weight_decay: each step first multiplies the parameter by 1 - lr * weight_decay.
         groups: parameters with a learning rate or weight decay of their own; biases often have decay 0.
         lazy: as `Adam`'s; only the rows of the gradient decay.

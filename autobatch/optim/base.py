@@ -1,4 +1,4 @@
-"""What all optimizers share: gradients in, parameters changed in place.
+"""The base of all optimizers: takes gradients by name, and changes parameters in place.
 
 An optimizer holds the parameters that its model had when it was made, under the names of `Module.parameters`, and
 state of the same shapes; it checks all gradients before it changes the first parameter. A step is one compiled pass
@@ -10,8 +10,8 @@ skipped if the rule would not change them, which holds without weight decay. Ski
 more rows had a gradient. Which rows had one follows from their state and is not stored.
 
 With `lazy=True`, `Rows` are a step of their rows alone: values, state and weight decay of these rows are those of a
-dense step, and all other rows keep their values and their state. Steps are counted per parameter, whichever rows had a
-gradient. A dense gradient is a step of all rows.
+dense step, and all other rows keep their values and their state. Steps are counted per parameter, for all rows
+together. A dense gradient is a step of all rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from autobatch.system.turns import running
 
 
 class OptimizerState(TypedDict):
-    """What an optimizer needs to go on as if it had never stopped."""
+    """The state with which an optimizer continues exactly as without an interruption."""
 
     kind: str
     """Name of the optimizer's class."""
@@ -45,13 +45,13 @@ class OptimizerState(TypedDict):
     overrides: Overrides
     """Parameter name to the hyperparameters that its group changes."""
     steps: dict[str, int]
-    """How often each parameter was changed, by its name."""
+    """Number of steps of each parameter, by name."""
     arrays: dict[str, FloatArray]
     """A copy of every state array, by slot and parameter name: `mean.layers.0.weight`."""
 
 
 class Lines(NamedTuple):
-    """An array as compiled code reads it: rows of consecutive numbers, whose beginnings lie `step` numbers apart."""
+    """An array as compiled code reads it: rows of consecutive numbers that begin `step` numbers apart."""
 
     array: FloatArray
     """The array itself."""
@@ -64,7 +64,7 @@ class Lines(NamedTuple):
 
 @dataclass
 class Job:
-    """The memory that the passes over a parameter read and write, found once."""
+    """The memory that the passes over a parameter read and write, looked up once."""
 
     data: Lines
     state: tuple[FloatArray | None, FloatArray | None]
@@ -76,7 +76,7 @@ class Optimizer(ABC):
     """Names, checks, groups, passes over parameters, and stored state.
 
     Args:
-        model: its parameters, found now; later additions are not noticed.
+        model: its present parameters are used; later additions are ignored.
         slots: names of the state arrays kept for each parameter, zeros at first.
         options: the hyperparameters by name, each within `limits`.
         groups: parameters with a learning rate or weight decay of their own.
@@ -86,7 +86,7 @@ class Optimizer(ABC):
     """
 
     limits: ClassVar[Mapping[str, float]]
-    """Option to the number that it must stay below; none may be negative."""
+    """For each option the number that it must stay below; no option may be negative."""
 
     def __init__(
         self, model: Module, slots: Sequence[str], options: Mapping[str, float], groups: Sequence[Group] = ()
@@ -126,12 +126,12 @@ class Optimizer(ABC):
 
         Args:
             grads: parameter name to gradient, an array or `Rows` of the parameter's shape, for every trainable
-                parameter; those of other parameters are ignored. It is only read.
+                parameter; gradients of other parameters are ignored. They are only read.
 
         Raises:
             GraphError: a name is unknown or missing.
             ShapeError: a gradient's shape is not its parameter's.
-            DataError: a gradient is no array of numbers. In all cases nothing has changed.
+            DataError: a gradient is not an array of numbers. In all cases nothing has changed.
         """
         with running():
             for name, grad in self._read_grads(grads).items():
@@ -139,7 +139,7 @@ class Optimizer(ABC):
                 self._change(name, self._parameters[name].data, grad)
 
     def state_dict(self) -> OptimizerState:
-        """Copy all that the next step depends on, apart from the parameters."""
+        """Copy everything that the next step depends on, except the parameters."""
         return {
             "kind": type(self).__name__,
             "options": dict(self._options),
@@ -149,7 +149,7 @@ class Optimizer(ABC):
         }
 
     def load_state_dict(self, state: OptimizerState) -> None:
-        """Go on from a stored state: hyperparameters, those of groups included, counts and arrays.
+        """Continue from a stored state: hyperparameters, those of groups included, counts and arrays.
 
         Raises:
             CheckpointError: it was stored by another optimizer or for another model.
@@ -224,7 +224,7 @@ class Optimizer(ABC):
         return constants
 
     def _touched_rows(self, name: str, n_rows: int) -> NDArray[np.bool_]:
-        """Tell for each row whether it ever had a gradient; a row whose state is zero counts as one that had none."""
+        """For each row, whether it ever had a gradient; a row whose state is zero counts as one without."""
         if name not in self._touched:
             touched = np.zeros(n_rows, bool)
             for array in self._state[name].values():
@@ -233,7 +233,7 @@ class Optimizer(ABC):
         return self._touched[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out views of parameters, which in copies and pickles would be arrays of their own."""
+        """Leave out views of parameters, which would become separate arrays in copies and pickles."""
         return {**vars(self), "_jobs": {}}
 
     def _state_arrays(self) -> dict[str, FloatArray]:
@@ -248,7 +248,7 @@ class Optimizer(ABC):
                 )
 
     def _read_grads(self, grads: Mapping[str, Gradient]) -> dict[str, Gradient]:
-        """The gradients of all trainable parameters, each as plain array or `Rows`, once all have been checked."""
+        """Check all gradients, and return those of trainable parameters, each as plain array or `Rows`."""
         doing = f"cannot take a step of {type(self).__name__}"
         for name in grads:
             if name not in self._parameters:
@@ -288,7 +288,7 @@ def check_kind(what: str, owner: object, state: Mapping[str, Any], keys: frozens
         "cannot load the state of the optimizer Adam": the beginning of an error.
 
     Raises:
-        CheckpointError: the state is another one.
+        CheckpointError: a key is missing, or another class stored the state.
     """
     kind = type(owner).__name__
     doing = f"cannot load the state of the {what} {kind}"
@@ -306,7 +306,7 @@ COMMON_LIMITS: Mapping[str, float] = {"lr": math.inf, "weight_decay": math.inf, 
 
 
 def to_lines(array: FloatArray) -> Lines:
-    """An array as lines, one for each index of its first axis; a copy of one that has none."""
+    """An array as lines, one for each index of its first axis; a copy if its memory has no lines."""
     n_rows, size = len(array) if array.ndim else 1, array.itemsize
     width = array.size // max(n_rows, 1)
     if not _has_lines(array):
@@ -320,9 +320,9 @@ def to_lines(array: FloatArray) -> Lines:
 
 
 def _has_lines(array: FloatArray) -> bool:
-    """Whether each line is consecutive numbers, and begins whole numbers after the one before it.
+    """Whether each line is consecutive numbers, and lines begin a whole number of items apart.
 
-    A field of a structured array may begin anywhere: 12 bytes after the last one, where a number has 8.
+    A field of a structured array may break this rule, for example with lines 12 bytes apart and items of 8 bytes.
     """
     if not array.flags.writeable or not array.flags.aligned:
         return False
@@ -332,7 +332,7 @@ def _has_lines(array: FloatArray) -> bool:
 
 
 def _lend(kept: dict[np.dtype[Any], FloatArray], dtype: np.dtype[Any], size: int) -> FloatArray:
-    """An array of zeros, or of what was written to it the last time, of at least this size."""
+    """A reused array of at least this size; it holds zeros at first, later whatever was written to it."""
     if dtype not in kept or kept[dtype].size < size:
         kept[dtype] = np.zeros(size, dtype)
     return kept[dtype]

@@ -1,4 +1,4 @@
-"""Clipping: gradients that are too long are shortened, all by one factor."""
+"""Gradient clipping: scales all gradients by one factor if their norm is too large."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from autobatch.params.rows import Gradient, Rows
 
 
 def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float:
-    """Scale all gradients in place by one factor, so that together they are no longer than `max_norm`.
+    """Scale all gradients in place by one factor, so that their common norm is at most `max_norm`.
 
     Args:
         grads: parameter name to gradient, an array of any shape or `Rows`.
         max_norm: above 0, in the units of the gradients; infinity only measures.
 
     Returns:
-        The Euclidean norm over all numbers of all gradients, as it was before.
+        The Euclidean norm over all numbers of all gradients, before scaling.
 
     Raises:
         NumericError: a gradient holds NaN or infinity; the message names it and nothing has changed.
-        DataError: `max_norm` is not above 0, or a gradient is no array of floats that can be changed.
+        DataError: `max_norm` is not above 0, or a gradient is not a writeable array of floats.
 
     >>> import numpy as np
     >>> import autobatch as ab

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from autobatch.errors import DataError
 
 Overrides = dict[str, dict[str, float]]
-"""Parameter name to what differs for it: `lr_factor`, `weight_decay`."""
+"""Parameter name to the hyperparameters that differ for it: `lr_factor`, `weight_decay`."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Group:
     Args:
         names: of parameters as `Module.parameters` gives them, or patterns, in which `*` stands for any characters,
             dots too, and `?` for one: `"*bias"`, `{"embedding.weight", "output.*"}`.
-        lr_factor: the group's learning rate, as a share of `optimizer.lr`; so setting `optimizer.lr`, by hand or by a
-            schedule, moves all groups together.
+        lr_factor: the group's learning rate, as a share of `optimizer.lr`; setting `optimizer.lr`, by hand or by a
+            schedule, therefore changes all groups together.
         weight_decay: the group's own; None leaves the optimizer's.
 
     Raises:
@@ -50,7 +50,7 @@ class Group:
 
     @property
     def overrides(self) -> dict[str, float]:
-        """What differs for a parameter of the group."""
+        """The hyperparameters that differ for a parameter of the group."""
         decay = {} if self.weight_decay is None else {"weight_decay": float(self.weight_decay)}
         return {"lr_factor": float(self.lr_factor), **decay}
 
@@ -60,10 +60,10 @@ class Group:
 
 
 def assign_groups(doing: str, groups: Sequence[Group], names: Collection[str]) -> Overrides:
-    """Give each parameter what the first group that selects it says.
+    """Give each parameter the hyperparameters of the first group that selects it.
 
     Raises:
-        DataError: a name or pattern selects none of `names`, or a group only what earlier groups have.
+        DataError: a name or pattern selects none of `names`, or a group selects only parameters of earlier groups.
     """
     assigned: Overrides = {}
     for group in groups:
@@ -81,7 +81,7 @@ def assign_groups(doing: str, groups: Sequence[Group], names: Collection[str]) -
 
 
 def check_overrides(doing: str, overrides: dict[str, float]) -> None:
-    """Refuse numbers that are negative or not finite with a DataError."""
+    """Raise a DataError if a number is negative or not finite."""
     for option, value in overrides.items():
         if not 0.0 <= value < math.inf:
             raise DataError(f"cannot {doing} with {option}={value}; give at least 0, and no infinity.")

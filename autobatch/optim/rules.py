@@ -1,12 +1,12 @@
 """The rules of the optimizers, compiled: each number of a parameter, and of its state, is read and written once.
 
 A rule changes some numbers, `data`, and their state, `first` and `second`, by the gradient of each; `constants` are
-its numbers, in the dtype of the parameter. The number of state arrays selects the rule when it is compiled: none is
-plain descent, one is momentum, two are the moments of Adam. Every operation is rounded as NumPy rounds it, so the order
-of rows, and how many are processed together, changes no bit.
+its hyperparameters, in the dtype of the parameter. The number of state arrays selects the rule when it is compiled:
+none is plain descent, one is momentum, two are the moments of Adam. Every operation is rounded as NumPy rounds it, so
+the order of rows, and the number of rows processed together, changes no bit.
 
-A row of 64 numbers takes 15 ns. As slices it would take 100, because Numba counts references to arrays; with signed
-indices, which may count from the end, the loop would not be vectorised.
+A row of 64 numbers takes 15 ns. With slices it would take 100 ns, because Numba counts references to arrays. Signed
+indices, which may count from the end, would prevent vectorisation of the loop.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Array = NDArray[Any]
 LongArray = NDArray[np.int64]
 
 ONLY, TOUCHED, ALL = range(3)
-"""Which rows change: those with a gradient; also those that ever had one; all."""
+"""Which rows change: those with a gradient; those that ever had one too; all."""
 N_CONSTANTS = 9
 PROBE, N_NUMBERS = N_CONSTANTS, N_CONSTANTS + 4
-"""After the constants: a number, its state and its gradient, to try the rule on."""
+"""After the constants come a number, its state and its gradient, on which the rule is tried."""
 N_ZEROS = 4096
-"""Numbers without a gradient that are taken together."""
+"""Numbers without a gradient that are processed together."""
 PROBE_SPAN = (PROBE, 0, PROBE + 3, 1)
 unsigned = np.uint64
 Span: TypeAlias = tuple[int, int, int, int]
-"""Consecutive numbers: the index of the first in the data, in the state and in the gradient, and how many there are."""
+"""Consecutive numbers: the index of the first in the data, in the state and in the gradient, and their count."""
 Lying: TypeAlias = tuple[int, int, int]
-"""Rows in memory: how many, numbers in each, and numbers from the beginning of one to the next."""
+"""Rows in memory: their count, the numbers in each, and the numbers from one row's beginning to the next."""
 
 
 @compiled
 def update(data: Array, first: Array | None, second: Array | None, grad: Array, constants: Array, span: Span) -> None:
-    """Change consecutive numbers by the rule of the optimizer, which its number of state arrays tells."""
+    """Change consecutive numbers by the rule that the number of state arrays selects."""
     if first is None:
         update_plainly(data, grad, constants, span)
     elif second is None:
@@ -50,7 +50,7 @@ def update(data: Array, first: Array | None, second: Array | None, grad: Array, 
 
 @compiled
 def rows_that_change(which: int, first: Array | None, second: Array | None, constants: Array) -> int:
-    """Find out whether rows without a gradient can be skipped because the rule does not change them.
+    """Determine which rows the rule changes: rows without a gradient are skipped if they would stay the same.
 
     The rule is tried on one number whose gradient and state are zero; it treats all such numbers alike.
     """
@@ -70,7 +70,7 @@ def rows_that_change(which: int, first: Array | None, second: Array | None, cons
 
 @compiled
 def update_plainly(data: Array, grad: Array, constants: Array, span: Span) -> None:
-    """Change numbers that have no state; constants: lr and decay."""
+    """Change numbers without state; constants: lr and decay."""
     at, _, of, size = span
     lr, decay = constants[0], constants[1]
     for i in range(size):
@@ -101,7 +101,7 @@ def update_by_moments(data: Array, mean: Array, mean_square: Array, grad: Array,
     """Change numbers by their moments.
 
     Constants: the rate, the decay that is added to the gradient, both betas, 1 - each, the root of 1 - beta_2**step,
-    eps, and by what the numbers shrink first.
+    eps, and the factor by which the numbers shrink first.
     """
     at, own, of, size = span
     rate, decay, beta_1, beta_2 = constants[0], constants[1], constants[2], constants[3]
@@ -126,7 +126,7 @@ def update_dense(
     Args:
         rows: of `data`.
         data, grad: flat, from the first number on; the rows of `grad` begin `grad_step` numbers apart.
-        first, second: flat; rows follow one another.
+        first, second: flat, with contiguous rows.
     """
     n_rows, width, step = rows
     if step == width and grad_step == width:
@@ -140,14 +140,14 @@ def update_rows(
     which: int, rows: Lying, data: Array, first: Array | None, second: Array | None,
     gradient: tuple[LongArray, Array, Array], zeros: Array, constants: Array,
 ) -> None:  # fmt: skip
-    """Change rows of a parameter whose gradient is some rows.
+    """Change rows of a parameter whose gradient is `Rows`.
 
     Args:
-        which: ONLY or ALL; of these, the rule may leave out some (`rows_that_change`).
+        which: ONLY or ALL; rows that the rule does not change are skipped (`rows_that_change`).
         rows, data, first, second: as for `update_dense`.
         gradient: the ids of its rows, increasing; their values, flat; and for each row of the parameter whether it ever
-            had a gradient, where those of the ids are added.
-        zeros: N_ZEROS of them, or the width of a row if that is more.
+            had a gradient, in which the ids are marked.
+        zeros: N_ZEROS zeros, or the width of a row if that is more.
     """
     n_rows, width, step = rows
     ids, values, touched = gradient

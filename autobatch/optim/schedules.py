@@ -1,8 +1,8 @@
 """Schedules of the learning rate: functions from the number of steps taken to the rate of the next step.
 
 A new schedule sets the rate of the first step, and each `step()` that of the next. A step may be a mini-batch or an
-epoch. Groups of the optimizer follow, each by its `lr_factor`. A schedule overwrites what else sets `optimizer.lr`;
-`PlateauRate`, which follows a measure instead of a count, multiplies it.
+epoch. Groups of the optimizer follow, each by its `lr_factor`. A schedule overwrites any other setting of
+`optimizer.lr`; `PlateauRate`, which follows a measure instead of a count, multiplies the present rate.
 
 Stored state (`state_dict`) sets the same rates bit for bit. The state of the optimizer is stored apart; the two are
 loaded in either order.
@@ -33,7 +33,7 @@ class RateState(TypedDict):
 
 
 def _allow(convert: Callable[[Any], Any], needed: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
-    """Metadata of a field: how its value is stored, and the values that it may have, in words and as a test."""
+    """Metadata of a field: the conversion of stored values, and the allowed values, in words and as a test."""
     return {"convert": convert, "needed": needed, "holds": holds}
 
 
@@ -84,7 +84,7 @@ class LearningRate:
         return {one.name: getattr(self, one.name) for one in self._stored()}
 
     def _check(self, values: Mapping[str, Any]) -> None:
-        """Raise DataError where a value is out of range."""
+        """Raise a DataError if a value is out of range."""
         for one in self._stored():
             if not one.metadata["holds"](values[one.name]):
                 raise DataError(
@@ -134,7 +134,7 @@ class ConstantRate(_FactorRate):
 
 @dataclass(eq=False)
 class StepRate(_FactorRate):
-    """The rate of the optimizer, times `factor` once more after every `n_steps`; torch's StepLR.
+    """The rate of the optimizer, multiplied by `factor` after every `n_steps`; torch's StepLR.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -159,14 +159,14 @@ class CosineRate(_FactorRate):
 
     Args:
         optimizer: its `lr` is the peak.
-        n_steps: steps until the end, with the warm-up; the rate stays there.
+        n_steps: steps until the end, warm-up included; the rate is constant after it.
         warmup: steps until the peak, below `n_steps`.
-        first_factor: the first rate of the warm-up as a share of the peak; None is 1 / (warmup + 1), which rises evenly
-            from 0 without a step at rate 0.
+        first_factor: the first rate of the warm-up as a share of the peak; None is 1 / (warmup + 1), a linear rise from
+            0 without a step at rate 0.
         last_factor: the rate at the end as a share of the peak.
 
-    Source: Loshchilov and Hutter 2017 (arXiv:1608.03983), equation 5, without restarts; torch's CosineAnnealingLR, and
-    behind LinearLR in a SequentialLR.
+    Source: Loshchilov and Hutter 2017 (arXiv:1608.03983), equation 5, without restarts; torch's CosineAnnealingLR, with
+    a warm-up after LinearLR in a SequentialLR.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -203,9 +203,9 @@ class PlateauRate(LearningRate):
     """The rate of the optimizer, times `factor` whenever a measure has stopped improving; torch's ReduceLROnPlateau.
 
     Args:
-        optimizer: its `lr` is multiplied, whatever set it.
+        optimizer: its present `lr` is multiplied.
         factor: below 1.
-        patience: how many steps in a row may bring no improvement; the next one without lowers the rate.
+        patience: steps in a row that may bring no improvement; the next one without improvement lowers the rate.
         mode: "min" for a loss, "max" for an accuracy.
         threshold: an improvement is a measure below (mode "max": above) the best by more than this share of it.
         cooldown: steps after a change that do not count.
@@ -232,7 +232,7 @@ class PlateauRate(LearningRate):
     n_cooling: int = field(init=False, default=0, metadata=COUNT)
 
     def step(self, measure: float) -> None:
-        """Take the measure of a step, and lower the rate if it is time."""
+        """Take the measure of a step, and lower the rate if the measure has stopped improving."""
         self.n_worse += 1
         if self._is_better(float(measure)):
             self.best, self.n_worse = float(measure), 0

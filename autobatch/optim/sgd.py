@@ -13,7 +13,7 @@ from autobatch.params.module import Module
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent, with momentum if wanted.
+    """Stochastic gradient descent, optionally with momentum.
 
     Args:
         model: the module to train.
