@@ -1,7 +1,7 @@
-"""Layers: modules that name, shape and draw their parameters as torch does, so that state dicts carry over.
+"""Layers: modules with the names, shapes and initial distributions of torch's parameters, for common state dicts.
 
-A layer works on the value of one node, without a batch axis, inside a cell or outside. Outside, a step of an `LSTMCell`
-or `GRUCell` is one node, and so is any other layer.
+A layer works on the value of one node, without a batch axis, inside a cell or outside. Outside a cell, each call of a
+layer is one node.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Dropout(Module):
 class _RecurrentCell(Module):
     """The parameters that recurrent cells share: weights and biases of all gates, for the input and for the state.
 
-    Subclasses say in `n_gates` how many gates lie one below the other in each parameter.
+    `n_gates` of a subclass is the number of gates, whose rows lie one below the other in each parameter.
     """
 
     n_gates: int

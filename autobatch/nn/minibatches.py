@@ -1,4 +1,4 @@
-"""Cutting a data set into mini-batches: in order, shuffled, or bucketed by size.
+"""Division of a data set into mini-batches: in order, shuffled, or bucketed by size.
 
 Bucketing makes the instances of a mini-batch similar in size and keeps some randomness: the shuffled data set is cut
 into windows of several mini-batches, each window is sorted by size and cut, and all mini-batches are shuffled.
@@ -30,12 +30,13 @@ def minibatches(
     bucket_by: BucketBy[T] | None = None,
     window: int | None = WINDOW,
 ) -> Iterator[list[T]]:
-    """Yield lists of `size` instances, one of them shorter; each instance once. The same `rng`, the same lists.
+    """Yield lists of `size` instances, of which one may be shorter; each instance once. Equal `rng`s give equal lists.
 
-    With `bucket_by`, the instances of a mini-batch are of similar size. That pays where launches cost more than
-    arithmetic, small models of instances that differ much: on the Stanford Sentiment Treebank, mini-batches of 64, it
-    takes 28% of the batches away, and training at width 64 was about a tenth faster (`experiments/bucketing.py`).
-    The arithmetic stays. Gradients of a mini-batch of similar instances are noisier.
+    With `bucket_by`, the instances of a mini-batch are of similar size. This is faster if launches cost more than
+    arithmetic, as in small models of instances of very different sizes: on the Stanford Sentiment Treebank with
+    mini-batches of 64 it saves 28% of the batches, and training at width 64 was about a tenth faster
+    (`experiments/bucketing.py`). The arithmetic is the same. Gradients of mini-batches of similar instances are
+    noisier.
 
     Args:
         instances: graphs from `record_all`, or whatever the function takes.
@@ -43,7 +44,7 @@ def minibatches(
         rng: shuffles instances and mini-batches; without it they stay in order, sorted only within windows.
         bucket_by: "nodes" for the node counts of recorded graphs; a function of an instance that gives its size; or
             the sizes of all instances, in their order. By default sizes do not matter.
-        window: mini-batches in a window; few leave more to chance, None sorts the whole data set.
+        window: mini-batches in a window; fewer give more randomness, None sorts the whole data set.
 
     Raises:
         DataError: `size` or `window` is below 1, there is not one size for each instance, or there are no nodes to
@@ -59,7 +60,7 @@ def minibatches(
     """
     if size < 1:
         raise DataError(f"mini-batches of {size} instances; a mini-batch has at least one.")
-    size = int(size)  # of a short int of NumPy's, windows would wrap around
+    size = int(size)  # products of NumPy's short ints would wrap around
     order = np.arange(len(instances)) if rng is None else rng.permutation(len(instances))
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     if bucket_by is not None:
