@@ -1,1 +1,1 @@
-"""What happened and why: reports, profiles and plots."""
+"""Reports, profiles and plots of calls: what ran together, how long it took, and why."""

@@ -1,4 +1,4 @@
-"""Draw schedules: a lane for each type, with a bar for each batch, whose height is its number of rows."""
+"""Plots of schedules: a lane for each type, with a bar for each batch, whose height is its number of rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Picture:
     """A schedule to be drawn.
 
     Attributes:
-        title: what stands above it.
+        title: the text above it.
         schedule: its batches.
         names: of the types, by id.
     """

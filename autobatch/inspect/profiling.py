@@ -1,9 +1,9 @@
 """Profiles of calls: milliseconds and bytes per stage and per batch, as a table and as a trace.
 
 While a profile is taken, the clock of each call records the spans of its stages, and the backend reports the end of
-each batch (`autobatch.runtime.backend.Timer`): one reading of the clock and one list entry. Otherwise neither costs
-more than a test. The trace is in Chrome's format, which Perfetto (ui.perfetto.dev) opens; calls hold stages, and these
-hold batches.
+each batch (`autobatch.runtime.backend.Timer`), which costs one reading of the clock and one list entry. Without a
+profile each costs one test. The trace is in Chrome's format, which Perfetto (ui.perfetto.dev) opens; calls contain
+stages, and stages contain batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autobatch.plan.plan import Batch, PlannedTypes
 from autobatch.runtime.step import Span, Step
 from autobatch.system.files import write_whole
 
-Lap: TypeAlias = tuple[str, Batch | None, float]  # of `Timer.lap`, and when
+Lap: TypeAlias = tuple[str, Batch | None, float]  # the arguments of `Timer.lap`, and the time
 N_CALLS = 100
 RUNNING = ("forward", "backward", "weights")
 STAGES = ("record", "lookup", "merge", "layout", "rewrite", "schedule", "place", *RUNNING)
@@ -40,8 +40,8 @@ class Call:
     Attributes:
         start, end: seconds of `time.perf_counter`, as in all spans.
         plan_hit: as in `LastCall`.
-        stages: one after the other; those of parts, where there are several, in turn.
-        batches: in the order in which they ran. In stage "weights" all rows of a type are one.
+        stages: in order; if the mini-batch ran in parts, part after part.
+        batches: in the order in which they ran. In stage "weights" all rows of a type are one batch.
         precision: of matrix products.
     """
 
@@ -56,13 +56,13 @@ class Call:
 
 
 class Taken(NamedTuple):
-    """A call as it was taken, to be worked out when somebody looks at it.
+    """The raw record of a call, converted to a `Call` when the profile is read.
 
     Attributes:
-        call: its stages as the clock knows them, and no batches.
-        laps: what the backend told.
-        cells, segments, itemsize: what bytes are counted by: `segment_ptr` of each part's plan.
-        made: bytes of what the stages before running make.
+        call: its stages as the clock recorded them, without batches.
+        laps: the reports of the backend.
+        cells, segments, itemsize: for counting bytes; segments are `segment_ptr` of each part's plan.
+        made: bytes of the results of the stages before running, by stage.
     """
 
     call: Call
@@ -73,7 +73,7 @@ class Taken(NamedTuple):
     itemsize: int
 
     def to_call(self) -> Call:
-        """Work out rows and bytes of batches, and bytes of stages."""
+        """Compute rows and bytes of batches, and bytes of stages."""
         batches = tuple(self._batches())
         return replace(self.call, stages=tuple(self._stages(batches)), batches=batches)
 
@@ -89,7 +89,7 @@ class Taken(NamedTuple):
             since = end
 
     def _count_elements(self, segments: dict[int, NDArray[np.int64]], batch: Batch, backward: bool) -> int:
-        """Count the numbers that the rows of a batch have: inputs and saved values, and with `backward` gradients."""
+        """Count the numbers in the rows of a batch: inputs and saved values, and with `backward` gradients."""
         layout, block = self.cells.cells[batch.kind].layout, int(self.cells.tables.block_ptr[batch.kind])
         total, rows = 0, batch.end - batch.start
         for number, (inputs, saved) in enumerate(zip(layout.input_width, layout.saved_width, strict=True)):
@@ -100,7 +100,7 @@ class Taken(NamedTuple):
         return total
 
     def _stages(self, batches: tuple[Span, ...]) -> Iterator[Span]:
-        """The stages with their bytes; what computes the gradients of parameters is one of its own."""
+        """The stages with their bytes; the gradients of parameters are a stage of their own."""
         made, ran = dict(self.made), deque(batches)
         for span in self.call.stages:
             inner = []
@@ -115,18 +115,18 @@ class Taken(NamedTuple):
 
 
 class Profile:
-    """The times of the last calls; prints as a table. While it is entered, calls are added.
+    """The times of the last calls; prints as a table. It records calls while its context is entered.
 
-    Bytes are what a stage makes (graphs, indices) or works on: the inputs and saved values of the rows of a batch, and
-    in backward the gradients beside the inputs. Parameters are not in them.
+    Bytes are those that a stage makes (graphs, indices) or works on: the inputs and saved values of the rows of a
+    batch, and in backward also the gradients of the inputs. Parameters are not counted.
 
     Args:
         types: names the types.
         n_calls: how many to keep.
-        watch: makes a profile the one that is taken, None for none; gives the one before.
+        watch: sets the active profile, None for none; returns the previous one.
 
     Raises:
-        DataError: `n_calls` is no number of calls.
+        DataError: `n_calls` is not an int above 0.
     """
 
     def __init__(self, types: Types, n_calls: int, watch: Callable[[Profile | None], Profile | None]) -> None:
@@ -155,15 +155,15 @@ class Profile:
         return found
 
     def begin(self) -> None:
-        """Forget the batches of a call that did not come to its end."""
+        """Drop the batches of a call that did not finish."""
         self._laps = []
 
     def lap(self, stage: str, batch: Batch | None) -> None:
-        """Note that a batch is done; see `autobatch.runtime.backend.Timer`."""
+        """Record the end of a batch; see `autobatch.runtime.backend.Timer`."""
         self._laps.append((stage, batch, perf_counter()))
 
     def add(self, step: Step, itemsize: int, precision: str = "float32") -> None:
-        """Take in a call that has just ended, whose numbers have `itemsize` bytes."""
+        """Add a call that has just ended, whose numbers have `itemsize` bytes."""
         plans = [part.plan for part in step.parts]
         call = Call(
             step.clock.start, perf_counter(), step.graph.n_instances, sum(plan.graph.n_nodes for plan in plans),
@@ -214,7 +214,7 @@ class Profile:
         return "\n".join(lines)
 
     def _type_rows(self) -> list[tuple[str, list[float], list[float]]]:
-        """Per type its name; batches and rows; milliseconds per direction and megabytes: the slowest type first."""
+        """Per type its name; batches and rows; milliseconds per direction and megabytes. The slowest type is first."""
         spans, n, rows = [span for call in self.calls for span in call.batches], max(len(self.calls), 1), []
         for kind in {span.kind for span in spans}:
             own = [span for span in spans if span.kind == kind]
@@ -225,7 +225,7 @@ class Profile:
         return sorted(rows, key=lambda row: -sum(row[2][:3]))
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the calls for Perfetto (ui.perfetto.dev), as JSON, over what was in the file.
+        """Write the calls for Perfetto (ui.perfetto.dev), as JSON; an existing file is overwritten.
 
         Raises:
             DataError: the file cannot be written; it is as it was.
@@ -258,7 +258,7 @@ class Profile:
 
 
 def _made(step: Step) -> dict[str, int]:
-    """Bytes of what the stages before running make."""
+    """Bytes of the results of the stages before running, by stage."""
     plans, merged = [part.plan for part in step.parts], _graph_bytes(step.graph)
     schedules = [(plan.schedule.batch_type, plan.schedule.batch_ptr, plan.schedule.order) for plan in plans]
     places = [(plan.row, plan.node_at, plan.dest_ptr, plan.dest, plan.adds) for plan in plans]

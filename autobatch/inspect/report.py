@@ -21,8 +21,8 @@ class TypeReport:
     """One node type in a mini-batch.
 
     Attributes:
-        bound: batches that the type needs at least: its nodes on the path that has most of them.
-        alone: nodes that ran in a batch of their own; `why`, if all of them did.
+        bound: batches that the type needs at least: the largest number of its nodes on one path.
+        alone: nodes that ran in a batch of their own; `why` gives the reason if all nodes did.
     """
 
     name: str
@@ -35,7 +35,7 @@ class TypeReport:
 
 
 class Judgement(Protocol):
-    """How good a schedule is, see `autobatch.policies.search.judging`."""
+    """The quality of a schedule, see `autobatch.policies.search.judging`."""
 
     @property
     def compacted(self) -> int:
@@ -51,7 +51,7 @@ class Judgement(Protocol):
 
 
 class Memory(Protocol):
-    """Where values lie and what moves, see `autobatch.memplan.report.memory`; prints as text."""
+    """The places of values and the copies, see `autobatch.memplan.report.memory`; prints as text."""
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw it into a file."""
@@ -59,22 +59,22 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """What `explain` found; prints as a table.
+    """The result of `explain`; prints as a table.
 
     Attributes:
         compacted: batches that would be left if superfluous ones were deleted; `batches` counts those that ran.
         lower_bound: batches that no schedule can go below, by `bound_kind`: "chain", or "pairs" for the better one.
-        gap, optimal: how far `batches` is above it, and whether it is not.
-        launches, copied_bytes: what the backend did.
-        planned_bytes, buffer_bytes: what the values of the largest part take, as planned, and what the backend held.
-        parts, whole_bytes: how many parts the mini-batch ran in, and what its values would take as a whole.
-        max_bytes: what they may take; None for no limit.
-        unseen_share: of the batches, those in which a learned policy did not know the state.
-        why: the policy was chosen, if it was not the user who chose it.
+        gap, optimal: by how much `batches` exceeds the bound, and whether they are equal.
+        launches, copied_bytes: as counted by the backend.
+        planned_bytes, buffer_bytes: bytes of the values of the largest part, as planned, and as held by the backend.
+        parts, whole_bytes: the number of parts that the mini-batch ran in, and the bytes of its values as a whole.
+        max_bytes: the limit of these bytes; None for no limit.
+        unseen_share: the share of batches in which a learned policy did not know the state.
+        why: the reason for the policy, unless the user chose it.
         plan_hit, plan_hit_rate: as in `LastCall`.
-        memory: where values lie and what moves; None unless asked for.
+        memory: the places of values and the copies; None unless asked for.
         precision: of matrix products.
-        decided: how mini-batches of this class run, and why, where that is measured or pinned.
+        decided: how mini-batches of this class run, and why, if that is measured or pinned.
     """
 
     policy: str
@@ -142,7 +142,7 @@ class Report:
         return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw what ran when into a PNG, PDF or SVG file.
+        """Draw the schedule into a PNG, PDF or SVG file.
 
         Raises:
             AutobatchError: Matplotlib is missing, or the file cannot be written.
@@ -159,7 +159,7 @@ def make_report(
     precision: str = "float32",
     decided: str = "",
 ) -> Report:
-    """Describe a mini-batch that has run, and how good the schedules of its parts are, by a judgement of each."""
+    """Describe a mini-batch that has run, and the quality of its parts' schedules by a judgement of each."""
     schedule, counts = join_schedules([part.plan.schedule for part in step.parts]), step.totals()
     compacted, lower = sum(j.compacted for j in judgements), sum(j.bound for j in judgements)
     kind = judgements[0].bound_kind
@@ -174,7 +174,7 @@ def make_report(
 
 
 def join_schedules(schedules: Sequence[Schedule]) -> Schedule:
-    """The schedules of graphs, one after the other, as one of the graphs merged."""
+    """Join the schedules of graphs, one after the other, into a schedule of the merged graph."""
     order, ptr, n_nodes = [], [np.zeros(1, np.int32)], 0
     for schedule in schedules:
         order.append(schedule.order + n_nodes)
@@ -185,7 +185,7 @@ def join_schedules(schedules: Sequence[Schedule]) -> Schedule:
 
 
 def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[TypeReport]:
-    """Describe each type that ran; a bound is the sum of those of the parts."""
+    """Describe each type that ran; its bound is the sum over the parts."""
     bounds = np.sum([chain_lengths(part.plan.graph) for part in step.parts], axis=0)
     sizes, present = np.diff(schedule.batch_ptr), set(schedule.batch_type.tolist())
     for node_type in types.types:
@@ -200,7 +200,7 @@ def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[
 def why_alone(
     node_type: NodeType, types: TypeTable, present: Collection[int], n_nodes: int, bound: int, n_parts: int
 ) -> str:
-    """Why no two nodes of a type ran together; `present` are the types of the mini-batch by number."""
+    """The reason why no two nodes of a type ran together; `present` are the types of the mini-batch by number."""
     if n_nodes == 1:
         siblings = [t for t in types.types if t.name == node_type.name and t is not node_type and t.number in present]
         if siblings:
