@@ -1,4 +1,4 @@
-"""Models that come with autobatch, their data, and the way to a user's own."""
+"""The models that come with autobatch, their data, and the lookup of models by name."""
 
 from autobatch.models.registry import MODELS, find_model
 from autobatch.models.spec import ModelSpec

@@ -45,7 +45,7 @@ class BiLSTMTagger(ab.Module):
 
     @ab.cell
     def read_states(self, lstm: ab.LSTMCell, right: Any, left: Any, state: Any) -> Any:
-        """Read what the layer below computed for a word, rightward and leftward: the next state."""
+        """Read the rightward and leftward states of the layer below at a word: the next state."""
         return lstm(ab.concat((right[0], left[0])), state)
 
     @ab.cell
@@ -89,11 +89,11 @@ class BiLSTMTagger(ab.Module):
 
 
 def count_correct(outputs: Any, sentences: Sequence[Sentence[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right and all tags, and twice the right entities and all entities, meant and found, whose share is F1.
+    """Count right and all tags; and for F1, which is their ratio, twice the right entities and all meant and found.
 
     Args:
-        outputs: what batched `BiLSTMTagger.scores` gave: per sentence the logits of its words.
-        sentences: as many sentences.
+        outputs: of batched `BiLSTMTagger.scores`: per sentence the logits of its words.
+        sentences: one per output.
         vocabularies: the names of the tags, such as I-LOC.
     """
     found, meant = pick_best(outputs), [sentence.tags for sentence in sentences]

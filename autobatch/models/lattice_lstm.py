@@ -1,8 +1,8 @@
 """Lattice-LSTM that tags every position of a lattice of characters and words, one instance at a time.
 
-Each arc is a step of an LSTM from the state where it starts, one for characters and one for words; the state of a
+Each arc is a step of an LSTM from the state at its start; characters and words have separate LSTMs. The state of a
 position is the sum over the arcs that end there. Source: after Zhang and Yang 2018, Chinese NER using lattice LSTM
-(arXiv:1805.02023), with plain sums in place of their gates between arcs.
+(arXiv:1805.02023), with plain sums instead of their gates between arcs.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class LatticeLSTM(ab.Module):
 def count_correct(outputs: Any, lattices: Sequence[Lattice[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
     """Count right and all tags, the first position of each lattice left out.
 
-    Tags are numbers without names in the files, so that no entities can be told from them.
+    Tags have no names in the files, so entities cannot be counted.
 
     Args:
-        outputs: what batched `LatticeLSTM.scores` gave: per lattice the logits of its positions.
-        lattices: as many lattices.
+        outputs: of batched `LatticeLSTM.scores`: per lattice the logits of its positions.
+        lattices: one per output.
         vocabularies: the names of the tags.
     """
     return {"tag_accuracy": count_tags(pick_best(outputs), [lattice.tags[1:] for lattice in lattices])}

@@ -1,10 +1,10 @@
-"""Measure tags: the share that is right, and F1 of the entities that they tell, by the definition of CoNLL.
+"""Metrics of tags: the share of right tags, and F1 of the entities that they mark, by the definition of CoNLL.
 
-An entity is a run of words tagged with one type. B-type begins one, I-type goes on with one of the same type or else
-begins one (IOB1, where B- only parts neighbours of one type, and IOB2 both read like this); E-type ends one, S-type is
-one of its own. A tag of another form, such as O, is outside of all. An entity counts as found if its type, its first
-and its last word are right. Source: Tjong Kim Sang and Buchholz 2000, Introduction to the CoNLL-2000 shared task, and
-the rules of its script conlleval.
+An entity is a run of words tagged with one type. B-type begins an entity, I-type continues one of the same type or else
+begins one (this reads both IOB2 and IOB1, where B- only separates neighbours of one type); E-type ends an entity,
+S-type is an entity of one word. A tag of another form, such as O, is outside of all entities. An entity counts as found
+if its type, its first and its last word are right. Source: Tjong Kim Sang and Buchholz 2000, Introduction to the
+CoNLL-2000 shared task, and the rules of its script conlleval.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def count_entities(found: Sequence[Sequence[str]], meant: Sequence[Sequence[str]]) -> tuple[int, int]:
-    """Count entities so that the share of the two counts is F1, also when counts of many sentences are summed.
+    """Count entities so that the ratio of the two counts is F1, also after summing the counts of many sentences.
 
     Args:
         found: the tags that were predicted, per sentence.
@@ -66,13 +66,13 @@ def count_entities(found: Sequence[Sequence[str]], meant: Sequence[Sequence[str]
 
 
 def count_tags(found: Sequence[Sequence[int]], meant: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Count right tags and all tags; one that the vocabulary does not know is never right."""
+    """Count right tags and all tags; a tag that is not in the vocabulary is never right."""
     pairs = [pair for tags, right in zip(found, meant, strict=True) for pair in zip(tags, right, strict=True)]
     return sum(tag == right != UNKNOWN for tag, right in pairs), len(pairs)
 
 
 def pick_best(outputs: Sequence[Sequence[Any]]) -> list[list[int]]:
-    """Pick the class of the highest score, per instance and place in it, from lists of logits (C,)."""
+    """Pick the class with the highest score, per instance and position, from lists of logits (C,)."""
     return [np.argmax(scores, axis=1).tolist() if len(scores) else [] for scores in outputs]
 
 
@@ -84,7 +84,7 @@ def name_tags(tags: Sequence[Sequence[int]], names: Vocabulary) -> list[list[str
 def predict_tags(
     outputs: Sequence[Sequence[Any]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Name the best tag at every place of every instance, {"tags": [...]} each; a `ModelSpec.predict`."""
+    """Name the best tag at every position, {"tags": [...]} for each instance; a `ModelSpec.predict`."""
     return [{"tags": tags} for tags in name_tags(pick_best(outputs), vocabularies["tags"])]
 
 

@@ -1,4 +1,4 @@
-"""Find a model by name: one that comes with autobatch, or a user's own by `package.module:Class`."""
+"""Find a model by name: one that comes with autobatch, or a user's own as `package.module:Class`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _import(place: str) -> Any:
     module_name, _, attribute = place.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises: the sentence names it
+    except Exception as error:  # the user's module may raise anything; the message names it
         raise DataError(
             f"cannot load model {place!r}: importing {module_name!r} failed ({type(error).__name__}: {error}); "
             f"run where it can be imported."

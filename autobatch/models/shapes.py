@@ -1,12 +1,12 @@
-"""Graphs of the models' shapes without numbers, on which batching policies are learned, bounded and compared.
+"""Graphs with the models' structure and without numbers, for learning, bounding and comparing batching policies.
 
-A mini-batch is one graph, with one sum of all its losses, as in ED-Batch (arXiv:2302.03851); states that are not
-computed, such as the first of a chain, are no node, and a sum of one value is that value. What counts as a type moves
-the number of batches more than a policy does, so lattices come in three forms:
+A mini-batch is one graph, with one sum of all its losses, as in ED-Batch (arXiv:2302.03851). States that are not
+computed, such as the first of a chain, are not nodes, and a sum of one value is that value. The definition of types
+changes the number of batches more than the policy does, so lattices come in three forms:
 
     arity      sums of two, of three, ... values are different types, as where a kernel has a fixed number of inputs
     variadic   all sums are one type
-    folded     there are no sums: whatever reads one reads its values, as pass "fold" leaves what the model records
+    folded     there are no sums: readers of a sum read its values, as after pass "fold" of the recorded model
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ SHAPES: Mapping[str, Callable[[Sequence[Any], np.random.Generator], Graph]] = {
     "lattice-lstm, variadic": lambda lattices, rng: make_lattice_graph(lattices, "variadic"),
     "lattice-lstm, folded": lambda lattices, rng: make_lattice_graph(lattices, "folded"),
 }
-"""What makes the graph of a mini-batch, by the name of the model; `rng` draws what the data leaves open."""
+"""By the model's name, the function that makes the graph of a mini-batch; `rng` draws choices beyond the data."""
 
 
 def _make_tree_graph(

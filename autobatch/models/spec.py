@@ -1,4 +1,4 @@
-"""What the command line must know of a model: what it reads, how it is built, how it is measured."""
+"""Descriptions of models for the command line: their data, construction and metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelSpec:
     `model` has a method `loss(instance)`. With `count_correct` it also has `scores(instance)`, and metrics are
     reported: `count_correct(outputs of batched scores, instances, vocabularies)` gives for each, under a name such as
     "tag_accuracy", two counts that add up over mini-batches; the metric is the first's share in the second.
-    `predict`, of the same arguments, gives for each instance what a JSON line says of it.
+    `predict`, of the same arguments, returns the content of each instance's JSON line.
     """
 
     name: str

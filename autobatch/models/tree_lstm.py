@@ -101,7 +101,7 @@ def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mappin
     """Count right and all classifications, at roots and at all nodes.
 
     Args:
-        outputs: what batched `TreeLSTM.scores` gave: root logits (B, C), and per tree the logits of its nodes.
+        outputs: of batched `TreeLSTM.scores`: root logits (B, C), and per tree the logits of its nodes.
         trees: the B trees.
         vocabularies: not used; labels are numbers.
     """

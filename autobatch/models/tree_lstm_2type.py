@@ -1,8 +1,8 @@
 """Binary Tree-LSTM in which each inner node joins its children by one of two sets of parameters.
 
-Which one is drawn at random and belongs to the data, as a grammar's rule would. Two kinds of cells that alternate
-without a pattern are what makes trees hard to batch. Source: the workload after ED-Batch (arXiv:2302.03851); the cells
-are those of `autobatch.models.tree_lstm`.
+The set is drawn at random and is part of the data, as a grammar's rule would be. Two kinds of cells that alternate
+without a pattern make trees hard to batch. Source: the workload after ED-Batch (arXiv:2302.03851); the cells are those
+of `autobatch.models.tree_lstm`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autobatch.models.tree_lstm import TreeCells, join_cells
 
 @dataclass(frozen=True)
 class TwoTypeTree:
-    """A tree, and for each of its inner nodes, in postorder, which parameters it uses: 0 or 1."""
+    """A tree, and for each of its inner nodes, in postorder, the set of parameters that it uses: 0 or 1."""
 
     tree: Tree[int]
     kinds: list[int]
@@ -35,7 +35,7 @@ class TwoTypeTree:
 def draw_kinds(tree: Tree[int], seed: int) -> list[int]:
     """Draw a kind, 0 or 1 with equal chance, for each inner node: a function of the seed and the words of the tree.
 
-    So a tree has the same kinds wherever it stands in whichever file.
+    A tree therefore has the same kinds at every place of every file.
 
     >>> tree = Tree.inner(3, Tree.inner(3, Tree.leaf(2, 5), Tree.leaf(2, 6)), Tree.leaf(2, 7))
     >>> [draw_kinds(tree, seed) for seed in range(3)]

@@ -1,4 +1,4 @@
-"""Draw lattices: characters with the words that they may be read as, and random directed acyclic graphs."""
+"""Draw lattices, which are texts with the words that their characters may form, and random directed acyclic graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autobatch.models.data.lattice import Lattice
 
 LETTERS = "abcdefgh"
 N_DEPTHS = 6
-_LEXICON_SEED = 0  # the language is the same in every data set; `rng` draws what is said in it
+_LEXICON_SEED = 0  # the language is the same in every data set; `rng` draws the texts
 _WORDS_PER_LENGTH = 24
 
 
@@ -16,8 +16,8 @@ def draw_lattices(n_lattices: int, rng: np.random.Generator, *, max_words: int =
     """Draw texts of a made-up language, written without spaces, with every word that may be read in them as an arc.
 
     A text is 1 to `max_words` words, each drawn from 72 words of 2 to 4 letters, or a letter of its own. A position
-    is tagged B, M or E where a word of the text begins, goes on or ends, and S if it is a word of its own. Words also
-    show where none was meant, so that arcs alone do not tell the tags.
+    is tagged B, M or E if a word of the text begins, continues or ends there, and S if it is a word of its own. Words
+    of the language also occur by chance, so that arcs alone do not determine the tags.
 
     Returns:
         Lattices of about 9 positions and 12 arcs in the mean, by default; words on arcs are spelled out.
@@ -36,7 +36,7 @@ def draw_lattices(n_lattices: int, rng: np.random.Generator, *, max_words: int =
 
 
 def draw_dags(n_dags: int, rng: np.random.Generator, *, max_nodes: int = 16, max_arcs: int = 3) -> list[Lattice[str]]:
-    """Draw directed acyclic graphs, as lattices whose arcs come from anywhere before.
+    """Draw directed acyclic graphs, as lattices whose arcs come from any earlier nodes.
 
     A graph has 2 to `max_nodes` nodes; one after the first has 1 to `max_arcs` arcs from different earlier nodes, each
     with a random letter. The tag of a node is the number of arcs on its longest way from the first, modulo 6.
@@ -75,7 +75,7 @@ def _draw_lattice(rng: np.random.Generator, lexicon: list[str], max_words: int) 
 
 
 def read_words(text: str, lexicon: set[str]) -> list[list[tuple[int, str]]]:
-    """Make the arcs of a text: from each place to the next with its letter, and across every word of the lexicon.
+    """Make the arcs of a text: one per letter to the next position, and one across every word of the lexicon.
 
     >>> read_words("abc", {"ab", "abc", "ca"})
     [[], [(0, 'a')], [(1, 'b'), (0, 'ab')], [(2, 'c'), (0, 'abc')]]

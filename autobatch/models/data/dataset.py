@@ -1,4 +1,4 @@
-"""Find the data that a user names, a built-in generator, a file or a folder of files, and encode it for a model."""
+"""Load the data that a user names (a built-in generator, a file or a folder of files), and encode it for a model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from autobatch.models.data.sentence import Sentence, read_sentences
 from autobatch.models.data.vocabulary import Vocabulary
 
 N_DRAWN = 4500  # training and development instances of a generator
-HELD_OUT = 9, 10  # one in so many drawn instances, or of a single file, the last ones, is development data
-MIN_COUNT = 2  # words that training data holds less often are unknown words, and so train the unknown word
+HELD_OUT = 9, 10  # the last ninth of drawn instances, or the last tenth of a single file, is development data
+MIN_COUNT = 2  # rarer words of the training data share the unknown word's id and so train it
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Dataset:
     train: Sequence[Any]
     dev: Sequence[Any]
     vocabularies: Mapping[str, Vocabulary]
-    """What encoded them: of "words", "characters", "tags", as far as the data has them."""
+    """The vocabularies of the encoding, by name: "words", "characters", "tags", as far as the data has them."""
     sizes: Mapping[str, int]
-    """What a model of the data must know, under names of constructor arguments: `n_words`, `n_tags`, `n_classes`."""
+    """The sizes that a model of the data needs, by constructor argument: `n_words`, `n_tags`, `n_classes`."""
 
     @property
     def items(self) -> list[Any]:
@@ -40,7 +40,7 @@ class Dataset:
 
 
 class Load(Protocol):
-    """Loads the data of that name, encoded by the given vocabularies, or else by those of its training instances."""
+    """Loads data by name, encoded by the given vocabularies, or else by those of its training instances."""
 
     def __call__(
         self, data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /
@@ -59,13 +59,13 @@ class Generator:
 
 @dataclass(frozen=True)
 class Format:
-    """Instances of one kind: how files hold them, and what draws them."""
+    """Instances of one kind: the reader of their files, and their generators."""
 
     reads: str
     read: Callable[[Path], list[Any]]
     generators: Mapping[str, Generator]
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Of the data in files."""
+    """The sizes of data in files."""
 
     def find(self, data: str, rng: np.random.Generator) -> tuple[list[Any], list[Any], Mapping[str, int]]:
         """Draw or read training and development instances; also give their sizes.

@@ -1,8 +1,8 @@
 """Lattices of characters and words with a tag at every position, and their text form.
 
 A file begins with the number of lattices; then, for each: the number of positions L; L tags; and L lines, the arcs
-that end at a position, as `n_arcs (start id)*`. All are plain decimal numbers apart by spaces. Blank lines may stand
-before a lattice and at the end.
+that end at a position, as `n_arcs (start id)*`. All are plain decimal numbers separated by spaces. Blank lines are
+allowed before a lattice and at the end.
 
     2
     3
@@ -11,9 +11,9 @@ before a lattice and at the end.
     1 0 17
     2 1 18 0 93
 
-An arc from the position just before carries a character, any other a word; their ids are numbered apart. The first
-position has no arc, and tag 0: it is where the lattice begins and no part of what is tagged. Tag numbers have no names
-in the file. Source of the form: lattices after Zhang and Yang 2018, Chinese NER using lattice LSTM (arXiv:1805.02023).
+An arc from the position just before carries a character, any other a word; characters and words have separate ids. The
+first position is the beginning of the lattice and is not tagged: it has no arc, and tag 0. Tag numbers have no names in
+the file. Source of the form: lattices after Zhang and Yang 2018, Chinese NER using lattice LSTM (arXiv:1805.02023).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Lattice(Generic[W]):
     arcs: list[list[tuple[int, W]]]
 
     def characters(self) -> Iterator[W]:
-        """List what the arcs from one position to the next carry."""
+        """The characters: the labels of arcs from one position to the next."""
         return (word for end, arcs in enumerate(self.arcs) for start, word in arcs if start == end - 1)
 
     def words(self) -> Iterator[W]:
-        """List what all other arcs carry."""
+        """The words: the labels of all other arcs."""
         return (word for end, arcs in enumerate(self.arcs) for start, word in arcs if start != end - 1)
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class _Row:
         return int(token[0])
 
     def check_length(self, length: int, expected: str) -> None:
-        """Refuse another count of numbers; the fault stands at the first that is too many, or at the end."""
+        """Refuse another count of numbers; the error names the first that is too many, or the end of the line."""
         if len(self.tokens) != length:
             position = self.tokens[length].start() if length < len(self.tokens) else len(self.line.text)
             raise self.line.fault(_WHAT, position, expected)
@@ -105,7 +105,7 @@ class _Lines:
         self._last = Line(path, 1, "")
 
     def next(self, expected: str, skip_blank: bool) -> _Row:
-        """Give the next line; the file may not end here."""
+        """Return the next line; it is an error if the file ends here."""
         for line in self.rest:
             self._last = line
             if not skip_blank or line.text.strip(" "):
@@ -116,7 +116,7 @@ class _Lines:
         )
 
     def next_row(self, expected: str, length: int, skip_blank: bool = True) -> _Row:
-        """Give the next line, which holds that many numbers."""
+        """Return the next line, which must hold this many numbers."""
         row = self.next(expected, skip_blank)
         row.check_length(length, expected)
         return row

@@ -1,4 +1,4 @@
-"""Read text files line by line; errors say the line and column."""
+"""Read text files line by line; errors name the line and column."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from autobatch.errors import DataError
 
-_WORD = re.compile(r"[^ ()]{1,20}|.", re.DOTALL)  # what a message shows of the text; brackets stand alone
+_WORD = re.compile(r"[^ ()]{1,20}|.", re.DOTALL)  # the text that a message shows; brackets stand alone
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -22,11 +22,11 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Say where the line stands, for messages."""
+        """The file and line number, for messages."""
         return f"{self.path}, line {self.number}"
 
     def fault(self, what: str, position: int, expected: str) -> DataError:
-        """Say that `expected` should stand at `position` (from 0) of the line, while `what` was read."""
+        """The error that `expected` is missing at `position` (from 0) of the line, while reading `what`."""
         return fault(what, self.place, self.text, position, expected)
 
 
@@ -35,7 +35,7 @@ def read_lines(path: Path, what: str) -> Iterator[Line]:
 
     Args:
         path: the file.
-        what: is read from it, for messages: "trees".
+        what: the things in it, for messages: "trees".
 
     Raises:
         DataError: the file cannot be read, or is not UTF-8; names file, line and column.
@@ -51,7 +51,7 @@ def read_lines(path: Path, what: str) -> Iterator[Line]:
 
 
 def fault(what: str, place: str, text: str, position: int, expected: str) -> DataError:
-    """Say what should stand at a position (from 0) of a text, and what stands there."""
+    """The error that says what was expected at a position (from 0) of a text, and what was found."""
     word = _WORD.match(text, position)
     found = repr(word[0]) if word else "the end of the line"
     return DataError(f"cannot read {what} from {place}, column {position + 1}: expected {expected}, found {found}.")

@@ -1,8 +1,8 @@
-"""Draw nested list operations, such as [MAX 2 9 [MIN 4 7] 0], as binary trees that a tree model reads.
+"""Draw nested list operations, such as [MAX 2 9 [MIN 4 7] 0], as binary trees for tree models.
 
 An operation is applied to one argument after the other, so `[MAX 2 9]` becomes `((MAX 2) 9)`: operators and digits are
-leaves, and every inner node adds one argument to an operation. The label of a node, 0 to 9, is the value of what it
-spans: a digit is itself, `(MAX 2)` is 2, `((MAX 2) 9)` is 9. An operator alone has no value yet; its label is 0.
+leaves, and every inner node adds one argument to an operation. The label of a node, 0 to 9, is the value of its
+subtree: a digit is itself, `(MAX 2)` is 2, `((MAX 2) 9)` is 9. An operator alone has no value; its label is 0.
 
 Operations: MAX, MIN, MED (median; of an even number, the mean of the middle two, rounded down), SUM_MOD (sum modulo
 10). Source: Nangia and Bowman 2018, ListOps: a diagnostic dataset for latent tree learning (arXiv:1804.06028); their
@@ -27,10 +27,10 @@ def draw_trees(
 
     Args:
         n_trees: how many.
-        rng: where all choices come from.
+        rng: draws all choices.
         max_depth: operations on the longest path from the root; 1 is no nesting.
         max_arguments: an operation has 2 to this many arguments, each number equally often.
-        nesting: the chance that an argument is itself an operation, where depth allows; otherwise it is a digit.
+        nesting: the probability that an argument is itself an operation, if depth allows; otherwise it is a digit.
 
     Returns:
         Trees of about 31 nodes in the mean, by default, with words such as "MAX" and "7".
@@ -55,7 +55,7 @@ def to_brackets(tree: Tree[str]) -> str:
 
 
 def _draw_operation(rng: np.random.Generator, depth: int, max_arguments: int, nesting: float) -> tuple[Tree[str], int]:
-    """Draw one operation that holds up to `depth` operations on a path; also give its value."""
+    """Draw one operation with up to `depth` operations on a path; return it with its value."""
     name = _NAMES[rng.integers(len(_NAMES))]
     tree: Tree[str] = Tree.leaf(0, name)
     values: list[int] = []

@@ -1,11 +1,11 @@
-"""Read the functions of the running Python's standard library as binary trees that a tree model reads.
+"""Read the functions of the running Python's standard library as binary trees for tree models.
 
 The leaves are names and constants in the order of the source: `self`, `path`, `None`; strings, floats and such only as
-their types, `<str>`. Keywords, operators and brackets are left out, so that what a piece of code is must be told from
-what it holds. A construct of several parts takes them in one after the other, `f(a, b)` is `((f a) b)`; its label, at
-each of these nodes, is its kind, one of `KINDS`. A construct of one part, such as `return x`, is that part, its label
-replaced. The label of the root is the first word of the function's name, one of `VERBS`, which is no part of the tree:
-to predict it is to say what the function does.
+their types, `<str>`. Keywords, operators and brackets are left out, so that a model must infer the kind of a construct
+from its parts. A construct of several parts adds one after the other: `f(a, b)` is `((f a) b)`; each of these nodes has
+the construct's kind as its label, one of `KINDS`. A construct of one part, such as `return x`, is that part with the
+construct's label. The label of the root is the first word of the function's name, one of `VERBS`. The name is not in
+the tree: predicting the label means predicting what the function does.
 
 Source of the task: Allamanis, Peng and Sutton 2016, A convolutional attention network for extreme summarization of
 source code (arXiv:1602.03001), who predict names of functions from their bodies.
@@ -59,7 +59,7 @@ def draw_trees(n_trees: int, rng: np.random.Generator, *, min_leaves: int = 4, m
     """Read up to `n_trees` functions, file by file in a random order.
 
     Args:
-        n_trees: how many at most; CPython 3.11 holds 2,953 of this size.
+        n_trees: how many at most; CPython 3.11 has 2,953 of this size.
         rng: draws the order of the files.
         min_leaves, max_leaves: functions of fewer or more leaves are left out.
 
@@ -67,7 +67,7 @@ def draw_trees(n_trees: int, rng: np.random.Generator, *, min_leaves: int = 4, m
         Different trees, the same for the same seed and the same version of Python.
 
     Raises:
-        DataError: this Python has no source of its library at hand.
+        DataError: this Python comes without the source of its library.
     """
     root = Path(sysconfig.get_path("stdlib"))
     files = [path for path in sorted(root.rglob("*.py")) if _LEFT_OUT.isdisjoint(path.relative_to(root).parts)]
@@ -87,7 +87,7 @@ def draw_trees(n_trees: int, rng: np.random.Generator, *, min_leaves: int = 4, m
 
 
 def to_tree(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Tree[str] | None:
-    """Turn a function into a tree; None if its name begins with none of `VERBS`, or nothing is in it.
+    """Turn a function into a tree; None if its name begins with none of `VERBS`, or it has no leaves.
 
     >>> to_tree(ast.parse("def get_size(self): return len(self.items)").body[0])
     (16 (14 self) (10 (1 len) (3 (1 self) (3 items))))
@@ -105,7 +105,7 @@ def _read_functions(path: Path, max_leaves: int) -> Iterator[Tree[str]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes in strings
             module = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # some files are wrong on purpose, for tools that fix them
+    except (OSError, SyntaxError, ValueError):  # some files are invalid on purpose, as tests of tools
         return
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_small(node, max_leaves):
@@ -115,12 +115,12 @@ def _read_functions(path: Path, max_leaves: int) -> Iterator[Tree[str]]:
 
 
 def _is_small(function: ast.AST, max_leaves: int) -> bool:
-    """Say whether a function may have few enough leaves, so that only small ones are turned into trees."""
+    """Whether a function may have few enough leaves: a cheap test before it is turned into a tree."""
     return sum(isinstance(node, ast.Name | ast.Constant | ast.arg) for node in ast.walk(function)) <= max_leaves + 1
 
 
 def _to_part(node: ast.AST) -> Tree[str] | None:
-    """Turn a construct into a tree; None if nothing is in it. Recurses as deep as the code is nested."""
+    """Turn a construct into a tree; None if it has no leaves. Recurses as deep as the code is nested."""
     label = _LABELS.get(type(node), 0)
     if isinstance(node, ast.Constant):
         return Tree.leaf(label, _name_constant(node.value))
@@ -139,7 +139,7 @@ def _to_part(node: ast.AST) -> Tree[str] | None:
 
 
 def _join(label: int, parts: list[Tree[str]]) -> Tree[str]:
-    """Take in one part after the other; a single part gets the label, unless that is "other"."""
+    """Join parts one after the other; a single part gets the label, unless that is "other"."""
     if len(parts) > 1:
         return reduce(lambda tree, part: Tree.inner(label, tree, part), parts)
     (tree,) = parts

@@ -1,6 +1,6 @@
 """Sentences with a tag at every word, one a line as in WikiNER: `Mad|I-ORG Capsule|I-ORG Markets|I-ORG .|O`.
 
-A word may hold any character but the plain space, `|` too: the tag is after the last one. Blank lines are skipped.
+A word may hold any character but the plain space, also `|`: the tag follows the last `|`. Blank lines are skipped.
 
 Source of the format: Nothman et al. 2013, Learning multilingual named entity recognition from Wikipedia.
 """
@@ -23,7 +23,7 @@ _EXAMPLE = "such as Paris|I-LOC is|O"
 
 @dataclass(frozen=True)
 class Sentence(Generic[W]):
-    """Words with their tags, as many as words; strings as read, ints once vocabularies have encoded them."""
+    """Words with one tag each: strings as read, ints after encoding by vocabularies."""
 
     words: list[W]
     tags: list[W]

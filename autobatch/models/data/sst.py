@@ -3,8 +3,8 @@ r"""Read labelled binary trees, one s-expression a line, as in the Stanford Sent
     (3 (2 An) (3 (4 imaginative) (3 (2 comedy\/thriller) (2 .))))
 
 Words may hold any character but plain spaces and brackets (three lines of the treebank hold no-break spaces), so the
-plain space alone separates. `-LRB-` reads as `(` and `\/` as `/`. Blank lines are skipped. One pass over each line,
-with a stack of open nodes in place of recursion.
+plain space alone separates. `-LRB-` reads as `(` and `\/` as `/`. Blank lines are skipped. Reading is one pass over
+each line, with a stack of open nodes instead of recursion.
 
 Source of the data: Socher et al. 2013, Recursive deep models for semantic compositionality over a sentiment treebank.
 """
@@ -107,7 +107,7 @@ def _label(labels: dict[str, int], token: re.Match[str], place: str) -> int:
 def _missing_subtree(
     text: str, position: int, place: str, open_nodes: list[tuple[int, Tree[str] | None]], n_classes: int
 ) -> DataError:
-    """Say what should stand where neither a leaf nor an inner node begins."""
+    """The error for a position where neither a leaf nor an inner node begins."""
     if text.startswith("(", position):
         return _fault(text, _skip_spaces(text, position + 1), place, f"a label from 0 to {n_classes - 1} after '('")
     if not open_nodes:

@@ -1,8 +1,8 @@
 """Draw sentences of a made-up language whose words are tagged with people, places and groups (IOB2, as in CoNLL).
 
-A name is one to three words; what it names shows only in the words around it, for all three draw from the same names:
-a title comes before a person, a preposition before a place, and a verb of groups after a group. So a tagger must look
-both ways.
+A name is one to three words. All three types use the same names, so that only the words around a name determine its
+type: a title comes before a person, a preposition before a place, and a verb of groups after a group. A tagger must
+therefore read in both directions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLAIN = ("the", "old", "river", "runs", "slowly", "and", "a", "song", "rises", "
 
 
 def draw_sentences(n_sentences: int, rng: np.random.Generator, *, max_parts: int = 5) -> list[Sentence[str]]:
-    """Draw sentences of 1 to `max_parts` parts: a name with what tells its type, or some plain words.
+    """Draw sentences of 1 to `max_parts` parts: a name with the word that determines its type, or some plain words.
 
     Returns:
         Sentences of about 9 words in the mean, by default.

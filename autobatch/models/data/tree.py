@@ -18,8 +18,8 @@ _ESCAPES = {bracket: escape for escape, bracket in BRACKETS.items()}
 class Tree(Generic[W]):
     """A leaf with a `word`, or an inner node with `left` and `right`; each has a `label`.
 
-    A word is a string as read, an int once a `Vocabulary` has encoded it. What a node does not have cannot be read:
-    `leaf.left` is an `AttributeError`.
+    A word is a string as read, an int after a `Vocabulary` has encoded it. A leaf has no `left` and `right`, and an
+    inner node no `word`: reading them is an `AttributeError`.
 
     >>> tree = Tree.inner(3, Tree.leaf(2, "good"), Tree.leaf(2, "film"))
     >>> tree
@@ -87,7 +87,7 @@ class Tree(Generic[W]):
 
 
 def escape(word: object) -> str:
-    """Write a word as the treebank does; brackets and slashes have meanings of their own there.
+    """Write a word as the treebank does, in which brackets and slashes are escaped.
 
     >>> escape("("), escape("comedy/thriller"), unescape("-LRB-")
     ('-LRB-', 'comedy\\\\/thriller', '(')
@@ -102,5 +102,5 @@ def unescape(text: str) -> str:
 
 
 def _outline(tree: Tree[W]) -> list[tuple[int, bool, W | None]]:
-    """List label, kind and word in postorder: no two different trees share such a list."""
+    """List label, kind and word in postorder; equal lists mean equal trees."""
     return [(node.label, node.is_leaf, node.word if node.is_leaf else None) for node in tree.postorder()]

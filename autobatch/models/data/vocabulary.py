@@ -46,11 +46,11 @@ class Vocabulary:
         return self._words[1:]
 
     def id(self, word: str) -> int:
-        """Look up a word; `UNKNOWN` if it is none of the vocabulary's."""
+        """The id of a word; `UNKNOWN` if it is not in the vocabulary."""
         return self._ids.get(word, UNKNOWN)
 
     def word(self, number: int) -> str:
-        """Look up an id."""
+        """The word of an id."""
         return self._words[number]
 
     def encode(self, tree: Tree[str]) -> Tree[int]:
