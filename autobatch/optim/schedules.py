@@ -166,7 +166,7 @@ class CosineRate(_FactorRate):
         last_factor: the rate at the end as a share of the peak.
 
     Source: Loshchilov and Hutter 2017 (arXiv:1608.03983), equation 5, without restarts; torch's CosineAnnealingLR, with
-    a warm-up after LinearLR in a SequentialLR.
+    a warm-up a SequentialLR of LinearLR and CosineAnnealingLR.
 
     >>> import numpy as np
     >>> import autobatch as ab

@@ -23,7 +23,7 @@ from autobatch.ops.operators import STAGE, Symbol
 
 OUTPUT_BITS = 8
 MAX_OUTPUTS = 2**OUTPUT_BITS  # values that a node can return
-CHUNK = 64  # handles by which larger pools grow
+CHUNK = 64  # most handles by which a pool grows at once
 RECYCLE = 2048  # ints logged before handles are taken back: few enough handles to stay in cache
 
 
