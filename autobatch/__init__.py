@@ -71,7 +71,7 @@ from autobatch.ops import (
 from autobatch.ops.randomness import randomness
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.params.rows import Rows
+from autobatch.params.sparse_rows import Rows
 from autobatch.trace.cell import cell
 
 __version__ = "0.1.0"

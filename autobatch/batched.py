@@ -24,7 +24,7 @@ from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
 from autobatch.nn.prefetching import prefetch
 from autobatch.params.module import Module
-from autobatch.params.rows import Gradient
+from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Planner
 from autobatch.runtime.backend import Backend, Run
 from autobatch.runtime.execution import Running

@@ -31,7 +31,7 @@ from autobatch.compiler.view import View, views_of
 from autobatch.ir.program import NODE, Instruction, Weight
 from autobatch.jit.addresses import address_of
 from autobatch.jit.loops import compiled
-from autobatch.params.rows import Gradient
+from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import Targets
 from autobatch.params.store import HOST
 from autobatch.plan.plan import Batch, PlannedCell

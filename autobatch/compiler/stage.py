@@ -15,9 +15,9 @@ from autobatch.compiler.hoisting import Parts, hoist
 from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.lowering import lower_backward, lower_forward
 from autobatch.compiler.neighbours import Neighbours, show_apart
+from autobatch.compiler.piece_table import name_columns
 from autobatch.compiler.printing import show_lowered, show_statements, show_steps, show_storage
 from autobatch.compiler.splitting import split_loops
-from autobatch.compiler.table import name_columns
 from autobatch.plan.plan import PlannedCell
 from autobatch.system.trust import checking
 
@@ -28,7 +28,7 @@ class StageProgram:
 
     Attributes:
         cell: the cell that the stage belongs to.
-        columns: names of the columns of the table of pieces, which kernels read; see `autobatch.compiler.table`.
+        columns: names of the columns of the table of pieces, which kernels read; see `autobatch.compiler.piece_table`.
         n_before, n_after: how many of the first and the last steps run once for all rows of a type.
     """
 

@@ -15,7 +15,7 @@ from autobatch.optim.clip import clip_by_norm
 from autobatch.optim.group import Group
 from autobatch.optim.schedules import ConstantRate, CosineRate, LearningRate, PlateauRate, RateState, StepRate
 from autobatch.optim.sgd import SGD
-from autobatch.params.rows import Gradient
+from autobatch.params.sparse_rows import Gradient
 
 __all__ = [
     "SGD", "Adam", "AdamW", "ConstantRate", "CosineRate", "Gradient", "Group", "LearningRate", "Optimizer",

@@ -31,7 +31,7 @@ from autobatch.optim.group import Group, Overrides, assign_groups, check_overrid
 from autobatch.optim.rules import ALL, N_NUMBERS, N_ZEROS, ONLY, update_dense, update_rows
 from autobatch.params.module import Module, check_entries
 from autobatch.params.parameter import FloatArray, Shape
-from autobatch.params.rows import Gradient, Rows
+from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.system.turns import running
 
 

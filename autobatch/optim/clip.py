@@ -9,7 +9,7 @@ import numpy as np
 
 from autobatch.errors import DataError, NumericError
 from autobatch.params.parameter import FloatArray
-from autobatch.params.rows import Gradient, Rows
+from autobatch.params.sparse_rows import Gradient, Rows
 
 
 def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from autobatch.params.parameter import FloatArray, Parameter
-from autobatch.params.rows import Gradient, Rows
+from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.params.stacks import make_gradients
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from autobatch.errors import GraphError
 from autobatch.params.parameter import FloatArray, Parameter, Shape
 from autobatch.params.rectangles import Rectangle, bounds, find_whole, tile
-from autobatch.params.rows import Gradient, Rows, zeros_like
+from autobatch.params.sparse_rows import Gradient, Rows, zeros_like
 
 Row: TypeAlias = tuple[Parameter, ...]  # side by side, with equal first axes
 

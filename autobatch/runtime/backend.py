@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from autobatch.ops.randomness import Randomness
-from autobatch.params.rows import Gradient
+from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 
 

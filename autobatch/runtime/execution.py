@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers
 from autobatch.params.parameter import Parameter
-from autobatch.params.rows import Gradient, Rows
+from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.runtime.backend import Run, Timer
 from autobatch.runtime.step import Step
 from autobatch.trace.record import Recorder

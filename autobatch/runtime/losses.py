@@ -12,7 +12,7 @@ from autobatch.errors import DataError, GraphError, NumericError, ShapeError
 from autobatch.graph.graph import Graph
 from autobatch.ir.arguments import Key
 from autobatch.params.parameter import Parameter
-from autobatch.params.rows import Gradient, Rows
+from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.trace.results import Slot, SlotTable
 
 Array = NDArray[Any]

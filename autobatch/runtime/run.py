@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from autobatch.errors import BackendError
-from autobatch.params.rows import Gradient
+from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Batch
 from autobatch.runtime.backend import Timer
 from autobatch.runtime.memory import Memory, Pool

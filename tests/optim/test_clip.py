@@ -10,7 +10,7 @@ import pytest
 
 from autobatch.errors import DataError, NumericError
 from autobatch.optim import clip_by_norm
-from autobatch.params.rows import Rows
+from autobatch.params.sparse_rows import Rows
 
 SHAPES = {"matrix": (3, 4), "vector": (5,), "number": ()}
 

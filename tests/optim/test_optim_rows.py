@@ -16,7 +16,7 @@ from autobatch.errors import ShapeError
 from autobatch.optim import SGD, Adam, AdamW, Group, rules
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.params.rows import Rows
+from autobatch.params.sparse_rows import Rows
 from ways import each
 
 SHAPE = (8, 3)

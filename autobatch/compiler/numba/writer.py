@@ -10,7 +10,7 @@ from typing import NamedTuple
 from autobatch.compiler.assignment import Storage
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area, Home, Lowered
-from autobatch.compiler.table import column_of
+from autobatch.compiler.piece_table import column_of
 from autobatch.compiler.view import View
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED

@@ -19,7 +19,7 @@ from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.threads import limit_threads
 from autobatch.compiler.numba.loading import is_jitted
 from autobatch.ops.randomness import Randomness
-from autobatch.params.rows import Gradient
+from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import refresh
 from autobatch.params.store import HOST
 from autobatch.plan.plan import Batch, Plan, PlannedTypes

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.compiler.numba.writer import COMMON
-from autobatch.compiler.table import STAGES
+from autobatch.compiler.piece_table import STAGES
 from autobatch.ir.program import NODE
 from autobatch.jit.addresses import address_of
 from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.runtime.cpu.piece_table import Places, Widths, make_tables
 from autobatch.runtime.cpu.pieces import AllPieces, BatchList, Calls, find_alone, list_calls, most_rows
 from autobatch.runtime.cpu.stage_memory import Arrays, StageRun
 from autobatch.runtime.cpu.stages import CompiledCell, CompiledStage
 from autobatch.runtime.cpu.steps import make_calls
-from autobatch.runtime.cpu.table import Places, Widths, make_tables
 from autobatch.runtime.cpu.team import Sweeps
 
 LongArray = NDArray[np.int64]
@@ -30,7 +30,7 @@ class Prepared(NamedTuple):
 
     Attributes:
         tables: the tables of the plan's types, in the order of the types' numbers.
-        mean_rows, kept_size, scratch_size: see `autobatch.runtime.cpu.table.Tables`.
+        mean_rows, kept_size, scratch_size: see `autobatch.runtime.cpu.piece_table.Tables`.
         forward, backward: the calls of a stage; none in backward for inference.
     """
 

@@ -14,9 +14,9 @@ from autobatch.compiler.lowered import Area, Home
 from autobatch.compiler.numba.sources import StageSources
 from autobatch.compiler.numba.support import transpose
 from autobatch.compiler.numba.writer import ARRAYS, COMMON, is_step
+from autobatch.compiler.piece_table import column_of, letter_of
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Product
-from autobatch.compiler.table import column_of, letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Weight
 from autobatch.jit.addresses import LINE
@@ -42,8 +42,8 @@ class StageRun(NamedTuple):
     Attributes:
         common: buffer, scratch memory of pieces and of all rows, and destinations: the same for all types.
         place: the name of the type of destinations.
-        table: see `autobatch.compiler.table`.
-        mean_rows: mean rows of pieces, per domain; see `autobatch.runtime.cpu.table`.
+        table: see `autobatch.compiler.piece_table`.
+        mean_rows: mean rows of pieces, per domain; see `autobatch.runtime.cpu.piece_table`.
         randomness: the randomness of the mini-batch.
     """
 

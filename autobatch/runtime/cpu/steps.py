@@ -22,8 +22,8 @@ from autobatch.blas.threads import threads_now
 from autobatch.compiler.numba.loading import load, load_plain
 from autobatch.compiler.numba.source import Source
 from autobatch.compiler.numba.writer import SLOTS
+from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.statement import Interpreted, Product
-from autobatch.compiler.table import letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.precision import rounded, rounded_args
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction

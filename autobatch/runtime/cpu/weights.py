@@ -29,7 +29,7 @@ from autobatch.ir.passes.autodiff import ROW_SUM
 from autobatch.ir.program import NODE, Instruction
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
-from autobatch.params.rows import Gradient, Rows
+from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.plan import Plan, PlannedCell
 from autobatch.runtime.cpu.pieces import Calls
 from autobatch.runtime.cpu.rounding import Outers

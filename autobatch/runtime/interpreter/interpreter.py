@@ -21,7 +21,7 @@ from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Port,
 from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments, segment_sum
-from autobatch.params.rows import Rows
+from autobatch.params.sparse_rows import Rows
 from autobatch.plan.plan import Batch, PlannedCell
 from autobatch.runtime.backend import RunOptions
 from autobatch.runtime.interpreter.frame import Array, Env, Frame, RowRange

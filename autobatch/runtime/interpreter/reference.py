@@ -12,7 +12,7 @@ import numpy as np
 
 from autobatch.blas.threads import limit_threads
 from autobatch.ops.randomness import Randomness
-from autobatch.params.rows import Gradient, Rows
+from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.params.stacks import refresh
 from autobatch.params.store import HOST, Store
 from autobatch.plan.plan import Batch, Plan, PlannedTypes

@@ -1,8 +1,8 @@
 """Fill in the tables of pieces: where the rows of every piece are, worked out once per plan.
 
 Batches are cut into pieces (`autobatch.runtime.cpu.pieces`). The table of a type has a row of ints per piece, which
-compiled steps read (`autobatch.compiler.table`): first the pieces of its batches in order, then the pieces of all rows
-of the type.
+compiled steps read (`autobatch.compiler.piece_table`): first the pieces of its batches in order, then the pieces of all
+rows of the type.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.compiler.table import columns_of
+from autobatch.compiler.piece_table import columns_of
 from autobatch.jit.addresses import array_at
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled

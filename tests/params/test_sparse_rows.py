@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autobatch.errors import DataError, ShapeError
-from autobatch.params.rows import Rows
+from autobatch.params.sparse_rows import Rows
 from ways import each
 
 SHAPES = [(6,), (6, 3), (6, 2, 3)]
