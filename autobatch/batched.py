@@ -27,13 +27,13 @@ from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Planner
 from autobatch.runtime.backend import Backend, Run
-from autobatch.runtime.execution import Running
+from autobatch.runtime.execution import Executor
 from autobatch.runtime.losses import check_finite, loss_slot, loss_weights, put_gradients, take_gradients
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.settings import Settings
 from autobatch.runtime.step import Clock, LastCall, Step
 from autobatch.schedule.schedule import Policy
-from autobatch.system.turns import running
+from autobatch.system.turns import run_lock
 from autobatch.trace.record import MiniBatch, Recorder, list_instances, refuse_inside
 from autobatch.trace.results import join_columns, stack_results
 
@@ -76,7 +76,7 @@ class Batched:
         self.recorder = Recorder(function, module)
         self.planning = Planning(self.recorder, planner, settings.plan_cache)
         self._profile: Profile | None = None
-        self._running = Running(self.recorder)
+        self._executor = Executor(self.recorder)
         self.threads = self._tune().base.threads
 
     def __copy__(self) -> Batched:
@@ -98,13 +98,13 @@ class Batched:
     @property
     def decisions(self) -> dict[str, dict[str, Any]]:
         """How mini-batches run, by class, and under "*" all others: JSON can hold it, and `tune=` pins it."""
-        with running():
+        with run_lock():
             return self._tune().decisions
 
     @property
     def settled(self) -> bool:
         """Whether nothing is being measured for these decisions now; a new size of mini-batches may begin it again."""
-        with running():
+        with run_lock():
             return self._tune().settled
 
     def __call__(self, instances: Iterable[Any]) -> Any:
@@ -121,10 +121,10 @@ class Batched:
             PlanError: an instance needs more than `max_bytes` alone.
         """
         read = self._read(instances)
-        with running():
+        with run_lock():
             step = self._prepare(*read, training=False)
             if not step.graph.n_instances:
-                return np.zeros(0, self._running.dtype)
+                return np.zeros(0, self._executor.dtype)
             columns = join_columns([run.outputs for _, run in self._run(step)])
             self._finish(step)
         return stack_results(step.graph.structures, columns)
@@ -157,17 +157,17 @@ class Batched:
             PlanError: an instance needs more than `max_bytes` alone.
         """
         read = self._read(instances)
-        with running():
+        with run_lock():
             step = self._prepare(*read, training=True, has_aux=has_aux)
             slot = loss_slot(step.graph, self.recorder.slots, has_aux)
             weights = loss_weights(reduce, step.graph.n_instances)
-            grads = None if out is None else take_gradients(out, self._running.trainable(), len(step.parts) > 1)
+            grads = None if out is None else take_gradients(out, self._executor.trainable(), len(step.parts) > 1)
             found = []
             for part, run in self._run(step):
                 losses = run.outputs[slot]
                 check_finite(losses, part.start)
                 seeds = {slot: weights[part].astype(losses.dtype)}
-                grads = self._running.backward(step, run, seeds, grads)
+                grads = self._executor.backward(step, run, seeds, grads)
                 found.append(run.outputs)
             assert grads is not None, "there are instances, and so parts"
             grads = put_gradients(out, grads)
@@ -216,7 +216,7 @@ class Batched:
         (1, 16)
         """
         read = self._read(instances)
-        with running():
+        with run_lock():
             return self._prepare(*read, training, has_aux, tried=False)
 
     def explain(
@@ -244,7 +244,7 @@ class Batched:
         from autobatch.policies.search.judging import judge
 
         minibatch, clock = self._read(instances)
-        with running():
+        with run_lock():
             step = self._prepare(minibatch, clock, training, has_aux, tried=False)
             self._execute(step, training, has_aux)
             decided = self._tuning.describe(minibatch, training)
@@ -282,7 +282,7 @@ class Batched:
         if instances is not None:
             with profile:
                 read = self._read(instances)
-                with running():
+                with run_lock():
                     step = self._prepare(*read, training, has_aux)
                     self._execute(step, training, has_aux)
                     self._finish(step)
@@ -363,12 +363,12 @@ class Batched:
             clock.lap("record")  # and waiting for other threads
         if self._profile is not None:
             self._profile.begin()
-        self._running.refresh()
-        self.recorder.refresh(self._running.dtype)
-        check_precision(self.precision, self._running.dtype)
+        self._executor.refresh()
+        self.recorder.refresh(self._executor.dtype)
+        check_precision(self.precision, self._executor.dtype)
         choices = Choices(
-            self.policy, self.rewrites, self.max_bytes, self._running.dtype,
-            self._running.purpose(training), self.backend, self.precision, self.threads, has_aux,
+            self.policy, self.rewrites, self.max_bytes, self._executor.dtype,
+            self._executor.purpose(training), self.backend, self.precision, self.threads, has_aux,
         )  # fmt: skip
         tuning = self._tune()
         if tuning.is_off:
@@ -380,21 +380,21 @@ class Batched:
         slot = loss_slot(step.graph, self.recorder.slots, has_aux) if training else -1
         for part, run in self._run(step):
             if training:
-                seeds = {slot: np.ones(part.stop - part.start, self._running.dtype)}
-                self._running.backward(step, run, seeds, None)
+                seeds = {slot: np.ones(part.stop - part.start, self._executor.dtype)}
+                self._executor.backward(step, run, seeds, None)
 
     def _finish(self, step: Step) -> None:
         """Keep what there is to say about a call."""
         self.last = step.finish()
         self._tuning.finish(step)
         if self._profile is not None:
-            self._profile.add(step, self._running.dtype.itemsize, self.precision)
+            self._profile.add(step, self._executor.dtype.itemsize, self.precision)
 
     def _watch(self, profile: Profile | None) -> Profile | None:
         """Take this profile from now on, or none; give the one that was taken."""
-        with running():
+        with run_lock():
             before, self._profile = self._profile, profile
         return before
 
     def _run(self, step: Step) -> Iterator[tuple[slice, Run]]:
-        return self._running.forward(step, self.seed, self.step, self._profile)
+        return self._executor.forward(step, self.seed, self.step, self._profile)

@@ -18,7 +18,7 @@ from autobatch.errors import BackendError
 from autobatch.system.processor import usable_cores
 
 
-class Pool(NamedTuple):
+class ThreadPool(NamedTuple):
     """The threads of one library."""
 
     name: str
@@ -28,10 +28,10 @@ class Pool(NamedTuple):
 
 _lock = threading.RLock()
 _asked: list[tuple[int, int]] = []  # Python thread and number of each open block
-_before: dict[str, tuple[Pool, int]] = {}  # the number of each library outside all blocks
+_before: dict[str, tuple[ThreadPool, int]] = {}  # the number of each library outside all blocks
 _now: dict[str, int] = {}  # the current number of each library
 _number = 1  # the number in force inside the open blocks
-_pools: list[Pool] | None = None
+_pools: list[ThreadPool] | None = None
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def _put_in_force() -> int:
     return _number
 
 
-def _set(pool: Pool, number: int) -> None:
+def _set(pool: ThreadPool, number: int) -> None:
     """Set the number of threads of a library, unless it has that already."""
     if _now[pool.name] != number:
         pool.set(number)
@@ -128,12 +128,12 @@ def _granted(asked: Sequence[tuple[int, int]]) -> int:
     return max(1, min(min(number for _, number in asked), share))
 
 
-def _all_pools() -> list[Pool]:
+def _all_pools() -> list[ThreadPool]:
     global _pools
     if _pools is None:
         from threadpoolctl import ThreadpoolController
 
         found = ThreadpoolController().select(user_api="blas").lib_controllers
-        _pools = [Pool(one.filepath, one.get_num_threads, one.set_num_threads) for one in found]
+        _pools = [ThreadPool(one.filepath, one.get_num_threads, one.set_num_threads) for one in found]
     torch = sys.modules.get("torch")  # has its own thread pool
-    return _pools if torch is None else [*_pools, Pool("torch", torch.get_num_threads, torch.set_num_threads)]
+    return _pools if torch is None else [*_pools, ThreadPool("torch", torch.get_num_threads, torch.set_num_threads)]

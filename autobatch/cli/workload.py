@@ -52,7 +52,7 @@ class Workload:
         options |= {"precision": self.precision, "threads": self.threads, "tune": self.tune}
         return ab.batched(function, policy=policy, backend=backend, **options)
 
-    def running(self, threads: int | str, tune: str) -> Workload:
+    def with_options(self, threads: int | str, tune: str) -> Workload:
         """The same, to be run with so many threads and such choices."""
         return replace(self, threads=threads, tune=tune)
 

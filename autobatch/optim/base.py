@@ -32,7 +32,7 @@ from autobatch.optim.rules import ALL, N_NUMBERS, N_ZEROS, ONLY, update_dense, u
 from autobatch.params.module import Module, check_entries
 from autobatch.params.parameter import FloatArray, Shape
 from autobatch.params.sparse_rows import Gradient, Rows
-from autobatch.system.turns import running
+from autobatch.system.turns import run_lock
 
 
 class OptimizerState(TypedDict):
@@ -133,7 +133,7 @@ class Optimizer(ABC):
             ShapeError: a gradient's shape is not its parameter's.
             DataError: a gradient is not an array of numbers. In all cases nothing has changed.
         """
-        with running():
+        with run_lock():
             for name, grad in self._read_grads(grads).items():
                 self._steps[name] += 1
                 self._change(name, self._parameters[name].data, grad)

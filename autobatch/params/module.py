@@ -24,7 +24,7 @@ from autobatch.errors import CheckpointError, GraphError
 from autobatch.params.checkpoint import read_safetensors
 from autobatch.params.parameter import FLOAT32, FLOAT64, FloatArray, Parameter, Shape, float_dtype, to_floats
 from autobatch.system.files import write_whole
-from autobatch.system.turns import running
+from autobatch.system.turns import run_lock
 
 NAMES_IN_A_MESSAGE = 5
 
@@ -104,14 +104,14 @@ class Module:
             DataError: `dtype` is neither; nothing has changed.
         """
         target = float_dtype(dtype)
-        with running():
+        with run_lock():
             for parameter in self.parameters().values():
                 parameter.astype(target)
         return self
 
     def state_dict(self) -> dict[str, FloatArray]:
         """Copy the array of every parameter, each once, under the name that `parameters` gives it."""
-        with running():
+        with run_lock():
             return {name: parameter.data.copy() for name, parameter in self.parameters().items()}
 
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike]) -> None:
@@ -262,6 +262,6 @@ def _load(module: Module, state: Mapping[str, npt.ArrayLike], source: str) -> No
         {name: array.shape for name, array in arrays.items()},
         {name: parameter.shape for name, parameter in parameters.items()},
     )
-    with running():
+    with run_lock():
         for name, parameter in parameters.items():
             parameter.data = arrays[name]

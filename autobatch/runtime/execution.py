@@ -28,7 +28,7 @@ class _Own(threading.local):
         self.gradients = GradientBuffers()
 
 
-class Running:
+class Executor:
     """Runs the mini-batches of one function; each thread reuses its gradient buffers.
 
     Args:

@@ -57,7 +57,7 @@ class Memory:
 M = TypeVar("M", bound=Memory)
 
 
-class Pool(Generic[M]):
+class MemoryPool(Generic[M]):
     """Keeps the memory that no run uses, for later runs.
 
     Args:

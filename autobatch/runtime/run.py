@@ -12,7 +12,7 @@ from autobatch.errors import BackendError
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Batch
 from autobatch.runtime.backend import Timer
-from autobatch.runtime.memory import Memory, Pool
+from autobatch.runtime.memory import Memory, MemoryPool
 
 M = TypeVar("M", bound=Memory)
 
@@ -29,7 +29,7 @@ class PooledRun(ABC, Generic[M]):
         memory: the memory of the run, until it is closed.
     """
 
-    def __init__(self, pool: Pool[M], timer: Timer | None) -> None:
+    def __init__(self, pool: MemoryPool[M], timer: Timer | None) -> None:
         self._pool, self._timer, self._ended = pool, timer, ""
         self.memory = pool.take()
         try:

@@ -27,12 +27,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_locks.__init__)  # type: ignore[misc]
 
 
-def recording() -> AbstractContextManager[object]:
+def recording_lock() -> AbstractContextManager[object]:
     """Return the lock of recordings."""
     return _locks.recording
 
 
-def running() -> AbstractContextManager[object]:
+def run_lock() -> AbstractContextManager[object]:
     """Return the lock of runs, to be entered at once; threads get it in the order in which they ask.
 
     The next thread waits here, so that the last one, back with another call, queues behind it. The lock itself is

@@ -1,8 +1,8 @@
 """Handles: the objects that stand for a node's outputs while the user's program is recorded.
 
 Each output is a `Value` with a number, `ref = id << 8 | output`; a node with several returns tuples of values. Making
-new handles for every call would add half to the time of recording. Each call form therefore has a `Pool` of handles,
-and reuses those that are not referenced any more, which their reference counts show. A handle that is still referenced
+new handles for every call would add half to the time of recording. Each call form therefore has a `HandlePool`,
+and reuses the handles that are not referenced any more, which their reference counts show. A handle still referenced
 is never reused, so a value kept from an earlier recording is recognised by its id.
 """
 
@@ -88,7 +88,7 @@ class Outputs(tuple[Any, ...]):
     class_name: str
 
 
-class Pool:
+class HandlePool:
     """The handles that the calls of one form return.
 
     Args:
@@ -171,7 +171,7 @@ class Handles:
         self._recording, self._namespace = recording, namespace
         self.form_of: list[int] = []
         self._classes: dict[Key, Any] = {}
-        self._pools: list[Pool] = []
+        self._pools: list[HandlePool] = []
 
     def recycle(self) -> None:
         """Recycle handles that are not referenced any more; called between instances.
@@ -213,7 +213,7 @@ class Handles:
             self.form_of.append(form)
             return len(self.form_of) - 1
 
-        pool = Pool(make, new_id, self._namespace, f"pool_{form}")
+        pool = HandlePool(make, new_id, self._namespace, f"pool_{form}")
         self._pools.append(pool)
         self._namespace[f"grow_{form}"] = pool.grow
         return key, build if plain is None else None

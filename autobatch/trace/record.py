@@ -18,7 +18,7 @@ from autobatch.ir.typetable import TypeTable
 from autobatch.ops.operators import STAGE, stage
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.system.turns import recording
+from autobatch.system.turns import recording_lock
 from autobatch.trace.calls import Calls
 from autobatch.trace.decode import STALE, Log, as_longs, decode_log
 from autobatch.trace.handles import Value
@@ -77,7 +77,7 @@ class Recorder:
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         calls = self.calls
-        with recording(), calls.stand_ins.in_place(self.module if in_place else None, calls.entry), stage(calls):
+        with recording_lock(), calls.stand_ins.in_place(self.module if in_place else None, calls.entry), stage(calls):
             calls.start(self.module)
             for instance in instances:
                 structures.append(self._run(instance, refs, slots))
@@ -106,7 +106,7 @@ class Recorder:
         """Trace again the cells whose bodies read something from Python that has changed."""
         traces = self.calls.traces
         if not traces.watchlist.holds():
-            with recording():
+            with recording_lock():
                 traces.name_weights(self.module)
                 traces.renew()
 

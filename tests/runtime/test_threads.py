@@ -319,15 +319,15 @@ def test_threads_come_in_the_order_in_which_they_ask() -> None:
         order = list[str]()
 
         def wait(order: list[str] = order) -> None:
-            with turns.running():
+            with turns.run_lock():
                 order.append("waiting")
 
         thread = threading.Thread(target=wait)
-        with turns.running(), turns.running():
+        with turns.run_lock(), turns.run_lock():
             thread.start()
             while not turns._locks.next.locked():
                 time.sleep(0.001)
-        with turns.running():
+        with turns.run_lock():
             order.append("back")
         thread.join()
         first.append(order[0])

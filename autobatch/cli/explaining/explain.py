@@ -92,7 +92,7 @@ def explain(
     if plot_path is not None:
         require_picture(plot_path, "draw")
     use_threads(threads)
-    workload = load_workload(model, data, dim, seed).running(threads, tune)
+    workload = load_workload(model, data, dim, seed).with_options(threads, tune)
     instances = workload.first(batch_size)
     losses = [workload.batched("loss", policy, backend, max_bytes) for policy in policies]
     click.echo(f"{model}, the first {batch_size} instances of {workload.dataset.name}")

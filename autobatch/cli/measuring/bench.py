@@ -132,7 +132,7 @@ def bench(
     if out is not None:
         raise click.UsageError("--out goes with --peers, --roofline and --compile; --json names a file for results.")
     use_threads(threads)
-    workload = load_workload(model, data, dim, seed, precision=precision).running(threads, tune)
+    workload = load_workload(model, data, dim, seed, precision=precision).with_options(threads, tune)
     n_steps = (repeats + 1) * minibatches * len(policies)
     with open_json(json_path) as results:
         with show_progress(n_steps) as progress:

@@ -61,7 +61,7 @@ def evaluate(
     """
     use_threads(threads)
     stored = read_trained(checkpoint, model)
-    workload = stored.load_workload(data).running(threads, tune)
+    workload = stored.load_workload(data).with_options(threads, tune)
     if workload.spec.count_correct is None:
         raise DataError(f"cannot measure {model}: it has no metrics; give the model a method scores(instance).")
     instances = select_instances(workload, data)
@@ -107,7 +107,7 @@ def predict(
     """
     use_threads(threads)
     stored = read_trained(checkpoint, model)
-    workload = stored.load_workload(data).running(threads, tune)
+    workload = stored.load_workload(data).with_options(threads, tune)
     if workload.spec.predict is None:
         raise DataError(f"cannot predict with {model}: it has no scores; give the model a method scores(instance).")
     scorer = make_scorer(workload, select_instances(workload, data), stored, max_bytes)

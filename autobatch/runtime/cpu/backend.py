@@ -29,11 +29,11 @@ from autobatch.runtime.cpu.compiled import BoundStages, CompiledTypes
 from autobatch.runtime.cpu.memory import CpuMemory
 from autobatch.runtime.cpu.products import FastProducts
 from autobatch.runtime.cpu.rounding import Outers
-from autobatch.runtime.cpu.stage_memory import StageRun
+from autobatch.runtime.cpu.stage_values import StageRun
 from autobatch.runtime.cpu.stages import CompiledCell
 from autobatch.runtime.interpreter.frame import RowRange
 from autobatch.runtime.interpreter.values import Values
-from autobatch.runtime.memory import Pool
+from autobatch.runtime.memory import MemoryPool
 from autobatch.runtime.run import PooledRun
 
 
@@ -52,7 +52,7 @@ class Cpu:
 
     def __init__(self, poison: bool = False, jitted: bool | None = None, provider: str | None = None) -> None:
         self.poison, self.jitted = poison, is_jitted() if jitted is None else jitted
-        self.chooser, self.pool, self.outers = Chooser(provider), Pool(CpuMemory), Outers()
+        self.chooser, self.pool, self.outers = Chooser(provider), MemoryPool(CpuMemory), Outers()
         self._choosers = {self.chooser.name: self.chooser}
         self._types: WeakKeyDictionary[PlannedTypes, dict[tuple[Any, str], CompiledTypes]] = WeakKeyDictionary()
         self._cells: WeakValueDictionary[tuple[int, Any, str], CompiledCell] = WeakValueDictionary()

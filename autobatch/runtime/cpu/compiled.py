@@ -15,7 +15,7 @@ from autobatch.jit.addresses import address_of
 from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.runtime.cpu.piece_table import Places, Widths, make_tables
 from autobatch.runtime.cpu.pieces import AllPieces, BatchList, Calls, find_alone, list_calls, most_rows
-from autobatch.runtime.cpu.stage_memory import Arrays, StageRun
+from autobatch.runtime.cpu.stage_values import Arrays, StageRun
 from autobatch.runtime.cpu.stages import CompiledCell, CompiledStage
 from autobatch.runtime.cpu.steps import make_calls
 from autobatch.runtime.cpu.team import Sweeps

@@ -36,7 +36,7 @@ from autobatch.compiler.statement import Product
 from autobatch.ir.precision import rounded
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
-from autobatch.runtime.cpu.stage_memory import StageMemory, StageRun
+from autobatch.runtime.cpu.stage_values import StageRun, StageValues
 from autobatch.runtime.cpu.steps import (
     B_FLIPPED,
     B_STEP,
@@ -65,7 +65,7 @@ OUTER_M, OUTER_N, OUTER_K, OUTER_X, OUTER_Y, OUTER_OUT = 1, 2, 3, 4, 6, 8  # as 
 class RoundedStep(ProductStep):
     """A term of a product in bf16."""
 
-    def __init__(self, stage: StageMemory, product: Product, number: int, once: bool) -> None:
+    def __init__(self, stage: StageValues, product: Product, number: int, once: bool) -> None:
         super().__init__(stage, product, number, once)
         shape = stage.lowered.vars[self.term.weight].shape
         self.own[SCRATCH] = WORD * stage.turn_width

@@ -16,7 +16,7 @@ from autobatch.jit.addresses import address_of
 from autobatch.jit.compiling import compiling
 from autobatch.plan.plan import PlannedCell
 from autobatch.runtime.cpu.rounding import RoundedStep
-from autobatch.runtime.cpu.stage_memory import StageMemory, StageRun, flat
+from autobatch.runtime.cpu.stage_values import StageRun, StageValues, flat
 from autobatch.runtime.cpu.steps import InterpretedStep, KernelStep, ProductStep, Step
 from autobatch.runtime.cpu.weights import WeightStage
 
@@ -44,7 +44,7 @@ class CompiledCell:
         return WeightStage(self.cell, self.dtype)
 
 
-class CompiledStage(StageMemory):
+class CompiledStage(StageValues):
     """A stage with its steps.
 
     Attributes:

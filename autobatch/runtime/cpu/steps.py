@@ -31,7 +31,7 @@ from autobatch.jit.addresses import address_of, aligned, array_at, call_at
 from autobatch.jit.compiling import compiling
 from autobatch.jit.loops import by_address, compiled
 from autobatch.ops.define import run_kernel
-from autobatch.runtime.cpu.stage_memory import StageMemory, StageRun
+from autobatch.runtime.cpu.stage_values import StageRun, StageValues
 
 Array = NDArray[Any]
 Call = Callable[[int], object]
@@ -69,7 +69,7 @@ def make_calls(addresses: Array, steps: Sequence[Call], calls: Array, at: int, e
 class KernelStep:
     """A generated kernel."""
 
-    def __init__(self, stage: StageMemory, source: Source) -> None:
+    def __init__(self, stage: StageValues, source: Source) -> None:
         self.stage, self.source = stage, source
         self.own = np.array(source.sizes, np.int64)
         self.function = None if stage.jitted else load_plain(source.text, stage.dtype)
@@ -94,7 +94,7 @@ class KernelStep:
 class ProductStep:
     """A term of a product: rows times a matrix that all rows share, written to the target or added to it."""
 
-    def __init__(self, stage: StageMemory, product: Product, number: int, once: bool) -> None:
+    def __init__(self, stage: StageValues, product: Product, number: int, once: bool) -> None:
         self.stage, self.term, self.once = stage, product.terms[number], once
         self.accumulate = product.adds or number > 0
         self.out = View(product.target, 0, (stage.lowered.sizes[product.target],), (1,))
@@ -173,7 +173,7 @@ class ProductStep:
 class InterpretedStep:
     """An instruction that runs as in the reference backend."""
 
-    def __init__(self, stage: StageMemory, alone: Interpreted) -> None:
+    def __init__(self, stage: StageValues, alone: Interpreted) -> None:
         self.stage, self.alone, self.own = stage, alone, np.zeros(0, np.int64)
 
     def bind(self, run: StageRun) -> int:
@@ -185,18 +185,13 @@ class InterpretedStep:
         lowered, run = self.stage.lowered, self.stage.run
         var = lowered.vars[self.alone.target]
         assert isinstance(var.source, Instruction)
-        op, static = var.source.op, var.source.static
         rows = run.rows(k, self.stage.columns.index("rows_n"))
-        if op.segments is not None:
-            domain = lowered.vars[self.alone.args[1 if op.segments == "spread" else 0]].domain
-            static = {**static, "segments": rows.segments(domain)}
-        if op.random:
-            static = {**static, "random": rows.randomness(run.randomness, self.stage.cell.type.owner)}
+        static = rows.static(lowered.vars, self.alone.target, run.randomness, self.stage.cell.type.owner)
         args = [self._argument(arg, k) for arg in self.alone.args]
         if self.stage.precision == "bf16":
             for at in rounded_args(lowered.vars, self.alone.target):
                 args[at] = rounded(args[at])
-        run_kernel(op, np, args, self.stage.view(lowered.views[self.alone.target], k), static)
+        run_kernel(var.source.op, np, args, self.stage.view(lowered.views[self.alone.target], k), static)
 
     def _argument(self, arg: int, k: int) -> Any:
         lowered = self.stage.lowered

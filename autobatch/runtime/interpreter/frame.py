@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from autobatch.ir.layout import Layout
-from autobatch.ir.program import NODE, SHARED, Var
+from autobatch.ir.program import NODE, SHARED, Instruction, Var
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments
 from autobatch.params.store import Store
@@ -82,8 +83,32 @@ class RowRange:
         training = source.training if owner is None else owner.training
         return Randomness(source.seed, source.step, self.store.put(keys), training)
 
+    def static(self, vars: Sequence[Var], index: int, source: Randomness, owner: Any) -> dict[str, Any]:
+        """The static arguments of an instruction, with the edges or the randomness of these rows if its op needs them.
+
+        Args:
+            vars: the values of the cell.
+            index: of the value that the instruction computes.
+            source, owner: as for `randomness`.
+        """
+        instruction = vars[index].source
+        assert isinstance(instruction, Instruction)
+        op, static = instruction.op, dict(instruction.static)
+        if op.segments is not None:
+            static["segments"] = self.segments(vars[instruction.args[1 if op.segments == "spread" else 0]].domain)
+        if op.random:
+            static["random"] = self.randomness(source, owner)
+        return static
+
     def destinations(self, number: int) -> tuple[Array, Array, Array]:
         """Pointers to the destinations of each row of an output; the destinations; whether each is added to."""
         base = self.plan.dest_base[self.plan.tables.out_ptr[self.kind] + number]
         ptr = self.plan.dest_ptr[base + self.start : base + self.end + 1]
         return ptr, self.plan.dest[ptr[0] : ptr[-1]], self.plan.adds[ptr[0] : ptr[-1]]
+
+
+def constant_row(data: Any, dtype: np.dtype[Any]) -> Any:
+    """A constant as a single row, on the host; ints stay ints, because they may be ids, and scalars stay scalars."""
+    if isinstance(data, (int, float)):
+        return data
+    return (data if data.dtype.kind in "iu" else data.astype(dtype, copy=False))[None]

@@ -24,7 +24,7 @@ from autobatch.ops.variadic import Segments, segment_sum
 from autobatch.params.sparse_rows import Rows
 from autobatch.plan.plan import Batch, PlannedCell
 from autobatch.runtime.backend import RunOptions
-from autobatch.runtime.interpreter.frame import Array, Env, Frame, RowRange
+from autobatch.runtime.interpreter.frame import Array, Env, Frame, RowRange, constant_row
 from autobatch.runtime.interpreter.values import Values
 
 
@@ -142,12 +142,9 @@ class Interpreter:
                         self._parameters[id(parameter)] = self.store.put(parameter.data)
                     env[index] = self._parameters[id(parameter)][None]
                 case Constant(data=data):
-                    env[index] = data if isinstance(data, (int, float)) else self._constant(data)
+                    row = constant_row(data, self.options.dtype)
+                    env[index] = row if isinstance(data, (int, float)) else self.store.put(row)
         return env
-
-    def _constant(self, data: Array) -> Array:
-        """A constant array as a single row; ints stay ints, because they may be ids."""
-        return self.store.put(data if data.dtype.kind in "iu" else data.astype(self.options.dtype, copy=False))[None]
 
     def run(self, frame: Frame, indices: Iterable[int]) -> None:
         """Run instructions, each into its place if it has one, and add the results to `frame.env`."""
@@ -155,20 +152,16 @@ class Interpreter:
             var = frame.vars[index]
             source = var.source
             assert isinstance(source, Instruction)
-            op, args, static = source.op, [frame.env[a] for a in source.args], source.static
+            op, args = source.op, [frame.env[a] for a in source.args]
             if op.view:
-                frame.env[index] = op.kernel(self.store.xp, args[0], **static)
+                frame.env[index] = op.kernel(self.store.xp, args[0], **source.static)
                 continue
             out = frame.env[index] = self._out(frame, index)
             if index in frame.layout.joins:
                 self._join(frame.layout.joins[index], args, out)
                 continue
-            if op.segments is not None:
-                domain = frame.vars[source.args[1 if op.segments == "spread" else 0]].domain
-                static = {**static, "segments": frame.rows.segments(domain)}
-            if op.random:
-                owner = self.cells.cells[frame.rows.kind].type.owner
-                static = {**static, "random": frame.rows.randomness(self.randomness, owner)}
+            owner = self.cells.cells[frame.rows.kind].type.owner
+            static = frame.rows.static(frame.vars, index, self.randomness, owner)
             if self.options.precision == "bf16":
                 for at in rounded_args(frame.vars, index):
                     args[at] = rounded(args[at], self.store.xp)

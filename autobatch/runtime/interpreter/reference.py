@@ -19,7 +19,7 @@ from autobatch.plan.plan import Batch, Plan, PlannedTypes
 from autobatch.runtime.backend import Counts, RunOptions, Timer
 from autobatch.runtime.interpreter.interpreter import Interpreter
 from autobatch.runtime.interpreter.values import Values
-from autobatch.runtime.memory import Memory, Pool
+from autobatch.runtime.memory import Memory, MemoryPool
 from autobatch.runtime.run import PooledRun
 
 
@@ -35,7 +35,7 @@ class Reference:
 
     def __init__(self, poison: bool = False, store: Store = HOST) -> None:
         self.poison, self.store = poison, store
-        self.pool = Pool(lambda: Memory(store))
+        self.pool = MemoryPool(lambda: Memory(store))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have their own memory."""

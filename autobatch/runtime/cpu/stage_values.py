@@ -24,7 +24,7 @@ from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness
 from autobatch.params.store import HOST
 from autobatch.plan.plan import Batch, Plan
-from autobatch.runtime.interpreter.frame import RowRange
+from autobatch.runtime.interpreter.frame import RowRange, constant_row
 
 Array = NDArray[Any]
 
@@ -62,7 +62,7 @@ class StageRun(NamedTuple):
         return RowRange(self.plan, Batch(self.kind, start, start + int(self.table[k, n_column]), ()), HOST)
 
 
-class StageMemory:
+class StageValues:
     """Maps the values of a stage to the arrays of a run, and computes the values that all rows share.
 
     Attributes:
@@ -117,7 +117,7 @@ class StageMemory:
         self._data: list[Array] | None = None
         self.packed = np.zeros(self.storage.shared_width, self.dtype)
         self.shared: dict[int, Any] = {
-            i: _constant(source.data, self.dtype)
+            i: constant_row(source.data, self.dtype)
             for i in sorted(read)
             if isinstance(source := vars[i].source, Constant)
         }
@@ -241,10 +241,3 @@ def _looked_up(stage: StageProgram) -> set[int]:
 def _instruction(source: object) -> Instruction:
     assert isinstance(source, Instruction), "shared values that are no parameters are computed"
     return source
-
-
-def _constant(data: Any, dtype: np.dtype[Any]) -> Any:
-    """A constant as a single row; ints stay ints, because they may be ids."""
-    if isinstance(data, (int, float)):
-        return data
-    return (data if data.dtype.kind in "iu" else data.astype(dtype, copy=False))[None]
