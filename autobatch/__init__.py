@@ -29,7 +29,9 @@ from autobatch.ops import (
     cross_entropy,
     div,
     dot,
+    dot_n,
     dropout,
+    each,
     equal,
     erf,
     exp,
@@ -41,6 +43,8 @@ from autobatch.ops import (
     less_equal,
     log,
     log_softmax,
+    logsumexp,
+    logsumexp_n,
     lookup,
     matmul,
     max,
@@ -56,6 +60,7 @@ from autobatch.ops import (
     reshape,
     sigmoid,
     softmax,
+    softmax_n,
     softplus,
     split,
     sqrt,
@@ -77,14 +82,15 @@ from autobatch.trace.cell import cell
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "Dropout", "Embedding", "GRUCell",
-    "Graph", "GraphError", "LSTMCell", "LayerNorm", "Linear", "Module", "NumericError", "Parameter", "PlanError",
-    "PolicyError", "Rows", "ScheduleError", "ShapeError", "add", "affine", "attend", "batched", "cell", "concat",
-    "cross_entropy", "div", "dot", "dropout", "equal", "erf", "exp", "gelu", "greater", "greater_equal",
-    "layer_norm", "less", "less_equal", "log", "log_softmax", "lookup", "matmul", "max", "max_n", "mean", "mean_n",
-    "minibatches", "mul", "neg", "not_equal", "ops", "optim", "outer", "pow", "randomness", "relu", "reshape",
-    "sigmoid", "softmax", "softplus", "split", "sqrt", "squared_error", "stop_gradient", "sub", "sum", "sum_n",
-    "tanh", "testing", "transpose", "where",
+    "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "Dropout", "Embedding",
+    "GRUCell", "Graph", "GraphError", "LSTMCell", "LayerNorm", "Linear", "Module", "NumericError", "Parameter",
+    "PlanError", "PolicyError", "Rows", "ScheduleError", "ShapeError", "add", "affine", "attend", "batched",
+    "cell", "concat", "cross_entropy", "div", "dot", "dot_n", "dropout", "each", "equal", "erf", "exp", "gelu",
+    "greater", "greater_equal", "layer_norm", "less", "less_equal", "log", "log_softmax", "logsumexp",
+    "logsumexp_n", "lookup", "matmul", "max", "max_n", "mean", "mean_n", "minibatches", "mul", "neg",
+    "not_equal", "ops", "optim", "outer", "pow", "randomness", "relu", "reshape", "sigmoid", "softmax",
+    "softmax_n", "softplus", "split", "sqrt", "squared_error", "stop_gradient", "sub", "sum", "sum_n", "tanh",
+    "testing", "transpose", "where",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -61,6 +61,10 @@ class Traced(Symbol):
         """Append an instruction."""
         return self.builder.apply(op, args, static)
 
+    def as_list(self, values: list[Any]) -> Any:
+        """The variadic port whose elements these values are, or the values."""
+        return self.builder.as_list(values)
+
     def _refuse(self, what: str) -> Exception:
         source = self.var.source
         if self.is_known():
@@ -166,15 +170,21 @@ class Builder:
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
         """Append `op` of `args`; ShapeError if their shapes do not fit."""
+        result = self._append(op, [self.wrap(a) for a in args], static)
+        return TracedCondition(self, result.index) if gives_condition(op, args) else result
+
+    def as_list(self, values: list[Any]) -> Any:
+        """The variadic port whose elements these are; here there are none."""
+        return values
+
+    def _append(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
         option = first_symbol(list(static.values()))
         if isinstance(option, Traced) and option.is_known():
             raise NeedsNumber(f"an option of {op.name}")
-        values = [self.wrap(a) for a in args]
         shape = op.shape(*(v.shape for v in values), **static)
         if op.index_axis is not None:
-            values[1] = self._ids(op, *values[:2])
-        result = self.add(Instruction(op, tuple(v.index for v in values), static), shape, self._domain(op, values))
-        return TracedCondition(self, result.index) if gives_condition(op, args) else result
+            values = [values[0], self._ids(op, *values[:2]), *values[2:]]
+        return self.add(Instruction(op, tuple(v.index for v in values), static), shape, self._domain(op, values))
 
     def _ids(self, op: Op, table: Traced, ids: Traced) -> Traced:
         """Check ids: they must be int data of the node, or constants in their range."""

@@ -12,7 +12,7 @@ The same builder continues a finished program, which is how differentiation deri
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -184,6 +184,19 @@ def _show_source(source: Source) -> str:
             return f"{'float' if is_float else 'int'} attribute at {column}"
         case _:
             return "port"
+
+
+def source_key(source: Source) -> Hashable:
+    """A key that is equal for sources of equal values."""
+    match source:
+        case Instruction(op, args, static):
+            return op, args, repr(sorted(static.items()))
+        case Weight(parameter, name):
+            return "parameter", id(parameter), name
+        case Constant(data):
+            array = np.asarray(data)
+            return "constant", type(data), array.dtype.str, array.shape, array.tobytes()
+    return source
 
 
 def first_leaf(domain: int) -> int:

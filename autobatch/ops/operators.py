@@ -215,6 +215,10 @@ class Symbol(Operators):
         """Apply a function made of ops; a trace runs it, a recording records it as one node."""
         return function(*args, **kwargs)
 
+    def as_list(self, values: list[Any]) -> Any:
+        """The variadic port whose elements these values are, if they are such elements; else the values."""
+        return values
+
     def __copy__(self) -> Self:
         return self
 

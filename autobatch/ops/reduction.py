@@ -7,7 +7,7 @@ from typing import Any
 
 from autobatch.errors import ShapeError
 from autobatch.ops.define import Array, Op, Shape, composite, define_op, shape_of
-from autobatch.ops.elementwise import equal, exp
+from autobatch.ops.elementwise import equal, exp, log, stop_gradient
 from autobatch.ops.shaping import expand, reshape
 
 Axis = int | tuple[int, ...] | None
@@ -80,6 +80,14 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The largest element over `axis`; equal largest elements share the gradient evenly."""
     return _max_op(x, axis=axis, keepdims=keepdims)
+
+
+@composite
+def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """The logarithm of the sum of exp(x) over `axis` (all axes by default); nothing overflows."""
+    peak = stop_gradient(max(x, axis, keepdims=True))
+    total = log(sum(exp(x - peak), axis, keepdims=True)) + peak
+    return total if keepdims else reshape(total, _reduced(shape_of(x), axis, keepdims=False))
 
 
 def _same_shape(x: Shape, axis: int) -> Shape:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 from typing import Any
 
@@ -18,8 +18,8 @@ import numpy as np
 
 from autobatch.errors import ShapeError
 from autobatch.ops import reduction
-from autobatch.ops.define import Array, Op, composite, define_op, shape_of
-from autobatch.ops.elementwise import add, equal
+from autobatch.ops.define import Array, Op, composite, define_op, first_symbol, shape_of
+from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
 from autobatch.ops.indexing import sum_runs
 from autobatch.ops.reduction import softmax
 from autobatch.ops.shaping import concat, reshape
@@ -68,10 +68,10 @@ def _segment_max(xp: Any, x: Array, out: Array, segments: Segments) -> None:
 
 
 def _spread(xp: Any, x: Array, like: Array, out: Array, segments: Segments) -> None:
-    out[...] = x if x.shape[0] == 1 else x[segments.rows]
+    out[...] = x if isinstance(x, (int, float)) or x.shape[0] == 1 else x[segments.rows]
 
 
-def _softmax_n(xp: Any, x: Array, out: Array, segments: Segments) -> None:
+def _segment_softmax(xp: Any, x: Array, out: Array, segments: Segments) -> None:
     peak = xp.empty((len(segments.counts), *x.shape[1:]), x.dtype)
     _segment_max(xp, x, peak, segments)
     xp.exp(xp.subtract(x, peak[segments.rows], out=out), out=out)
@@ -99,7 +99,7 @@ _sum_edges: Op = define_op(
 _max_edges = define_op("max_n", shape=lambda x: x, kernel=_segment_max, segments="reduce", pullback=_max_n_pullback)
 _count_edges = define_op("count_n", shape=lambda x: (), kernel=_count_n, segments="reduce")
 _softmax_edges = define_op(
-    "softmax_n", shape=lambda x: x, kernel=_softmax_n, segments="edge",
+    "softmax_n", shape=lambda x: x, kernel=_segment_softmax, segments="edge",
     pullback=lambda g, out, x: (out * (g - _spread_edges(_sum_edges(g * out), x)),),
 )  # fmt: skip
 
@@ -107,16 +107,34 @@ _softmax_edges = define_op(
 class VariadicPort(ABC):
     """A variadic list argument inside a traced cell: `values`, symbolic, one row per edge.
 
-    The tracer subclasses it: a body that calls `__iter__`, `len` or indexing needs a fixed length.
+    The tracer subclasses it; there a body may also walk through it, see `autobatch.trace.elements`.
     """
 
     @abstractmethod
     def values(self, shape: Any) -> Any:
         """The element (a value or a tuple of values); `shape` describes it if all lists so far were empty."""
 
+    @abstractmethod
+    def each(self, function: Callable[..., Any], lists: Sequence[Any]) -> Any:
+        """The port whose elements are `function` of those of all lists, of which this is one."""
+
+    @abstractmethod
+    def like(self, element: Any) -> Any:
+        """A port over the same edges."""
+
+
+def as_port(values: Any) -> Any:
+    """A list of any values; a variadic port where it is one, or holds the elements of one."""
+    if isinstance(values, VariadicPort):
+        return values
+    values = list(values)
+    symbol = first_symbol(values)
+    return values if symbol is None else symbol.as_list(values)
+
 
 def _over(values: Any, variadic: Any, stacked: Any) -> Any:
     """Apply a reduction to a variadic port or a non-empty sequence; tuples are reduced part by part."""
+    values = as_port(values)
     if isinstance(values, VariadicPort):
         return _map(variadic, values.values(None))
     if isinstance(values[0], tuple):
@@ -129,9 +147,9 @@ def _over(values: Any, variadic: Any, stacked: Any) -> Any:
 
 def _reduce(values: Any, shape: Any, variadic: Any, over: Any) -> Any:
     """The public form of a reduction: `over` for a sequence, zeros of the given shape if it is empty."""
+    values = as_port(values)
     if isinstance(values, VariadicPort):
         return _map(variadic, values.values(element_shape(shape)))
-    values = list(values)
     return over(values) if values else _zeros(element_shape(shape))
 
 
@@ -184,6 +202,29 @@ def _max_n(values: Any) -> Any:
     return _over(values, _max_edges, lambda parts: reduction.max(_stack(parts), axis=0))
 
 
+@composite
+def _softmax_n(scores: Any) -> Any:
+    scores = list(scores)
+    check_equal_shapes(scores)
+    weights = softmax(_stack(scores), axis=0)
+    return tuple(weights[i] for i in range(len(scores)))
+
+
+@composite
+def _logsumexp_n(values: Any) -> Any:
+    return _over(values, _logsumexp_edges, lambda parts: reduction.logsumexp(_stack(parts), axis=0))
+
+
+@composite
+def _dot_n(weights: Any, values: Any, shape: Any) -> Any:
+    return sum_n(each(mul, weights, values), shape)
+
+
+def _logsumexp_edges(x: Any) -> Any:
+    peak = stop_gradient(_max_edges(x))
+    return log(_sum_edges(exp(x - _spread_edges(peak, x)))) + peak
+
+
 def _mean_edges(x: Any) -> Any:
     count = _count_edges(x)
     return _sum_edges(x) / reshape(count + equal(count, 0.0), (1,) * x.ndim)
@@ -219,6 +260,75 @@ def max_n(values: Any, shape: Any = None) -> Any:
     return _reduce(values, shape, _max_edges, _max_n)
 
 
+def each(function: Callable[..., Any], *lists: Any) -> Any:
+    """Apply a function to each element of a list, or to the elements of several lists that stand in one place.
+
+    Inside a cell that takes the lists as arguments the result is a list of any length too, and the cell has one type
+    for all lengths. There `[f(h) for h in children]` does the same; it takes longer to trace, once for each length.
+
+    Args:
+        function: of one element of each list; it may read other values, too. It returns a value, or a tuple of values.
+        lists: equally long.
+
+    Raises:
+        ShapeError: the lists are not equally long.
+
+    >>> [float(x) for x in each(lambda x, y: x * y, [1.0, 2.0], [3.0, 4.0])]
+    [3.0, 8.0]
+    """
+    lists = tuple(map(as_port, lists))
+    for values in lists:
+        if isinstance(values, VariadicPort):
+            return values.each(function, lists)
+    if len(set(map(len, lists))) > 1:
+        raise ShapeError(f"ab.each takes lists of one length, not of {' and '.join(str(len(x)) for x in lists)}.")
+    return [function(*elements) for elements in zip(*lists, strict=True)]
+
+
+def softmax_n(scores: Any) -> Any:
+    """The softmax over the values of a list, element by element: a list of weights that sum to one.
+
+    Args:
+        scores: any number of values of one shape; the weights have this shape.
+
+    >>> [float(w) for w in softmax_n([0.0, 0.0])]
+    [0.5, 0.5]
+    """
+    scores = as_port(scores)
+    if isinstance(scores, VariadicPort):
+        return scores.like(_map(_softmax_edges, scores.values(None)))
+    return list(_softmax_n(scores)) if scores else []
+
+
+def logsumexp_n(values: Any) -> Any:
+    """The logarithm of the sum of exponentials over one or more values of one shape, element by element.
+
+    The largest value is subtracted first, so nothing overflows. A list without values is refused: the result would be
+    minus infinity.
+    """
+    values = as_port(values)
+    if not isinstance(values, VariadicPort) and not values:
+        raise ShapeError("logsumexp_n of no value is minus infinity; give at least one.")
+    return _logsumexp_n(values)
+
+
+def dot_n(weights: Any, values: Any, shape: Any = None) -> Any:
+    """The sum of the values, each multiplied by its weight.
+
+    Args:
+        weights: as many as values: scalars, or arrays that multiply values element by element.
+        values: any number of values of one shape.
+        shape: the shape of one value; needed only if there may be none. The sum is then zero.
+
+    >>> float(dot_n([0.5, 2.0], [4.0, 3.0]))
+    8.0
+    """
+    weights, values = as_port(weights), as_port(values)
+    if not isinstance(values, VariadicPort) and not values and not len(weights):
+        return _zeros(element_shape(shape))
+    return _dot_n(weights, values, shape)
+
+
 @composite
 def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = None) -> Any:
     """The sum of `values`, weighted by the softmax of scale * (query . key): dot-product attention without padding.
@@ -229,6 +339,7 @@ def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = 
         scale: factor of the scores; 1/sqrt(D) gives the scaled form (Vaswani et al. 2017).
         shape: the shape of one value, needed when there may be none; the result is then zero.
     """
+    keys, values = as_port(keys), as_port(values)
     if isinstance(keys, VariadicPort) and isinstance(values, VariadicPort):
         v, k = values.values(element_shape(shape)), keys.values(query.shape)
         _check_attention(query, k, v)

@@ -25,13 +25,13 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.decode import FormTables, form_tables
+from autobatch.trace.elements import NeedsLength
 from autobatch.trace.entries import Entry, Known, StandIns, invoke
 from autobatch.trace.forms import Form, FormReader, make_form
 from autobatch.trace.generated import Namespace
 from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Handles
 from autobatch.trace.lifting import Lifting, never, to_values
-from autobatch.trace.tracer import NeedsLength
-from autobatch.trace.traces import Traces
+from autobatch.trace.traces import Family, Traces
 
 MAX_FORMS = 8  # forms that an entry tries one after another; others take the slow path
 NO_ARGUMENTS = inspect.Signature([])
@@ -208,12 +208,13 @@ class Calls:
             return invoke(entry.known.function, entry.signature, lifted)  # the form with values may be known
         reader, keys = self._read(entry, lifted)
         form = tuple(reader.conditions)
+        try:
+            family = self._family_of(entry, keys, reader.lengths)
+        except NeedsLength as needs:
+            entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = reader.lists[needs.group]
+            return self._slow(entry, tuple(lifted.values()))
         if form not in entry.known.by_form:
-            try:
-                self._add_form(entry, reader, self._type_of(entry, keys))
-            except NeedsLength as needs:
-                entry.fixed[tuple(keys.items())] = reader.lists[needs.group]
-                return self._slow(entry, tuple(lifted.values()))
+            self._add_form(entry, reader, family)
         return invoke(entry.known.by_form[form], entry.signature, lifted)
 
     def _read(self, entry: Entry, arguments: Mapping[str, Any]) -> tuple[FormReader, dict[str, Key]]:
@@ -222,15 +223,16 @@ class Calls:
         while True:
             reader = FormReader(self.handles, self._namespace.constant, entry.is_static, fixed)
             keys = {name: reader.read(name, x, name) for name, x in arguments.items()}
-            needed = entry.fixed.get(tuple(keys.items()))
+            needed = entry.fixed.get((tuple(keys.items()), tuple(reader.lengths)))
             if needed is None:
                 return reader, keys
             fixed.add(needed)
 
-    def _add_form(self, entry: Entry, reader: FormReader, node_type: NodeType) -> None:
+    def _add_form(self, entry: Entry, reader: FormReader, family: Family) -> None:
+        node_type = family.node_type
         outputs, build = self.handles.add_pool(len(self.forms), node_type)
         rebuild = None if build is None else self._namespace.constant(build)
-        form = make_form(reader, len(self.forms), node_type.number, node_type.program, outputs, rebuild)
+        form = make_form(reader, len(self.forms), node_type, family.lengths, outputs, rebuild)
         self.forms.append(form)
         known = entry.known
         known.by_form[tuple(reader.conditions)] = self._generate(entry, [form], _refuse(entry, reader.lists))
@@ -240,9 +242,9 @@ class Calls:
 
     # Types: their forms change when cells are traced again.
 
-    def _type_of(self, entry: Entry, keys: dict[str, Key]) -> NodeType:
+    def _family_of(self, entry: Entry, keys: dict[str, Key], lengths: Sequence[int]) -> Family:
         with self.stand_ins.stepped_aside():
-            return self.traces.type_of(entry, keys)
+            return self.traces.family_of(entry, keys, tuple(lengths))
 
     def _renew(self, entry: Entry, before: Hashable, now: Hashable) -> None:
         """Switch an entry to the forms of its present types, and keep the forms of its former types."""

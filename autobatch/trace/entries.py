@@ -46,7 +46,7 @@ class Entry:
         lists: whether sequences with values among the arguments become lists of values alone.
         known: the forms met so far.
         shelf: the forms of former types, which the cell may have again, by the types' numbers.
-        fixed: by the keys of the arguments, a list (by expression) whose length the body needs.
+        fixed: by the arguments' keys and the lists' lengths, a list (by expression) whose length the body needs.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Entry:
     lists: bool = False
     known: Known = NOTHING
     shelf: dict[Hashable, Known] = field(default_factory=dict)
-    fixed: dict[tuple[tuple[str, Key], ...], str] = field(default_factory=dict)
+    fixed: dict[tuple[tuple[tuple[str, Key], ...], tuple[int, ...]], str] = field(default_factory=dict)
 
 
 class StandIns:

@@ -30,8 +30,10 @@ import numpy as np
 
 from autobatch.errors import DataError, GraphError
 from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Key, Static, exact, is_hashable, is_structure
-from autobatch.ir.program import DRAW, Attribute, CellProgram, Port, first_leaf
+from autobatch.ir.program import DRAW, Attribute, Port, first_leaf
+from autobatch.ir.typetable import NodeType
 from autobatch.trace.decode import EACH, END, VALUE, WORDS
+from autobatch.trace.elements import Lengths
 from autobatch.trace.handles import Handles, Outputs, Value, path_to_ref
 
 IS_RECORDING = "__stage.current is __calls"  # costs 50 ns
@@ -77,6 +79,7 @@ class FormReader:
         self.conditions: list[str] = []
         self.leaves: list[Leaf] = []
         self.lists: list[str] = []
+        self.lengths: list[int] = []
         self.n_leaves = 0
 
     def read(self, name: str, x: Any, text: str) -> Key:
@@ -151,7 +154,7 @@ class FormReader:
         """The key of a list of any length, if its elements have one form and consist of values only; else None."""
         if not x:
             self.conditions.append(f"__type({text}) is __list and not {text}")
-            self.lists.append(text)
+            self._add_list(x, text)
             return Key("each", None)
         keys = {self._key(element) for element in x}
         key = keys.pop()
@@ -165,8 +168,12 @@ class FormReader:
         conditions.append(f"__len({name} := [{made}]) == {len(refs)} * __len({text})")
         self.conditions.append(" and ".join(conditions))
         self.leaves.append(Leaf("each", text, first_leaf(len(self.lists)), name, tuple(n for _, n in refs)))
-        self.lists.append(text)
+        self._add_list(x, text)
         return Key("each", None, (key,))
+
+    def _add_list(self, x: list[Any], text: str) -> None:
+        self.lists.append(text)
+        self.lengths.append(len(x))
 
     def _key(self, x: Any) -> Key | None:
         """The key of a value, or of a tuple of such; None for anything else."""
@@ -220,19 +227,24 @@ class Form:
 
 
 def make_form(
-    reader: FormReader, number: int, type_id: int, program: CellProgram, outputs: Key, rebuild: str | None
+    reader: FormReader, number: int, node_type: NodeType, lengths: Lengths, outputs: Key, rebuild: str | None
 ) -> Form:
-    """The form that `reader` read, of the type `type_id`.
+    """The form that `reader` read, of this type.
 
     Args:
+        lengths: those for which the type is right.
         outputs: the key of the handles that it returns.
         rebuild: the name of the function that turns a handle into what the call returns, if there is one.
     """
+    program = node_type.program
     ports = {v.source.leaf: v.source.number for v in program.vars if isinstance(v.source, Port)}
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
-    logged, floats, code = [f"__out{path_to_ref(outputs)}"], list[str](), [type_id]
+    logged, floats, code = [f"__out{path_to_ref(outputs)}"], list[str](), [node_type.number]
     conditions = list(reader.conditions)
     conditions += [f"__len({reader.lists[a]}) == __len({reader.lists[b]})" for a, b in program.ties]
+    if lengths.walked:
+        found = _tuple([f"__len({reader.lists[group]})" for group in lengths.walked])
+        conditions.append(f"{found} in {reader.constant(lengths.found)}")
     if all(leaf.kind not in ("value", "each") for leaf in reader.leaves):
         conditions.append(IS_RECORDING)
     for leaf in reader.leaves:

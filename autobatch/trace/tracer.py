@@ -3,56 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from autobatch.errors import AutobatchError, GraphError, ShapeError
+from autobatch.errors import AutobatchError, GraphError
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
-from autobatch.ir.builder import Builder
 from autobatch.ir.program import NODE, Attribute, CellProgram, Port, first_leaf
 from autobatch.ir.program_check import check_cell
 from autobatch.ops.operators import Operators, stage
-from autobatch.ops.variadic import VariadicPort
 from autobatch.system.trust import checking
-
-
-class NeedsLength(Exception):
-    """The body of a cell needs the length of a list that was passed as the variadic group of this number."""
-
-    def __init__(self, group: int) -> None:
-        self.group = group
-
-
-class _TracedList(VariadicPort):
-    """A list argument of any length, inside a trace."""
-
-    def __init__(self, tracer: Tracer, name: str, group: int, element: Key | None) -> None:
-        self.tracer, self.name, self.group = tracer, name, group
-        self.element = None if element is None else tracer.argument(element, name, group)
-
-    def values(self, shape: Any) -> Any:
-        if self.element is None:
-            if shape is None:
-                raise ShapeError(
-                    f"a variadic form of the empty list {self.name!r} needs shape=, the shape of one element."
-                )
-            self.tracer.resolved[self.group] = key = _key_of_shape(shape)
-            self.element = self.tracer.argument(key, self.name, self.group)
-        return self.element
-
-    def __getattr__(self, name: str) -> Any:
-        if hasattr(list, name):
-            raise NeedsLength(self.group)
-        raise AttributeError(f"a list has no attribute {name!r}")
-
-    def _needs_length(self, *args: Any) -> Any:
-        raise NeedsLength(self.group)
-
-    __iter__ = __len__ = __getitem__ = __contains__ = __reversed__ = _needs_length
-    __add__ = __radd__ = __mul__ = __rmul__ = __eq__ = __ne__ = _needs_length
+from autobatch.trace.elements import Element, ListBuilder, NeedsLength, TracedList
 
 
 def _key_of_shape(shape: Any) -> Key:
@@ -67,11 +30,15 @@ NOT_WATCHED: AbstractContextManager[None] = nullcontext()
 class Tracer:
     """Runs a function once on symbolic arguments built from their keys.
 
-    `resolved` maps variadic groups to the key of their elements, where only the body's `shape=` gives it.
+    Args:
+        lengths: of the list arguments of the call, by number of the variadic group.
+
+    Attributes:
+        resolved: by variadic group, the key of its elements where only the body's `shape=` gives it.
     """
 
-    def __init__(self, name: str, weight_names: Mapping[int, str]) -> None:
-        self.builder = Builder(name, weight_names=weight_names)
+    def __init__(self, name: str, weight_names: Mapping[int, str], lengths: Sequence[int] = ()) -> None:
+        self.builder = ListBuilder(name, weight_names, lengths)
         self.resolved: dict[int, Key] = {}
         self.n_leaves: Counter[int] = Counter()
         self.n_groups = 0
@@ -111,13 +78,20 @@ class Tracer:
                 return key.detail.value
             case "each":
                 self.n_groups += 1
-                element = key.children[0] if key.children else None
-                return _TracedList(self, name, self.n_groups - 1, element)
+                return self._list(key, name, self.n_groups - 1)
         children = [
             self.argument(child, f"{name}.{label}", domain)
             for label, child in zip(key.labels, key.children, strict=True)
         ]
         return key.build(children)
+
+    def _list(self, key: Key, name: str, group: int) -> TracedList:
+        def make(shape: Any) -> Any:
+            self.resolved[group] = element = _key_of_shape(shape)
+            return self.argument(element, name, group)
+
+        element = self.argument(key.children[0], name, group) if key.children else None
+        return TracedList(self.builder, name, group, element, make)
 
     def _leaf(self, domain: int) -> int:
         self.n_leaves[domain] += 1
@@ -126,8 +100,10 @@ class Tracer:
 
 def collect_outputs(result: Any, outputs: list[Any]) -> Any:
     """Append the values in `result` to `outputs`; return its structure, with output numbers in their place."""
-    if isinstance(result, _TracedList):
-        result = list(result)
+    if isinstance(result, TracedList):
+        raise NeedsLength(result.group)
+    if isinstance(result, Element):
+        raise NeedsLength(result.var.domain)
     if isinstance(result, (Operators, np.ndarray, np.number, int, float)) and not isinstance(result, bool):
         outputs.append(result)
         return len(outputs) - 1

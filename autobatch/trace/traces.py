@@ -5,12 +5,16 @@ trace is in force. Once per call all guards in force are checked. If one fails, 
 used again, so switching back and forth traces nothing; if there is none, the body is traced again. A new trace with the
 same signature (ports, attributes, outputs) replaces the old one under its type id, so that recorded graphs stay valid.
 A trace with another signature is a new type, and graphs with the old type are refused.
+
+A body that walks through a list is traced for each length of the list that calls have, and serves the lengths that give
+one program (`autobatch.trace.elements`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -18,34 +22,58 @@ import numpy as np
 
 from autobatch.ir.arguments import Key
 from autobatch.ir.builder import NeedsNumber
-from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Weight
+from autobatch.ir.program import Attribute, CellProgram, Port, source_key
 from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
 from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
 from autobatch.params.parameter import FLOAT32
+from autobatch.trace.elements import Lengths, NeedsLength
 from autobatch.trace.entries import Entry
 from autobatch.trace.guards import Difference, Guard, Watchlist, differences
 from autobatch.trace.live import Live
-from autobatch.trace.tracer import NeedsLength, Tracer
+from autobatch.trace.tracer import Tracer
 from autobatch.trace.watching import Watch
 
 MOST_TRACES = 8  # kept per family, with their compiled code
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """What tracing the body of a cell gave.
+
+    Attributes:
+        structure: of the outputs, over output numbers.
+        guards: one for each thing that the body read.
+        lengths: those of lists for which it gives this program.
+    """
+
+    program: CellProgram
+    structure: Any
+    guards: tuple[Guard, ...]
+    lengths: Lengths
+
+    @cached_property
+    def content(self) -> Hashable:
+        """Equal for equal programs."""
+        return _content(self.program), self.structure, self.lengths.walked
 
 
 class Trace(NamedTuple):
     """One trace of a cell.
 
     Attributes:
-        guards: one for each thing that the body read.
-        content: equal for equal programs.
         signature: equal for programs that can serve the same graphs.
     """
 
     node_type: NodeType
-    guards: tuple[Guard, ...]
-    content: Hashable
+    body: Body
     signature: Hashable
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """One for each thing that the body read."""
+        return self.body.guards
 
     def holds(self) -> bool:
         """Whether all guards hold."""
@@ -59,6 +87,8 @@ class Family:
     Attributes:
         traces: the kept traces, the most recently used one last.
         current: the trace in force; None if the body could not be traced again.
+        lengths: those for which the trace in force is right; forms read it, so it stays the same object.
+        example: the lengths of lists that the body was traced with.
         by_value: places of numbers that are constants in traces, because the body needs them as numbers.
     """
 
@@ -66,12 +96,20 @@ class Family:
     keys: dict[str, Key]
     traces: list[Trace] = field(default_factory=list)
     current: Trace | None = None
+    lengths: Lengths = field(default_factory=Lengths)
+    example: tuple[int, ...] = ()
     by_value: set[Hashable] = field(default_factory=set)
 
     @property
     def number(self) -> int:
         """The type in force, or -1."""
         return -1 if self.current is None else self.current.node_type.number
+
+    @property
+    def node_type(self) -> NodeType:
+        """The type in force."""
+        assert self.current is not None
+        return self.current.node_type
 
 
 class Traces:
@@ -99,24 +137,42 @@ class Traces:
         self._serial = count()
         self._watchlist: Watchlist | None = None
 
-    def type_of(self, entry: Entry, keys: dict[str, Key]) -> NodeType:
-        """The type of calls with these keys; the cell is traced if it is not known."""
+    def family_of(self, entry: Entry, keys: dict[str, Key], lengths: tuple[int, ...]) -> Family:
+        """The family of calls with these keys; the cell is traced if it is not known, or not for lists so long.
+
+        Args:
+            lengths: of the list arguments.
+
+        Raises:
+            NeedsLength: the type depends on the length of a list.
+        """
         identity = (entry.identity, tuple(keys.items()))
         family = self._families.get(identity)
         if family is None:
             family = Family(entry, keys)
         if family.current is None:
-            tracer, result = self._trace(family)
+            family.example = lengths
+            tracer, body = self._trace(family, lengths)
             if tracer.resolved:
                 groups = count()
-                return self.type_of(entry, {name: _resolve(key, tracer.resolved, groups) for name, key in keys.items()})
+                keys = {name: _resolve(key, tracer.resolved, groups) for name, key in keys.items()}
+                return self.family_of(entry, keys, lengths)
+            if body.lengths.walked:
+                body = _join(body, self._trace(family, tuple(n + 1 for n in lengths))[1])
             if identity not in self._families:
                 self._families[identity] = family
                 self._of_entry.setdefault(entry, []).append(family)
             with self.types.growing:
-                self._put(family, self._keep(family, *result))
-        assert family.current is not None
-        return family.current.node_type
+                self._put(family, self._keep(family, body))
+        elif family.lengths.of(lengths) not in family.lengths.found:
+            self._add_lengths(family, family.current, lengths)
+        return family
+
+    def _add_lengths(self, family: Family, current: Trace, lengths: tuple[int, ...]) -> None:
+        """Trace a body for other lengths of its lists; NeedsLength unless that gives the same program."""
+        body = _join(current.body, self._trace(family, lengths)[1])
+        with self.types.growing:
+            self._put(family, current._replace(body=body))
 
     # Once per call.
 
@@ -163,24 +219,28 @@ class Traces:
         changed = differences(before.guards)
         known = next((trace for trace in reversed(family.traces) if trace.holds()), None)
         error: Exception | None = None
-        result: Any = None
+        body: Body | None = None
         if known is None:
             self._changing |= {difference.key for difference in changed if difference.is_numeric}
             try:
-                result = self._trace(family)[1]
+                body = self._trace(family, family.example)[1]
             except Exception as failed:  # raised again when the cell is called; graphs with this type are refused
                 error = failed
         told = f"{_told(changed)}, and cell {before.node_type.name!r} {_outcome(error)}"
         with self.types.growing:
-            self._put(family, self._keep(family, *result) if result is not None else known, told)
+            self._put(family, self._keep(family, body) if body is not None else known, told)
 
     def _put(self, family: Family, trace: Trace | None, why: str = "") -> None:
         """Put a trace in force, or none."""
         entry = family.entry
         before, old = self._numbers(entry), family.number
         family.current = trace
+        family.lengths.found.clear()
         if trace is not None:
-            family.traces = [*(t for t in family.traces if t is not trace), trace][-MOST_TRACES:]
+            family.lengths.walked = trace.body.lengths.walked
+            family.lengths.found |= trace.body.lengths.found
+            others = (t for t in family.traces if t.body.content != trace.body.content)
+            family.traces = [*others, trace][-MOST_TRACES:]
             self.types.put(trace.node_type)
         if old not in (-1, family.number):
             self.types.retire(old, why)
@@ -193,21 +253,21 @@ class Traces:
 
     # Tracing.
 
-    def _trace(self, family: Family) -> tuple[Tracer, Any]:
+    def _trace(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         """Trace a body. Things that it changes itself, such as a counter, are guarded with their values afterwards."""
         held = [guard for trace in self._in_force() for guard in trace.guards if guard.holds()]
-        tracer, result = self._trace_body(family)
-        for guard in (*held, *result[-1]):
+        tracer, body = self._trace_body(family, lengths)
+        for guard in (*held, *body.guards):
             if not guard.holds():
                 guard.retake()
         self._watchlist = None
-        return tracer, result
+        return tracer, body
 
-    def _trace_body(self, family: Family) -> tuple[Tracer, Any]:
+    def _trace_body(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         """Trace a body with live numbers, then again with constants for those that the body needs as numbers."""
         entry, roots = family.entry, _roots(family.entry, family.keys)
         while True:
-            tracer = Tracer(entry.name, self.weight_names)
+            tracer = Tracer(entry.name, self.weight_names, lengths)
             watch = Watch(tracer.builder, self._changing, self._lives, self._new_live, family.by_value)
             self.n_traced += 1
             try:
@@ -221,27 +281,28 @@ class Traces:
             else:
                 needed = tracer.builder.needed
                 if not needed:
-                    return tracer, (program, structure, tuple(watch.guards.values()))
+                    walked = tuple(sorted(tracer.builder.walked))
+                    known = Lengths(walked, {tuple(lengths[group] for group in walked)})
+                    return tracer, Body(program, structure, tuple(watch.guards.values()), known)
             family.by_value |= {watch.offered[live] for live in needed}
 
-    def _keep(self, family: Family, program: CellProgram, structure: Any, guards: tuple[Guard, ...]) -> Trace:
-        """The trace of a family with this program; an equal one that is kept already gets the new guards."""
-        content, signature = (_content(program), structure), _signature(program, structure)
+    def _keep(self, family: Family, body: Body) -> Trace:
+        """The trace of a family with this body; an equal one that is kept already gets the new guards."""
+        signature = _signature(body)
         for known in family.traces:
-            if known.content == content:
-                family.traces.remove(known)
-                return known._replace(guards=guards)
+            if known.body.content == body.content:
+                return known._replace(body=body)
         number = next((t.node_type.number for t in family.traces if t.signature == signature), None)
-        node_type = self._make_type(family.entry, family.keys, program, structure)
+        node_type = self._make_type(family.entry, family.keys, body.program, body.structure)
         if number is not None:
             node_type = replace(node_type, number=number)
-        return Trace(replace(node_type, trace=next(self._serial)), guards, content, signature)
+        return Trace(replace(node_type, trace=next(self._serial)), body, signature)
 
     def _make_type(self, entry: Entry, keys: dict[str, Key], program: CellProgram, structure: Any) -> NodeType:
         called, sum_type = entry.identity[0].value, -1
         if called is add and (shape := _shape_of_both(keys["args"])) is not None:
             values = {"values": Key("each", None, (Key("value", shape),))}
-            sum_type = self.type_of(self._sum_of(), values).number
+            sum_type = self.family_of(self._sum_of(), values, ()).number
         elif called is SUM_N and keys["values"].kind == "each" and len(program.ports) == 1:
             sum_type = len(self.types)
         owner = entry.identity[-1].value
@@ -260,7 +321,8 @@ def _told(changed: Iterable[Difference]) -> str:
 
 
 def _outcome(error: Exception | None) -> str:
-    return "has another signature now" if error is None else f"cannot be traced any more: {error}"
+    has_other = error is None or isinstance(error, NeedsLength)
+    return "has another signature now" if has_other else f"cannot be traced any more: {error}"
 
 
 def _roots(entry: Entry, keys: Mapping[str, Key]) -> list[Any]:
@@ -274,32 +336,31 @@ def _statics(key: Key) -> list[Any]:
     return [x for child in key.children for x in _statics(child)]
 
 
-def _signature(program: CellProgram, structure: Any) -> Hashable:
-    """The parts of a program that the graphs of its type depend on."""
+def _join(known: Body, other: Body) -> Body:
+    """One body, traced for different lengths of lists; NeedsLength if the programs differ."""
+    if known.content != other.content:
+        raise NeedsLength(known.lengths.walked[0])
+    guards = {guard.key: guard for guard in (*known.guards, *other.guards)}
+    lengths = Lengths(known.lengths.walked, known.lengths.found | other.lengths.found)
+    return replace(known, guards=tuple(guards.values()), lengths=lengths)
+
+
+def _signature(body: Body) -> Hashable:
+    """The parts of a program that the graphs of its type depend on, and how calls are recognised."""
+    program = body.program
     given = []
     for var in program.vars:
         if isinstance(var.source, (Port, Attribute)):
             given.append((var.source, var.shape, var.domain))
     outputs = tuple(program.vars[output].shape for output in program.outputs)
-    return tuple(given), outputs, structure, program.ties, program.draws, tuple(index_ranges(program))
+    ranges = tuple(index_ranges(program))
+    return tuple(given), outputs, body.structure, program.ties, program.draws, ranges, body.lengths.walked
 
 
 def _content(program: CellProgram) -> Hashable:
     """Equal for programs that compute the same in the same way."""
-    values = tuple((_source(v.source), v.shape, v.domain) for v in program.vars)
+    values = tuple((source_key(v.source), v.shape, v.domain) for v in program.vars)
     return values, program.outputs, program.ties, program.draws
-
-
-def _source(source: Any) -> Hashable:
-    match source:
-        case Instruction(op, args, static):
-            return op, args, repr(sorted(static.items()))
-        case Weight(parameter, name):
-            return "parameter", id(parameter), name
-        case Constant(data):
-            array = np.asarray(data)
-            return "constant", type(data), array.dtype.str, array.shape, array.tobytes()
-    return source  # type: ignore[no-any-return]
 
 
 def _resolve(key: Key, resolved: Mapping[int, Key], groups: Any) -> Key:

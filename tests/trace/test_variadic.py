@@ -200,7 +200,6 @@ def test_tuples_of_values(in_cell: bool, as_bundles: bool) -> None:
 # What bodies do with lists of which they want to know more: the length becomes part of the type.
 
 BODIES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
-    ("loop", lambda xs: sum(ab.tanh(x) for x in xs)),
     ("length", lambda xs: ab.sum_n(xs) / len(xs)),
     ("first and last", lambda xs: xs[0] - xs[-1]),
     ("slice", lambda xs: ab.sum_n(xs[1:], shape=(DIM,)) * xs[0]),
@@ -209,7 +208,6 @@ BODIES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("list + list", lambda xs: ab.max_n(xs + [xs[0] * 0.5])),  # noqa: RUF005
     ("list + list, reversed", lambda xs: ab.max_n([xs[0] * 0.5] + xs)),  # noqa: RUF005
     ("times", lambda xs: ab.sum_n(xs * 3)),
-    ("if", lambda xs: ab.sum_n(xs) if xs else np.zeros(DIM)),
     ("==", lambda xs: np.zeros(DIM) if xs == [] else ab.sum_n(xs)),
     ("copy", lambda xs: ab.sum_n(xs.copy())),
 )

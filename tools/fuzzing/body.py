@@ -40,7 +40,7 @@ class Body:
     def evaluate(self, text: str) -> Any:
         """What a text gives for the examples."""
         with np.errstate(all="ignore"):
-            return eval(text, self.drawing.globals, self.samples)
+            return eval(text, self.drawing.globals | self.samples)
 
     def add(self, form: str, *args: Tree, spec: Spec | None = None) -> Use | None:
         """Add a line, unless it is refused, or gives what is too large; return what stands for its value."""

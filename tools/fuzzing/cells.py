@@ -9,6 +9,7 @@ import numpy as np
 from fuzzing.body import Body
 from fuzzing.drawing import Drawing, Rng, is_tame, pick
 from fuzzing.lines import draw_line
+from fuzzing.maps import draw_map
 from fuzzing.program import Argument, Function, Program
 from fuzzing.specs import LABELS, Data, Each, Pair, Several, Spec, State, Structure, Tree, Use, Value, shape_tree
 
@@ -204,6 +205,10 @@ class CallingBody(Body):
         """Read a list, by one of the forms for any length, or by its elements."""
         rng, element = self.rng, element_of(use)
         shape, size = shape_tree(element), pick(rng, self.drawing.sizes)
+        others = [other for other in self.lists if other.text[:-2] == use.text[:-2] and other.text != use.text]
+        if not isinstance(element, Several) and rng.random() < 0.5:
+            draw_map(self, use, shape, [other for other in others if element_of(other) == element])
+            return
         names = ["sum_n", "sum_n", "mean_n"] + ([] if self.smooth else ["max_n"])
         plain = f"ab.{pick(rng, names)}({{0}}, shape={shape})"
         if isinstance(element, Several):
@@ -214,7 +219,6 @@ class CallingBody(Body):
                 self.add(form, use, self.drawing.weight((size, *first.shape)))
             self.add(plain, use, spec=element)
             return
-        others = [other for other in self.lists if other.text[:-2] == use.text[:-2] and other.text != use.text]
         if others and len(shape) == 1:
             value = shape_tree(element_of(others[0]))
             form = f"ab.attend({{2}}, {{0}}, {{1}}, scale={pick(rng, ('1.0', '0.5'))}, shape={value})"

@@ -1,0 +1,276 @@
+"""Lists of any length inside a traced cell: one element stands for all, as long as the body treats all alike.
+
+A list argument is a `TracedList`: a value with one row per edge. Functions such as `ab.sum_n` and `ab.each` take it
+whole. Where the body walks through it, as in `[f(h) for h in children]`, it meets as many *elements* as the list of the
+present call holds; each is the same value at another *position*. An op of elements at one position is an element at
+that position. Its instruction is appended once, because the same op of the same values is found again. So `f` of all
+elements is one value, and the list of them is a list of any length again: `as_list` finds that, and a sum of all
+elements in order, as Python's `sum` makes it, is `sum_n`.
+
+Whatever else a body does with elements needs the length: elements at two positions in one op, an element that is
+returned, a single element picked out. Then the body is traced with separate values (`NeedsLength`). A body may also
+use the length itself, or walk in another way for some lengths. So a body that walks through a list is traced anew for
+each length it meets, and the programs must be equal (`autobatch.trace.traces`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from autobatch.errors import ShapeError
+from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ir.builder import Builder, Traced, TracedCondition
+from autobatch.ir.program import NODE, SHARED, source_key
+from autobatch.ops.conditions import Condition, gives_condition
+from autobatch.ops.define import Op
+from autobatch.ops.operators import OPS, is_zero
+from autobatch.ops.variadic import VariadicPort
+
+
+class NeedsLength(Exception):
+    """The body of a cell needs the length of a list that was passed as the variadic group of this number."""
+
+    def __init__(self, group: int) -> None:
+        self.group = group
+
+
+@dataclass(eq=False)
+class Lengths:
+    """The lengths of lists for which a trace is right.
+
+    Attributes:
+        walked: the variadic groups whose length matters, because the body walks through the list.
+        found: their lengths in the calls for which the body was traced, and gave one program.
+    """
+
+    walked: tuple[int, ...] = ()
+    found: set[tuple[int, ...]] = field(default_factory=set)
+
+    def of(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """The lengths that matter, of those of all lists."""
+        return tuple(lengths[group] for group in self.walked)
+
+
+class Position(NamedTuple):
+    """Where in its list an element stands.
+
+    Attributes:
+        walk: 0 where a body walks through a list; else the number of the call of `ab.each`.
+        number: from 1 on; 0 inside `ab.each`, where an element stands for all.
+        is_sum: whether the value is the sum of the elements up to this one.
+    """
+
+    walk: int
+    number: int
+    is_sum: bool = False
+
+
+FIRST = Position(0, 1)
+
+
+class Element(Traced):
+    """A value of one edge; see `Position`."""
+
+    __slots__ = ("at",)
+
+    builder: ListBuilder
+
+    def __init__(self, builder: ListBuilder, index: int, at: Position) -> None:
+        super().__init__(builder, index)
+        self.at = at
+
+    def __radd__(self, other: Any) -> Any:
+        if is_zero(other) and self.at == FIRST:  # as `sum` begins
+            return self.builder.sum_up_to(self)
+        return super().__radd__(other)
+
+
+class ElementCondition(Condition, Element):
+    """The result of a comparison of elements."""
+
+    __slots__ = ()
+
+
+class ListBuilder(Builder):
+    """Builds the program of a cell, and keeps track of the elements of lists.
+
+    Args:
+        lengths: of the list arguments of the call, by number of the variadic group.
+
+    Attributes:
+        walked: the groups whose elements the body has seen one by one, or whose length it has read.
+    """
+
+    def __init__(self, name: str, weight_names: Mapping[int, str], lengths: Sequence[int]) -> None:
+        super().__init__(name, weight_names=weight_names)
+        self.lengths = tuple(lengths)
+        self.walked: set[int] = set()
+        self._n_each = 0
+        self._known: dict[Hashable, Traced] = {}
+
+    def length(self, group: int) -> int:
+        """The length of a list in the present call; NeedsLength if it is empty: what a body does with no element."""
+        if not self.lengths or not self.lengths[group]:
+            raise NeedsLength(group)
+        self.walked.add(group)
+        return self.lengths[group]
+
+    def place(self, tree: Any, at: Position) -> Any:
+        """Values of edges as elements at a position."""
+        return map_values(lambda x: Element(self, x.index, at), tree)
+
+    def new_position(self) -> Position:
+        """The position of the elements inside a new call of `ab.each`."""
+        self._n_each += 1
+        return Position(self._n_each, 0)
+
+    def wrap(self, x: Any) -> Traced:
+        """Turn any argument of an op into a value of this program; equal constants are one once a list is walked."""
+        return super().wrap(x) if isinstance(x, Traced) or not self.walked else self._once(super().wrap(x))
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
+        """Append `op` of `args`; of elements, it is an element, or the sum of all."""
+        values = [self.wrap(a) for a in args]
+        elements = [value for value in values if isinstance(value, Element)]
+        is_condition = gives_condition(op, args)
+        if not elements:
+            result = self._add(op, values, static)
+            return TracedCondition(self, result.index) if is_condition else result
+        first, last = elements[0], elements[-1]
+        if op is OPS["add"] and len(elements) == 2 and _continues(first, last):
+            return self.sum_up_to(last)
+        is_map = not (op.segments or op.random or first.at.is_sum) and all(x.at == first.at for x in elements)
+        if not is_map or (op.index_axis is not None and values[1].var.domain != SHARED):
+            raise NeedsLength(first.var.domain)
+        index = self._add(op, [self._at_edges(value, first) for value in values], static).index
+        return (ElementCondition if is_condition else Element)(self, index, first.at)
+
+    def sum_up_to(self, last: Element) -> Traced:
+        """The sum of the elements up to this one: that of all edges if it is the last."""
+        if last.at.number == self.lengths[last.var.domain]:
+            return self._add(OPS["sum_n"], [self.value(last.index)], {})
+        return Element(self, last.index, last.at._replace(is_sum=True))
+
+    def as_list(self, values: list[Any]) -> Any:
+        """The traced list that holds `values` in its positions; `values` itself if none is an element."""
+        leaves = [list(values_in(value)) for value in values]
+        element = next((x for parts in leaves for x in parts if isinstance(x, Element)), None)
+        if element is None:
+            return values
+        group = element.var.domain
+        places = [FIRST._replace(number=number) for number in range(1, self.lengths[group] + 1)]
+        found = [{x.at for x in parts if isinstance(x, Element)} for parts in leaves]
+        trees = [map_values(lambda x: self.wrap(x).index, value) for value in values]
+        if found != [{place} for place in places] or any(tree != trees[0] for tree in trees):
+            raise NeedsLength(group)
+        return self.list_of(values[0], element)
+
+    def list_of(self, tree: Any, element: Element) -> TracedList:
+        """The list whose elements are this tree, made of `element`; what is no element is the same at every edge."""
+        group = element.var.domain
+
+        def at_edges(x: Any) -> Traced:
+            if isinstance(x, Element) and (x.at != element.at or x.at.is_sum):
+                raise NeedsLength(group)
+            return self.value(self._at_edges(self.wrap(x), element, also_shared=True).index)
+
+        return TracedList(self, self.name, group, map_values(at_edges, tree))
+
+    def _at_edges(self, value: Traced, element: Element, also_shared: bool = False) -> Traced:
+        """A value of a node at each of its edges; so is, if asked for, one that all nodes share."""
+        if value.var.domain == NODE or (also_shared and value.var.domain == SHARED):
+            return self._add(OPS["spread"], [value, self.value(element.index)], {})
+        return value
+
+    def _add(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
+        result = self._append(op, values, static)
+        return self._once(result) if self.walked and not op.random else result
+
+    def _once(self, new: Traced) -> Traced:
+        """The value that equals one just appended, if there is one; the new one is then not used."""
+        return self._known.setdefault(source_key(new.var.source), new)
+
+
+def _continues(before: Element, last: Element) -> bool:
+    """Whether a sum of elements so far goes on with the next element."""
+    begun = before.at.is_sum or before.at == FIRST
+    follows = last.at == before.at._replace(number=before.at.number + 1, is_sum=False)
+    return begun and follows and before.index == last.index
+
+
+class TracedList(VariadicPort):
+    """A list of any length, inside a trace.
+
+    Args:
+        group: the number of the variadic group.
+        element: what stands for its elements, a tree of values per edge; None if the list is empty so far.
+        make: makes that from the shape of an element.
+    """
+
+    def __init__(
+        self, builder: ListBuilder, name: str, group: int, element: Any, make: Callable[[Any], Any] | None = None
+    ) -> None:
+        self.builder, self.name, self.group, self.element, self._make = builder, name, group, element, make
+
+    def values(self, shape: Any) -> Any:
+        """What stands for the elements; `shape` describes it if the list is empty."""
+        if self.element is None:
+            if shape is None or self._make is None:
+                raise ShapeError(
+                    f"a variadic form of the empty list {self.name!r} needs shape=, the shape of one element."
+                )
+            self.element = self._make(shape)
+        return self.element
+
+    def each(self, function: Callable[..., Any], lists: Sequence[Any]) -> Any:
+        """Map a function over lists, this one among them."""
+        if not all(isinstance(x, TracedList) and x.element is not None for x in lists):
+            raise NeedsLength(self.group)
+        at = self.builder.new_position()
+        elements = [self.builder.place(x.element, at) for x in lists]
+        return self.builder.list_of(function(*elements), next(values_in(elements[0])))
+
+    def like(self, element: Any) -> TracedList:
+        """A list of as many elements, for which these values stand."""
+        return TracedList(self.builder, self.name, self.group, element)
+
+    def __len__(self) -> int:
+        return self.builder.length(self.group)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def __iter__(self) -> Iterator[Any]:
+        places = [FIRST._replace(number=number) for number in range(1, len(self) + 1)]
+        return iter([self.builder.place(self.element, place) for place in places])
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(list, name):
+            raise NeedsLength(self.group)
+        raise AttributeError(f"a list has no attribute {name!r}")
+
+    def _needs_length(self, *args: Any) -> Any:
+        raise NeedsLength(self.group)
+
+    __contains__ = __add__ = __radd__ = __mul__ = __rmul__ = __eq__ = __ne__ = _needs_length
+
+
+def map_values(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to the leaves of a structure."""
+    if not is_structure(tree):
+        return function(tree)
+    return Key.of_structure(tree, ()).build([map_values(function, part) for part in parts_of(tree)])
+
+
+def values_in(tree: Any) -> Iterator[Any]:
+    """The leaves of a structure, in order."""
+    if is_structure(tree):
+        for part in parts_of(tree):
+            yield from values_in(part)
+    else:
+        yield tree

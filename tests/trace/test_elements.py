@@ -1,0 +1,214 @@
+"""Bodies that walk through lists: what treats all elements alike is one type, and all else is right, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.errors import ShapeError
+from autobatch.runtime.interpreter.reference import Reference
+from ways import each
+
+DIM, TOLERANCE = 3, 1e-10
+SIZES: tuple[list[int], ...] = ([1, 2], [20, 3], [5, 5, 1, 2], [7])  # per instance, per node: the length of its lists
+
+
+class Weights(ab.Module):
+    """What cells multiply by."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(7)
+        self.scale, self.shift = ab.Parameter(rng.standard_normal(DIM)), ab.Parameter(rng.standard_normal(DIM))
+        self.W, self.U = (
+            ab.Parameter(rng.standard_normal((DIM, DIM))),
+            ab.Parameter(rng.standard_normal((2 * DIM, DIM))),
+        )
+        self.out, self.number = ab.Parameter(rng.standard_normal(DIM)), ab.Parameter(0.4)
+        self.rate = 0.5
+        self.astype("float64")
+
+    @ab.cell
+    def feed(self, x: Any) -> Any:
+        return self.scale * x + self.shift
+
+
+def draw(sizes: Any = SIZES, seed: int = 0) -> list[list[list[Any]]]:
+    rng = np.random.default_rng(seed)
+    return [[[rng.standard_normal(DIM) for _ in range(size)] for size in nodes] for nodes in sizes]
+
+
+def run(weights: Weights, body: Callable[..., Any], sizes: Any = SIZES) -> int:
+    """Check a body of a query, a list and another one against one instance at a time; count its types."""
+    call = ab.cell(lambda q, xs, ys: ab.sum(body(weights, q, xs, ys) * weights.out))
+
+    def loss(nodes: list[list[Any]]) -> Any:
+        fed = [[weights.feed(x) for x in values] for values in nodes]
+        terms = [call(ab.tanh(weights.out), xs, [ab.tanh(x) for x in xs]) for xs in fed]
+        return ab.sum_n(terms, shape=())
+
+    instances = draw(sizes)
+    for backend in (Reference(poison=True), "cpu"):
+        found = ab.batched(loss, module=weights, backend=backend, tune="off")
+        ab.testing.check_batched(loss, found, instances, TOLERANCE)
+        ab.testing.check_grads(found, instances, weights, np.random.default_rng(1))
+    return sum(kind.name == "<lambda>" for kind in found.recorder.types.types)
+
+
+def gates(w: Weights, xs: Any) -> list[Any]:
+    """A helper that walks through a list."""
+    made = []
+    for x in xs:
+        z = w.W @ x
+        made.append(ab.sigmoid(z) * ab.where(x > 0.1, x, 2.0 * x))
+    return made
+
+
+def additive(w: Weights, q: Any, xs: Any) -> Any:
+    """Additive attention (Bahdanau et al. 2015)."""
+    scores = [ab.dot(w.scale, ab.tanh(w.W @ q + w.W @ x)) for x in xs]
+    return ab.dot_n(ab.softmax_n(scores), xs)
+
+
+def counted(w: Weights, xs: Any) -> Any:
+    """A sum with a loop."""
+    total: Any = 0.0
+    for x in xs:
+        total = total + ab.tanh(x) * w.rate
+    return total
+
+
+def prefixes(xs: Any) -> Any:
+    """Each element depends on those before."""
+    total, made = xs[0] * 0.0, []
+    for x in xs:
+        total = total + x
+        made.append(ab.tanh(total))
+    return ab.sum_n(made)
+
+
+def blocks(w: Weights, x: Any) -> Any:
+    """Slices and joins of one element."""
+    left, right = ab.split(w.U @ x, 2)
+    return ab.concat([left[:1], right[1:]]) * x[0] + ab.sum(x)
+
+
+MAPS: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("sum_n", lambda w, q, xs, ys: ab.sum_n([ab.tanh(w.W @ x) for x in xs])),
+    ("mean_n", lambda w, q, xs, ys: ab.mean_n([x * q for x in xs])),
+    ("max_n", lambda w, q, xs, ys: ab.max_n([x + w.number for x in xs])),
+    ("logsumexp_n", lambda w, q, xs, ys: ab.logsumexp_n([2.0 * x for x in xs])),
+    ("sum", lambda w, q, xs, ys: sum(ab.tanh(x) for x in xs)),
+    ("sum of all", lambda w, q, xs, ys: sum(xs) * q),
+    ("loop", lambda w, q, xs, ys: counted(w, xs)),
+    ("helper", lambda w, q, xs, ys: ab.sum_n(gates(w, xs))),
+    ("zip", lambda w, q, xs, ys: ab.sum_n([x * (w.W @ y) for x, y in zip(xs, ys, strict=True)])),
+    ("zip of a map", lambda w, q, xs, ys: ab.sum_n(x * g for x, g in zip(xs, gates(w, ys), strict=True))),
+    ("map of a map", lambda w, q, xs, ys: ab.max_n([ab.tanh(g) for g in gates(w, xs)])),
+    ("attention", lambda w, q, xs, ys: additive(w, q, xs)),
+    ("attention over maps", lambda w, q, xs, ys: ab.attend(q, [w.W @ x for x in xs], gates(w, xs))),
+    ("dot_n", lambda w, q, xs, ys: ab.dot_n([ab.dot(q, y) for y in ys], xs)),
+    ("tuples", lambda w, q, xs, ys: ab.sum_n([(x, ab.sum(x) * q) for x in xs])[1]),
+    ("softmax of vectors", lambda w, q, xs, ys: ab.sum_n([a * x for a, x in zip(ab.softmax_n(xs), xs, strict=True)])),
+    ("blocks", lambda w, q, xs, ys: ab.sum_n([blocks(w, x) for x in xs])),
+    ("inside out", lambda w, q, xs, ys: ab.tanh(ab.sum_n([x * ab.sum_n(ys) for x in xs]))),
+    ("the same twice", lambda w, q, xs, ys: ab.sum_n([w.W @ x for x in xs]) * ab.max_n([w.W @ x for x in xs])),
+    ("each", lambda w, q, xs, ys: ab.sum_n(ab.each(lambda x: ab.tanh(w.W @ x) * q, xs))),
+    ("each of two", lambda w, q, xs, ys: ab.max_n(ab.each(lambda x, y: x * y + w.shift, xs, ys))),
+    ("each of a map", lambda w, q, xs, ys: ab.mean_n(ab.each(ab.tanh, gates(w, xs)))),
+    ("each of each", lambda w, q, xs, ys: ab.sum_n(ab.each(ab.tanh, ab.each(lambda x: x * q, xs)))),
+    ("each of a pair", lambda w, q, xs, ys: ab.sum_n(ab.each(lambda x: (ab.sum(x), x * q), xs))[1]),
+    ("each without it", lambda w, q, xs, ys: ab.sum_n(ab.each(lambda x: q * q, xs))),
+    ("each of a parameter", lambda w, q, xs, ys: ab.mean_n(ab.each(lambda x: w.shift, xs))),
+    ("each of a number", lambda w, q, xs, ys: ab.sum_n(ab.each(lambda x: 2.0, xs)) * q),
+    ("walk through each", lambda w, q, xs, ys: sum(x * 2.0 for x in ab.each(ab.tanh, xs))),
+    ("if", lambda w, q, xs, ys: ab.sum_n(xs) if xs else q),
+    ("if len", lambda w, q, xs, ys: q if len(xs) == 0 else ab.sum_n(xs)),
+)  # fmt: skip
+NO_MAPS: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("numbered", lambda w, q, xs, ys: ab.sum_n([x * float(k) for k, x in enumerate(xs)])),
+    ("divided by the length", lambda w, q, xs, ys: ab.sum_n([w.W @ x for x in xs]) / len(xs)),
+    ("divided by the length of a map", lambda w, q, xs, ys: sum(gates(w, xs)) / len(gates(w, xs))),
+    ("prefixes", lambda w, q, xs, ys: prefixes(xs)),
+    ("pairs", lambda w, q, xs, ys: ab.sum_n([x * y for x in xs for y in ys])),
+    ("neighbours", lambda w, q, xs, ys: ab.sum_n([x * y for x, y in pairwise(xs)], shape=DIM)),
+    ("first", lambda w, q, xs, ys: ab.sum_n([x - xs[0] for x in xs])),
+    ("last of a map", lambda w, q, xs, ys: gates(w, xs)[-1]),
+    ("backwards", lambda w, q, xs, ys: ab.sum_n([w.W @ x for x in reversed(xs)])),
+    ("some", lambda w, q, xs, ys: ab.sum_n([x for k, x in enumerate(xs) if k % 2 == 0])),
+    ("the number of copies", lambda w, q, xs, ys: ab.sum_n([q for _ in xs])),
+    ("product", lambda w, q, xs, ys: xs[0] * xs[-1]),
+    ("joined", lambda w, q, xs, ys: ab.sum(ab.concat(list(xs))) * q),
+    ("each inside each", lambda w, q, xs, ys: ab.sum_n(ab.each(lambda x: ab.sum_n(ab.each(lambda y: x * y, ys)), xs))),
+    ("begun with the first", lambda w, q, xs, ys: xs[0] + sum(x for x in xs[1:])),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "body"), MAPS, ids=[name for name, _ in MAPS])
+def test_what_treats_all_elements_alike_is_one_type(name: str, body: Callable[..., Any]) -> None:
+    assert run(Weights(), body) == 1
+
+
+@each("name, body", NO_MAPS)
+def test_what_does_not_is_a_type_for_each_length(name: str, body: Callable[..., Any]) -> None:
+    assert run(Weights(), body, sizes=([1, 2], [3, 1], [2, 4])) == 4
+
+
+def test_a_body_that_changes_at_some_length_is_one_type_for_the_others() -> None:
+    def body(w: Weights, q: Any, xs: Any, ys: Any) -> Any:
+        made = [w.W @ x for x in xs]
+        return ab.max_n(made) if len(made) > 4 else ab.sum_n(made)
+
+    assert run(Weights(), body, sizes=([1, 3], [5], [2, 4], [6, 5], [3])) == 3  # up to 4, of 5, of 6
+
+
+def test_without_children_a_cell_that_walks_is_a_type_of_its_own() -> None:
+    def body(w: Weights, q: Any, xs: Any, ys: Any) -> Any:
+        return ab.sum_n([ab.tanh(x) for x in xs], shape=DIM) + q
+
+    assert run(Weights(), body, sizes=([0, 2], [1, 0], [3])) == 2
+
+
+def test_dropout_in_a_map_is_right_for_each_length() -> None:
+    weights = Weights()
+    drop = ab.cell(lambda xs: ab.sum_n([ab.dropout(x, 0.5) for x in xs]))
+    call = ab.batched(lambda xs: drop([weights.feed(x) for x in xs]), module=weights)
+    weights.train()
+    found = call([nodes[0] for nodes in draw(([400], [2]))])
+    assert 0.2 < np.mean(found[0] / sum(weights.feed(x) for x in draw(([400], [2]))[0][0])) < 2.0
+
+
+def test_what_a_body_reads_is_guarded_at_every_length() -> None:
+    weights = Weights()
+    call = ab.cell(lambda xs: ab.sum(counted(weights, xs)))
+
+    def loss(xs: list[Any]) -> Any:
+        return call([weights.feed(x) for x in xs])
+
+    batched = ab.batched(loss, module=weights)
+    instances = [nodes[0] for nodes in draw(([2], [5], [1]))]
+    for rate in (0.5, 2.0, 0.5):
+        weights.rate = rate
+        ab.testing.check_batched(loss, batched, instances, TOLERANCE)
+
+
+def test_a_longer_list_traces_once_more_and_no_type_is_added() -> None:
+    weights = Weights()
+    call = ab.cell(lambda xs: ab.sum_n([ab.tanh(x) for x in xs]))
+    batched = ab.batched(lambda xs: call([weights.feed(x) for x in xs]), module=weights)
+    counts = []
+    for size in (2, 2, 3, 9, 9, 3):
+        batched([nodes[0] for nodes in draw(([size],))])
+        counts.append((len(batched.recorder.types.types), batched.recorder.calls.traces.n_traced))
+    types, traced = zip(*counts, strict=True)
+    assert len(set(types)) == 1
+    assert np.diff(traced).tolist() == [0, 0, 1, 0, 0]  # 3 was tried together with 2
+
+
+def test_lists_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ShapeError, match="lists of one length, not of 1 and 2"):
+        ab.each(lambda x, y: x * y, [1.0], [1.0, 2.0])

@@ -1,0 +1,82 @@
+"""Drawing of maps over lists: what is done with each element, how it is written, and what is done with all results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fuzzing.body import Body
+from fuzzing.drawing import pick
+from fuzzing.forms import BENT, BENT_BINARY, BINARY, UNARY
+from fuzzing.specs import Shape, Tree, Use
+
+PARTS = ("({0} * ab.sum({0}))", "ab.concat([{0}[:1], {0}[1:]])", "ab.softmax({0})", "{0}[::-1]", "({0} * {0}[:1])")
+
+
+class Map:
+    """A list of what is computed from the elements of one list, and of another as long.
+
+    Args:
+        use: the list; `shape` is that of its elements.
+        others: lists as long as it, of elements of shape `shape`.
+    """
+
+    def __init__(self, body: Body, use: Tree, shape: Shape, others: Sequence[Tree]) -> None:
+        self.body, self.rng, self.shape = body, body.rng, shape
+        self.args: list[Tree] = [use]
+        self.names = ["x"]
+        if others and self.rng.random() < 0.5:
+            self.args.append(pick(self.rng, others))
+            self.names.append("y")
+        self.n_lists = len(self.args)
+
+    def read(self, use: Use) -> str:
+        """The place of a value that all elements read."""
+        self.args.append(use)
+        return f"{{{len(self.args) - 1}}}"
+
+    def element(self) -> str:
+        """Draw what is computed from an element; where the shape changes, it is that of `self.shape`."""
+        rng, text, shape = self.rng, "x", self.shape
+        bent = not self.body.smooth
+        for _ in range(int(rng.integers(1, 4))):
+            chance = rng.random()
+            if chance < 0.25 and len(shape) == 1:
+                shape = (pick(rng, self.body.drawing.sizes), *shape)
+                text, shape = f"({self.read(self.body.drawing.weight(shape))} @ {text})", shape[:1]
+            elif chance < 0.4 and len(shape) == 1 and shape[0] > 0:
+                text = pick(rng, PARTS).replace("{0}", text)
+            elif chance < 0.65:
+                text = f"({pick(rng, (*UNARY, *BENT) if bent else UNARY).replace('{0}', text)})"
+            else:
+                form = pick(rng, (*BINARY, *BENT_BINARY) if bent else BINARY)
+                same = [name for name in self.names if shape == self.shape]
+                other = pick(rng, same) if same and rng.random() < 0.4 else self.read(self.body.value(shape))
+                text = f"({form.replace('{0}', text).replace('{1}', other)})"
+        self.shape = shape
+        return text
+
+    def written(self, text: str) -> str:
+        """The list of the results: as a comprehension, or with `ab.each`."""
+        names, lists = ", ".join(self.names), [f"{{{k}}}" for k in range(self.n_lists)]
+        if self.rng.random() < 0.5:
+            return f"ab.each(lambda {names}: {text}, {', '.join(lists)})"
+        over = lists[0] if len(lists) == 1 else f"zip({', '.join(lists)})"
+        return f"[{text} for {names} in {over}]"
+
+
+def draw_map(body: Body, use: Tree, shape: Shape, others: Sequence[Tree]) -> None:
+    """Draw a line that maps over a list, and makes one value of the results."""
+    rng = body.rng
+    drawn = Map(body, use, shape, others)
+    made = drawn.written(drawn.element())
+    shape = drawn.shape
+    options = [f"ab.sum_n({made}, shape={shape})", f"ab.mean_n({made}, shape={shape})"]
+    options += [f"(sum({made}) if len({{0}}) else np.zeros({shape}))"]
+    options += [f"ab.dot_n(ab.softmax_n({made}), {made}, shape={shape})"]
+    options += [f"(ab.logsumexp_n({made}) if len({{0}}) else np.zeros({shape}))"]
+    options += [f"sum([0.5 * z for z in {made}], start=np.zeros({shape}))"]
+    if len(shape) == 1:
+        options.append(f"ab.attend({drawn.read(body.value(shape))}, {made}, {made}, shape={shape})")
+    if not body.smooth:
+        options.append(f"ab.max_n({made}, shape={shape})")
+    body.add(pick(rng, options), *drawn.args)
