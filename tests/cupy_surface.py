@@ -11,12 +11,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 UFUNCS = (
-    "abs", "add", "equal", "exp", "greater", "greater_equal", "less", "less_equal", "log", "logaddexp", "maximum",
-    "multiply", "negative", "not_equal", "power", "sqrt", "square", "subtract", "tanh", "true_divide",
+    "abs", "add", "cos", "equal", "exp", "greater", "greater_equal", "less", "less_equal", "log", "logaddexp",
+    "maximum", "minimum", "multiply", "negative", "not_equal", "power", "sin", "sqrt", "square", "subtract", "tanh",
+    "true_divide",
 )  # fmt: skip
 FUNCTIONS = (
-    "amax", "argsort", "arange", "asarray", "atleast_1d", "bincount", "broadcast_to", "concatenate", "cumsum", "empty",
-    "flatnonzero", "isnan", "outer", "ones", "sum", "take_along_axis", "tensordot", "where", "zeros",
+    "amax", "argmax", "argsort", "arange", "asarray", "atleast_1d", "bincount", "broadcast_to", "concatenate", "cumsum",
+    "empty", "flatnonzero", "isnan", "outer", "ones", "sum", "take_along_axis", "tensordot", "where", "zeros",
 )  # fmt: skip
 CONSTANTS = ("inf", "int64", "uint64")
 

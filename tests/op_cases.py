@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -90,18 +91,48 @@ BINARY: tuple[tuple[str, Callable[..., Any], str], ...] = (
     ("less", lambda x, y: number(x < y), "grid"), ("less_equal", lambda x, y: number(x <= y), "grid"),
     ("greater", lambda x, y: number(x > y), "grid"), ("greater_equal", lambda x, y: number(x >= y), "grid"),
     ("equal", lambda x, y: number(x == y), "grid"), ("not_equal", lambda x, y: number(x != y), "grid"),
+    ("maximum", torch.maximum, "normal"), ("minimum", torch.minimum, "normal"),
+    ("maximum", torch.maximum, "grid"), ("minimum", torch.minimum, "grid"),
 )  # fmt: skip
 UNARY: tuple[tuple[str, Callable[..., Any], str], ...] = (
     ("neg", torch.neg, "normal"), ("exp", torch.exp, "normal"), ("log", torch.log, "positive"),
     ("sqrt", torch.sqrt, "positive"), ("tanh", torch.tanh, "normal"), ("sigmoid", torch.sigmoid, "normal"),
     ("relu", torch.relu, "normal"), ("gelu", F.gelu, "normal"), ("erf", torch.erf, "normal"),
-    ("softplus", F.softplus, "normal"), ("stop_gradient", lambda x: x.detach(), "grid"),
+    ("softplus", F.softplus, "normal"), ("sin", torch.sin, "normal"), ("cos", torch.cos, "normal"),
+    ("abs", torch.abs, "normal"), ("abs", torch.abs, "grid"), ("stop_gradient", lambda x: x.detach(), "grid"),
 )  # fmt: skip
 PRODUCTS = (
     Case("matmul", ops.matmul, torch.matmul, ((4, 3), (3,))),
     Case("matmul", ops.matmul, torch.matmul, ((3,), (3, 4))),
     Case("matmul", ops.matmul, torch.matmul, ((2, 3), (3, 4))),
     Case("matmul", ops.matmul, torch.matmul, ((3,), (3,))),
+    Case("matmul rows", ops.matmul, torch.matmul, ((4, 2, 3), (3, 5))),
+    Case("matmul rows and vector", ops.matmul, torch.matmul, ((4, 2, 3), (3,))),
+    Case("matmul tensor", ops.matmul, torch.matmul, ((3,), (4, 3, 2))),
+    Case("matmul matrix and tensor", ops.matmul, torch.matmul, ((5, 3), (2, 3, 4))),
+    Case("matmul stacks", ops.matmul, torch.matmul, ((2, 3, 4), (2, 4, 2))),
+    Case("matmul stacks that broadcast", ops.matmul, torch.matmul, ((2, 1, 3, 4), (3, 4, 2))),
+    *(
+        Case(f"einsum {text}", partial(ops.einsum, text), partial(torch.einsum, text), shapes)
+        for text, shapes in (
+            ("ij,j->i", ((3, 4), (4,))),
+            ("ij,jk->ik", ((2, 3), (3, 4))),
+            ("ij,kj->ki", ((2, 3), (4, 3))),
+            ("i,i->", ((3,), (3,))),
+            ("i,j->ji", ((2,), (3,))),
+            ("ij,ij->i", ((2, 3), (2, 3))),
+            ("bij,bjk->bik", ((2, 3, 4), (2, 4, 2))),
+            ("bij,bj->bi", ((2, 3, 4), (2, 4))),
+            ("i,ijk->jk", ((3,), (3, 2, 2))),
+            ("bi,bj->bij", ((2, 3), (2, 4))),
+            ("ijk,lk->jil", ((2, 3, 4), (5, 4))),
+            ("ijk->kj", ((2, 3, 4),)),
+            ("ij->", ((2, 3),)),
+            ("ijk,jl->l", ((2, 3, 4), (3, 5))),
+            (",i->i", ((), (3,))),
+            ("hqd, hkd -> hqk", ((2, 3, 4), (2, 5, 4))),
+        )
+    ),
     Case("affine", ops.affine, lambda w, x, b: w @ x + b, ((4, 3), (3,), (4,))),
     Case("dot", ops.dot, torch.dot, ((3,), (3,))),
     Case("outer", ops.outer, torch.outer, ((3,), (4,))),
@@ -111,6 +142,9 @@ SHAPING = (
     Case("concat rows", lambda x, y: ops.concat([x, y], axis=0), lambda *xs: torch.cat(xs), ((2, 3), (1, 3))),
     Case("concat columns", lambda x, y: ops.concat([x, y]), lambda *xs: torch.cat(xs, -1), ((2, 3), (2, 1))),
     Case("concat middle", lambda x, y: ops.concat([x, y], 1), lambda *xs: torch.cat(xs, 1), ((2, 3, 2), (2, 1, 2))),
+    Case("stack", lambda x, y: ops.stack([x, y]), lambda *xs: torch.stack(xs), ((3,), (3,))),
+    Case("stack last", lambda x, y: ops.stack((x, y), -1), lambda *xs: torch.stack(xs, -1), ((2, 3), (2, 3))),
+    Case("stack scalars", lambda x, y: ops.stack([x, y, x]), lambda x, y: torch.stack([x, y, x]), ((), ())),
     Case("split", lambda x: ops.split(x, 3)[0] * ops.split(x, 3)[2], lambda x: x[:2] * x[4:], ((6,),)),
     Case("split rows", lambda x: ops.split(x, 2)[1], lambda x: x[:, 2:], ((3, 4),)),
     Case("element", lambda x: x[1], lambda x: x[1], ((3,),)),
@@ -148,6 +182,20 @@ REDUCTIONS = (
     Case("max ties", ops.max, torch.amax, ((3, 3),), draw="grid"),
     Case("max axis", lambda x: ops.max(x, 0), lambda x: x.amax(0), ((4, 3),), draw="grid"),
     Case("max keepdims", lambda x: ops.max(x, (0, 1), True), lambda x: x.amax((0, 1), True), ((2, 3),)),
+    Case("min", ops.min, torch.amin, ((2, 3),)),
+    Case("min ties", lambda x: ops.min(x, 0), lambda x: x.amin(0), ((4, 3),), draw="grid"),
+    Case("min keepdims", lambda x: ops.min(x, (0, 1), True), lambda x: x.amin((0, 1), True), ((2, 3),)),
+    Case("argmax", lambda x: ops.argmax(x) + 0.0 * ops.sum(x), lambda x: x.argmax() + 0.0 * x.sum(), ((2, 3),)),
+    Case(
+        "argmax axis",
+        lambda x: ops.argmax(x, axis=0) + 0.0 * x[0],
+        lambda x: x.argmax(0) + 0.0 * x[0],
+        ((4, 3),),
+        draw="grid",
+    ),
+    Case("logsumexp", ops.logsumexp, lambda x: x.logsumexp((0, 1)), ((2, 3),)),
+    Case("logsumexp axis", lambda x: ops.logsumexp(x, axis=0), lambda x: x.logsumexp(0), ((4, 3),)),
+    Case("logsumexp keepdims", lambda x: ops.logsumexp(x, -1, True), lambda x: x.logsumexp(-1, True), ((2, 3),)),
     Case("softmax", ops.softmax, lambda x: x.softmax(-1), ((4,),)),
     Case("softmax axis", lambda x: ops.softmax(x, axis=0), lambda x: x.softmax(0), ((4, 3),)),
     Case("log_softmax", ops.log_softmax, lambda x: x.log_softmax(-1), ((2, 4),)),
@@ -157,6 +205,10 @@ REDUCTIONS = (
 )
 CHOICES = (
     Case("gelu tanh", lambda x: ops.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh"), ((2, 3),)),
+    Case("clip", lambda x: ops.clip(x, -0.5, 0.5), lambda x: x.clip(-0.5, 0.5), ((2, 3),)),
+    Case("clip at the limits", lambda x: ops.clip(x, -1.0, 1.0), lambda x: x.clip(-1.0, 1.0), ((4, 3),), draw="grid"),
+    Case("clip below", lambda x: ops.clip(x, low=0.1), lambda x: x.clip(min=0.1), ((2, 3),)),
+    Case("clip above", lambda x: ops.clip(x, high=0.1), lambda x: x.clip(max=0.1), ((2, 3),)),
     Case("where", ops.where, lambda c, x, y: torch.where(c != 0, x, y), ((3,), (3,), (3,)), draw="grid"),
     Case("where wide", ops.where, lambda c, x, y: torch.where(c != 0, x, y), ((4, 1), (3,), ()), draw="grid"),
     Case("where narrow", ops.where, lambda c, x, y: torch.where(c != 0, x, y), ((), (2, 3), (3,)), draw="grid"),
@@ -195,6 +247,9 @@ OPERATORS = (
             ("2 + x", lambda x: 2 + x), ("x + 2.5", lambda x: x + 2.5), ("1 - x", lambda x: 1 - x),
             ("x - 1", lambda x: x - 1), ("2 * x", lambda x: 2 * x), ("x * 0.5", lambda x: x * 0.5),
             ("1 / x", lambda x: 1 / x), ("x / 4", lambda x: x / 4), ("x ** 2", lambda x: x**2),
+            ("abs(x)", lambda x: abs(1 - x)), ("x.sum()", lambda x: x.sum()), ("x.mean()", lambda x: x.mean()),
+            ("x.max()", lambda x: x.max()), ("x.min()", lambda x: x.min()), ("x.T", lambda x: x[None].T),
+            ("x.reshape(1, 3)", lambda x: x.reshape(1, 3)), ("x.reshape(-1)", lambda x: x[None].reshape(-1)),
             ("x ** 0.5", lambda x: x**0.5), ("2 ** x", lambda x: 2**x), ("x ** -1", lambda x: x**-1),
         )
     ),
@@ -203,6 +258,9 @@ OPERATORS = (
         for name, compute in (
             ("x < 0", lambda x: x < 0), ("x <= 0", lambda x: x <= 0), ("x > 0", lambda x: x > 0),
             ("x >= 0", lambda x: x >= 0), ("x == 0", lambda x: x == 0), ("x != 0", lambda x: x != 0),
+            ("~(x > 0)", lambda x: ~(1 * x > 0)), ("x > 0 & x < 1", lambda x: (1 * x > 0) & (1 * x < 1)),
+            ("x > 0 | x < 0", lambda x: (1 * x > 0) | (1 * x < 0)),
+            ("x > 0 ^ x < 1", lambda x: (1 * x > 0) ^ (1 * x < 1)),
             ("0 < x", lambda x: 0 < x), ("0 >= x", lambda x: 0 >= x), ("0 == x", lambda x: 0 == x),  # noqa: SIM300
         )
     ),
@@ -214,11 +272,11 @@ OPERATORS = (
     )),
     *(
         Case(f"np.{name}", getattr(np, name), getattr(torch, name), ((3,),), draw="positive")
-        for name in ("negative", "exp", "log", "sqrt", "tanh")
+        for name in ("negative", "exp", "log", "sqrt", "tanh", "abs", "sin", "cos")
     ),
     *(
         Case(f"np.{name}", getattr(np, name), getattr(torch, name), ((3,), (3,)), draw="positive")
-        for name in ("add", "subtract", "multiply", "true_divide", "matmul")
+        for name in ("add", "subtract", "multiply", "true_divide", "matmul", "maximum", "minimum")
     ),
     Case("np.power", np.power, torch.pow, ((3,), (3,)), draw="positive"),
     Case("np.less", np.less, lambda x, y: number(x < y), ((3,), (3,)), draw="grid"),

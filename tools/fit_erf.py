@@ -1,4 +1,4 @@
-"""Find the coefficients of `autobatch/compiler/numba/vectormath/normal.py` and `autobatch/ops/normal.py`.
+"""Find the coefficients of `autobatch/compiler/numba/vectormath/normal.py` and `autobatch/ops/error_function.py`.
 
     python tools/fit_erf.py
 

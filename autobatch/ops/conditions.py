@@ -25,7 +25,8 @@ def is_condition(x: object) -> bool:
 
 def gives_condition(op: Any, args: tuple[Any, ...]) -> bool:
     """Whether `op` of `args` is a bool eagerly."""
-    return op.name in COMPARISONS or ((op.view or op.name == "mul") and all(map(is_condition, args)))
+    keeps = op.view or op.name in ("mul", "maximum", "minimum")
+    return op.name in COMPARISONS or (keeps and all(map(is_condition, args)))
 
 
 def _apply(name: str, *args: Any) -> Any:
@@ -40,7 +41,32 @@ def _apply(name: str, *args: Any) -> Any:
     return OPS[name](*args)
 
 
-class Condition(Symbol):
+class Logic(Symbol):
+    """Mixin: `~`, `&`, `|` and `^` of values that are 0 or 1."""
+
+    __slots__ = ()
+
+    def __invert__(self) -> Any:
+        return OPS["equal"](self, 0.0)
+
+    def __and__(self, other: Any) -> Any:
+        return self._combine("&", "mul", other)
+
+    def __or__(self, other: Any) -> Any:
+        return self._combine("|", "maximum", other)
+
+    def __xor__(self, other: Any) -> Any:
+        return self._combine("^", "not_equal", other)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def _combine(self, symbol: str, name: str, other: Any) -> Any:
+        if not (isinstance(other, Logic) or is_condition(other)):
+            raise GraphError(f"{symbol} combines two conditions, such as x > 0.0, and not one with {other!r}.")
+        return OPS[name](self, other)
+
+
+class Condition(Logic):
     """Mixin: a value that is 0 or 1, made by a comparison."""
 
     __slots__ = ()

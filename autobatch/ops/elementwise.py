@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autobatch.ops.define import Array, Op, define_elementwise, define_op
+from autobatch.ops.define import Array, Op, composite, define_elementwise, define_op
 from autobatch.ops.expression import call
 
 
@@ -78,6 +78,18 @@ tanh = define_elementwise(
     kernel=lambda xp, x, out: xp.tanh(x, out=out),
     pullback=lambda g, out, x: (g * (1.0 - out * out),),
 )
+sin: Op = define_elementwise(
+    "sin",
+    lambda x: call("sin", x),
+    kernel=lambda xp, x, out: xp.sin(x, out=out),
+    pullback=lambda g, out, x: (g * cos(x),),
+)
+cos: Op = define_elementwise(
+    "cos",
+    lambda x: call("cos", x),
+    kernel=lambda xp, x, out: xp.cos(x, out=out),
+    pullback=lambda g, out, x: (-g * sin(x),),
+)
 relu = define_elementwise(
     "relu",
     lambda x: call("max", x, 0.0),
@@ -130,5 +142,42 @@ where: Op = define_elementwise(
     kernel=_where,
     pullback=lambda g, out, condition, x, y: (None, where(condition, g, 0.0), where(condition, 0.0, g)),
 )  # fmt: skip
+
+
+def _share(g: Any, is_chosen: Any, is_equal: Any) -> Any:
+    """The gradient of the argument that is chosen: half where both are equal."""
+    return where(is_equal, 0.5 * g, where(is_chosen, g, 0.0))
+
+
+abs: Op = define_elementwise(
+    "abs", lambda x: call("max", x, -x),
+    kernel=lambda xp, x, out: xp.abs(x, out=out),
+    pullback=lambda g, out, x: (where(equal(x, 0.0), 0.0, where(less(x, 0.0), -g, g)),),
+)  # fmt: skip
+maximum: Op = define_elementwise(
+    "maximum", lambda x, y: call("max", x, y),
+    kernel=lambda xp, x, y, out: xp.maximum(x, y, out=out),
+    pullback=lambda g, out, x, y: (_share(g, greater(x, y), equal(x, y)), _share(g, less(x, y), equal(x, y))),
+)  # fmt: skip
+minimum: Op = define_elementwise(
+    "minimum", lambda x, y: -call("max", -x, -y),
+    kernel=lambda xp, x, y, out: xp.minimum(x, y, out=out),
+    pullback=lambda g, out, x, y: (_share(g, less(x, y), equal(x, y)), _share(g, greater(x, y), equal(x, y))),
+)  # fmt: skip
+
+
+@composite
+def clip(x: Any, low: Any = None, high: Any = None) -> Any:
+    """`x`, but `low` where it is smaller and `high` where it is larger; None does not limit.
+
+    The gradient of `x` is that of the result where `low <= x <= high`, and zero elsewhere.
+
+    >>> import numpy as np
+    >>> clip(np.array([-2.0, 0.5, 3.0]), -1.0, 1.0)
+    array([-1. ,  0.5,  1. ])
+    """
+    x = x if low is None else where(less(x, low), low, x)
+    return x if high is None else where(greater(x, high), high, x)
+
 
 stop_gradient = define_op("stop_gradient", shape=lambda x: x, kernel=lambda xp, x: x, view=True)

@@ -16,7 +16,7 @@ from typing import TypeAlias
 OPERATORS = {"add": 2, "subtract": 2, "multiply": 2, "divide": 2, "negate": 1}
 COMPARISONS = dict.fromkeys(("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"), 2)
 MATHEMATICS = {"power": 2, "max": 2} | dict.fromkeys(
-    ("exp", "log", "sqrt", "tanh", "sigmoid", "softplus", "erf", "ndtr", "gelu", "gelu_tanh"), 1
+    ("exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "softplus", "erf", "ndtr", "gelu", "gelu_tanh"), 1
 )
 FUNCTIONS = OPERATORS | COMPARISONS | MATHEMATICS | {"select": 3}
 """The number of arguments of each; a comparison may only be the first argument of `select`."""

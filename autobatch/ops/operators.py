@@ -12,6 +12,7 @@ import numpy as np
 from autobatch.errors import GraphError
 
 OPS: dict[str, Any] = {}  # each an `autobatch.ops.define.Op`
+FUNCTIONS: dict[str, Callable[..., Any]] = {}  # functions of ops that operators and methods apply, by name
 
 
 class Stage(threading.local):
@@ -40,25 +41,36 @@ UFUNCS = {
     np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "div", np.power: "pow",
     np.negative: "neg", np.matmul: "matmul", np.exp: "exp", np.log: "log", np.sqrt: "sqrt", np.tanh: "tanh",
     np.less: "less", np.less_equal: "less_equal", np.greater: "greater", np.greater_equal: "greater_equal",
-    np.equal: "equal", np.not_equal: "not_equal",
+    np.equal: "equal", np.not_equal: "not_equal", np.abs: "abs", np.maximum: "maximum", np.minimum: "minimum",
+    np.sin: "sin", np.cos: "cos",
 }  # fmt: skip
-REDUCTIONS = {np.add: "sum", np.maximum: "max"}
+REDUCTIONS = {np.add: "sum", np.maximum: "max", np.minimum: "min"}
 NAMES = {
-    "T": "transpose", "amax": "max", "concatenate": "concat", "hstack": "concat", "inner": "dot", "flatten": "reshape",
-    "ravel": "reshape", "maximum": "where", "minimum": "where", "clip": "where",
+    "absolute": "abs", "amax": "max", "amin": "min", "concatenate": "concat", "hstack": "concat", "inner": "dot",
+    "flatten": "reshape", "ravel": "reshape", "vstack": "stack", "fabs": "abs",
 }  # fmt: skip
-COMPOSED = ("attend", "mean", "mean_n", "split")  # public functions that are several ops
+COMPOSED = (
+    "attend",
+    "clip",
+    "einsum",
+    "logsumexp",
+    "mean",
+    "mean_n",
+    "min",
+    "split",
+    "stack",
+)  # public functions that are several ops
 INTERNAL = (
     "assemble", "count_n", "expand", "gelu_tanh", "ndtr", "one_hot", "scatter", "slice", "softmax_n", "spread",
 )  # fmt: skip
 """Internal ops, of which public ones are made."""
 WITHOUT = "compute with plain numbers, and pass the result to the cell"
+CONDITIONS = "it takes two conditions, such as x > 0.0"
 NO_OPS = {
-    "abs": ("abs()", "write ab.where(x < 0.0, -x, x)"),
-    "invert": ("~", "write 1.0 - x for 'not' of a condition"),
-    "and": ("&", "write x * y for 'and' of two conditions"),
-    "or": ("|", "write ab.where(x, 1.0, y) for 'or' of two conditions"),
-    "xor": ("^", "write x != y for 'either, or' of two conditions"),
+    "invert": ("~", "it takes a condition, such as x > 0.0"),
+    "and": ("&", CONDITIONS),
+    "or": ("|", CONDITIONS),
+    "xor": ("^", CONDITIONS),
     "floordiv": ("//", WITHOUT),
     "mod": ("%", WITHOUT),
     "divmod": ("divmod()", WITHOUT),
@@ -118,10 +130,13 @@ class Operators:
         return OPS["neg"](self)
 
     def __matmul__(self, other: Any) -> Any:
-        return OPS["matmul"](self, other)
+        return FUNCTIONS["matmul"](self, other)
 
     def __rmatmul__(self, other: Any) -> Any:
-        return OPS["matmul"](other, self)
+        return FUNCTIONS["matmul"](other, self)
+
+    def __abs__(self) -> Any:
+        return OPS["abs"](self)
 
     def __lt__(self, other: Any) -> Any:
         return OPS["less"](self, other)
@@ -142,7 +157,8 @@ class Operators:
         return OPS["not_equal"](self, other)
 
     def __getitem__(self, index: Any) -> Any:
-        return OPS["slice"](self, index=index)
+        is_data = isinstance(index, Symbol) or (isinstance(index, np.ndarray) and index.dtype.kind in "iu")
+        return OPS["lookup"](self, index) if is_data else OPS["slice"](self, index=index)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -157,6 +173,35 @@ class Operators:
         """Number of axes of one node's value."""
         return len(self.shape)
 
+    @property
+    def T(self) -> Any:
+        """The value with its axes reversed."""
+        return FUNCTIONS["transpose"](self)
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Apply `ab.sum`."""
+        return FUNCTIONS["sum"](self, axis, keepdims)
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Apply `ab.mean`."""
+        return FUNCTIONS["mean"](self, axis, keepdims)
+
+    def max(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Apply `ab.max`."""
+        return FUNCTIONS["max"](self, axis, keepdims)
+
+    def min(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Apply `ab.min`."""
+        return FUNCTIONS["min"](self, axis, keepdims)
+
+    def reshape(self, *shape: Any) -> Any:
+        """Apply `ab.reshape`; the sizes may be one argument, or an argument each."""
+        return FUNCTIONS["reshape"](self, shape[0] if len(shape) == 1 else shape)
+
+    def transpose(self, *axes: Any) -> Any:
+        """Apply `ab.transpose`; the axes may be one argument, or an argument each."""
+        return FUNCTIONS["transpose"](self, axes[0] if len(axes) == 1 else axes or None)
+
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if function in (np.shape, np.ndim):
             return function.__wrapped__(*args, **kwargs)
@@ -168,7 +213,7 @@ class Operators:
         if name is None or method != "__call__" or kwargs:
             called = f"np.{ufunc.__name__}" if method == "__call__" else f"np.{ufunc.__name__}.{method}"
             raise _refusal(self, called, _advice(ufunc.__name__ if name is None else name))
-        return OPS[name](*inputs)
+        return (FUNCTIONS if name == "matmul" else OPS)[name](*inputs)
 
 
 def _refusal(x: object, what: str, advice: str) -> GraphError:
@@ -237,8 +282,8 @@ class Symbol(Operators):
     def lacks(self, name: str) -> str:
         """The message for a program that reads an attribute that does not exist."""
         return (
-            f"a {self._stage} value has no attribute {name!r}; it has a shape and Python's operators, and the rest are "
-            f"ops, such as ab.{op_like(name) or 'sum'}(x) (see ab.ops)."
+            f"a {self._stage} value has no attribute {name!r}; it has a shape, Python's operators and a few methods; "
+            f"the rest are ops, such as ab.{op_like(name) or 'sum'}(x) (see ab.ops)."
         )
 
     def __setitem__(self, index: Any, value: Any) -> None:

@@ -1,13 +1,19 @@
-"""Dropout, the random op. Its masks depend on its place in the program, not on when it runs; see `ops.randomness`."""
+"""The random ops. What they draw depends on their place in the program, not on when they run; see `ops.randomness`."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from autobatch.errors import DataError
 from autobatch.ops.define import Array, Op, Shape, composite, define_op
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import BITS, EAGER, Randomness, next_site
+
+MOST_SITES = 2**16  # of a cell; a place that needs several random numbers counts on from here
 
 
 def _dropout_shape(x: Shape, draw: Shape, rate: float, site: int) -> Shape:
@@ -53,3 +59,34 @@ def dropout(x: Any, rate: float) -> Any:
     else:
         return x
     return _dropout_op(x, draw, rate=float(rate), site=site)
+
+
+def _normal(xp: Any, draw: Array, out: Array, shape: Shape, site: int, random: Randomness) -> None:
+    """Two uniform numbers each (Box and Muller 1958), which are never 0."""
+    first, second = (random.uniform(xp, draw, site + k * MOST_SITES, shape) for k in range(2))
+    radius = xp.sqrt(-2.0 * xp.log((first + 0.5) * 2.0**-BITS))
+    out[...] = radius * xp.cos((second + 0.5) * (2.0**-BITS * 2.0 * math.pi))
+
+
+_normal_op = define_op("normal", shape=lambda draw, shape, site: shape, kernel=_normal, random=True)
+
+
+def normal(shape: int | Sequence[int] = ()) -> Any:
+    """Draw independent numbers of the standard normal distribution, inside a cell: the noise of a VAE, for example.
+
+    They depend on the seed, the step, the instance's key and the place in its program, as `dropout` does; they are
+    drawn in training and in evaluation. There is no gradient.
+
+    Args:
+        shape: of the result, per node.
+
+    >>> import autobatch as ab
+    >>> @ab.cell
+    ... def sample(mean, log_scale):
+    ...     return mean + ab.exp(log_scale) * ab.normal(2)
+    >>> sample(np.zeros(2), np.zeros(2)).shape
+    (2,)
+    """
+    shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(map(int, shape))
+    draw, site = next_site() if STAGE.current is None else STAGE.current.next_draw()
+    return _normal_op(draw, shape=shape, site=site)

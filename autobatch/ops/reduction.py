@@ -8,6 +8,7 @@ from typing import Any
 from autobatch.errors import ShapeError
 from autobatch.ops.define import Array, Op, Shape, composite, define_op, shape_of
 from autobatch.ops.elementwise import equal, exp, log, stop_gradient
+from autobatch.ops.operators import FUNCTIONS
 from autobatch.ops.shaping import expand, reshape
 
 Axis = int | tuple[int, ...] | None
@@ -80,6 +81,36 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The largest element over `axis`; equal largest elements share the gradient evenly."""
     return _max_op(x, axis=axis, keepdims=keepdims)
+
+
+@composite
+def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """The smallest element over `axis`; equal smallest elements share the gradient evenly."""
+    return -max(-x, axis, keepdims)
+
+
+def _argmax_shape(x: Shape, axis: int | None) -> Shape:
+    return _reduced_to_max(x, axis, keepdims=False)
+
+
+def _argmax(xp: Any, x: Array, out: Array, axis: int | None) -> None:
+    flat = x.reshape(len(x), -1) if axis is None else x
+    out[...] = xp.argmax(flat, axis=-1 if axis is None else _along(x, axis))
+
+
+_argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax)
+
+
+def argmax(x: Any, axis: int | None = None) -> Any:
+    """The position of the largest element along `axis` (in the flattened value by default), the first of equal ones.
+
+    It is a number of the model's float type, and has no gradient.
+
+    >>> import numpy as np
+    >>> float(argmax(np.array([0.5, 2.0, 1.0])))
+    1.0
+    """
+    return _argmax_op(x, axis=axis)
 
 
 @composite
@@ -167,3 +198,6 @@ _layer_norm_op = define_op(
 def layer_norm(x: Any, gain: Any, bias: Any, eps: float = 1e-5) -> Any:
     """`x` with mean 0 and variance 1 along the last axis, times gain, plus bias (Ba, Kiros, Hinton 2016)."""
     return _layer_norm_op(x, gain, bias, eps=eps)
+
+
+FUNCTIONS.update(sum=sum, mean=mean, max=max, min=min)

@@ -10,6 +10,7 @@ import numpy as np
 
 from autobatch.errors import ShapeError
 from autobatch.ops.define import Array, Op, Shape, align, broadcast, composite, define_op, shape_of
+from autobatch.ops.operators import FUNCTIONS
 
 Index = tuple[Any, ...]
 
@@ -167,6 +168,23 @@ def concat(parts: Sequence[Any], axis: int = -1) -> Any:
 
 
 @composite
+def stack(parts: Sequence[Any], axis: int = 0) -> Any:
+    """Join values of one shape along a new axis.
+
+    >>> import numpy as np
+    >>> stack([np.zeros(2), np.ones(2)]).shape
+    (2, 2)
+    """
+    if not len(parts):
+        raise ShapeError("stack of no values has no shape; give it at least one.")
+    shape = shape_of(parts[0])
+    if not -len(shape) - 1 <= axis <= len(shape):
+        raise ShapeError(f"stack along axis {axis} of values of shape {shape}.")
+    at = axis % (len(shape) + 1)
+    return concat([reshape(part, (*shape_of(part)[:at], 1, *shape_of(part)[at:])) for part in parts], at)
+
+
+@composite
 def split(x: Any, n: int) -> tuple[Any, ...]:
     """Cut the last axis into `n` equal parts.
 
@@ -179,3 +197,6 @@ def split(x: Any, n: int) -> tuple[Any, ...]:
         raise ShapeError(f"split of a value of shape {shape_of(x)} into {n} parts: {size} is not a multiple of {n}.")
     width = size // n
     return tuple(slice_(x, index=(..., slice(k * width, (k + 1) * width))) for k in range(n))
+
+
+FUNCTIONS.update(reshape=reshape, transpose=transpose)

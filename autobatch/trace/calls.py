@@ -19,7 +19,7 @@ from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, Static
 from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.ops.define import Op, first_symbol
-from autobatch.ops.operators import STAGE
+from autobatch.ops.operators import OPS, STAGE
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
@@ -125,7 +125,12 @@ class Calls:
         return self.entry(cell, owner).known.function(*args, **kwargs)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Record one op as a cell of its own. Parameters are part of its type; numbers are data of its nodes."""
+        """Record one op as a cell of its own. Parameters are part of its type; numbers are data of its nodes.
+
+        So is the number of a row of a parameter: rows are looked up.
+        """
+        if op is OPS["slice"] and isinstance(args[0], Parameter) and (row := _row(args[0], **static)) is not None:
+            op, args, static = OPS["lookup"], (args[0], row), {}
         key = (op, repr(static))
         entry = self._entries.get(key) or self._add(
             key,
@@ -254,6 +259,14 @@ class Calls:
         else:
             self._know(entry, (), {})
         self.stand_ins.renew(entry)
+
+
+def _row(table: Parameter, index: Any) -> int | None:
+    """The number of the row that an index of a parameter gives; None for anything else."""
+    if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not table.shape:
+        return None
+    row = int(index) + (table.shape[0] if index < 0 else 0)
+    return row if 0 <= row < table.shape[0] else None
 
 
 def _refuse(entry: Entry, lists: Sequence[str]) -> Callable[..., Any]:

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, Static
 from autobatch.ir.typetable import NodeType
+from autobatch.ops.conditions import Logic
 from autobatch.ops.define import Op, Shape
-from autobatch.ops.operators import STAGE, Symbol
+from autobatch.ops.operators import STAGE
 
 OUTPUT_BITS = 8
 MAX_OUTPUTS = 2**OUTPUT_BITS  # values that a node can return
@@ -37,7 +38,7 @@ class Recording(Protocol):
         """Record a function made of ops as a cell of its own."""
 
 
-class Value(Symbol):
+class Value(Logic):
     """One output of a recorded node. Each recording has a subclass for each shape.
 
     Attributes:

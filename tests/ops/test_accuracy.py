@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.ops.normal import ndtr
+from autobatch.ops.error_function import ndtr
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
 from extended import GELU_SCALE, Array, Wide, distance, edges, erfc, sigmoid, softplus, spread

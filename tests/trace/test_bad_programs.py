@@ -95,10 +95,10 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
         ab.GraphError,
         ("cell 'nothing' returns None; a cell returns at least one value",),
     ),
-    "np.sin": (
-        lambda m, w: np.sin(m.leaf(w)),
+    "np.sinh": (
+        lambda m, w: np.sinh(m.leaf(w)),
         ab.GraphError,
-        ("np.sin was applied to a Value, which it cannot record", "build it from the ops of autobatch"),
+        ("np.sinh was applied to a Value, which it cannot record", "build it from the ops of autobatch"),
     ),
     "np.sum": (
         lambda m, w: np.sum(m.leaf(w)),
@@ -125,30 +125,35 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
         ab.GraphError,
         ("in cell 'body': np.zeros_like was applied to a Traced", "build it from the ops of autobatch"),
     ),
-    "abs": (
-        lambda m, w: abs(m.leaf(w)),
+    "round": (
+        lambda m, w: round(m.leaf(w)),
         ab.GraphError,
-        ("abs() was applied to a Value, which it cannot record; write ab.where(x < 0.0, -x, x)",),
+        ("round() was applied to a Value, which it cannot record; compute with plain numbers",),
     ),
     "//": (
         lambda m, w: m.body(m.leaf(w), lambda x: 3 // x),
         ab.GraphError,
         ("in cell 'body': // was applied to a Traced", "compute with plain numbers"),
     ),
-    "conditions &": (
-        lambda m, w: m.body(m.leaf(w), lambda x: (x > 0) & (x < 1)),
+    "& of numbers": (
+        lambda m, w: m.body(m.leaf(w), lambda x: x & (x + 1.0)),
         ab.GraphError,
-        ("in cell 'body': & was applied to a Traced", "write x * y for 'and' of two conditions"),
+        ("in cell 'body': & was applied to a Traced", "it takes two conditions, such as x > 0.0"),
+    ),
+    "& of a condition and numbers": (
+        lambda m, w: m.body(m.leaf(w), lambda x: (x > 0) & x),
+        ab.GraphError,
+        ("in cell 'body': & combines two conditions, such as x > 0.0, and not one with <traced",),
     ),
     "an array of numbers": (
         lambda m, w: m.weigh(m.leaf(w), [1.0, 2.0, 3.0]),
         ab.GraphError,
         ("an array is made of the number 'weights.0'", "make it before the call, and pass an array as 'weights'"),
     ),
-    "np.sin in a cell": (
-        lambda m, w: m.body(m.leaf(w), np.sin),
+    "np.sinh in a cell": (
+        lambda m, w: m.body(m.leaf(w), np.sinh),
         ab.GraphError,
-        ("in cell 'body': np.sin was applied to a Traced",),
+        ("in cell 'body': np.sinh was applied to a Traced",),
     ),
     "np.add(out=)": (
         lambda m, w: np.add(m.leaf(w), 1.0, out=np.zeros(DIM)),
@@ -156,14 +161,14 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
         ("np.add was applied to a Value", "use ab.add instead"),
     ),
     "method": (
-        lambda m, w: m.leaf(w).sum(),
+        lambda m, w: m.leaf(w).relu(),
         AttributeError,
-        ("a recorded value has no attribute 'sum'", "the rest are ops, such as ab.sum(x)"),
+        ("a recorded value has no attribute 'relu'", "the rest are ops, such as ab.relu(x)"),
     ),
-    "transposed": (
-        lambda m, w: m.body(m.leaf(w), lambda x: x.T),
+    "method in a cell": (
+        lambda m, w: m.body(m.leaf(w), lambda x: x.amax()),
         AttributeError,
-        ("a traced value has no attribute 'T'", "the rest are ops, such as ab.transpose(x)"),
+        ("a traced value has no attribute 'amax'", "the rest are ops, such as ab.max(x)"),
     ),
     "in place": (
         lambda m, w: m.leaf(w).__setitem__(0, 1.0),
@@ -195,8 +200,8 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     ),
     "a value as index": (
         lambda m, w: m.leaf(w)[m.total(m.leaf(w))],
-        ab.ShapeError,
-        ("an index takes ints, slices, None and ..., not <recorded value of shape ()>", "use ab.lookup"),
+        ab.GraphError,
+        ("lookup takes ids that are int arguments of the cell, or constants",),
     ),
     "an object": (
         lambda m, w: m.label(m.leaf(w), Fraction(1, 2)),

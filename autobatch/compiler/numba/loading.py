@@ -28,7 +28,7 @@ from autobatch.compiler.numba.vectormath import FUNCTIONS
 from autobatch.jit import addresses
 from autobatch.jit.kept import compile_callback
 from autobatch.jit.loops import Compiled
-from autobatch.ops import normal
+from autobatch.ops import error_function
 from autobatch.system.cache import cache_folder
 from autobatch.system.files import write_whole
 
@@ -37,13 +37,15 @@ HELPERS = ("part", "larger", "plus", "power", "collect", "may_store", "send")
 PLAIN: Mapping[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
+    "sin": np.sin,
+    "cos": np.cos,
     "tanh": np.tanh,
     "sigmoid": lambda x: np.exp(min(x, 0)) / (1 + np.exp(-abs(x))) if x == x else x,
     "softplus": lambda x: np.logaddexp(x, 0),
-    "erf": lambda x: type(x)(normal.erf_of(np, x)),
-    "ndtr": lambda x: type(x)(normal.ndtr_of(np, x)),
-    "gelu": lambda x: type(x)(normal.gelu_of(np, x)),
-    "gelu_tanh": lambda x: type(x)(normal.gelu_tanh_of(np, x)),
+    "erf": lambda x: type(x)(error_function.erf_of(np, x)),
+    "ndtr": lambda x: type(x)(error_function.ndtr_of(np, x)),
+    "gelu": lambda x: type(x)(error_function.gelu_of(np, x)),
+    "gelu_tanh": lambda x: type(x)(error_function.gelu_tanh_of(np, x)),
 }
 FAST_MATH = {"contract"}  # `support.plus` also lets LLVM reorder sums along axes
 

@@ -23,7 +23,22 @@ from autobatch.ops.define import Op
 from autobatch.system.trust import checking
 
 FUNCTIONS = frozenset(
-    {"div", "pow", "exp", "log", "sqrt", "tanh", "sigmoid", "softplus", "erf", "ndtr", "gelu", "gelu_tanh"}
+    {
+        "div",
+        "pow",
+        "exp",
+        "log",
+        "sqrt",
+        "sin",
+        "cos",
+        "tanh",
+        "sigmoid",
+        "softplus",
+        "erf",
+        "ndtr",
+        "gelu",
+        "gelu_tanh",
+    }
 )
 JOINS = frozenset({"concat", "assemble"})
 

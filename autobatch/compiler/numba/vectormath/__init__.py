@@ -11,18 +11,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from autobatch.compiler.numba.vectormath.float32 import (
+    cos32,
     exp32,
     gelu_tanh32,
     log32,
     sigmoid32,
+    sin32,
     softplus32,
     tanh32,
 )
 from autobatch.compiler.numba.vectormath.float64 import (
+    cos64,
     exp64,
     gelu_tanh64,
     log64,
     sigmoid64,
+    sin64,
     softplus64,
     tanh64,
 )
@@ -33,6 +37,8 @@ FUNCTIONS: Mapping[str, Mapping[str, Compiled[[Any], Any]]] = {
     "float32": {
         "exp": exp32,
         "log": log32,
+        "sin": sin32,
+        "cos": cos32,
         "tanh": tanh32,
         "sigmoid": sigmoid32,
         "softplus": softplus32,
@@ -44,6 +50,8 @@ FUNCTIONS: Mapping[str, Mapping[str, Compiled[[Any], Any]]] = {
     "float64": {
         "exp": exp64,
         "log": log64,
+        "sin": sin64,
+        "cos": cos64,
         "tanh": tanh64,
         "sigmoid": sigmoid64,
         "softplus": softplus64,

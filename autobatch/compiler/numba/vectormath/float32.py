@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from autobatch.jit.loops import contracted
-from autobatch.ops.normal import GELU_CUBE, GELU_SCALE
+from autobatch.ops.error_function import GELU_CUBE, GELU_SCALE
 
 Float: TypeAlias = Any  # np.float32
 
@@ -184,3 +184,15 @@ def gelu_tanh32(x: Float) -> Float:
     power, bits = split_exp(abs(TWICE_SCALE * (wide + GELU_CUBE * wide * wide * wide)))
     bounded = GELU_LEAST if x < GELU_LEAST else x
     return (scale(bounded * power, bits) if x < ZERO else x) / (ONE + scale(power, bits))
+
+
+@contracted
+def sin32(x: Float) -> Float:
+    """sin(x), from that of a float64; the system's own."""
+    return np.float32(math.sin(np.float64(x)))
+
+
+@contracted
+def cos32(x: Float) -> Float:
+    """cos(x), from that of a float64; the system's own."""
+    return np.float32(math.cos(np.float64(x)))

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from autobatch.jit.loops import in_kernels
-from autobatch.ops.normal import GELU_CUBE, GELU_SCALE
+from autobatch.ops.error_function import GELU_CUBE, GELU_SCALE
 
 Float: TypeAlias = Any  # np.float64
 TWICE_SCALE = 2.0 * GELU_SCALE
@@ -24,6 +24,18 @@ def exp64(x: Float) -> Float:
 def log64(x: Float) -> Float:
     """log(x); -infinity at 0, NaN below."""
     return np.log(x)
+
+
+@in_kernels
+def sin64(x: Float) -> Float:
+    """sin(x)."""
+    return math.sin(x)
+
+
+@in_kernels
+def cos64(x: Float) -> Float:
+    """cos(x)."""
+    return math.cos(x)
 
 
 @in_kernels

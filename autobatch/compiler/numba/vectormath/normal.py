@@ -15,7 +15,7 @@ import numpy as np
 
 from autobatch.compiler.numba.vectormath.float32 import ALL_BUT_SIGN, ONE, SIGN_BIT, ZERO, scale, split_exp
 from autobatch.jit.loops import contracted
-from autobatch.ops import normal as wide
+from autobatch.ops import error_function as wide
 
 Float: TypeAlias = Any  # np.float32 or np.float64
 

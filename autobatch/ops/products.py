@@ -1,0 +1,140 @@
+"""Products of tensors with any number of axes, made of the products of matrices and vectors in `ops.linear`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from autobatch.errors import ShapeError
+from autobatch.ops import linear, reduction
+from autobatch.ops.define import Shape, broadcast, composite, shape_of
+from autobatch.ops.operators import FUNCTIONS
+from autobatch.ops.shaping import expand, reshape, slice_, stack, transpose
+
+
+def matmul(x: Any, y: Any) -> Any:
+    """The matrix product `x @ y`, by NumPy's rule for values with any number of axes.
+
+    The last axis of `x` and the last but one of `y` (the only one of a vector) are summed over. Axes before the last
+    two count stacks of matrices, which broadcast.
+
+    Args:
+        x: (..., M, K) or (K,).
+        y: (..., K, N) or (K,).
+
+    >>> matmul(np.ones((4, 2, 3)), np.ones(3)).shape
+    (4, 2)
+    """
+    if len(shape_of(x)) <= 2 and len(shape_of(y)) <= 2:
+        return linear.matmul(x, y)
+    return _stacked(x, y)
+
+
+@composite
+def _stacked(x: Any, y: Any) -> Any:
+    """A matrix product with stacks; one product of matrices if only one argument is a stack."""
+    left, right = shape_of(x), shape_of(y)
+    if not left or not right or left[-1] != right[-2:][0]:
+        raise ShapeError(f"matmul of shapes {left} and {right}: the sizes that are summed over differ.")
+    if len(right) <= 2:
+        return reshape(linear.matmul(reshape(x, (-1, left[-1])), y), left[:-1] + right[1:])
+    if len(left) <= 2:
+        product = linear.matmul(x, _matrix(y, len(right) - 2))
+        return _moved(reshape(product, (*left[:-1], *right[:-2], right[-1])), len(left) - 1)
+    lead = broadcast("matmul", left[:-2], right[:-2])
+    stacks = [reshape(expand(part, lead + shape[-2:]), (-1, *shape[-2:])) for part, shape in ((x, left), (y, right))]
+    if not math.prod(lead):
+        raise ShapeError(f"matmul of shapes {left} and {right}: a stack of no matrices.")
+    products = [linear.matmul(*(slice_(part, index=i) for part in stacks)) for i in range(math.prod(lead))]
+    return reshape(stack(products), (*lead, left[-2], right[-1]))
+
+
+def _matrix(y: Any, axis: int) -> Any:
+    """A stack of matrices (..., K, N) as one matrix (K, ...N)."""
+    order = (axis, *(a for a in range(len(shape_of(y))) if a != axis))
+    return reshape(transpose(y, order), (shape_of(y)[axis], -1))
+
+
+def _moved(x: Any, n: int) -> Any:
+    """The first `n` axes, of at most one matrix's rows, behind those of the stack."""
+    axes = tuple(range(len(shape_of(x))))
+    return x if n == 0 else transpose(x, (*axes[n:-1], *axes[:n], axes[-1]))
+
+
+@composite
+def einsum(subscripts: str, x: Any, y: Any = None) -> Any:
+    """The sum of products of one or two values by Einstein's notation: `einsum("ij,jk->ik", x, y)` is `x @ y`.
+
+    Args:
+        subscripts: a letter per axis of each value, then `->` and the letters of the result. A letter that the result
+            lacks is summed over. No letter occurs twice in one value, or in the result.
+        x, y: the values; one, or two.
+
+    Raises:
+        ShapeError: the subscripts do not fit the values.
+
+    Source: numpy.einsum.
+
+    >>> einsum("ij,kj->ik", np.ones((2, 3)), np.ones((4, 3)))[0]
+    array([3., 3., 3., 3.])
+    """
+    values = [x] if y is None else [x, y]
+    given, out, sizes = _parse(subscripts, [shape_of(value) for value in values])
+    for number, letters in enumerate(given):
+        others = {*out, *(letter for other in given[:number] + given[number + 1 :] for letter in other)}
+        alone = tuple(axis for axis, letter in enumerate(letters) if letter not in others)
+        if alone:
+            values[number] = reduction.sum(values[number], alone)
+            given[number] = "".join(letter for letter in letters if letter in others)
+    if y is None:
+        return _ordered(values[0], given[0], out)
+    left, right = given
+    batch = "".join(letter for letter in left if letter in right and letter in out)
+    inner = "".join(letter for letter in left if letter in right and letter not in out)
+    rows, columns = ("".join(a for a in letters if a not in batch + inner) for letters in given)
+    x, y = _ordered(values[0], left, batch + rows + inner), _ordered(values[1], right, batch + inner + columns)
+    shapes = [tuple(sizes[letter] for letter in letters) for letters in (batch, rows, inner, columns)]
+    product = reshape(_product(x, y, *shapes), shapes[0] + shapes[1] + shapes[3])
+    return _ordered(product, batch + rows + columns, out)
+
+
+def _parse(subscripts: str, shapes: Sequence[Shape]) -> tuple[list[str], str, dict[str, int]]:
+    """The letters of the values and of the result, and the size of the axis that each letter stands for."""
+    text = subscripts.replace(" ", "")
+    inputs, arrow, out = text.partition("->")
+    given = inputs.split(",")
+    fitting = len(given) == len(shapes) and all(len(a) == len(shape) for a, shape in zip(given, shapes, strict=False))
+    letters = "".join(given)
+    if not arrow or not fitting or not (f"{letters}{out}a").isalpha() or not {*out} <= {*letters}:
+        raise ShapeError(
+            f"einsum of {subscripts!r} and values of shapes {' and '.join(map(str, shapes))}: give a letter for each "
+            f"axis of each value, '->', and letters of the result that the values have."
+        )
+    if any(len({*part}) < len(part) for part in (*given, out)):
+        raise ShapeError(f"einsum of {subscripts!r}: a letter occurs twice in one value, which is not supported.")
+    sizes: dict[str, int] = {}
+    for letter, size in zip(letters, (size for shape in shapes for size in shape), strict=True):
+        if sizes.setdefault(letter, size) != size:
+            raise ShapeError(f"einsum of {subscripts!r}: the axes {letter!r} have sizes {sizes[letter]} and {size}.")
+    return given, out, sizes
+
+
+def _ordered(x: Any, letters: str, wanted: str) -> Any:
+    """The axes of `x`, which have these letters, in the wanted order."""
+    return x if letters == wanted else transpose(x, tuple(letters.index(letter) for letter in wanted))
+
+
+def _product(x: Any, y: Any, batch: Shape, rows: Shape, inner: Shape, columns: Shape) -> Any:
+    """The products of x (*batch, *rows, *inner) and y (*batch, *inner, *columns), summed over the inner axes."""
+    n, m, k = math.prod(batch), math.prod(rows), math.prod(inner)
+    if not inner:
+        return reshape(x, (n, m, 1)) * reshape(y, (n, 1, math.prod(columns)))
+    if batch and not rows and not columns:
+        return reduction.sum(reshape(x, (n, k)) * reshape(y, (n, k)), axis=1)
+    lead = (n,) if batch else ()
+    left = reshape(x, (*lead, *((m,) if rows or batch else ()), k))
+    return matmul(left, reshape(y, (*lead, k, *((math.prod(columns),) if columns or batch else ()))))
+
+
+FUNCTIONS["matmul"] = matmul
