@@ -13,6 +13,7 @@ import numpy as np
 
 from autobatch import ops
 from autobatch.errors import ShapeError
+from autobatch.ops.define import composite, shape_of
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.trace.cell import cell
@@ -52,7 +53,7 @@ class Linear(Module):
         self.bias = Parameter(rng.uniform(-bound, bound, n_out)) if bias else None
 
     def __call__(self, x: Any) -> Any:
-        """Apply the layer to a value of shape (n_in,), giving shape (n_out,)."""
+        """Apply the layer to the last axis of a value of shape (..., n_in), giving shape (..., n_out)."""
         return _linear(self.weight, x, self.bias)
 
 
@@ -269,7 +270,17 @@ class GRUCell(_RecurrentCell):
 
 
 def _linear(weight: Parameter, x: Any, bias: Parameter | None) -> Any:
+    if len(shape_of(x)) > 1:
+        return _linear_rows(weight, x, bias)
     return weight @ x if bias is None else ops.affine(weight, x, bias)
+
+
+@composite
+def _linear_rows(weight: Parameter, x: Any, bias: Parameter | None) -> Any:
+    if shape_of(x)[-1] != weight.shape[1]:
+        raise ShapeError(f"a Linear from {weight.shape[1]} numbers takes (..., {weight.shape[1]}), not {shape_of(x)}.")
+    product = x @ ops.transpose(weight)
+    return product if bias is None else product + bias
 
 
 def _check_sizes(what: str, *sizes: int) -> None:
