@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+import maps
 from autobatch.errors import ShapeError
 from autobatch.runtime.interpreter.reference import Reference
 from ways import each
@@ -171,6 +172,22 @@ def test_without_children_a_cell_that_walks_is_a_type_of_its_own() -> None:
         return ab.sum_n([ab.tanh(x) for x in xs], shape=DIM) + q
 
     assert run(Weights(), body, sizes=([0, 2], [1, 0], [3])) == 2
+
+
+@pytest.mark.parametrize("name", maps.MODELS)
+def test_models_with_a_map_have_one_type_per_cell_and_give_what_two_cells_give(name: str) -> None:
+    make, draw_instance = maps.MODELS[name]
+    model, rng = make(np.random.default_rng(0), DIM).astype("float64"), np.random.default_rng(1)
+    instances = [draw_instance(rng) for _ in range(12)]
+    one = ab.batched(model.loss)
+    two = ab.batched(lambda x: model.loss(x, in_one=False), module=model)
+    value, grads = one.value_and_grad(instances)
+    names = [kind.name for kind in one.recorder.types.types]
+    assert all(names.count(cell) == 1 for cell in {"node", "look", "receive", "forward"} & {*names})
+    expected, expected_grads = two.value_and_grad(instances)
+    np.testing.assert_allclose(value, expected, rtol=TOLERANCE)
+    for parameter, grad in grads.items():
+        np.testing.assert_allclose(grad, expected_grads[parameter], rtol=1e-8, atol=TOLERANCE, err_msg=parameter)
 
 
 def test_dropout_in_a_map_is_right_for_each_length() -> None:

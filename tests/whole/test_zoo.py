@@ -14,10 +14,38 @@ import autobatch as ab
 from autobatch.runtime.backend import Backend
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
-from zoo import dynamic, first, graphs, language, latent, machines, products, seq2seq, sets, taggers, transformer, trees
+from zoo import (
+    dynamic,
+    first,
+    graphs,
+    language,
+    latent,
+    machines,
+    products,
+    seq2seq,
+    sets,
+    taggers,
+    transformer,
+    trees,
+    walks,
+)
 from zoo.case import Case, to_torch
 
-FAMILIES = (first, products, trees, seq2seq, transformer, graphs, taggers, machines, language, sets, latent, dynamic)
+FAMILIES = (
+    first,
+    products,
+    trees,
+    seq2seq,
+    transformer,
+    graphs,
+    taggers,
+    machines,
+    language,
+    sets,
+    latent,
+    dynamic,
+    walks,
+)
 CASES = [case for family in FAMILIES for case in family.CASES]
 POLICIES = ("auto", "depth", "agenda", "sufficient", "critical", "score+both+compact", "unbatched")
 RELATIVE = 1e-9
@@ -25,7 +53,7 @@ N_INSTANCES, N_ALONE = 64, 2
 COMPILED = (
     "perceptron", "sum of a layer", "W @ ones", "strided weights", "scaled columns", "child-sum tree-lstm", "mv-rnn",
     "seq2seq with additive attention", "graph network, maxima", "character and word bilstm with a crf",
-    "neural turing machine", "tied twice", "memory network", "hyper rnn", "ctc",
+    "neural turing machine", "tied twice", "memory network", "hyper rnn", "ctc", "gates of children", "gated edges",
 )  # fmt: skip
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
