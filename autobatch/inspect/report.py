@@ -15,6 +15,8 @@ from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.runtime.step import Step
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 
+ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
+
 
 @dataclass(frozen=True)
 class TypeReport:
@@ -75,6 +77,7 @@ class Report:
         memory: the places of values and the copies; None unless asked for.
         precision: of matrix products.
         decided: how mini-batches of this class run, and why, if that is measured or pinned.
+        of_one_length: cells that have a type for each length of a list, the list and the reason.
     """
 
     policy: str
@@ -101,6 +104,7 @@ class Report:
     memory: Memory | None = None
     precision: str = "float32"
     decided: str = ""
+    of_one_length: tuple[tuple[str, str], ...] = ()
 
     @property
     def optimal(self) -> bool:
@@ -139,6 +143,7 @@ class Report:
         lines.append(f"  {'type':<{width}}  {'nodes':>7}  {'batches':>7}  {'bound':>5}  {'alone':>5}")
         lines += [f"  {t.name:<{width}}  {t.nodes:>7}  {t.batches:>7}  {t.bound:>5}  {t.alone:>5}" for t in self.types]
         lines += [f"  {t.name} ran one node at a time: {t.why}" for t in self.types if t.why]
+        lines += [f"  {name} has a type for each length {told}; {ONE_TYPE}" for name, told in self.of_one_length]
         return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -169,7 +174,7 @@ def make_report(
         counts.launches, counts.copied_bytes, step.planned_bytes, counts.buffer_bytes, len(step.parts),
         step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
         Picture(title, schedule, types.names), step.unseen_share, getattr(policy, "why", ""), step.plan_hit,
-        step.plan_hit_rate, memory, precision, decided,
+        step.plan_hit_rate, memory, precision, decided, _cells_of_one_length(schedule, types),
     )  # fmt: skip
 
 
@@ -195,6 +200,12 @@ def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[
             why = why_alone(node_type, types, present, own.size, bound, len(step.parts)) if own.max() == 1 else ""
             alone, name = int(np.count_nonzero(own == 1)), types.names[node_type.number]
             yield TypeReport(name, node_type.signature, int(own.sum()), own.size, bound, alone, why)
+
+
+def _cells_of_one_length(schedule: Schedule, types: TypeTable) -> tuple[tuple[str, str], ...]:
+    """The cells that ran and have a type for each length of a list."""
+    present = {types[number].name for number in set(schedule.batch_type.tolist())}
+    return tuple((name, told) for name, told in types.of_one_length.items() if name in present)
 
 
 def why_alone(

@@ -70,6 +70,7 @@ class TypeTable:
     Attributes:
         outdated: the types whose cells have another signature since they were traced again, and the reasons.
         state: the trace of each type.
+        of_one_length: by name of a cell that has a type for each length of a list, the list and the reason.
         growing: a lock, held while a type gets a number and is put into the table.
     """
 
@@ -77,6 +78,7 @@ class TypeTable:
         self.types: list[NodeType] = []
         self.outdated: dict[int, str] = {}
         self.state: tuple[Any, ...] = ()
+        self.of_one_length: dict[str, str] = {}
         self.growing = RLock()
         self._stopped: dict[int, dict[tuple[int, ...], int]] = {}
         self._traces = count(-1, -1)  # below those of traced bodies

@@ -216,7 +216,10 @@ class Calls:
         try:
             family = self._family_of(entry, keys, reader.lengths)
         except NeedsLength as needs:
-            entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = reader.lists[needs.group]
+            text = reader.lists[needs.group]
+            entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = text
+            if reader.lengths[needs.group]:
+                self.types.of_one_length[entry.name] = f"of {text}, because the body {needs.why}"
             return self._slow(entry, tuple(lifted.values()))
         if form not in entry.known.by_form:
             self._add_form(entry, reader, family)

@@ -30,10 +30,20 @@ from autobatch.ops.variadic import VariadicPort
 
 
 class NeedsLength(Exception):
-    """The body of a cell needs the length of a list that was passed as the variadic group of this number."""
+    """The body of a cell needs the length of a list that was passed as the variadic group of this number.
 
-    def __init__(self, group: int) -> None:
-        self.group = group
+    Attributes:
+        why: what it does with the list.
+    """
+
+    def __init__(self, group: int, why: str) -> None:
+        super().__init__(why)
+        self.group, self.why = group, why
+
+
+SINGLE = "uses single elements"
+RANDOM = "draws random numbers for each element"
+MIXED = "does not treat all elements alike"
 
 
 @dataclass(eq=False)
@@ -113,7 +123,7 @@ class ListBuilder(Builder):
     def length(self, group: int) -> int:
         """The length of a list in the present call; NeedsLength if it is empty: what a body does with no element."""
         if not self.lengths or not self.lengths[group]:
-            raise NeedsLength(group)
+            raise NeedsLength(group, "walks through it, and it has no elements")
         self.walked.add(group)
         return self.lengths[group]
 
@@ -143,7 +153,7 @@ class ListBuilder(Builder):
             return self.sum_up_to(last)
         is_map = not (op.segments or op.random or first.at.is_sum) and all(x.at == first.at for x in elements)
         if not is_map or (op.index_axis is not None and values[1].var.domain != SHARED):
-            raise NeedsLength(first.var.domain)
+            raise NeedsLength(first.var.domain, RANDOM if op.random else MIXED)
         index = self._add(op, [self._at_edges(value, first) for value in values], static).index
         return (ElementCondition if is_condition else Element)(self, index, first.at)
 
@@ -164,7 +174,7 @@ class ListBuilder(Builder):
         found = [{x.at for x in parts if isinstance(x, Element)} for parts in leaves]
         trees = [map_values(lambda x: self.wrap(x).index, value) for value in values]
         if found != [{place} for place in places] or any(tree != trees[0] for tree in trees):
-            raise NeedsLength(group)
+            raise NeedsLength(group, MIXED)
         return self.list_of(values[0], element)
 
     def list_of(self, tree: Any, element: Element) -> TracedList:
@@ -173,7 +183,7 @@ class ListBuilder(Builder):
 
         def at_edges(x: Any) -> Traced:
             if isinstance(x, Element) and (x.at != element.at or x.at.is_sum):
-                raise NeedsLength(group)
+                raise NeedsLength(group, MIXED)
             return self.value(self._at_edges(self.wrap(x), element, also_shared=True).index)
 
         return TracedList(self, self.name, group, map_values(at_edges, tree))
@@ -227,7 +237,7 @@ class TracedList(VariadicPort):
     def each(self, function: Callable[..., Any], lists: Sequence[Any]) -> Any:
         """Map a function over lists, this one among them."""
         if not all(isinstance(x, TracedList) and x.element is not None for x in lists):
-            raise NeedsLength(self.group)
+            raise NeedsLength(self.group, "maps over it together with a list of another kind")
         at = self.builder.new_position()
         elements = [self.builder.place(x.element, at) for x in lists]
         return self.builder.list_of(function(*elements), next(values_in(elements[0])))
@@ -251,11 +261,11 @@ class TracedList(VariadicPort):
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(list, name):
-            raise NeedsLength(self.group)
+            raise NeedsLength(self.group, f"calls its method {name!r}")
         raise AttributeError(f"a list has no attribute {name!r}")
 
     def _needs_length(self, *args: Any) -> Any:
-        raise NeedsLength(self.group)
+        raise NeedsLength(self.group, "joins it with something, or compares it")
 
     __contains__ = __add__ = __radd__ = __mul__ = __rmul__ = __eq__ = __ne__ = _needs_length
 

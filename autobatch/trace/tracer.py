@@ -15,7 +15,7 @@ from autobatch.ir.program import NODE, Attribute, CellProgram, Port, first_leaf
 from autobatch.ir.program_check import check_cell
 from autobatch.ops.operators import Operators, stage
 from autobatch.system.trust import checking
-from autobatch.trace.elements import Element, ListBuilder, NeedsLength, TracedList
+from autobatch.trace.elements import SINGLE, Element, ListBuilder, NeedsLength, TracedList
 
 
 def _key_of_shape(shape: Any) -> Key:
@@ -101,9 +101,9 @@ class Tracer:
 def collect_outputs(result: Any, outputs: list[Any]) -> Any:
     """Append the values in `result` to `outputs`; return its structure, with output numbers in their place."""
     if isinstance(result, TracedList):
-        raise NeedsLength(result.group)
+        raise NeedsLength(result.group, "returns it")
     if isinstance(result, Element):
-        raise NeedsLength(result.var.domain)
+        raise NeedsLength(result.var.domain, SINGLE)
     if isinstance(result, (Operators, np.ndarray, np.number, int, float)) and not isinstance(result, bool):
         outputs.append(result)
         return len(outputs) - 1

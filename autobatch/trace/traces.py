@@ -158,7 +158,7 @@ class Traces:
                 keys = {name: _resolve(key, tracer.resolved, groups) for name, key in keys.items()}
                 return self.family_of(entry, keys, lengths)
             if body.lengths.walked:
-                body = _join(body, self._trace(family, tuple(n + 1 for n in lengths))[1])
+                body = _join(body, self._trace_longer(family, body, tuple(n + 1 for n in lengths)))
             if identity not in self._families:
                 self._families[identity] = family
                 self._of_entry.setdefault(entry, []).append(family)
@@ -167,6 +167,15 @@ class Traces:
         elif family.lengths.of(lengths) not in family.lengths.found:
             self._add_lengths(family, family.current, lengths)
         return family
+
+    def _trace_longer(self, family: Family, body: Body, lengths: tuple[int, ...]) -> Body:
+        """Trace a body for lists that no call has passed; NeedsLength if it refuses them."""
+        try:
+            return self._trace(family, lengths)[1]
+        except NeedsLength:
+            raise
+        except Exception as error:  # of the user's own code as well, such as that of a strict zip
+            raise NeedsLength(body.lengths.walked[0], f"does not take it when it is longer ({error})") from error
 
     def _add_lengths(self, family: Family, current: Trace, lengths: tuple[int, ...]) -> None:
         """Trace a body for other lengths of its lists; NeedsLength unless that gives the same program."""
@@ -339,7 +348,7 @@ def _statics(key: Key) -> list[Any]:
 def _join(known: Body, other: Body) -> Body:
     """One body, traced for different lengths of lists; NeedsLength if the programs differ."""
     if known.content != other.content:
-        raise NeedsLength(known.lengths.walked[0])
+        raise NeedsLength(known.lengths.walked[0], "computes something else when it is longer")
     guards = {guard.key: guard for guard in (*known.guards, *other.guards)}
     lengths = Lengths(known.lengths.walked, known.lengths.found | other.lengths.found)
     return replace(known, guards=tuple(guards.values()), lengths=lengths)

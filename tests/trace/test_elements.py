@@ -98,6 +98,18 @@ def blocks(w: Weights, x: Any) -> Any:
     return ab.concat([left[:1], right[1:]]) * x[0] + ab.sum(x)
 
 
+def both(w: Weights, q: Any, xs: Any, ys: Any) -> Any:
+    """A list that is given back, and attention over it and another one."""
+    return xs, ab.attend(q, xs, [w.W @ y for y in ys])
+
+
+def short(xs: Any) -> Any:
+    """A sum of at most four values."""
+    if len(xs) > 4:
+        raise ValueError("too many")
+    return sum(xs)
+
+
 MAPS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("sum_n", lambda w, q, xs, ys: ab.sum_n([ab.tanh(w.W @ x) for x in xs])),
     ("mean_n", lambda w, q, xs, ys: ab.mean_n([x * q for x in xs])),
@@ -145,6 +157,7 @@ NO_MAPS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("product", lambda w, q, xs, ys: xs[0] * xs[-1]),
     ("joined", lambda w, q, xs, ys: ab.sum(ab.concat(list(xs))) * q),
     ("each inside each", lambda w, q, xs, ys: ab.sum_n(ab.each(lambda x: ab.sum_n(ab.each(lambda y: x * y, ys)), xs))),
+    ("of one length with what is returned", lambda w, q, xs, ys: both(w, q, xs, ys)[0][0]),
     ("begun with the first", lambda w, q, xs, ys: xs[0] + sum(x for x in xs[1:])),
 )  # fmt: skip
 
@@ -159,12 +172,28 @@ def test_what_does_not_is_a_type_for_each_length(name: str, body: Callable[..., 
     assert run(Weights(), body, sizes=([1, 2], [3, 1], [2, 4])) == 4
 
 
+def test_explain_says_which_cell_has_a_type_for_each_length_and_why() -> None:
+    weights = Weights()
+    call = ab.cell(lambda xs: ab.sum(xs[0] - xs[-1]))
+    call.name = "ends"
+    batched = ab.batched(lambda xs: call([weights.feed(x) for x in xs]), module=weights)
+    told = str(batched.explain([nodes[0] for nodes in draw(([2], [3]))]))
+    assert (
+        "ends has a type for each length of xs, because the body does not treat all elements alike; write a map" in told
+    )
+
+
 def test_a_body_that_changes_at_some_length_is_one_type_for_the_others() -> None:
     def body(w: Weights, q: Any, xs: Any, ys: Any) -> Any:
         made = [w.W @ x for x in xs]
         return ab.max_n(made) if len(made) > 4 else ab.sum_n(made)
 
     assert run(Weights(), body, sizes=([1, 3], [5], [2, 4], [6, 5], [3])) == 3  # up to 4, of 5, of 6
+
+
+def test_a_body_may_refuse_lists_that_nobody_passes() -> None:
+    assert run(Weights(), lambda w, q, xs, ys: short(xs) * q, sizes=([1, 3], [2, 4])) == 1
+    assert run(Weights(), lambda w, q, xs, ys: short(xs) * q, sizes=([4, 4], [4])) == 1
 
 
 def test_without_children_a_cell_that_walks_is_a_type_of_its_own() -> None:

@@ -23,8 +23,10 @@ def unary(body: Body) -> None:
     """An element-wise op of one value."""
     forms = UNARY + IDENTITIES + (() if body.smooth else BENT + BENT)
     x, form = body.value(), pick(body.rng, forms)
-    if body.prefix == "v" or "dropout" not in form:
-        body.add(form, x)  # outside cells, dropout takes what cells made, and values may be made of arrays alone
+    if body.prefix == "v" or not ("dropout" in form or "ab.normal" in form):
+        body.add(
+            form, x
+        )  # outside cells there is no normal, dropout takes what cells made, and values may be made of arrays alone
 
 
 def binary(body: Body) -> None:
@@ -71,6 +73,9 @@ def product(body: Body) -> None:
                 lambda: body.add("ab.sum(({1} @ {0}) * {2})", x, weight(w), body.source(pick(rng, [(2, 1), (size,)]))),
                 lambda: body.add("ab.outer({0}, {1})", x, body.value((size,))),
                 lambda: body.add("ab.dot({0}, {1})", x, body.value(x.shape)),
+                lambda: body.add("{0} @ {1}", x, weight((2, n, size))),
+                lambda: body.add("ab.einsum('i,jik->kj', {0}, {1})", x, weight((2, n, size))),
+                lambda: body.add("ab.einsum('i,j->ji', {0}, {1})", x, body.value((size,))),
                 lambda: body.add("{0} @ {1}", x, body.value(x.shape)),
                 lambda: body.add("{1} @ {0}", x, body.value(w)),
                 lambda: body.add("ab.outer({0}, {0}) @ {0}", x),
@@ -87,6 +92,8 @@ def product(body: Body) -> None:
                 lambda: body.add("{0} @ {1}", x, body.value((n,))),
                 lambda: body.add("{1} @ {0}", x, body.value((size, m), (m,))),
                 lambda: body.add("ab.transpose({0}) @ {0}", x),
+                lambda: body.add("ab.einsum('ij,kj->ki', {0}, {1})", x, weight((size, n))),
+                lambda: body.add("ab.einsum('ij,ij->i', {0}, {1})", x, body.value(x.shape)),
                 lambda: body.add("{0} @ ab.transpose({0})", x),
                 lambda: body.add("ab.matmul({0}, {1})", x, body.value((n, size))),
                 lambda: body.add("{0} @ ({1} * np.ones({2}))", x, body.value((n, 1)), Use(str((n, 2)), Value(()))),
@@ -98,6 +105,11 @@ def product(body: Body) -> None:
                 lambda: body.add("ab.reshape({0}, (-1,)) @ {1}", x, weight((math.prod(x.shape), size))),
                 lambda: body.add("{0} * {1}", x, weight(pick(rng, partners(body, x.shape)))),
             ]
+            if len(x.shape) == 3:
+                options += [
+                    lambda: body.add("{0} @ {1}", x, weight((x.shape[2], size))),
+                    lambda: body.add("{0} @ {1}", x, weight((x.shape[0], x.shape[2], size))),
+                ]
     pick(rng, options)()
 
 
@@ -108,7 +120,8 @@ def reduction(body: Body) -> None:
     some = [a for a in range(ndim) if body.rng.random() < 0.5]
     one = int(body.rng.integers(-ndim, ndim)) if ndim else None
     axis = pick(body.rng, [None, one, one, tuple(some)])
-    names = ["sum", "sum", "mean"] + ([] if body.smooth else ["max"])
+    names = ["sum", "sum", "mean"] + ([] if body.smooth else ["max", "min"])
+    names += ["logsumexp"]
     name, keep = pick(body.rng, names), pick(body.rng, ["", "", ", keepdims=True"])
     if name != "sum" and 0 in x.shape:
         return
