@@ -33,7 +33,7 @@ class Randomness:
     """The source of random numbers: the numbers that the caller sets, and a count of an instance's draws.
 
     Attributes:
-        seed, step, key: any ints; the key may be an array, one for each row of a batch.
+        seed, step, key: any ints; the key may be an array of any device, one for each row of a batch.
         training: whether dropout is on.
     """
 
@@ -44,7 +44,7 @@ class Randomness:
 
     def __post_init__(self) -> None:
         self.seed, self.step = _to_int("seed", self.seed), _to_int("step", self.step)
-        if not isinstance(self.key, np.ndarray) or not self.key.ndim:
+        if not getattr(self.key, "ndim", 0):
             self.key = _to_int("key", self.key) & MASK
         self.draws = count()
 

@@ -147,8 +147,8 @@ class Calls:
     def next_draw(self) -> Any:
         """Refuse to draw for a parameter or an array outside cells: its nodes would share one mask."""
         raise GraphError(
-            "dropout of a parameter or an array outside a cell, where all instances share it and would share one mask; "
-            "apply it to a value that a cell made, or inside a cell."
+            "random numbers outside a cell belong to no node, so that all instances would share them; draw inside a cell, "
+            "or apply ab.dropout to a value that a cell made."
         )
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.runtime.cpu.backend import Cpu
+from counting_backend import Counting
+from ways import each
 
 POLICIES = ("unbatched", "depth", "agenda")
 
@@ -51,10 +53,11 @@ def draw_chains(n: int, seed: int) -> list[list[int]]:
     return [rng.integers(10, size=rng.integers(1, 8)).tolist() for _ in range(n)]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_eager_and_batched_draw_the_same_masks(model: Chain, policy: str) -> None:
+@each("policy, backend", [*((policy, "cpu") for policy in POLICIES), ("agenda", "reference"), ("agenda", Counting())])
+def test_eager_and_batched_draw_the_same_masks(model: Chain, policy: str, backend: Any) -> None:
     chains = draw_chains(12, seed=1)
-    loss = ab.batched(model.loss, policy=policy, seed=7)
+    model.train()
+    loss = ab.batched(model.loss, policy=policy, backend=backend, seed=7)
     loss.step = 3
     eager = []
     for key, chain in enumerate(chains):
