@@ -145,10 +145,10 @@ class Calls:
         return entry.known.function(*args)
 
     def next_draw(self) -> Any:
-        """Refuse to draw for a parameter or an array outside cells: its nodes would share one mask."""
+        """Refuse to draw outside cells for what no cell made."""
         raise GraphError(
-            "random numbers outside a cell belong to no node, so that all instances would share them; draw inside a cell, "
-            "or apply ab.dropout to a value that a cell made."
+            "random numbers outside a cell belong to no node, and all instances would share them; draw inside a cell, or "
+            "apply ab.dropout to a value that a cell made."
         )
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

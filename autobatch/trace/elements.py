@@ -138,7 +138,12 @@ class ListBuilder(Builder):
 
     def wrap(self, x: Any) -> Traced:
         """Turn any argument of an op into a value of this program; equal constants are one once a list is walked."""
-        return super().wrap(x) if isinstance(x, Traced) or not self.walked else self._once(super().wrap(x))
+        if isinstance(x, Traced) or not self.walked:
+            return super().wrap(x)
+        if isinstance(x, (int, float)):
+            return self._once(("number", type(x), repr(x)), lambda: super(ListBuilder, self).wrap(x))
+        new = super().wrap(x)
+        return self._once(source_key(new.var.source), lambda: new)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
         """Append `op` of `args`; of elements, it is an element, or the sum of all."""
@@ -195,12 +200,16 @@ class ListBuilder(Builder):
         return value
 
     def _add(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
-        result = self._append(op, values, static)
-        return self._once(result) if self.walked and not op.random else result
+        if not self.walked or op.random:
+            return self._append(op, values, static)
+        key = op, tuple(value.index for value in values), repr(sorted(static.items())) if static else ""
+        return self._once(key, lambda: self._append(op, values, static))
 
-    def _once(self, new: Traced) -> Traced:
-        """The value that equals one just appended, if there is one; the new one is then not used."""
-        return self._known.setdefault(source_key(new.var.source), new)
+    def _once(self, key: Hashable, make: Callable[[], Traced]) -> Traced:
+        """The value of this key; it is made if there is none yet."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
 
 
 def _continues(before: Element, last: Element) -> bool:
