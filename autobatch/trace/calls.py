@@ -147,7 +147,7 @@ class Calls:
     def next_draw(self) -> Any:
         """Refuse to draw outside cells for what no cell made."""
         raise GraphError(
-            "random numbers outside a cell belong to no node, and all instances would share them; draw inside a cell, or "
+            "random numbers outside a cell belong to no node: all instances would share them; draw inside a cell, or "
             "apply ab.dropout to a value that a cell made."
         )
 
