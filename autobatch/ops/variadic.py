@@ -267,7 +267,8 @@ def each(function: Callable[..., Any], *lists: Any) -> Any:
     for all lengths. There `[f(h) for h in children]` does the same; it takes longer to trace, once for each length.
 
     Args:
-        function: of one element of each list; it may read other values, too. It returns a value, or a tuple of values.
+        function: of one element of each list; it may read other values, too. It returns a value, or a tuple of values,
+            and changes nothing else: in such a cell it is called once for all elements.
         lists: equally long.
 
     Raises:

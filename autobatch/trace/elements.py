@@ -16,6 +16,7 @@ each length it meets, and the programs must be equal (`autobatch.trace.traces`).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -118,6 +119,7 @@ class ListBuilder(Builder):
         self.lengths = tuple(lengths)
         self.walked: set[int] = set()
         self._n_each = 0
+        self._mapped: list[int] = []  # the groups of the calls of `ab.each` that go on
         self._known: dict[Hashable, Traced] = {}
 
     def length(self, group: int) -> int:
@@ -131,10 +133,19 @@ class ListBuilder(Builder):
         """Values of edges as elements at a position."""
         return map_values(lambda x: Element(self, x.index, at), tree)
 
-    def new_position(self) -> Position:
-        """The position of the elements inside a new call of `ab.each`."""
+    @contextmanager
+    def mapping(self, group: int) -> Iterator[Position]:
+        """Within the context, a function is mapped over a list; gives the position of the elements."""
         self._n_each += 1
-        return Position(self._n_each, 0)
+        self._mapped.append(group)
+        yield Position(self._n_each, 0)
+        self._mapped.pop()
+
+    def next_draw(self) -> tuple[Traced, int]:
+        """The attribute that numbers a node's draw, and the next site; NeedsLength where each element draws."""
+        if self._mapped:
+            raise NeedsLength(self._mapped[-1], RANDOM)
+        return super().next_draw()
 
     def wrap(self, x: Any) -> Traced:
         """Turn any argument of an op into a value of this program; equal constants are one once a list is walked."""
@@ -247,9 +258,10 @@ class TracedList(VariadicPort):
         """Map a function over lists, this one among them."""
         if not all(isinstance(x, TracedList) and x.element is not None for x in lists):
             raise NeedsLength(self.group, "maps over it together with a list of another kind")
-        at = self.builder.new_position()
-        elements = [self.builder.place(x.element, at) for x in lists]
-        return self.builder.list_of(function(*elements), next(values_in(elements[0])))
+        with self.builder.mapping(self.group) as at:
+            elements = [self.builder.place(x.element, at) for x in lists]
+            result = function(*elements)
+        return self.builder.list_of(result, next(values_in(elements[0])))
 
     def like(self, element: Any) -> TracedList:
         """A list of as many elements, for which these values stand."""

@@ -219,13 +219,27 @@ def test_models_with_a_map_have_one_type_per_cell_and_give_what_two_cells_give(n
         np.testing.assert_allclose(grad, expected_grads[parameter], rtol=1e-8, atol=TOLERANCE, err_msg=parameter)
 
 
-def test_dropout_in_a_map_is_right_for_each_length() -> None:
+@each(
+    "body",
+    [
+        lambda xs: ab.sum_n([ab.dropout(x, 0.5) for x in xs]),
+        lambda xs: ab.sum_n(ab.each(lambda x: ab.dropout(x, 0.5), xs)),
+        lambda xs: ab.sum_n([x + ab.normal(DIM) for x in xs]),
+        lambda xs: ab.sum_n(ab.each(lambda x: x * ab.normal(DIM), xs)),
+    ],
+)
+def test_each_element_draws_random_numbers_of_its_own(body: Any) -> None:
     weights = Weights()
-    drop = ab.cell(lambda xs: ab.sum_n([ab.dropout(x, 0.5) for x in xs]))
-    call = ab.batched(lambda xs: drop([weights.feed(x) for x in xs]), module=weights)
-    weights.train()
-    found = call([nodes[0] for nodes in draw(([400], [2]))])
-    assert 0.2 < np.mean(found[0] / sum(weights.feed(x) for x in draw(([400], [2]))[0][0])) < 2.0
+    call = ab.cell(body)
+
+    def loss(xs: list[Any]) -> Any:
+        return call([weights.feed(x) for x in xs])
+
+    instances = [nodes[0] for nodes in draw(([4], [2], [4]))]
+    found = ab.batched(loss, module=weights, seed=3)(instances)
+    for key, instance in enumerate(instances):
+        with ab.randomness(seed=3, key=key):
+            np.testing.assert_allclose(found[key], loss(instance), rtol=TOLERANCE)
 
 
 def test_what_a_body_reads_is_guarded_at_every_length() -> None:
