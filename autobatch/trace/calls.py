@@ -30,7 +30,7 @@ from autobatch.trace.entries import Entry, Known, StandIns, invoke
 from autobatch.trace.forms import Form, FormReader, make_form
 from autobatch.trace.generated import Namespace
 from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Handles
-from autobatch.trace.inputs import Input
+from autobatch.trace.inputs import FloatInput
 from autobatch.trace.lifting import Lifting, never, to_values
 from autobatch.trace.traces import Family, Traces
 
@@ -179,7 +179,7 @@ class Calls:
 
     def _record_source(self, x: Any) -> Any:
         """Record an array, which is data of its node, a parameter, or an input."""
-        if isinstance(x, Input):
+        if isinstance(x, FloatInput):
             return self._record_input(x)
         is_array = not isinstance(x, Parameter)
         key = ("source", None if is_array else id(x))
@@ -192,7 +192,7 @@ class Calls:
             entry = self._add(key, Entry("parameter", identity, NO_ARGUMENTS, lambda arguments: x, never))
         return entry.known.function(*([x] if is_array else []))
 
-    def _record_input(self, x: Input) -> Any:
+    def _record_input(self, x: FloatInput) -> Any:
         """Record an input: its numbers, and the number of the read, which is an output that nothing reads."""
         x.recording()
         entry = self._entries.get("input")

@@ -1,8 +1,8 @@
 """Inputs: the float arrays that instances hold, recorded so that a loss can be differentiated with respect to them.
 
-The function is given a copy of each instance in which every float array is an `Input`. An `Input` is indexed and
-compared as the array is, and records the ops that are applied to it. Each part of an array that the program reads is a
-source, which carries the number of the read as an attribute, and so keeps it when the graph is rewritten or split. The
+The function is given a copy of each instance in which every float array is a `FloatInput`. That is indexed and compared
+as the array is, and records the ops that are applied to it. Each part of an array that the program reads is a source,
+which carries the number of the read as an attribute, and so keeps it when the graph is rewritten or split. The
 gradients of the sources, added up at the positions that were read, are those of the arrays.
 
 Only what holds a float array is copied. Gradients have the structure of the instance, with None for what holds none.
@@ -35,11 +35,11 @@ NO_PARTS = (
 )  # fmt: skip
 
 
-class Input(Symbol):
+class FloatInput(Symbol):
     """A float array of an instance, or a part of one, during a recording that is differentiated with respect to it.
 
     Attributes:
-        data: its numbers, read-only.
+        data: its numbers.
         positions: of its numbers among those of all inputs.
         inputs: of the mini-batch.
     """
@@ -67,21 +67,21 @@ class Input(Symbol):
         return self.data.size
 
     @property
-    def T(self) -> Input:
+    def T(self) -> FloatInput:
         """It with its axes in the opposite order."""
         return self._view(lambda array: array.T)
 
-    def reshape(self, *shape: Any) -> Input:
+    def reshape(self, *shape: Any) -> FloatInput:
         """It in another shape."""
         return self._view(lambda array: array.reshape(*shape))
 
-    def ravel(self) -> Input:
+    def ravel(self) -> FloatInput:
         """It with one axis."""
         return self.reshape(-1)
 
     flatten = ravel
 
-    def copy(self) -> Input:
+    def copy(self) -> FloatInput:
         """It, for it cannot be changed."""
         return self
 
@@ -140,12 +140,12 @@ class Input(Symbol):
             )
         return recording
 
-    def _view(self, take: Callable[[Any], Any]) -> Input:
-        return Input(take(self.data), take(self.positions), self.inputs)
+    def _view(self, take: Callable[[Any], Any]) -> FloatInput:
+        return FloatInput(take(self.data), take(self.positions), self.inputs)
 
     def _compare(self, compare: Callable[[Any, Any], Any], other: Any) -> Any:
         """Compare the numbers, which no gradient passes; with values of the recording, record the comparison."""
-        if isinstance(other, Input):
+        if isinstance(other, FloatInput):
             other = other.data
         if isinstance(other, Operators):
             return getattr(super(), f"__{compare.__name__}__")(other)
@@ -159,7 +159,7 @@ class Input(Symbol):
 
 
 class Held:
-    """The float arrays that an instance holds: in tuples, lists, dicts and objects with attributes.
+    """Finds the float arrays that an instance holds: in tuples, lists, dicts and objects with attributes.
 
     An array that is met in several places is one array.
 
@@ -167,7 +167,7 @@ class Held:
         arrays: each once, in the order in which they are met.
 
     Raises:
-        DataError: a set, deque or array of objects holds a float array.
+        DataError: a set, a deque, or an array of objects or with fields holds a float array.
     """
 
     def __init__(self, instance: Any) -> None:
@@ -239,7 +239,7 @@ def _parts(x: Any) -> Iterable[Any]:
     if isinstance(x, dict):
         return x.values()
     if isinstance(x, np.ndarray):
-        return x.ravel().tolist() if x.dtype == object else ()
+        return x.ravel().tolist() if x.dtype == object else [x[name] for name in x.dtype.names or ()]
     if isinstance(x, (tuple, list, set, frozenset, deque)):
         return x
     return () if isinstance(x, NO_PARTS) else _attributes(x).values()
@@ -285,11 +285,9 @@ class Inputs:
         leaves = [self._leaf(array) for array in held.arrays]
         return held.rebuild(leaves, lambda part: part)
 
-    def _leaf(self, array: Array) -> Input:
-        data = np.array(plain_array(array))
-        data.setflags(write=False)
-        first, self.size = self.size, self.size + data.size
-        return Input(data, np.arange(first, self.size).reshape(data.shape), self)
+    def _leaf(self, array: Array) -> FloatInput:
+        first, self.size = self.size, self.size + array.size
+        return FloatInput(plain_array(array), np.arange(first, self.size).reshape(array.shape), self)
 
     def note(self, positions: Array) -> int:
         """Number a read."""

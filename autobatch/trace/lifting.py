@@ -12,7 +12,7 @@ from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.eager import plain_array
 from autobatch.params.parameter import Parameter
 from autobatch.trace.handles import Handles, Outputs, Value
-from autobatch.trace.inputs import Input
+from autobatch.trace.inputs import FloatInput
 
 
 def never(name: str, x: Any) -> bool:
@@ -28,7 +28,7 @@ class Lifting:
         record: records a source; returns its value.
     """
 
-    def __init__(self, handles: Handles, record: Callable[[np.ndarray[Any, Any] | Parameter | Input], Value]) -> None:
+    def __init__(self, handles: Handles, record: Callable[[Any], Value]) -> None:
         self._handles, self._record = handles, record
         self._sources: dict[Any, Value] = {}
 
@@ -48,11 +48,11 @@ class Lifting:
             return x
         if isinstance(x, Parameter):
             return self._source(x, id(x))
-        if isinstance(x, Input):
-            return self._source(x, (x.shape, x.positions.tobytes()))
         if isinstance(x, np.ndarray):
             array = plain_array(x) if x.dtype.kind in "fiub" else x
             return self._source_of_array(array) if array.dtype.kind == "f" else array
+        if isinstance(x, FloatInput):
+            return self._source(x, (x.shape, x.positions.tobytes()))
         if isinstance(x, np.floating):
             return self._source_of_array(plain_array(x)) if is_result else float(x)
         if isinstance(x, (np.bool_, np.integer)):

@@ -22,7 +22,7 @@ from autobatch.system.turns import recording_lock
 from autobatch.trace.calls import Calls
 from autobatch.trace.decode import STALE, Log, as_longs, decode_log
 from autobatch.trace.handles import Value
-from autobatch.trace.inputs import Input, Inputs
+from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.live import Live
 from autobatch.trace.results import SlotTable, read_result
 
@@ -200,7 +200,7 @@ class Recorder:
                 "sys.setrecursionlimit, or write the function with a loop."
             ) from None
         except AttributeError as error:
-            if isinstance(error.obj, (Value, Input)):  # a __getattr__ on values would slow down every attribute
+            if isinstance(error.obj, (Value, FloatInput)):  # a __getattr__ on values would slow down every attribute
                 error.args = (error.obj.lacks(str(error.name)),)
             raise
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):

@@ -91,7 +91,10 @@ def test_circles_and_depth() -> None:
     assert len(Held(chain).arrays) == 5000
 
 
-@each("container", [deque([np.ones(1)]), np.array([np.ones(1), None], object)])
+FIELDS = np.zeros(3, [("position", np.float32, 2), ("word", np.int32)])
+
+
+@each("container", [deque([np.ones(1)]), np.array([np.ones(1), None], object), FIELDS])
 def test_containers_that_cannot_be_rebuilt_are_refused(container: Any) -> None:
     with pytest.raises(DataError, match=r"in a (deque|ndarray); keep such arrays in tuples"):
         Held([container])

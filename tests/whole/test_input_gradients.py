@@ -13,7 +13,9 @@ import torch
 import autobatch as ab
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
+from autobatch.trace.inputs import Held
 from counting_backend import Counting
+from random_programs import draw_instances, draw_model
 from ways import each
 
 BACKENDS: dict[str, Callable[[], Any]] = {
@@ -156,6 +158,32 @@ def test_they_equal_central_differences(backend: str) -> None:
     third[1:] += inputs[2][0]
     third[:2] += inputs[2][1][0]
     np.testing.assert_allclose(inputs[1][0] + third, differences(plain, batch, once), atol=1e-7)
+
+
+@each("seed", range(8))
+def test_random_programs(seed: int) -> None:
+    """Arrays in structures of any kind, passed to cells or read outside: along a direction, and beside parameters."""
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=True)
+    batch = draw_instances(rng, model, 3)
+    arrays = {id(a): a for instance in batch for a in Held(instance).arrays}
+    along = {key: rng.standard_normal(a.shape) for key, a in arrays.items()}
+    for backend in ("reference", "cpu in Python"):
+        run = ab.batched(model.loss, backend=BACKENDS[backend](), rewrites="all")
+        grads = {name: np.array(g) for name, g in run.value_and_grad(batch, "sum")[1].items()}
+        _, again, inputs = run.value_and_grad(batch, "sum", inputs=True)
+        for name, gradient in grads.items():
+            np.testing.assert_allclose(again[name], gradient, atol=1e-8)
+        pairs = [(Held(a).arrays, Held(b).arrays) for a, b in zip(batch, inputs, strict=True)]
+        slope = sum(float((along[id(a)] * g).sum()) for held, found in pairs for a, g in zip(held, found, strict=True))
+        ends = []
+        for step in (1e-6, -2e-6):
+            for key, array in arrays.items():
+                array += step * along[key]
+            ends.append(float(run(batch).sum()))
+        for key, array in arrays.items():
+            array += 1e-6 * along[key]
+        np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2e-6, atol=1e-5, rtol=1e-5)
 
 
 def test_arrays_have_gradients_of_their_own_type() -> None:
