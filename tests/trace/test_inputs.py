@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import networkx
 import numpy as np
 import pytest
 
@@ -184,3 +185,18 @@ def test_recorded_graphs_are_refused() -> None:
     run = ab.batched(ab.sum, backend="reference")
     with pytest.raises(GraphError, match="recorded graph no longer holds; give the instances themselves"):
         run.value_and_grad(run.record_all([np.ones(2)]), inputs=True)
+
+
+def test_graphs_of_other_packages_are_instances() -> None:
+    """Features in the dicts of a networkx graph; each edge multiplies those of its ends."""
+    graph = networkx.path_graph(3)
+    for node in graph:
+        graph.nodes[node]["x"] = np.full(2, node + 1.0)
+
+    def loss(graph: Any) -> Any:
+        return ab.sum_n([ab.sum(graph.nodes[a]["x"] * graph.nodes[b]["x"]) for a, b in graph.edges])
+
+    _, _, (gradient,) = ab.batched(loss, backend="reference").value_and_grad([graph], inputs=True)
+    assert type(gradient) is networkx.Graph
+    assert [gradient.nodes[node]["x"].tolist() for node in gradient] == [[2.0, 2.0], [4.0, 4.0], [2.0, 2.0]]
+    assert graph.nodes[2]["x"].tolist() == [3.0, 3.0]
