@@ -28,7 +28,8 @@ from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Planner
 from autobatch.runtime.backend import Backend, Run
 from autobatch.runtime.execution import Executor
-from autobatch.runtime.losses import check_finite, loss_slot, loss_weights, put_gradients, take_gradients
+from autobatch.runtime.input_gradients import InputGradients
+from autobatch.runtime.losses import loss_slot, loss_weights, put_gradients, take_gradients
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.settings import Settings
 from autobatch.runtime.step import Clock, LastCall, Step
@@ -135,6 +136,7 @@ class Batched:
         reduce: str | Sequence[float] | Array = "mean",
         has_aux: bool = False,
         out: dict[str, Gradient] | None = None,
+        inputs: bool = False,
     ) -> Any:
         """Compute the loss of a mini-batch and its gradients.
 
@@ -144,40 +146,38 @@ class Batched:
             out: gradients that the call adds to, as returned before, or arrays. By default the call returns buffers of
                 this thread, which its next call overwrites, `explain(training=True)` too. `Rows` of a table that has
                 been read in another way since are replaced by an array.
+            inputs: also differentiate with respect to the float arrays of the instances, which are not recorded
+                graphs; the function is given inputs in their place, see `autobatch.trace.inputs`.
 
         Returns:
             value, grads; or (value, aux), grads with `has_aux`. `grads` has a gradient for every trainable parameter,
             by name: an array, zero where it is not used, or `Rows` for a table that nothing but `lookup` reads.
+            With `inputs` a third element: a list of what the instances are with each float array replaced by its
+            gradient, of its shape and type and zero where it is not used, and all that holds no float array by None.
 
         Raises:
-            DataError: no instances, or `out` cannot be written.
-            GraphError: the function did not return a scalar value.
+            DataError: no instances, or `out` cannot be written, or a float array is in a set, deque or array.
+            GraphError: the function did not return a scalar value, or the gradient of an input would be lost.
             ShapeError: `out` does not hold gradients of these parameters.
             NumericError: a loss is not finite; `out` is as it was.
             PlanError: an instance needs more than `max_bytes` alone.
         """
-        read = self._read(instances)
+        minibatch, clock = self._read(instances, inputs)
         with run_lock():
-            step = self._prepare(*read, training=True, has_aux=has_aux)
+            step = self._prepare(minibatch, clock, training=True, has_aux=has_aux)
             slot = loss_slot(step.graph, self.recorder.slots, has_aux)
             weights = loss_weights(reduce, step.graph.n_instances)
-            grads = None if out is None else take_gradients(out, self._executor.trainable(), len(step.parts) > 1)
-            found = []
-            for part, run in self._run(step):
-                losses = run.outputs[slot]
-                check_finite(losses, part.start)
-                seeds = {slot: weights[part].astype(losses.dtype)}
-                grads = self._executor.backward(step, run, seeds, grads)
-                found.append(run.outputs)
-            assert grads is not None, "there are instances, and so parts"
+            taken = None if out is None else take_gradients(out, self._executor.trainable(), len(step.parts) > 1)
+            read = InputGradients(minibatch.inputs, self._executor.dtype)
+            found, grads = self._executor.train(step, self._run(step), slot, weights, taken, read)
             grads = put_gradients(out, grads)
             self.step += 1
             self._finish(step)
         columns = join_columns(found)
         value = (weights * columns[slot]).sum().astype(columns[slot].dtype)
         if has_aux:
-            return (value, stack_results([s.children[1] for s in step.graph.structures], columns)), grads
-        return value, grads
+            value = value, stack_results([s.children[1] for s in step.graph.structures], columns)
+        return (value, grads, read.structures()) if inputs else (value, grads)
 
     def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.
@@ -335,10 +335,10 @@ class Batched:
         self.policy = policy
         return policy
 
-    def _read(self, instances: Iterable[Any]) -> tuple[MiniBatch, Clock]:
+    def _read(self, instances: Iterable[Any], inputs: bool = False) -> tuple[MiniBatch, Clock]:
         """Record a mini-batch, unless it was recorded before; beside what other threads run."""
         clock = Clock(profiled=self._profile is not None)
-        return self.recorder.read(instances), clock
+        return self.recorder.read(instances, inputs), clock
 
     def _tune(self) -> Tuning:
         """Give what decides how mini-batches run, and plans them; made anew where settings changed that it is for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,10 @@ def batched(
     """Turn a function over one instance into one over mini-batches.
 
     Args:
-        function: takes one instance and calls cells; a method of a `Module`, or any function.
-        module: the owner of the parameters; by default the module that `function` is a method of.
+        function: takes one instance and calls cells; a method of a `Module`, a `Module` or any other object with
+            `__call__`, a `functools.partial`, or any function.
+        module: the owner of the parameters. By default the module that `function` is or is a method of; for another
+            object, the module among its attributes, and for a partial among its arguments, that holds the others there.
         policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
             `autobatch.policies.get`. "auto" chooses one for the backend, see `autobatch.policies.auto`.
         backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
@@ -84,13 +87,12 @@ def batched(
     from autobatch import policies
     from autobatch.memplan.planner import MemoryPlanner
 
-    owner = getattr(function, "__self__", None)
-    if module is None and isinstance(owner, Module):
-        module = owner
+    if module is None:
+        module = _module_of(function)
     if not callable(function) or not isinstance(module, Module | None):
         raise GraphError(
             f"ab.batched(function, module=...) takes a function over one instance and a Module, not {function!r} and "
-            f"{module!r}; give a method of a model, such as model.loss."
+            f"{module!r}; give a method of a model, such as model.loss, or a model that has __call__."
         )
     backend = make_backend(backend)
     if isinstance(policy, str):
@@ -107,3 +109,22 @@ def batched(
     planner = planner or MemoryPlanner()
     settings = Settings(to_passes(rewrites), int(seed), max_bytes, plan_cache, precision, threads, tune)
     return Batched(function, module, policy, planner, backend, settings)
+
+
+def _module_of(function: Any) -> Module | None:
+    """The module whose parameters a function reads: of those at hand the one that holds all; None if there is none."""
+    found = {id(module): module for module in _modules_at(function)}
+    holding = [x for x in found.values() if found.keys() <= {id(part) for part in x.modules()}]
+    return holding[0] if holding else None
+
+
+def _modules_at(function: Any) -> list[Module]:
+    """The modules that a function is, is a method of, or has in attributes; a partial has its arguments too."""
+    if isinstance(function, Module):
+        return [function]
+    if isinstance(function, partial):
+        given = *function.args, *function.keywords.values()
+        return [*_modules_at(function.func), *(x for x in given if isinstance(x, Module))]
+    owner = getattr(function, "__self__", function)
+    held = (owner,) if isinstance(owner, Module) else getattr(owner, "__dict__", {}).values()
+    return [x for x in held if isinstance(x, Module)]

@@ -7,7 +7,8 @@ layer is one node.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -154,10 +155,14 @@ class Dropout(Module):
 class _RecurrentCell(Module):
     """The parameters that recurrent cells share: weights and biases of all gates, for the input and for the state.
 
-    `n_gates` of a subclass is the number of gates, whose rows lie one below the other in each parameter.
+    `n_gates` of a subclass is the number of gates, whose rows lie one below the other in each parameter. State dicts of
+    torch.nn.LSTM and torch.nn.GRU, whose names end in "_l0", fit too if these have one layer in one direction.
     """
 
     n_gates: int
+    other_names: ClassVar[Mapping[str, str]] = {
+        f"{name}_l0": name for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    }
 
     def __init__(self, n_in: int, n_hidden: int, rng: np.random.Generator, bias: bool = True) -> None:
         _check_sizes(f"{type(self).__name__} from {n_in} to {n_hidden} numbers", n_in, n_hidden)
@@ -193,7 +198,7 @@ class LSTMCell(_RecurrentCell):
         ShapeError: a size is below 1.
 
     Source: Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000; torch.nn.LSTMCell, whose names,
-    shapes, gate order and range these are.
+    shapes, gate order and range these are; the state dict of a torch.nn.LSTM of one layer fits too.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -244,7 +249,7 @@ class GRUCell(_RecurrentCell):
         ShapeError: a size is below 1.
 
     Source: Cho et al. 2014 (arXiv:1406.1078) with the reset gate applied after the matmul; torch.nn.GRUCell, whose
-    names, shapes, gate order and range these are.
+    names, shapes, gate order and range these are; the state dict of a torch.nn.GRU of one layer fits too.
 
     >>> import numpy as np
     >>> import autobatch as ab

@@ -15,22 +15,37 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from types import FunctionType
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from autobatch.errors import CheckpointError, GraphError
 from autobatch.params.checkpoint import read_safetensors
-from autobatch.params.parameter import FLOAT32, FLOAT64, FloatArray, Parameter, Shape, float_dtype, to_floats
+from autobatch.params.parameter import FLOAT32, FloatArray, Parameter, Shape, float_dtype, to_floats
 from autobatch.system.files import write_whole
 from autobatch.system.turns import run_lock
 
 NAMES_IN_A_MESSAGE = 5
 
 
+class LoadedNames(NamedTuple):
+    """The names in which a state dict and a module differ, as torch calls them.
+
+    Attributes:
+        missing_keys: parameters that the state dict does not have.
+        unexpected_keys: entries that are no parameters.
+    """
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
 class Module:
     """A holder of parameters, the base class of every model and layer.
+
+    Attributes:
+        other_names: of a class: names that its parameters may have in a state dict, and the attributes that these are.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -65,6 +80,7 @@ class Module:
         return found
 
     training = True
+    other_names: ClassVar[Mapping[str, str]] = {}
 
     def __getstate__(self) -> Any:
         """The attributes that copies and pickles contain: all but the functions that replace cells during recording."""
@@ -114,18 +130,28 @@ class Module:
         with run_lock():
             return {name: parameter.data.copy() for name, parameter in self.parameters().items()}
 
-    def load_state_dict(self, state: Mapping[str, npt.ArrayLike]) -> None:
+    def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> LoadedNames:
         """Copy arrays into the parameters, after checking that all of them fit.
 
         Args:
-            state: name to array (or CPU torch tensor) for every parameter. A shared parameter may come under any of
-                its names or, as torch gives it, under all; numbers are cast to the parameter's dtype.
+            state: name to array or torch tensor for every parameter. A shared parameter may come under any of its
+                names or, as torch gives it, under all; numbers are cast to the parameter's dtype.
+            strict: refuse missing and unexpected names; else missing parameters stay as they are.
+
+        Returns:
+            The missing and the unexpected names.
 
         Raises:
             CheckpointError: names are missing or unexpected, shapes differ, two names of one parameter disagree or an
                 entry is not an array of numbers; no parameter has changed.
+
+        >>> import numpy as np
+        >>> import autobatch as ab
+        >>> layer = ab.Linear(2, 1, rng=np.random.default_rng(0))
+        >>> layer.load_state_dict({"weight": np.ones((1, 2)), "scale": np.ones(1)}, strict=False)
+        LoadedNames(missing_keys=['bias'], unexpected_keys=['scale'])
         """
-        _load(self, state, "the state dict")
+        return _load(self, state, "the state dict", strict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `state_dict()` to a safetensors file, replacing one that is there only once all is written.
@@ -143,7 +169,7 @@ class Module:
                 "give a file in a folder that exists, can be written and has room."
             ) from error
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str], strict: bool = True) -> LoadedNames:
         """Read a safetensors file into the parameters, as `load_state_dict` does.
 
         Raises:
@@ -151,7 +177,7 @@ class Module:
                 module; no parameter has changed.
         """
         arrays, _ = read_safetensors(path, "Module.save")
-        _load(self, arrays, repr(os.fspath(path)))
+        return _load(self, arrays, repr(os.fspath(path)), strict)
 
 
 def _stands_in(value: object) -> bool:
@@ -231,6 +257,8 @@ def _children(value: object) -> list[tuple[str, object]]:
 
 def _find(value: object, name: str) -> Parameter | None:
     """Follow any dotted name of a parameter to the parameter; None if there is none."""
+    if isinstance(value, Module):
+        name = value.other_names.get(name, name)
     for key, child in _children(value):
         if key == name and isinstance(child, Parameter):
             return child
@@ -241,27 +269,28 @@ def _find(value: object, name: str) -> Parameter | None:
     return None
 
 
-def _load(module: Module, state: Mapping[str, npt.ArrayLike], source: str) -> None:
+def _load(module: Module, state: Mapping[str, npt.ArrayLike], source: str, strict: bool) -> LoadedNames:
     doing = f"cannot load {source} into {type(module).__name__}"
     parameters = module.parameters()
     first_names = {id(parameter): name for name, parameter in parameters.items()}
+    found = {name: _find(module, name) for name in state}
     arrays: dict[str, FloatArray] = {}
-    for name, values in state.items():
-        parameter = _find(module, name)
-        dtype = FLOAT64 if parameter is None else parameter.dtype
-        array = to_floats(values, dtype, f"load {name!r} from {source}", CheckpointError)
-        first_name = first_names.get(id(parameter), name)
+    for name, parameter in found.items():
+        if parameter is None:
+            continue
+        array = to_floats(state[name], parameter.dtype, f"load {name!r} from {source}", CheckpointError)
+        first_name = first_names[id(parameter)]
         if first_name in arrays and not np.array_equal(arrays[first_name], array, equal_nan=True):
             raise CheckpointError(
                 f"{doing}: {first_name!r} and {name!r} are one parameter of the model and differ in what was stored; "
                 "store one of them."
             )
         arrays[first_name] = array
-    check_entries(
-        doing,
-        {name: array.shape for name, array in arrays.items()},
-        {name: parameter.shape for name, parameter in parameters.items()},
-    )
+    names = LoadedNames([n for n in parameters if n not in arrays], [n for n, p in found.items() if p is None])
+    given = {name: array.shape for name, array in arrays.items()}
+    shapes = {name: parameter.shape for name, parameter in parameters.items() if strict or name in arrays}
+    check_entries(doing, {**given, **dict.fromkeys(names.unexpected_keys if strict else (), ())}, shapes)
     with run_lock():
-        for name, parameter in parameters.items():
-            parameter.data = arrays[name]
+        for name, array in arrays.items():
+            parameters[name].data = array
+    return names

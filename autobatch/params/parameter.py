@@ -30,7 +30,8 @@ class Parameter(Operators):
     a cell, and `astype`, move the numbers to another array: read `data` again after either.
 
     Args:
-        data: numbers of any shape; copied, and stored as float32 until `Module.astype` says otherwise.
+        data: numbers of any shape, or a tensor of torch; copied, and stored as float32 until `Module.astype` says
+            otherwise.
         trainable: whether gradients are computed for it and optimizers change it.
 
     Raises:
@@ -116,14 +117,29 @@ class Parameter(Operators):
 
 
 def to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: type[AutobatchError]) -> FloatArray:
-    """Convert to an array of `dtype`, without a copy if `values` is one already; raise `error` if that fails."""
+    """Convert to an array of `dtype`, without a copy if `values` is one already; raise `error` if that fails.
+
+    Args:
+        values: anything that NumPy takes, or a tensor of torch on any device.
+    """
     try:
-        array = np.asarray(values)
+        array = np.asarray(_from_torch(values))
     except (TypeError, ValueError, RuntimeError) as cause:
         raise error(f"cannot {doing}: no array can be made of it ({cause}); give an array of real numbers.") from cause
     if array.dtype.kind not in "fiub":
         raise error(f"cannot {doing}: it holds {array.dtype}, not real numbers; give an array of real numbers.")
     return array.astype(dtype, order="C", copy=False)
+
+
+def _from_torch(values: Any) -> Any:
+    """A tensor of torch, known by its methods, as one that NumPy reads: on the host, without its history; else as is.
+
+    Floats of at most 16 bits become float32, which holds them exactly; NumPy lacks bf16.
+    """
+    if not (hasattr(values, "detach") and hasattr(values, "is_floating_point")):
+        return values
+    tensor = values.detach().cpu()
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() <= 2 else tensor
 
 
 def float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:

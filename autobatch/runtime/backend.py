@@ -92,6 +92,12 @@ class Run(Protocol):
             BackendError: the run is closed, or was differentiated before.
         """
 
+    def gradients(self, kind: int) -> Any:
+        """The gradients of the first output of all nodes of a type, once it was differentiated: [N_type, size], by row.
+
+        Zero where the loss does not depend on the node. They cost only the reading.
+        """
+
     def counts(self) -> Counts:
         """The work of the run so far."""
 

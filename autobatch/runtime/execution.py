@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -15,6 +15,8 @@ from autobatch.params.gradients import GradientBuffers
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.runtime.backend import Run, Timer
+from autobatch.runtime.input_gradients import InputGradients
+from autobatch.runtime.losses import check_finite
 from autobatch.runtime.step import Step
 from autobatch.trace.record import Recorder
 
@@ -82,6 +84,40 @@ class Executor:
                 yield slice(first, end), run
                 step.counts.append(run.counts())
             first = end
+
+    def train(
+        self,
+        step: Step,
+        runs: Iterable[tuple[slice, Run]],
+        slot: int,
+        weights: Array,
+        grads: dict[str, Gradient] | None,
+        inputs: InputGradients,
+    ) -> tuple[list[list[Array]], dict[str, Gradient]]:
+        """Differentiate the runs of all parts.
+
+        Args:
+            runs: from `forward`.
+            slot: that of the losses.
+            weights: of the losses, per instance.
+            grads: gradients to add to; None for this thread's buffers, set to zero.
+            inputs: the gradients of the inputs, which are added to.
+
+        Returns:
+            The outputs of each part, and the gradients.
+
+        Raises:
+            NumericError: a loss is not finite.
+        """
+        found = []
+        for part, (instances, run) in zip(step.parts, runs, strict=True):
+            losses = run.outputs[slot]
+            check_finite(losses, instances.start)
+            grads = self.backward(step, run, {slot: weights[instances].astype(losses.dtype)}, grads)
+            inputs.add(part.plan, run)
+            found.append(run.outputs)
+        assert grads is not None, "there are instances, and so parts"
+        return found, grads
 
     def backward(
         self, step: Step, run: Run, seeds: Mapping[int, Array], out: dict[str, Gradient] | None

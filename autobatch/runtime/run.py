@@ -47,6 +47,12 @@ class PooledRun(ABC, Generic[M]):
         with silent():
             self._backward(seeds, into)
 
+    def gradients(self, kind: int) -> Any:
+        """The gradients of the first output of all nodes of a type; see `Run`."""
+        if self._ended != "differentiated":
+            raise BackendError("reading the gradients of a run that is not differentiated, or closed already.")
+        return self._gradients(kind)
+
     def close(self) -> None:
         """Give the memory back to the pool; see `Run`."""
         if self._ended != "closed":
@@ -66,6 +72,10 @@ class PooledRun(ABC, Generic[M]):
     @abstractmethod
     def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
         """Add to the gradients."""
+
+    @abstractmethod
+    def _gradients(self, kind: int) -> Any:
+        """Read the gradients of the first output of all nodes of a type."""
 
     @abstractmethod
     def _forget(self) -> None:

@@ -30,12 +30,16 @@ from autobatch.trace.entries import Entry, Known, StandIns, invoke
 from autobatch.trace.forms import Form, FormReader, make_form
 from autobatch.trace.generated import Namespace
 from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Handles
+from autobatch.trace.inputs import FloatInput
 from autobatch.trace.lifting import Lifting, never, to_values
 from autobatch.trace.traces import Family, Traces
 
 MAX_FORMS = 8  # forms that an entry tries one after another; others take the slow path
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
+NUMBERED_ARRAY = inspect.Signature(
+    [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("data", "number")]
+)
 ANY_NUMBER = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
 
 
@@ -174,7 +178,9 @@ class Calls:
         )
 
     def _record_source(self, x: Any) -> Any:
-        """Record an array, which is data of its node, or a parameter."""
+        """Record an array, which is data of its node, a parameter, or an input."""
+        if isinstance(x, FloatInput):
+            return self._record_input(x)
         is_array = not isinstance(x, Parameter)
         key = ("source", None if is_array else id(x))
         entry = self._entries.get(key)
@@ -185,6 +191,18 @@ class Calls:
             identity = Static("source"), Static(x)
             entry = self._add(key, Entry("parameter", identity, NO_ARGUMENTS, lambda arguments: x, never))
         return entry.known.function(*([x] if is_array else []))
+
+    def _record_input(self, x: FloatInput) -> Any:
+        """Record an input: its numbers, and the number of the read, which is an output that nothing reads."""
+        x.recording()
+        entry = self._entries.get("input")
+        if entry is None:
+            run: Callable[..., Any] = lambda arguments: (arguments["data"], arguments["number"])  # noqa: E731
+            entry = self._add("input", Entry("input", (Static("input"),), NUMBERED_ARRAY, run, never, lifts=False))
+        at = len(self.log)
+        value, _ = entry.known.function(x.data, x.inputs.note(x.positions))
+        x.inputs.kinds.add(self.type_at(at).number)
+        return value
 
     def _add(self, key: Any, entry: Entry) -> Entry:
         self._entries[key] = entry

@@ -12,6 +12,7 @@ from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.eager import plain_array
 from autobatch.params.parameter import Parameter
 from autobatch.trace.handles import Handles, Outputs, Value
+from autobatch.trace.inputs import FloatInput
 
 
 def never(name: str, x: Any) -> bool:
@@ -20,14 +21,14 @@ def never(name: str, x: Any) -> bool:
 
 
 class Lifting:
-    """Makes one node, a *source*, of each array and parameter that an instance uses outside cells.
+    """Makes one node, a *source*, of each array, parameter and input that an instance uses outside cells.
 
     Args:
         handles: those of the recording.
         record: records a source; returns its value.
     """
 
-    def __init__(self, handles: Handles, record: Callable[[np.ndarray[Any, Any] | Parameter], Value]) -> None:
+    def __init__(self, handles: Handles, record: Callable[[Any], Value]) -> None:
         self._handles, self._record = handles, record
         self._sources: dict[Any, Value] = {}
 
@@ -50,6 +51,8 @@ class Lifting:
         if isinstance(x, np.ndarray):
             array = plain_array(x) if x.dtype.kind in "fiub" else x
             return self._source_of_array(array) if array.dtype.kind == "f" else array
+        if isinstance(x, FloatInput):
+            return self._source(x, (x.shape, x.positions.tobytes()))
         if isinstance(x, np.floating):
             return self._source_of_array(plain_array(x)) if is_result else float(x)
         if isinstance(x, (np.bool_, np.integer)):
@@ -65,7 +68,7 @@ class Lifting:
         return self._source(x, (x.shape, x.dtype, x.tobytes()))
 
     def _source(self, x: Any, content: Any) -> Value:
-        """The value of an array or a parameter; equal arrays share one node."""
+        """The value of an array, parameter or input; equal arrays share one node, and equal parts of inputs."""
         if content not in self._sources:
             self._sources[content] = self._record(x)
         return self._sources[content]

@@ -22,6 +22,7 @@ from autobatch.system.turns import recording_lock
 from autobatch.trace.calls import Calls
 from autobatch.trace.decode import STALE, Log, as_longs, decode_log
 from autobatch.trace.handles import Value
+from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.live import Live
 from autobatch.trace.results import SlotTable, read_result
 
@@ -34,10 +35,12 @@ class MiniBatch(NamedTuple):
     Attributes:
         instances: as they were given.
         graph: of all instances, recorded just now; None if the instances are graphs themselves, recorded before.
+        inputs: their float arrays, if these shall have gradients.
     """
 
     instances: list[Any]
     graph: Graph | None
+    inputs: Inputs | None = None
 
 
 class Recorder:
@@ -61,7 +64,7 @@ class Recorder:
         """The node types met so far."""
         return self.calls.types
 
-    def record(self, instances: Iterable[Any], in_place: bool = True) -> Graph:
+    def record(self, instances: Iterable[Any], in_place: bool = True, inputs: Inputs | None = None) -> Graph:
         """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.
 
         Other threads may call the module meanwhile. Unless `in_place`, the module's cells are not replaced; recording a
@@ -80,7 +83,7 @@ class Recorder:
         with recording_lock(), calls.stand_ins.in_place(self.module if in_place else None, calls.entry), stage(calls):
             calls.start(self.module)
             for instance in instances:
-                structures.append(self._run(instance, refs, slots))
+                structures.append(self._run(instance, refs, slots, inputs))
                 log_ptr.append(len(calls.log))
                 output_ptr.append(len(refs))
                 if in_place and (traces.n_renewed or len(structures) == 1):
@@ -120,16 +123,30 @@ class Recorder:
                 f"so pass it to the cell as an argument, or set it before the call."
             )
 
-    def read(self, instances: Iterable[Any]) -> MiniBatch:
+    def read(self, instances: Iterable[Any], inputs: bool = False) -> MiniBatch:
         """Record a mini-batch unless it consists of graphs, which `to_graph` merges.
+
+        Args:
+            inputs: whether the float arrays of the instances shall have gradients.
 
         Raises:
             DataError: a single instance.
-            GraphError: instances and graphs in one mini-batch.
+            GraphError: instances and graphs in one mini-batch, or graphs with `inputs`.
         """
         refuse_inside()
         listed = list_instances(instances)
         recorded = [isinstance(x, Graph) for x in listed]
+        if inputs and any(recorded):
+            raise GraphError(
+                "inputs=True asks for the gradients of the arrays of instances, which a recorded graph no longer "
+                "holds; give the instances themselves."
+            )
+        if inputs:
+            found = Inputs(self.calls)
+            try:
+                return MiniBatch(listed, self.record(listed, inputs=found), found)
+            finally:
+                found.recording = None
         if all(recorded):
             return MiniBatch(listed, None)
         if any(recorded):
@@ -173,17 +190,17 @@ class Recorder:
                     )
         self._checked = checked
 
-    def _run(self, instance: Any, refs: list[int], slots: list[int]) -> Any:
+    def _run(self, instance: Any, refs: list[int], slots: list[int], inputs: Inputs | None) -> Any:
         self.calls.start_instance()
         try:
-            result = self.function(instance)
+            result = self.function(instance if inputs is None else inputs.enter(instance))
         except RecursionError:
             raise GraphError(
                 "recording an instance went deeper than Python's recursion limit; raise it with "
                 "sys.setrecursionlimit, or write the function with a loop."
             ) from None
         except AttributeError as error:
-            if isinstance(error.obj, Value):  # a __getattr__ on values would slow down every attribute
+            if isinstance(error.obj, (Value, FloatInput)):  # a __getattr__ on values would slow down every attribute
                 error.args = (error.obj.lacks(str(error.name)),)
             raise
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 import autobatch as ab
-from autobatch.errors import DataError, ShapeError
+from autobatch.errors import CheckpointError, DataError, ShapeError
 from autobatch.nn.layers import Embedding, GRUCell, LayerNorm, Linear, LSTMCell
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray
@@ -248,3 +248,41 @@ def test_the_same_generator_state_gives_the_same_layer(name: str) -> None:
 def test_sizes_below_one_are_refused(make: Callable[[np.random.Generator], Module], message: str) -> None:
     with pytest.raises(ShapeError, match=rf"^cannot make .*{message}; give sizes of at least 1\.$"):
         make(np.random.default_rng(0))
+
+
+class Recurrent(Module):
+    """A recurrent cell under the name that a torch model gives a recurrent layer."""
+
+    def __init__(self, layer: Any) -> None:
+        self.rnn = layer
+        self.astype("float64")
+
+    def states(self, inputs: Any) -> Any:
+        state = None
+        for x in inputs:
+            state = self.rnn(x, state)
+        return state[0] if isinstance(state, tuple) else state
+
+
+@each("kind, bias", [("LSTM", True), ("LSTM", False), ("GRU", True), ("GRU", False)])
+def test_recurrent_layers_of_torch_load_into_cells(kind: str, bias: bool) -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch")
+    twin = torch.nn.ModuleDict({"rnn": getattr(torch.nn, kind)(N_IN, N_HIDDEN, bias=bias, dtype=torch.float64)})
+    model = Recurrent(getattr(ab, f"{kind}Cell")(N_IN, N_HIDDEN, rng=np.random.default_rng(0), bias=bias))
+    assert model.load_state_dict(twin.state_dict()) == ([], [])
+    inputs = np.random.default_rng(1).standard_normal((4, N_IN))
+    wanted = twin["rnn"](torch.tensor(inputs))[0][-1].detach().numpy()
+    np.testing.assert_allclose(np.asarray(model.states(inputs)), wanted, atol=TO_TORCH)
+    assert model.load_state_dict({f"rnn.{name}": p.data for name, p in model.rnn.parameters().items()}) == ([], [])
+
+
+def test_recurrent_layers_with_more_than_a_cell_holds_are_refused() -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch")
+    model = Recurrent(LSTMCell(N_IN, N_HIDDEN, rng=np.random.default_rng(0)))
+    state = {f"rnn.{name}": x for name, x in torch.nn.LSTM(N_IN, N_HIDDEN, bidirectional=True).state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"Recurrent: unexpected: 'rnn\.weight_ih_l0_reverse', "):
+        model.load_state_dict(state)
+    assert len(model.load_state_dict(state, strict=False).unexpected_keys) == 4
+    state = {**model.state_dict(), "rnn.bias_ih_l0": np.ones(4 * N_HIDDEN)}
+    with pytest.raises(CheckpointError, match=r"'rnn\.bias_ih' and 'rnn\.bias_ih_l0' are one parameter"):
+        model.load_state_dict(state)

@@ -273,8 +273,50 @@ def test_a_torch_state_dict_loads() -> None:
     model.load_state_dict({f"layers.{name}": tensor for name, tensor in twin.state_dict().items()})
     for name, tensor in twin.named_parameters():
         np.testing.assert_array_equal(model.parameters()[f"layers.{name}"].data, tensor.detach().numpy())
-    with pytest.raises(CheckpointError, match=r"no array can be made of it"):
-        model.load_state_dict({f"layers.{name}": tensor for name, tensor in twin.named_parameters()})
+
+
+@each("kind", ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "int32", "bool"])
+def test_tensors_of_torch_are_numbers_like_any_other(kind: str) -> None:
+    """Of any type, with a history, and strided; without a look at whether they are torch's."""
+    torch = pytest.importorskip("torch", reason="compares with torch")
+    numbers = torch.tensor([[0.5, -2.0], [1.0, 0.0], [3.0, 1.5]]).to(getattr(torch, kind)).T[1]
+    wanted = numbers.double().numpy()
+    if numbers.is_floating_point():
+        numbers = torch.nn.Parameter(numbers)
+    head = Head()
+    head.load_state_dict({"scale": numbers})
+    np.testing.assert_array_equal(head.scale.data, wanted)
+    np.testing.assert_array_equal(Parameter(numbers).data, wanted)
+    head.scale.data = numbers
+    np.testing.assert_array_equal(head.scale.data, wanted)
+
+
+def test_tensors_without_real_numbers_are_refused() -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch")
+    head = Head()
+    with pytest.raises(CheckpointError, match="it holds complex64, not real numbers; give an array of real numbers"):
+        head.load_state_dict({"scale": torch.ones(3, dtype=torch.complex64)})
+    with pytest.raises(CheckpointError, match="cannot load 'scale' from the state dict: no array can be made of it"):
+        head.load_state_dict({"scale": torch.ones(3).to_sparse()})
+    assert head.scale.data.tolist() == [0.0] * 3
+
+
+def test_what_does_not_fit_may_be_left_out() -> None:
+    """Names that are missing or unexpected are told, as torch tells them; other shapes are refused all the same."""
+    torch = pytest.importorskip("torch", reason="compares with torch")
+    model, twin = Model(), torch.nn.ParameterDict({"frozen": torch.zeros(2), "scale": torch.ones(2)})
+    before = values_of(model)
+    state: dict[str, Any] = {"frozen": np.array([5.0, 6.0]), "other": "no array", "pair": np.ones(2)}
+    missing, unexpected = found = model.load_state_dict(state, strict=False)
+    assert values_of(model) == {**before, "frozen": [5.0, 6.0]}
+    assert (missing, unexpected) == ([name for name in NAMES if name != "frozen"], ["other", "pair"])
+    theirs = twin.load_state_dict({"frozen": torch.zeros(2), "other": torch.ones(1)}, strict=False)
+    assert found._fields == theirs._fields
+    assert theirs == (["scale"], ["other"])
+    assert model.load_state_dict(model.state_dict()) == ([], [])
+    with pytest.raises(CheckpointError, match=r"Model: of another shape: 'frozen' \(\(3,\) where \(2,\) is needed\);"):
+        model.load_state_dict({"frozen": np.ones(3), "other": np.ones(1)}, strict=False)
+    assert values_of(model) == {**before, "frozen": [5.0, 6.0]}
 
 
 class Swapped(ab.Module):

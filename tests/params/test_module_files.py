@@ -12,7 +12,7 @@ import pytest
 
 from autobatch.errors import CheckpointError
 from autobatch.params.module import Module
-from small_modules import Head, Model, values_of
+from small_modules import NAMES, Head, Model, values_of
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -132,3 +132,12 @@ def test_a_disk_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pytes
     head.load(tmp_path / "model")
     assert head.scale.data.tolist() == [1.0] * 3
     assert os.listdir(tmp_path) == ["model"]
+
+
+def test_a_file_of_a_part_of_a_model(tmp_path: Path) -> None:
+    head, model = Head(2.0), Model()
+    head.save(tmp_path / "head")
+    missing, unexpected = model.load(tmp_path / "head", strict=False)
+    assert (missing, unexpected) == (NAMES, ["scale"])
+    with pytest.raises(CheckpointError, match="unexpected: 'scale'"):
+        model.load(tmp_path / "head")

@@ -154,6 +154,9 @@ class CompiledRun(PooledRun[CpuMemory]):
                     self.lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
         self._copied_bytes += targets.finish()
 
+    def _gradients(self, kind: int) -> Any:
+        return self._values.output_gradients(kind, self.memory.activity)
+
     def counts(self) -> Counts:
         """The work of the run so far."""
         launches = self._launches + (self._interpreter.launches if "_interpreter" in vars(self) else 0)

@@ -104,6 +104,9 @@ class InterpretedRun(PooledRun[Memory]):
                 target += store.get(gradients[key])
         self._interpreter.copied_bytes += targets.finish()
 
+    def _gradients(self, kind: int) -> Any:
+        return self._interpreter.values.output_gradients(kind, self.memory.activity)
+
     def counts(self) -> Counts:
         """The work of the run so far."""
         interpreter = self._interpreter

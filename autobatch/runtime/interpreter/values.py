@@ -9,7 +9,8 @@ import numpy as np
 from autobatch.ir.layout import Place
 from autobatch.ir.program import NODE, Var
 from autobatch.params.store import Store
-from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
+from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
+from autobatch.runtime.activity import Activity
 from autobatch.runtime.interpreter.frame import Array, Env, RowRange
 
 
@@ -53,6 +54,19 @@ class Values:
         cell = self.cells.cells[rows.kind]
         values = [cell.program.vars[index] for index in cell.program.ports]
         return [self.inputs(rows, p, v, self.plan.mirror) for p, v in zip(cell.layout.inputs, values, strict=True)]
+
+    def output_gradients(self, kind: int, activity: Activity) -> Any:
+        """The gradients of the first output of all nodes of a type, `[N_type, size]`, added up on the host."""
+        program, n_rows = self.cells.cells[kind].program, int(np.diff(self.plan.type_ptr[kind : kind + 2])[0])
+        width = program.vars[program.outputs[0]].size
+        rows = RowRange(self.plan, Batch(kind, 0, n_rows, ()), self.store)
+        ptr, dest, _ = rows.destinations(0)
+        found = np.zeros((n_rows, width), self.buffer.dtype)
+        if dest.size:
+            parts = self.store.get(self.window(width)[self.store.put(dest + self.plan.mirror)])
+            np.add.at(found, np.repeat(np.arange(n_rows), np.diff(ptr)), parts)
+        found[~activity.rows(kind, 0, n_rows)] = 0
+        return found
 
     def clear_inactive(self, rows: RowRange, active: Array) -> None:
         """Set the gradients of the ports to zero in rows that the loss does not depend on."""

@@ -1,0 +1,311 @@
+"""Inputs: the float arrays that instances hold, recorded so that a loss can be differentiated with respect to them.
+
+The function is given a copy of each instance in which every float array is a `FloatInput`. That is indexed and compared
+as the array is, and records the ops that are applied to it. Each part of an array that the program reads is a source,
+which carries the number of the read as an attribute, and so keeps it when the graph is rewritten or split. The
+gradients of the sources, added up at the positions that were read, are those of the arrays.
+
+Only what holds a float array is copied. Gradients have the structure of the instance, with None for what holds none.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import operator
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import cache
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.errors import DataError, GraphError
+from autobatch.ops.define import Op, first_symbol
+from autobatch.ops.eager import plain_array
+from autobatch.ops.operators import STAGE, Operators, Symbol
+from autobatch.params.module import Module
+
+Array = NDArray[Any]
+FIXED = (set, frozenset, deque, np.ndarray)  # containers that are searched, and cannot be copied with other content
+NO_PARTS = (
+    type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, enum.Enum, Module, Operators, Op, str, bytes,
+)  # fmt: skip
+
+
+class FloatInput(Symbol):
+    """A float array of an instance, or a part of one, during a recording that is differentiated with respect to it.
+
+    Attributes:
+        data: its numbers.
+        positions: of its numbers among those of all inputs.
+        inputs: of the mini-batch.
+    """
+
+    __slots__ = ("data", "inputs", "positions")
+    __hash__ = object.__hash__
+    _stage = "given"
+
+    def __init__(self, data: Any, positions: Any, inputs: Inputs) -> None:
+        self.data, self.positions, self.inputs = np.asarray(data), np.asarray(positions), inputs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis; () for a single number."""
+        return self.data.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The float type of the array; the computation has that of the model."""
+        return self.data.dtype
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return self.data.size
+
+    @property
+    def T(self) -> FloatInput:
+        """It with its axes in the opposite order."""
+        return self._view(lambda array: array.T)
+
+    def reshape(self, *shape: Any) -> FloatInput:
+        """It in another shape."""
+        return self._view(lambda array: array.reshape(*shape))
+
+    def ravel(self) -> FloatInput:
+        """It with one axis."""
+        return self.reshape(-1)
+
+    flatten = ravel
+
+    def copy(self) -> FloatInput:
+        """It, for it cannot be changed."""
+        return self
+
+    def astype(self, dtype: Any, **options: Any) -> Any:
+        """It for a float type, which is that of the model whatever it is here; else a plain array."""
+        return self if np.dtype(dtype).kind == "f" else self.data.astype(dtype, **options)
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index) if first_symbol(index) else self._view(operator.itemgetter(index))
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(operator.lt, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare(operator.le, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(operator.gt, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(operator.ge, other)
+
+    def __eq__(self, other: object) -> Any:
+        return self._compare(operator.eq, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compare(operator.ne, other)
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+    def __int__(self) -> int:
+        return int(self.data)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.data[()], spec)
+
+    def __repr__(self) -> str:
+        return f"<input {self.data!r}>"
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        """Record an op outside any cell, as a cell of its own."""
+        return self.recording().apply(op, args, static)
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a function made of ops as a cell of its own."""
+        return self.recording().apply_function(function, args, kwargs)
+
+    def recording(self) -> Any:
+        """What records at present; GraphError if it is not what made this input."""
+        recording = self.inputs.recording
+        if recording is None or STAGE.current is not recording:
+            raise GraphError(
+                f"an input of shape {self.shape} is used outside the recording of its instance, or inside a cell that "
+                f"it was not passed to; pass it to the cell as an argument."
+            )
+        return recording
+
+    def _view(self, take: Callable[[Any], Any]) -> FloatInput:
+        return FloatInput(take(self.data), take(self.positions), self.inputs)
+
+    def _compare(self, compare: Callable[[Any, Any], Any], other: Any) -> Any:
+        """Compare the numbers, which no gradient passes; with values of the recording, record the comparison."""
+        if isinstance(other, FloatInput):
+            other = other.data
+        if isinstance(other, Operators):
+            return getattr(super(), f"__{compare.__name__}__")(other)
+        return compare(self.data, other)
+
+    def _refuse(self, what: str) -> Exception:
+        return GraphError(
+            f"{what} of an array of an instance would lose its gradient, which inputs=True asks for; use the ops of "
+            f"autobatch instead of NumPy's (see ab.ops). A condition such as x[0] > 0.5, and int(...), are fine."
+        )
+
+
+class Held:
+    """Finds the float arrays that an instance holds: in tuples, lists, dicts and objects with attributes.
+
+    An array that is met in several places is one array.
+
+    Attributes:
+        arrays: each once, in the order in which they are met.
+
+    Raises:
+        DataError: a set, a deque, or an array of objects or with fields holds a float array.
+    """
+
+    def __init__(self, instance: Any) -> None:
+        self.arrays: list[Array] = []
+        self._instance = instance
+        self._number: dict[int, int] = {}
+        parents: dict[int, list[int]] = {id(instance): []}
+        pending = [(instance, False)]
+        met: list[Any] = []  # parts before what they are parts of, but for circles
+        while pending:
+            x, is_done = pending.pop()
+            if is_done:
+                met.append(x)
+                continue
+            if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+                self._number[id(x)] = len(self.arrays)
+                self.arrays.append(x)
+                continue
+            pending.append((x, True))
+            for part in reversed(list(_parts(x))):
+                if id(part) not in parents:
+                    parents[id(part)] = []
+                    pending.append((part, False))
+                parents[id(part)].append(id(x))
+        holding, climbing = set[int](), list(self._number)
+        while climbing:
+            above = [parent for parent in parents[climbing.pop()] if parent not in holding]
+            holding.update(above)
+            climbing += above
+        self._holders = [x for x in met if id(x) in holding]
+        for x in self._holders:
+            if isinstance(x, FIXED):
+                raise DataError(
+                    f"inputs=True asks for the gradient of a float array that is in a {type(x).__name__}; keep such "
+                    f"arrays in tuples, lists, dicts or attributes of objects."
+                )
+
+    def rebuild(self, leaves: list[Any], other: Callable[[Any], Any]) -> Any:
+        """The instance with other leaves.
+
+        Args:
+            leaves: for each of `arrays` what takes its place.
+            other: gives what takes the place of a part that holds no float array.
+        """
+        made = {key: leaves[number] for key, number in self._number.items()}
+        tuples = {id(x): x for x in self._holders if isinstance(x, tuple)}
+        made.update((id(x), copy.copy(x)) for x in self._holders if id(x) not in tuples)
+
+        def get(part: Any) -> Any:
+            key = id(part)
+            if key in tuples and key not in made:
+                made[key] = tuple.__new__(type(part), map(get, part))
+            return made[key] if key in made else other(part)
+
+        for x in self._holders:
+            twin = get(x)
+            if isinstance(x, list):
+                twin[:] = map(get, x)
+            elif isinstance(x, dict):
+                twin.update((name, get(part)) for name, part in x.items())
+            elif not isinstance(x, tuple):
+                for name, part in _attributes(x).items():
+                    object.__setattr__(twin, name, get(part))
+        return get(self._instance)
+
+
+def _parts(x: Any) -> Iterable[Any]:
+    """What a container or an object holds."""
+    if isinstance(x, dict):
+        return x.values()
+    if isinstance(x, np.ndarray):
+        return x.ravel().tolist() if x.dtype == object else [x[name] for name in x.dtype.names or ()]
+    if isinstance(x, (tuple, list, set, frozenset, deque)):
+        return x
+    return () if isinstance(x, NO_PARTS) else _attributes(x).values()
+
+
+def _attributes(x: Any) -> dict[str, Any]:
+    """The attributes that an object stores."""
+    kind: Any = type(x)
+    slots = {name: slot.__get__(x) for name, slot in _slots(kind).items() if hasattr(x, name)}
+    return {**slots, **getattr(x, "__dict__", {})}
+
+
+@cache
+def _slots(kind: Any) -> dict[str, MemberDescriptorType]:
+    """The slots of the instances of a class that Python code defines."""
+    classes = [base for base in kind.__mro__ if "__slots__" in vars(base)]
+    return {name: x for base in classes for name, x in vars(base).items() if isinstance(x, MemberDescriptorType)}
+
+
+class Inputs:
+    """The inputs of a mini-batch, and the parts of them that its programs read.
+
+    Args:
+        recording: what records; None once it is done.
+
+    Attributes:
+        size: how many numbers the float arrays of all instances have.
+        reads: per read, the positions of its numbers.
+        kinds: the types of the sources.
+    """
+
+    def __init__(self, recording: Any) -> None:
+        self.recording: Any = recording
+        self.size = 0
+        self.reads: list[Array] = []
+        self.kinds: set[int] = set()
+        self._held: list[Held] = []
+
+    def enter(self, instance: Any) -> Any:
+        """The copy of an instance that its program is given."""
+        held = Held(instance)
+        self._held.append(held)
+        leaves = [self._leaf(array) for array in held.arrays]
+        return held.rebuild(leaves, lambda part: part)
+
+    def _leaf(self, array: Array) -> FloatInput:
+        first, self.size = self.size, self.size + array.size
+        return FloatInput(plain_array(array), np.arange(first, self.size).reshape(array.shape), self)
+
+    def note(self, positions: Array) -> int:
+        """Number a read."""
+        self.reads.append(positions)
+        return len(self.reads) - 1
+
+    def structures(self, gradients: Array) -> list[Any]:
+        """Per instance, its structure with the gradients of its float arrays, and None for what holds none.
+
+        Args:
+            gradients: of all numbers.
+        """
+        found, first = [], 0
+        for held in self._held:
+            leaves = []
+            for array in held.arrays:
+                own = gradients[first : first + array.size].reshape(array.shape)
+                leaves.append(own.astype(array.dtype))
+                first += array.size
+            found.append(held.rebuild(leaves, lambda part: None))
+        return found
