@@ -1,4 +1,4 @@
-"""A child-sum Tree-LSTM as one writes it: a list of gates, so a type of cell for each number of children."""
+"""A child-sum Tree-LSTM whose children are a tuple, so a type of cell for each number of children."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class ChildSum(ab.Module):
 
     def loss(self, arity: int) -> Any:
         """A tree of two levels, `arity` children each."""
-        inner = self.node(0, [self.leaf(k % 5) for k in range(arity)])
-        h, c = self.node(1, [inner, *(self.leaf(k % 5) for k in range(1, arity))])
+        inner = self.node(0, tuple(self.leaf(k % 5) for k in range(arity)))
+        h, c = self.node(1, (inner, *(self.leaf(k % 5) for k in range(1, arity))))
         return ab.sum(h * h) + ab.sum(c)
 
 

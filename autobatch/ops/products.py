@@ -23,6 +23,7 @@ def matmul(x: Any, y: Any) -> Any:
         x: (..., M, K) or (K,).
         y: (..., K, N) or (K,).
 
+    >>> import numpy as np
     >>> matmul(np.ones((4, 2, 3)), np.ones(3)).shape
     (4, 2)
     """
@@ -76,6 +77,7 @@ def einsum(subscripts: str, x: Any, y: Any = None) -> Any:
 
     Source: numpy.einsum.
 
+    >>> import numpy as np
     >>> einsum("ij,kj->ik", np.ones((2, 3)), np.ones((4, 3)))[0]
     array([3., 3., 3., 3.])
     """

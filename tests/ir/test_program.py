@@ -313,7 +313,7 @@ def leak(given: Any) -> Any:
         (lambda x: x * int(x[0]), r"int\(...\) needs the number"),
         (lambda x: x * range(4)[x[0]], "an index needs the number"),
         (lambda x: np.asarray(x), "a NumPy array needs the number"),
-        (lambda x: x[x], "an index takes ints"),
+        (lambda x: x[x], "lookup takes ids that are int arguments"),
     ],
 )
 def test_tracing_refuses(body: Any, text: str) -> None:
