@@ -59,8 +59,20 @@ def _matmul_pullback(g: Any, out: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 
 matmul = define_op(
-    "matmul", shape=_matmul_shape, kernel=_matmul, pullback=_matmul_pullback, row_sum=_matmul_row_sum
-)  # fmt: skip
+    "matmul",
+    shape=_matmul_shape,
+    kernel=_matmul,
+    pullback=_matmul_pullback,
+    row_sum=_matmul_row_sum,
+    doc="""The product of matrices and vectors; `@` calls it.
+
+    Shapes: (m, k) @ (k,) is (m,), (k,) @ (k, n) is (n,), (m, k) @ (k, n) is (m, n), (k,) @ (k,) is ().
+    Gradient: for matrices g @ y.T for x and x.T @ g for y, where g is that of the result.
+
+    >>> ab.matmul(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 1.0]))
+    array([3., 7.])
+    """,
+)
 
 
 def _dot_shape(x: Shape, y: Shape) -> Shape:
@@ -74,6 +86,14 @@ dot = define_op(
     shape=_dot_shape,
     kernel=lambda xp, x, y, out: xp.sum(x * y, axis=-1, out=out),
     pullback=lambda g, out, x, y: (g * y, g * x),
+    doc="""The sum of the products of the elements of two vectors.
+
+    Shapes: x (n,), y (n,), the result ().
+    Gradient: y for x, x for y.
+
+    >>> float(ab.dot(np.array([1.0, 2.0]), np.array([3.0, 4.0])))
+    11.0
+    """,
 )
 
 
@@ -96,6 +116,15 @@ outer = define_op(
     kernel=lambda xp, x, y, out: xp.multiply(x[:, :, None], y[:, None, :], out=out),
     pullback=lambda g, out, x, y: (matmul(g, y), matmul(x, g)),
     row_sum=_outer_row_sum,
+    doc="""The products of each element of x with each element of y.
+
+    Shapes: x (m,), y (n,), the result (m, n).
+    Gradient: g @ y for x, x @ g for y, where g is that of the result.
+
+    >>> ab.outer(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+    array([[3., 4.],
+           [6., 8.]])
+    """,
 )
 
 
@@ -119,4 +148,12 @@ affine = define_op(
     shape=_affine_shape,
     kernel=_affine,
     pullback=lambda g, out, weight, x, bias: (outer(g, x), matmul(g, weight), g),
+    doc="""weight @ x + bias, as `ab.Linear` computes it.
+
+    Shapes: weight (m, n), x (n,), bias (m,), the result (m,).
+    Gradient: outer(g, x) for weight, g @ weight for x, g for bias, where g is that of the result.
+
+    >>> ab.affine(np.array([[1.0, 2.0]]), np.array([3.0, 4.0]), np.array([0.5]))
+    array([11.5])
+    """,
 )

@@ -47,8 +47,15 @@ def dropout(x: Any, rate: float) -> Any:
     mask is a function of the seed, the step, the instance's key and the place in its program, so it is the same in
     eager mode and batched (see `ab.randomness`).
 
+    Shapes: x any, the result alike.
+    Gradient: 1 / (1 - rate) for the elements that were kept, 0 for the others.
+
     Raises:
         DataError: `rate` is not in 0 <= rate < 1.
+
+    >>> with ab.randomness(seed=0):
+    ...     ab.dropout(np.ones(4), 0.5)
+    array([2., 2., 0., 2.])
     """
     if not 0 <= rate < 1:
         raise DataError(f"dropout of rate {rate}: a rate is at least 0 and below 1.")
