@@ -79,7 +79,7 @@ dim_option = click.option(
     type=click.IntRange(min=1),
     default=128,
     show_default=True,
-    help="Width of the model's states.",
+    help="Width of the model's states, the argument `dim` of its constructor.",
 )
 batch_size_option = click.option(
     "--batch-size",

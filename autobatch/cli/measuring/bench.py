@@ -13,7 +13,7 @@ from autobatch.cli.measuring.racing import MODES, Timing, race
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.results import describe_run, format_table, open_json, say_precision
 from autobatch.cli.threads import threads_in_force, use_threads
-from autobatch.cli.workload import load_workload
+from autobatch.cli.workload import load_workload, say_dim
 
 
 @click.command()
@@ -141,7 +141,7 @@ def bench(
                 step_done=lambda policy: progress.advance(f"timing {model}", policy),
             )  # fmt: skip
         click.echo(
-            f"{model}, {workload.dataset.name}, dim {dim}, {mode}{say_precision(precision)}; per mini-batch of "
+            f"{model}, {workload.dataset.name}{say_dim(workload)}, {mode}{say_precision(precision)}; per mini-batch of "
             f"{batch_size}, BLAS threads: {threads if threads == 'auto' else threads_in_force()}\n"
         )
         click.echo(format_timings(timings))
