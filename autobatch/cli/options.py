@@ -167,5 +167,5 @@ def policies_option(default: str) -> Decorator:
         default=default,
         show_default=True,
         shell_complete=completion.complete_policies,
-        help=f"Policies to compare: {', '.join(policies.names())}, or files of policies.",
+        help=f"Policies to compare: auto, {', '.join(policies.names())}, or files of policies.",
     )

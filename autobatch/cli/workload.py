@@ -72,6 +72,16 @@ class Workload:
             )
         return items[:n_instances]
 
+    def up_to(self, n_instances: int) -> list[Any]:
+        """Take the first instances in the order of the data's files, or all if there are fewer.
+
+        Raises:
+            DataError: there is none.
+        """
+        if not self.dataset.items:
+            raise DataError(f"{self.dataset.name} holds no instances; give a file with at least one (--data).")
+        return self.dataset.items[:n_instances]
+
 
 @dataclass(frozen=True)
 class Encoding:
