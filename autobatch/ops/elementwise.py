@@ -168,12 +168,28 @@ sin: Op = define_elementwise(
     lambda x: call("sin", x),
     kernel=lambda xp, x, out: xp.sin(x, out=out),
     pullback=lambda g, out, x: (g * cos(x),),
+    doc="""The sine of each element, an angle in radians.
+
+    Shapes: x any, the result alike.
+    Gradient: cos(x).
+
+    >>> ab.sin(np.array([0.0, 1.0])).round(4)
+    array([0.    , 0.8415])
+    """,
 )
 cos: Op = define_elementwise(
     "cos",
     lambda x: call("cos", x),
     kernel=lambda xp, x, out: xp.cos(x, out=out),
     pullback=lambda g, out, x: (-g * sin(x),),
+    doc="""The cosine of each element, an angle in radians.
+
+    Shapes: x any, the result alike.
+    Gradient: -sin(x).
+
+    >>> ab.cos(np.array([0.0, 1.0])).round(4)
+    array([1.    , 0.5403])
+    """,
 )
 relu = define_elementwise(
     "relu",
@@ -292,16 +308,40 @@ abs: Op = define_elementwise(
     "abs", lambda x: call("max", x, -x),
     kernel=lambda xp, x, out: xp.abs(x, out=out),
     pullback=lambda g, out, x: (where(equal(x, 0.0), 0.0, where(less(x, 0.0), -g, g)),),
+    doc="""The absolute value of each element; Python's `abs` calls it.
+
+    Shapes: x any, the result alike.
+    Gradient: 1 where x is positive, -1 where it is negative, 0 where it is 0.
+
+    >>> ab.abs(np.array([-1.0, 2.0]))
+    array([1., 2.])
+    """,
 )  # fmt: skip
 maximum: Op = define_elementwise(
     "maximum", lambda x, y: call("max", x, y),
     kernel=lambda xp, x, y, out: xp.maximum(x, y, out=out),
     pullback=lambda g, out, x, y: (_share(g, greater(x, y), equal(x, y)), _share(g, less(x, y), equal(x, y))),
+    doc="""The larger of x and y for each element.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: 1 for the larger one, 0 for the other, one half for both where they are equal.
+
+    >>> ab.maximum(np.array([-1.0, 2.0]), 0.5)
+    array([0.5, 2. ])
+    """,
 )  # fmt: skip
 minimum: Op = define_elementwise(
     "minimum", lambda x, y: -call("max", -x, -y),
     kernel=lambda xp, x, y, out: xp.minimum(x, y, out=out),
     pullback=lambda g, out, x, y: (_share(g, less(x, y), equal(x, y)), _share(g, greater(x, y), equal(x, y))),
+    doc="""The smaller of x and y for each element.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: 1 for the smaller one, 0 for the other, one half for both where they are equal.
+
+    >>> ab.minimum(np.array([-1.0, 2.0]), 0.5)
+    array([-1. ,  0.5])
+    """,
 )  # fmt: skip
 
 
@@ -309,10 +349,10 @@ minimum: Op = define_elementwise(
 def clip(x: Any, low: Any = None, high: Any = None) -> Any:
     """`x`, but `low` where it is smaller and `high` where it is larger; None does not limit.
 
-    The gradient of `x` is that of the result where `low <= x <= high`, and zero elsewhere.
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: 1 for x where `low <= x <= high`, else 0; 1 for the limit that is taken.
 
-    >>> import numpy as np
-    >>> clip(np.array([-2.0, 0.5, 3.0]), -1.0, 1.0)
+    >>> ab.clip(np.array([-2.0, 0.5, 3.0]), -1.0, 1.0)
     array([-1. ,  0.5,  1. ])
     """
     x = x if low is None else where(less(x, low), low, x)

@@ -59,20 +59,8 @@ def _matmul_pullback(g: Any, out: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 
 matmul = define_op(
-    "matmul",
-    shape=_matmul_shape,
-    kernel=_matmul,
-    pullback=_matmul_pullback,
-    row_sum=_matmul_row_sum,
-    doc="""The product of matrices and vectors; `@` calls it.
-
-    Shapes: (m, k) @ (k,) is (m,), (k,) @ (k, n) is (n,), (m, k) @ (k, n) is (m, n), (k,) @ (k,) is ().
-    Gradient: for matrices g @ y.T for x and x.T @ g for y, where g is that of the result.
-
-    >>> ab.matmul(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 1.0]))
-    array([3., 7.])
-    """,
-)
+    "matmul", shape=_matmul_shape, kernel=_matmul, pullback=_matmul_pullback, row_sum=_matmul_row_sum
+)  # fmt: skip
 
 
 def _dot_shape(x: Shape, y: Shape) -> Shape:

@@ -82,12 +82,14 @@ def normal(shape: int | Sequence[int] = ()) -> Any:
     """Draw independent numbers of the standard normal distribution, inside a cell: the noise of a VAE, for example.
 
     They depend on the seed, the step, the instance's key and the place in its program, as `dropout` does; they are
-    drawn in training and in evaluation. There is no gradient.
+    drawn in training and in evaluation.
 
     Args:
         shape: of the result, per node.
 
-    >>> import autobatch as ab
+    Shapes: the result `shape`.
+    Gradient: none, for nothing goes in.
+
     >>> @ab.cell
     ... def sample(mean, log_scale):
     ...     return mean + ab.exp(log_scale) * ab.normal(2)

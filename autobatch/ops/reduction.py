@@ -106,7 +106,14 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 @composite
 def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """The smallest element over `axis`; equal smallest elements share the gradient evenly."""
+    """The smallest element over `axis` (all axes by default).
+
+    Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
+    Gradient: 1 for the smallest element, 0 for the others; equal smallest elements share it evenly.
+
+    >>> ab.min(np.array([[1.0, 4.0], [3.0, 2.0]]), axis=0)
+    array([1., 2.])
+    """
     return -max(-x, axis, keepdims)
 
 
@@ -125,10 +132,12 @@ _argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax)
 def argmax(x: Any, axis: int | None = None) -> Any:
     """The position of the largest element along `axis` (in the flattened value by default), the first of equal ones.
 
-    It is a number of the model's float type, and has no gradient.
+    It is a number of the model's float type.
 
-    >>> import numpy as np
-    >>> float(argmax(np.array([0.5, 2.0, 1.0])))
+    Shapes: x any; the result without the axis, () by default.
+    Gradient: none.
+
+    >>> float(ab.argmax(np.array([0.5, 2.0, 1.0])))
     1.0
     """
     return _argmax_op(x, axis=axis)

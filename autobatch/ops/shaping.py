@@ -202,8 +202,10 @@ def concat(parts: Sequence[Any], axis: int = -1) -> Any:
 def stack(parts: Sequence[Any], axis: int = 0) -> Any:
     """Join values of one shape along a new axis.
 
-    >>> import numpy as np
-    >>> stack([np.zeros(2), np.ones(2)]).shape
+    Shapes: n parts of one shape, the result with one more axis of length n.
+    Gradient: for each part, the piece of the result's that it became.
+
+    >>> ab.stack([np.zeros(2), np.ones(2)]).shape
     (2, 2)
     """
     if not len(parts):

@@ -306,10 +306,7 @@ def each(function: Callable[..., Any], *lists: Any) -> Any:
 def softmax_n(scores: Any) -> Any:
     """The softmax over the values of a list, element by element: a list of weights that sum to one.
 
-    Args:
-        scores: any number of values of one shape.
-
-    Shapes: scores of one shape, the weights alike.
+    Shapes: any number of scores of one shape, the weights alike.
     Gradient: as for `softmax`, across the list.
 
     >>> [float(w) for w in ab.softmax_n([0.0, 0.0])]

@@ -80,7 +80,7 @@ def cell(function: Any = None, *, static: tuple[str, ...] = ()) -> Any:
 
     Calls of a cell are of one type, and can run together, if their static arguments, their structure and the shapes of
     their values are equal. The length of a list is part of the structure, unless the body treats all elements alike:
-    it maps over them (`[f(h) for h in children]`, `ab.each`) and reduces what comes out (`ab.sum_n`, Python's `sum`,
+    it maps over them (`[f(h) for h in children]`, `ab.each`) and reduces what comes out (Python's `sum`, `ab.sum_n`,
     `ab.softmax_n`, `ab.attend`). Such a list has any length; where
     the body maps over it, an empty one makes a type of its own.
 
