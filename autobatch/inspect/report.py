@@ -6,13 +6,13 @@ import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.inspect.plotting import Picture, plot_schedules
-from autobatch.ir.typetable import NodeType, TypeTable
+from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
 from autobatch.runtime.step import Step
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 
@@ -167,8 +167,7 @@ class Report:
 
 
 def _name(group: Sequence[TypeReport]) -> str:
-    """The name that types have in common, with their number."""
-    return group[0].name if len(group) == 1 else f"{group[0].name.partition('#')[0]}, {len(group)} shapes"
+    return name_group([t.name for t in group])
 
 
 def _counts(t: TypeReport) -> tuple[int, int, int, int]:
@@ -213,7 +212,7 @@ def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[
     """Describe each type that ran; its bound is the sum over the parts."""
     bounds = np.sum([chain_lengths(part.plan.graph) for part in step.parts], axis=0)
     sizes, present = np.diff(schedule.batch_ptr), set(schedule.batch_type.tolist())
-    groups = _group_by_shape([node_type for node_type in types.types if node_type.number in present])
+    groups = group_by_shape([node_type for node_type in types.types if node_type.number in present])
     for node_type in types.types:
         own = sizes[schedule.batch_type == node_type.number]
         if own.size:
@@ -222,18 +221,6 @@ def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[
             alone, name = int(np.count_nonzero(own == 1)), types.names[node_type.number]
             group = groups[node_type.number]
             yield TypeReport(name, node_type.signature, group, int(own.sum()), own.size, bound, alone, why)
-
-
-def _group_by_shape(types: Sequence[NodeType]) -> dict[int, int]:
-    """Give every type, by number, the first one from which it differs in nothing but shapes; that may be itself."""
-    alike: dict[Any, list[NodeType]] = defaultdict(list)
-    for node_type in types:
-        alike[node_type.name, node_type.outline, id(node_type.owner)].append(node_type)
-    return {
-        node_type.number: group[0].number if len({t.signature for t in group}) == len(group) else node_type.number
-        for group in alike.values()
-        for node_type in group
-    }
 
 
 def _cells_of_one_length(schedule: Schedule, types: TypeTable) -> tuple[tuple[str, str], ...]:

@@ -29,7 +29,6 @@ from numpy import generic
 from autobatch.jit.compilers import make_compilers
 from autobatch.jit.compiling import compiling
 from autobatch.jit.kept import compile_callback, keep
-from autobatch.jit.progress import tell_of_compilation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,6 +85,8 @@ class Compiled(Generic[P, R]):
 
     def _compile(self, prefix: str, **options: Any) -> Any:
         import numba
+
+        from autobatch.jit.progress import tell_of_compilation
 
         tell_of_compilation()
         options |= {"nogil": True, "error_model": "numpy", "forceinline": True}
