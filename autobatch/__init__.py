@@ -100,7 +100,7 @@ __all__ = [
     "each", "einsum", "equal", "erf", "exp", "gelu", "greater", "greater_equal", "layer_norm", "less",
     "less_equal", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n",
     "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops",
-    "optim", "outer", "pow", "randomness", "relu", "reshape", "sigmoid", "sin", "softmax", "softmax_n",
+    "optim", "outer", "policies", "pow", "randomness", "relu", "reshape", "sigmoid", "sin", "softmax", "softmax_n",
     "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh",
     "testing", "transpose", "where",
 ]  # fmt: skip
@@ -111,3 +111,8 @@ if not TYPE_CHECKING:
         if name == "policies":
             return import_module("autobatch.policies")
         raise AttributeError(f"module 'autobatch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, for dir() and completion; the folders of the runtime are left out."""
+    return __all__

@@ -102,6 +102,11 @@ def batched(
             f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}, or the path "
             f"of a saved policy."
         )
+    elif not isinstance(getattr(policy, "name", None), str):
+        raise PolicyError(
+            f"a policy of class {type(policy).__name__} has no name for reports; give the class one, such as "
+            f"name = {type(policy).__name__.lower()!r}."
+        )
     max_bytes = check_max_bytes(max_bytes)
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")

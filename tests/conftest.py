@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,6 +34,7 @@ def _patient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SECONDS_BETWEEN_LINES", "SECONDS_UNTOLD"):
             patch.setattr(f"autobatch.cli.progress.{name}", math.inf)
+        patch.setattr("autobatch.jit.progress.SECONDS_UNTOLD", threading.TIMEOUT_MAX)
         yield
 
 

@@ -14,7 +14,11 @@ def models() -> None:
     for name in MODELS:
         spec = find_model(name)
         _describe(name, _facts(spec))
-    click.echo("\nA model of your own is named by package.module:Class, a class derived from autobatch.Module.")
+    click.echo(
+        "\nA model of your own is named by package.module:Class, a class derived from autobatch.Module reading trees;\n"
+        "for other data, package.module:NAME names an autobatch.models.ModelSpec. The constructor is given those of\n"
+        "rng, dim and the sizes of the data (n_words, n_classes, ...) that it names as arguments."
+    )
 
 
 @click.command()

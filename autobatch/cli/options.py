@@ -79,7 +79,7 @@ dim_option = click.option(
     type=click.IntRange(min=1),
     default=128,
     show_default=True,
-    help="Width of the model's states.",
+    help="Width of the model's states, the argument `dim` of its constructor.",
 )
 batch_size_option = click.option(
     "--batch-size",
@@ -167,5 +167,5 @@ def policies_option(default: str) -> Decorator:
         default=default,
         show_default=True,
         shell_complete=completion.complete_policies,
-        help=f"Policies to compare: {', '.join(policies.names())}, or files of policies.",
+        help=f"Policies to compare: auto, {', '.join(policies.names())}, or files of policies.",
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autobatch.jit.compiling import Compilation, watch_compilation
+from autobatch.jit.progress import untold
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +82,7 @@ def _in_view(progress: Progress) -> Iterator[Progress]:
 def show_compilation() -> Iterator[None]:
     """Show what is compiled while the block runs."""
     display = _Compilations()
-    with watch_compilation(display.begun, display.done):
+    with untold(), watch_compilation(display.begun, display.done):
         yield
 
 

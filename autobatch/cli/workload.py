@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import click
 import numpy as np
+from click.core import ParameterSource
 
 import autobatch as ab
 from autobatch.errors import DataError
@@ -70,6 +72,16 @@ class Workload:
             )
         return items[:n_instances]
 
+    def up_to(self, n_instances: int) -> list[Any]:
+        """Take the first instances in the order of the data's files, or all if there are fewer.
+
+        Raises:
+            DataError: there is none.
+        """
+        if not self.dataset.items:
+            raise DataError(f"{self.dataset.name} holds no instances; give a file with at least one (--data).")
+        return self.dataset.items[:n_instances]
+
 
 @dataclass(frozen=True)
 class Encoding:
@@ -97,12 +109,26 @@ def load_workload(
     if "" not in sys.path:
         sys.path.insert(0, "")  # a user's own package.module:Class is looked for where the command is given
     spec = find_model(model)
+    _say_unused_dim(spec, dim)
     data_rng, model_rng, order_rng = np.random.default_rng(seed).spawn(3)
     known = () if encoding is None else (encoding.vocabularies,)
     dataset = spec.load(data or spec.default_data, data_rng, *known)
     if encoding is not None:
         dataset = replace(dataset, sizes=encoding.sizes)
     return Workload(spec, dataset, spec.build(dataset, dim, model_rng), dim, order_rng, seed, precision)
+
+
+def _say_unused_dim(spec: ModelSpec, dim: int) -> None:
+    """Say on standard error that a width was asked for, of a model that takes none."""
+    command = click.get_current_context(silent=True)
+    asked = command is not None and command.get_parameter_source("dim") is ParameterSource.COMMANDLINE
+    if asked and not spec.takes("dim"):
+        click.echo(f"autobatch: --dim {dim} is not used: the constructor of {spec.name} has no argument dim.", err=True)
+
+
+def say_dim(workload: Workload) -> str:
+    """Say the width in a few words; nothing for a model that takes none."""
+    return f", dim {workload.dim}" if workload.spec.takes("dim") else ""
 
 
 def record(batched: Any, instances: Sequence[Any]) -> list[Any]:

@@ -13,10 +13,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from autobatch.errors import GraphError
 from autobatch.graph.words import Encoded
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray
@@ -132,6 +133,13 @@ class Graph(Encoded):
         if not self._digest:
             self._digest = hashlib.sha256(self.words.tobytes() + self.floats.tobytes()).digest()
         return self._digest
+
+    @property
+    def _numba_type_(self) -> NoReturn:
+        """Numba asks for it where a compiled function is given a graph."""
+        raise GraphError(
+            "a function of a dag was given a Graph; give it types and edges alone, autobatch.policies.to_dag(graph)."
+        )
 
     @property
     def n_types(self) -> int:

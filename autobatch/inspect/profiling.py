@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import DataError
-from autobatch.graph.graph import Graph, Types
+from autobatch.graph.graph import Graph
+from autobatch.ir.typetable import TypeTable, group_by_shape, name_group
 from autobatch.plan.plan import Batch, PlannedTypes
 from autobatch.runtime.step import Span, Step
 from autobatch.system.files import write_whole
@@ -129,7 +130,7 @@ class Profile:
         DataError: `n_calls` is not an int above 0.
     """
 
-    def __init__(self, types: Types, n_calls: int, watch: Callable[[Profile | None], Profile | None]) -> None:
+    def __init__(self, types: TypeTable, n_calls: int, watch: Callable[[Profile | None], Profile | None]) -> None:
         if not isinstance(n_calls, int | np.integer) or n_calls < 1:
             raise DataError(f"n_calls={n_calls!r} is no number of calls; give an int, such as {N_CALLS}.")
         self._n_calls = int(n_calls)
@@ -214,14 +215,21 @@ class Profile:
         return "\n".join(lines)
 
     def _type_rows(self) -> list[tuple[str, list[float], list[float]]]:
-        """Per type its name; batches and rows; milliseconds per direction and megabytes. The slowest type is first."""
+        """Per type its name; batches and rows; milliseconds per direction and megabytes. The slowest type is first.
+
+        Types that differ in nothing but shapes have a row in common.
+        """
         spans, n, rows = [span for call in self.calls for span in call.batches], max(len(self.calls), 1), []
-        for kind in {span.kind for span in spans}:
-            own = [span for span in spans if span.kind == kind]
+        kinds = sorted({span.kind for span in spans})
+        group_of = group_by_shape([self._types[kind] for kind in kinds])
+        for first in set(group_of.values()):
+            group = [kind for kind in kinds if group_of[kind] == first]
+            own = [span for span in spans if group_of[span.kind] == first]
             ran = [span for span in own if span.stage == "forward"]
             ms = [sum(s.ms for s in own if s.stage == stage) / n for stage in RUNNING]
             counts = [len(ran) / n, sum(span.rows for span in ran) / n]
-            rows.append((self._types.names[kind], counts, [*ms, sum(span.n_bytes for span in own) / n / 1e6]))
+            name = name_group([self._types.names[kind] for kind in group])
+            rows.append((name, counts, [*ms, sum(span.n_bytes for span in own) / n / 1e6]))
         return sorted(rows, key=lambda row: -sum(row[2][:3]))
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +12,7 @@ import numpy as np
 
 from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.inspect.plotting import Picture, plot_schedules
-from autobatch.ir.typetable import NodeType, TypeTable
+from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
 from autobatch.runtime.step import Step
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 
@@ -23,12 +24,14 @@ class TypeReport:
     """One node type in a mini-batch.
 
     Attributes:
+        group: of the types that differ in nothing but shapes; such types have a line in common.
         bound: batches that the type needs at least: the largest number of its nodes on one path.
         alone: nodes that ran in a batch of their own; `why` gives the reason if all nodes did.
     """
 
     name: str
     signature: str
+    group: int
     nodes: int
     batches: int
     bound: int
@@ -139,10 +142,18 @@ class Report:
             lines.append(f"the policy was chosen by auto: {self.why}")
         if self.unseen_share is not None:
             lines.append(f"{self.unseen_share:.0%} of the batches were chosen in states that the policy did not know")
-        width = max((len(t.name) for t in self.types), default=4)
+        groups: dict[int, list[TypeReport]] = defaultdict(list)
+        for t in self.types:
+            groups[t.group].append(t)
+        width = max((len(_name(group)) for group in groups.values()), default=4)
         lines.append(f"  {'type':<{width}}  {'nodes':>7}  {'batches':>7}  {'bound':>5}  {'alone':>5}")
-        lines += [f"  {t.name:<{width}}  {t.nodes:>7}  {t.batches:>7}  {t.bound:>5}  {t.alone:>5}" for t in self.types]
-        lines += [f"  {t.name} ran one node at a time: {t.why}" for t in self.types if t.why]
+        for group in groups.values():
+            nodes, batches, bound, alone = (sum(column) for column in zip(*map(_counts, group), strict=True))
+            lines.append(f"  {_name(group):<{width}}  {nodes:>7}  {batches:>7}  {bound:>5}  {alone:>5}")
+        for group in groups.values():
+            apart = [t for t in group if t.why]
+            others = f" and {len(apart) - 1} like it" if len(apart) > 1 else ""
+            lines += [f"  {t.name}{others} ran one node at a time: {t.why}" for t in apart[:1]]
         lines += [f"  {name} has a type for each length {told}; {ONE_TYPE}" for name, told in self.of_one_length]
         return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
@@ -153,6 +164,14 @@ class Report:
             AutobatchError: Matplotlib is missing, or the file cannot be written.
         """
         plot_schedules([self.picture], path)
+
+
+def _name(group: Sequence[TypeReport]) -> str:
+    return name_group([t.name for t in group])
+
+
+def _counts(t: TypeReport) -> tuple[int, int, int, int]:
+    return t.nodes, t.batches, t.bound, t.alone
 
 
 def make_report(
@@ -193,13 +212,15 @@ def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[
     """Describe each type that ran; its bound is the sum over the parts."""
     bounds = np.sum([chain_lengths(part.plan.graph) for part in step.parts], axis=0)
     sizes, present = np.diff(schedule.batch_ptr), set(schedule.batch_type.tolist())
+    groups = group_by_shape([node_type for node_type in types.types if node_type.number in present])
     for node_type in types.types:
         own = sizes[schedule.batch_type == node_type.number]
         if own.size:
             bound = int(bounds[node_type.number])
             why = why_alone(node_type, types, present, own.size, bound, len(step.parts)) if own.max() == 1 else ""
             alone, name = int(np.count_nonzero(own == 1)), types.names[node_type.number]
-            yield TypeReport(name, node_type.signature, int(own.sum()), own.size, bound, alone, why)
+            group = groups[node_type.number]
+            yield TypeReport(name, node_type.signature, group, int(own.sum()), own.size, bound, alone, why)
 
 
 def _cells_of_one_length(schedule: Schedule, types: TypeTable) -> tuple[tuple[str, str], ...]:

@@ -79,10 +79,11 @@ class Traced(Symbol):
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         if isinstance(self.var.source, Attribute):
-            argument = self.var.source.name.split(".")[0]
+            numbers, _, number = self.var.source.name.rpartition(".")
+            what = f"the numbers in {numbers!r}, which differ" if numbers else f"the number {number!r}, which differs"
             raise GraphError(
-                f"an array is made of the number {self.var.source.name!r}, which differs between the nodes of a batch; "
-                f"make it before the call, and pass an array as {argument!r}."
+                f"an array is made of {what} between the nodes of a batch; make it before the call, by np.array, and "
+                f"pass it as {numbers or number!r}."
             )
         return super().__array__(dtype, copy)
 

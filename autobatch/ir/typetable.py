@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -175,6 +175,27 @@ class TypeTable:
         """Name the cell and the argument that range `r` limits."""
         flat = [(t.name, name) for t in self.types for _, _, name in index_ranges(t.program)]
         return "{} argument {!r}".format(*flat[r])
+
+
+def group_by_shape(types: Sequence[NodeType]) -> dict[int, int]:
+    """Give every type, by number, the first one from which it differs in nothing but shapes; that may be itself."""
+    alike: dict[Any, list[NodeType]] = defaultdict(list)
+    for node_type in types:
+        alike[node_type.name, node_type.outline, id(node_type.owner)].append(node_type)
+    return {
+        node_type.number: group[0].number if len({t.signature for t in group}) == len(group) else node_type.number
+        for group in alike.values()
+        for node_type in group
+    }
+
+
+def name_group(names: Sequence[str]) -> str:
+    """The name that types of a group have in common, with their number; that of a single type is its own.
+
+    >>> name_group(["merge#1", "merge#4"]), name_group(["merge#2"])
+    ('merge, 2 shapes', 'merge#2')
+    """
+    return names[0] if len(names) == 1 else f"{names[0].partition('#')[0]}, {len(names)} shapes"
 
 
 def _make_arrays(types: Sequence[NodeType]) -> TypeArrays:

@@ -8,6 +8,7 @@ are compiled as part of it, is reported by the name of the block that it is comp
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -23,18 +24,20 @@ class Compilation(NamedTuple):
         what: the thing that is compiled, in words: `cell 'merge' (forward)`, or `loop 'split_words'`.
         is_kernel: whether it belongs to a cell; False for the library's own loops.
         seconds: how long it took; 0 before it is done.
+        module: that a loop is defined in.
     """
 
     what: str
     is_kernel: bool
     seconds: float = 0.0
+    module: str = ""
 
 
 Told = Callable[[Compilation], object]
 
 
-class _Watch:
-    """Follows compilation: `open` holds the blocks and loops that are being compiled, the outermost first."""
+class _Watch(threading.local):
+    """Follows compilation: `open` holds the blocks and loops that this thread is compiling, the outermost first."""
 
     def __init__(self, begun: Told, done: Told, loaded: Told) -> None:
         self.begun, self.done, self.loaded = begun, done, loaded
@@ -57,7 +60,9 @@ class _Watch:
             self.begun(self.open[0])
 
     def leave(self) -> None:
-        """Close the innermost one: it is done."""
+        """Close the innermost one: it is done. There is none if it began before the watch."""
+        if not self.open:
+            return
         left = self.open.pop()
         if not self.open:
             tell = self.done if self.compiled else self.loaded
@@ -83,11 +88,11 @@ def without_collection() -> Iterator[None]:
 
 
 @contextmanager
-def compiling(what: str, is_kernel: bool) -> Iterator[None]:
+def compiling(what: str, is_kernel: bool, module: str = "") -> Iterator[None]:
     """Name the things that are compiled in the block. Cost: microseconds while nothing watches."""
     watches = list(_watches)
     for watch in watches:
-        watch.enter(Compilation(what, is_kernel), begins=False)
+        watch.enter(Compilation(what, is_kernel, module=module), begins=False)
     try:
         with without_collection():
             yield
@@ -106,7 +111,7 @@ def watch_compilation(
         begun, done: are called when a compilation begins, and when it ends.
         loaded: is called for a named block in which nothing had to be compiled.
 
-    Loads Numba. Not for several threads at a time.
+    Threads are watched alike. Loads Numba.
 
     >>> import numba
     >>> @numba.njit
@@ -117,9 +122,19 @@ def watch_compilation(
     compiling loop 'double'
     (6, 8)
     """
-    if not has_internals():  # without these, compilations cannot be named
+    stop = start_watching(begun, done, loaded)
+    try:
         yield
-        return
+    finally:
+        stop()
+
+
+def start_watching(
+    begun: Told, done: Told = lambda compilation: None, loaded: Told = lambda compilation: None
+) -> Callable[[], None]:
+    """Call functions for everything that is compiled, until the function that is returned is called."""
+    if not has_internals():  # without these, compilations cannot be named
+        return lambda: None
     from numba.core import event
 
     events: Any = event
@@ -129,7 +144,8 @@ def watch_compilation(
         """Is notified of functions that are compiled when they are called."""
 
         def on_start(self, event: Any) -> None:
-            watch.enter(Compilation(f"loop {event.data['dispatcher'].py_func.__name__!r}", False), begins=True)
+            loop = event.data["dispatcher"].py_func
+            watch.enter(Compilation(f"loop {loop.__name__!r}", False, module=loop.__module__ or ""), begins=True)
 
         def on_end(self, event: Any) -> None:
             watch.leave()
@@ -147,9 +163,10 @@ def watch_compilation(
     _watches.append(watch)
     for kind, listener in listeners.items():
         events.register(kind, listener)
-    try:
-        yield
-    finally:
+
+    def stop() -> None:
         for kind, listener in listeners.items():
             events.unregister(kind, listener)
         _watches.remove(watch)
+
+    return stop

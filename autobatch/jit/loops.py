@@ -86,6 +86,9 @@ class Compiled(Generic[P, R]):
     def _compile(self, prefix: str, **options: Any) -> Any:
         import numba
 
+        from autobatch.jit.progress import tell_of_compilation
+
+        tell_of_compilation()
         options |= {"nogil": True, "error_model": "numpy", "forceinline": True}
         if self.liberties:
             options["fastmath"] = set(self.liberties)
@@ -150,8 +153,8 @@ class ByAddress(Compiled[P, R]):
 
     @cached_property
     def address(self) -> int:
-        """The address of the compiled function, in this process."""
-        with compiling(f"loop {self.__name__!r}", is_kernel=False):  # the machine code lives as long as this object
+        """The address of the compiled function, in this process, whose machine code lives as long as this object."""
+        with compiling(f"loop {self.__name__!r}", is_kernel=False, module=self.python.__module__):
             try:
                 self._dispatcher = compile_callback(self._named(), is_kept=True, error_model="numpy")
             except OSError as error:

@@ -23,25 +23,37 @@ Predict = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], list[dict[str
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model that the command line can run.
+    """A model that the command line can run, named there as `package.module:SPEC` if it is a user's own.
 
-    `model` has a method `loss(instance)`. With `count_correct` it also has `scores(instance)`, and metrics are
-    reported: `count_correct(outputs of batched scores, instances, vocabularies)` gives for each, under a name such as
-    "tag_accuracy", two counts that add up over mini-batches; the metric is the first's share in the second.
-    `predict`, of the same arguments, returns the content of each instance's JSON line.
+    Attributes:
+        name, summary: for lists and reports.
+        model: makes the module, which has a method `loss(instance)`. Of `rng`, `dim` (of `--dim`) and the sizes that
+            the data has (`n_words`, `n_classes`, `n_tags`, ...; `Dataset.sizes`) it is given those that it names as
+            arguments; other arguments need defaults.
+        generators: names of built-in generators whose instances it takes.
+        reads: the format of the files that it takes, in words.
+        default_data: what `load` is given without `--data`.
+        load: `load(data, rng, vocabularies=None)` makes a `Dataset` of what `--data` names, such as
+            `autobatch.models.data.dataset.load_trees`; `vocabularies` are those of a checkpoint.
+        count_correct: makes metrics of a method `scores(instance)` that the module then has, too.
+            `count_correct(outputs of batched scores, instances, vocabularies)` gives for each, under a name such as
+            "tag_accuracy", two counts that add up over mini-batches; the metric is the first's share in the second.
+        predict: of the same arguments; gives the content of the JSON line of each instance.
     """
 
     name: str
     summary: str
     model: Callable[..., ab.Module]
     generators: Sequence[str]
-    """Built-in generators whose instances it takes."""
     reads: str
-    """The format of files that it takes."""
     default_data: str
     load: Load
     count_correct: Measure | None = None
     predict: Predict | None = None
+
+    def takes(self, argument: str) -> bool:
+        """Whether the model's constructor has this argument."""
+        return any(p.name == argument for p in self._arguments())
 
     def build(self, dataset: Dataset, dim: int, rng: np.random.Generator) -> ab.Module:
         """Construct the model with those of `dim`, `rng` and the data's sizes that its constructor names.
@@ -50,7 +62,7 @@ class ModelSpec:
             DataError: the constructor needs an argument that is none of these.
         """
         offered = {**dataset.sizes, "dim": dim, "rng": rng}
-        wanted = [p for p in inspect.signature(self.model).parameters.values() if p.kind in _NAMED]
+        wanted = self._arguments()
         missing = [p.name for p in wanted if p.default is p.empty and p.name not in offered]
         if missing:
             raise DataError(
@@ -58,3 +70,6 @@ class ModelSpec:
                 f"only {', '.join(offered)}; give the others default values."
             )
         return self.model(**{p.name: offered[p.name] for p in wanted if p.name in offered})
+
+    def _arguments(self) -> list[inspect.Parameter]:
+        return [p for p in inspect.signature(self.model).parameters.values() if p.kind in _NAMED]

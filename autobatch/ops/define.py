@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from inspect import signature
+from inspect import Parameter, Signature, cleandoc, signature
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -28,9 +28,15 @@ Shape: TypeAlias = tuple[int, ...]
 Array: TypeAlias = Any  # a NumPy or CuPy array
 
 
+GIVEN = ("xp", "out", "random", "segments")  # arguments of kernels that callers of an op do not see
+
+
 @dataclass(frozen=True, eq=False)
 class Op:
     """A primitive tensor operation.
+
+    To help(), doctest and editors it is a function: it has a name, a module, a docstring and a signature, whose static
+    arguments are given by keyword.
 
     Attributes:
         name: as programs print it.
@@ -49,6 +55,7 @@ class Op:
         sums_rows: the result has a single row, whatever the rows of the arguments.
         segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
             kernels receive `segments=`, the edges of each row.
+        doc: the docstring: what the op computes, the shapes, the gradient, an example.
     """
 
     name: str
@@ -64,15 +71,24 @@ class Op:
     random: bool = False
     index_axis: int | None = None
     segments: Literal["reduce", "spread", "edge"] | None = None
+    doc: str | None = None
+
+    def __post_init__(self) -> None:
+        taken = list(signature(self.kernel).parameters.values())
+        n_arrays = 2 if self.view else [p.name for p in taken].index("out")
+        static = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in taken[n_arrays:]]
+        shown = [p.replace(annotation=Parameter.empty) for p in (*taken[:n_arrays], *static) if p.name not in GIVEN]
+        vars(self).update(__name__=self.name, __qualname__=self.name, __module__=self.kernel.__module__)
+        vars(self).update(__signature__=Signature(shown), __doc__=self.doc and cleandoc(self.doc))
+
+    def __get__(self, instance: object, owner: type | None = None) -> Op:
+        """The op itself: it is a routine, which help() and doctest know by this method, and binds no `self`."""
+        return self
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the kernel's arguments; none if it takes any number."""
-        _, *parameters = signature(self.kernel).parameters.values()
-        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-            return ()
-        names = [p.name for p in parameters]
-        return tuple(names[: 1 if self.view else names.index("out")])
+        """The names of the arguments that are not static; none if it takes any number."""
+        return tuple(p.name for p in signature(self).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)
 
     def __call__(self, *args: Any, **static: Any) -> Any:
         for name in self.names[len(args) :]:
@@ -114,6 +130,7 @@ def define_elementwise(
     kernel: Callable[..., Any],
     pullback: Any = None,
     singular: bool = False,
+    doc: str | None = None,
 ) -> Op:
     """Define an op that broadcasts its arguments and computes `scalar` for each element."""
     return define_op(
@@ -123,6 +140,7 @@ def define_elementwise(
         pullback=pullback,
         scalar=trace_scalar(scalar),
         singular=singular,
+        doc=doc,
     )
 
 

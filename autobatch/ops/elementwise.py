@@ -22,24 +22,56 @@ add = define_elementwise(
     lambda x, y: x + y,
     kernel=lambda xp, x, y, out: xp.add(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (g, g),
+    doc="""x + y for each element; `+` calls it.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: 1 for both.
+
+    >>> ab.add(np.array([1.0, 2.0]), 0.5)
+    array([1.5, 2.5])
+    """,
 )
 sub = define_elementwise(
     "sub",
     lambda x, y: x - y,
     kernel=lambda xp, x, y, out: xp.subtract(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (g, -g),
+    doc="""x - y for each element; `-` calls it.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: 1 for x, -1 for y.
+
+    >>> ab.sub(np.array([1.0, 2.0]), 0.5)
+    array([0.5, 1.5])
+    """,
 )
 mul = define_elementwise(
     "mul",
     lambda x, y: x * y,
     kernel=lambda xp, x, y, out: xp.multiply(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (g * y, g * x),
+    doc="""x * y for each element; `*` calls it.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: y for x, x for y.
+
+    >>> ab.mul(np.array([1.0, 2.0]), 3.0)
+    array([3., 6.])
+    """,
 )
 div = define_elementwise(
     "div", lambda x, y: x / y,
     kernel=lambda xp, x, y, out: xp.true_divide(x, y, out=out),
     pullback=lambda g, out, x, y: (g / y, -(g * out) / y),
     singular=True,
+    doc="""x / y for each element; `/` calls it.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: 1 / y for x, -x / y**2 for y.
+
+    >>> ab.div(np.array([1.0, 2.0]), 4.0)
+    array([0.25, 0.5 ])
+    """,
 )  # fmt: skip
 pow = define_elementwise(
     "pow", lambda x, y: call("power", x, y),
@@ -49,14 +81,43 @@ pow = define_elementwise(
         g * out * where(equal(x, 0.0), 0.0, log(x)),
     ),
     singular=True,
+    doc="""x to the power of y for each element; `**` calls it.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: y * x ** (y - 1) for x, and log(x) * x ** y for y, which is 0 where x is 0.
+
+    >>> ab.pow(np.array([2.0, 3.0]), 2.0)
+    array([4., 9.])
+    """,
 )  # fmt: skip
-neg = define_elementwise("neg", lambda x: -x, kernel=negate, pullback=lambda g, out, x: (-g,))
+neg = define_elementwise(
+    "neg",
+    lambda x: -x,
+    kernel=negate,
+    pullback=lambda g, out, x: (-g,),
+    doc="""-x for each element; unary `-` calls it.
+
+    Shapes: x any, the result alike.
+    Gradient: -1.
+
+    >>> ab.neg(np.array([1.0, -2.0]))
+    array([-1.,  2.])
+    """,
+)
 exp = define_elementwise(
     "exp",
     lambda x: call("exp", x),
     kernel=lambda xp, x, out: xp.exp(x, out=out),
     pullback=lambda g, out, x: (g * out,),
     singular=True,
+    doc="""The exponential of each element.
+
+    Shapes: x any, the result alike.
+    Gradient: exp(x).
+
+    >>> ab.exp(np.array([0.0, 1.0])).round(4)
+    array([1.    , 2.7183])
+    """,
 )
 log: Op = define_elementwise(
     "log",
@@ -64,6 +125,14 @@ log: Op = define_elementwise(
     kernel=lambda xp, x, out: xp.log(x, out=out),
     pullback=lambda g, out, x: (g / x,),
     singular=True,
+    doc="""The natural logarithm of each element.
+
+    Shapes: x any, the result alike.
+    Gradient: 1 / x.
+
+    >>> ab.log(np.array([1.0, 10.0])).round(4)
+    array([0.    , 2.3026])
+    """,
 )
 sqrt = define_elementwise(
     "sqrt",
@@ -71,40 +140,96 @@ sqrt = define_elementwise(
     kernel=lambda xp, x, out: xp.sqrt(x, out=out),
     pullback=lambda g, out, x: (0.5 * g / out,),
     singular=True,
+    doc="""The square root of each element.
+
+    Shapes: x any, the result alike.
+    Gradient: 0.5 / sqrt(x).
+
+    >>> ab.sqrt(np.array([4.0, 9.0]))
+    array([2., 3.])
+    """,
 )
 tanh = define_elementwise(
     "tanh",
     lambda x: call("tanh", x),
     kernel=lambda xp, x, out: xp.tanh(x, out=out),
     pullback=lambda g, out, x: (g * (1.0 - out * out),),
+    doc="""The hyperbolic tangent of each element.
+
+    Shapes: x any, the result alike.
+    Gradient: 1 - tanh(x) ** 2.
+
+    >>> ab.tanh(np.array([0.0, 1.0])).round(4)
+    array([0.    , 0.7616])
+    """,
 )
 sin: Op = define_elementwise(
     "sin",
     lambda x: call("sin", x),
     kernel=lambda xp, x, out: xp.sin(x, out=out),
     pullback=lambda g, out, x: (g * cos(x),),
+    doc="""The sine of each element, an angle in radians.
+
+    Shapes: x any, the result alike.
+    Gradient: cos(x).
+
+    >>> ab.sin(np.array([0.0, 1.0])).round(4)
+    array([0.    , 0.8415])
+    """,
 )
 cos: Op = define_elementwise(
     "cos",
     lambda x: call("cos", x),
     kernel=lambda xp, x, out: xp.cos(x, out=out),
     pullback=lambda g, out, x: (-g * sin(x),),
+    doc="""The cosine of each element, an angle in radians.
+
+    Shapes: x any, the result alike.
+    Gradient: -sin(x).
+
+    >>> ab.cos(np.array([0.0, 1.0])).round(4)
+    array([1.    , 0.5403])
+    """,
 )
 relu = define_elementwise(
     "relu",
     lambda x: call("max", x, 0.0),
     kernel=lambda xp, x, out: xp.maximum(x, 0, out=out),
     pullback=lambda g, out, x: (g * (out > 0.0),),
+    doc="""The larger of x and 0 for each element.
+
+    Shapes: x any, the result alike.
+    Gradient: 1 where x is positive, else 0.
+
+    >>> ab.relu(np.array([-1.0, 2.0]))
+    array([0., 2.])
+    """,
 )
 softplus = define_elementwise(
     "softplus", lambda x: call("softplus", x),
     kernel=lambda xp, x, out: xp.logaddexp(x, 0, out=out),
     pullback=lambda g, out, x: (g * sigmoid(x),),
+    doc="""log(1 + exp(x)) for each element; nothing overflows.
+
+    Shapes: x any, the result alike.
+    Gradient: sigmoid(x).
+
+    >>> ab.softplus(np.array([0.0, 1000.0])).round(4)
+    array([6.931e-01, 1.000e+03])
+    """,
 )  # fmt: skip
 squared_error = define_elementwise(
     "squared_error", lambda x, y: (x - y) * (x - y),
     kernel=lambda xp, x, y, out: xp.square(xp.subtract(x, y, out=out, dtype=out.dtype), out=out),
     pullback=lambda g, out, x, y: (2.0 * g * (x - y), 2.0 * g * (y - x)),
+    doc="""(x - y) ** 2 for each element; `ab.sum` or `ab.mean` of it makes a loss.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: 2 (x - y) for x, 2 (y - x) for y.
+
+    >>> ab.squared_error(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
+    array([4., 0.])
+    """,
 )  # fmt: skip
 
 
@@ -116,21 +241,42 @@ def _sigmoid(xp: Any, x: Array, out: Array) -> None:
 
 
 sigmoid: Op = define_elementwise(
-    "sigmoid", lambda x: call("sigmoid", x), kernel=_sigmoid, pullback=lambda g, out, x: (g * (out * (1.0 - out)),)
+    "sigmoid",
+    lambda x: call("sigmoid", x),
+    kernel=_sigmoid,
+    pullback=lambda g, out, x: (g * (out * (1.0 - out)),),
+    doc="""1 / (1 + exp(-x)) for each element; nothing overflows.
+
+    Shapes: x any, the result alike.
+    Gradient: sigmoid(x) * (1 - sigmoid(x)).
+
+    >>> ab.sigmoid(np.array([0.0, 1.0])).round(4)
+    array([0.5   , 0.7311])
+    """,
 )
 
 
-def _define_comparison(name: str, kernel: Any) -> Op:
+def _define_comparison(name: str, operator: str, kernel: Any, example: str) -> Op:
     """Define an op that gives 0 or 1 in the model's float type, so that every value of a program is a float."""
-    return define_elementwise(name, lambda x, y: call("select", call(name, x, y), 1.0, 0.0), kernel)
+    doc = f"""Whether x {operator} y for each element: 1 or 0; `{operator}` calls it.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: none.
+
+    >>> ab.{name}(np.array([1.0, 2.0, 3.0]), 2.0)
+    array({example})
+    """
+    return define_elementwise(name, lambda x, y: call("select", call(name, x, y), 1.0, 0.0), kernel, doc=doc)
 
 
-less = _define_comparison("less", lambda xp, x, y, out: xp.less(x, y, out=out))
-less_equal = _define_comparison("less_equal", lambda xp, x, y, out: xp.less_equal(x, y, out=out))
-greater = _define_comparison("greater", lambda xp, x, y, out: xp.greater(x, y, out=out))
-greater_equal = _define_comparison("greater_equal", lambda xp, x, y, out: xp.greater_equal(x, y, out=out))
-equal: Op = _define_comparison("equal", lambda xp, x, y, out: xp.equal(x, y, out=out))
-not_equal = _define_comparison("not_equal", lambda xp, x, y, out: xp.not_equal(x, y, out=out))
+less = _define_comparison("less", "<", lambda xp, x, y, out: xp.less(x, y, out=out), "[1., 0., 0.]")
+less_equal = _define_comparison("less_equal", "<=", lambda xp, x, y, out: xp.less_equal(x, y, out=out), "[1., 1., 0.]")
+greater = _define_comparison("greater", ">", lambda xp, x, y, out: xp.greater(x, y, out=out), "[0., 0., 1.]")
+greater_equal = _define_comparison(
+    "greater_equal", ">=", lambda xp, x, y, out: xp.greater_equal(x, y, out=out), "[0., 1., 1.]"
+)
+equal: Op = _define_comparison("equal", "==", lambda xp, x, y, out: xp.equal(x, y, out=out), "[0., 1., 0.]")
+not_equal = _define_comparison("not_equal", "!=", lambda xp, x, y, out: xp.not_equal(x, y, out=out), "[1., 0., 1.]")
 
 
 def _where(xp: Any, condition: Array, x: Array, y: Array, out: Array) -> None:
@@ -141,6 +287,15 @@ where: Op = define_elementwise(
     "where", lambda condition, x, y: call("select", call("not_equal", condition, 0.0), x, y),
     kernel=_where,
     pullback=lambda g, out, condition, x, y: (None, where(condition, g, 0.0), where(condition, 0.0, g)),
+    doc="""x where the condition is true (not 0), else y, for each element; both are computed.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: 1 for the one that is taken, 0 for the other; the condition has none.
+
+    >>> x = np.array([-1.0, 2.0])
+    >>> ab.where(x > 0.0, x, 0.1 * x)
+    array([-0.1,  2. ])
+    """,
 )  # fmt: skip
 
 
@@ -153,16 +308,40 @@ abs: Op = define_elementwise(
     "abs", lambda x: call("max", x, -x),
     kernel=lambda xp, x, out: xp.abs(x, out=out),
     pullback=lambda g, out, x: (where(equal(x, 0.0), 0.0, where(less(x, 0.0), -g, g)),),
+    doc="""The absolute value of each element; Python's `abs` calls it.
+
+    Shapes: x any, the result alike.
+    Gradient: 1 where x is positive, -1 where it is negative, 0 where it is 0.
+
+    >>> ab.abs(np.array([-1.0, 2.0]))
+    array([1., 2.])
+    """,
 )  # fmt: skip
 maximum: Op = define_elementwise(
     "maximum", lambda x, y: call("max", x, y),
     kernel=lambda xp, x, y, out: xp.maximum(x, y, out=out),
     pullback=lambda g, out, x, y: (_share(g, greater(x, y), equal(x, y)), _share(g, less(x, y), equal(x, y))),
+    doc="""The larger of x and y for each element.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: 1 for the larger one, 0 for the other, one half for both where they are equal.
+
+    >>> ab.maximum(np.array([-1.0, 2.0]), 0.5)
+    array([0.5, 2. ])
+    """,
 )  # fmt: skip
 minimum: Op = define_elementwise(
     "minimum", lambda x, y: -call("max", -x, -y),
     kernel=lambda xp, x, y, out: xp.minimum(x, y, out=out),
     pullback=lambda g, out, x, y: (_share(g, less(x, y), equal(x, y)), _share(g, greater(x, y), equal(x, y))),
+    doc="""The smaller of x and y for each element.
+
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: 1 for the smaller one, 0 for the other, one half for both where they are equal.
+
+    >>> ab.minimum(np.array([-1.0, 2.0]), 0.5)
+    array([-1. ,  0.5])
+    """,
 )  # fmt: skip
 
 
@@ -170,14 +349,27 @@ minimum: Op = define_elementwise(
 def clip(x: Any, low: Any = None, high: Any = None) -> Any:
     """`x`, but `low` where it is smaller and `high` where it is larger; None does not limit.
 
-    The gradient of `x` is that of the result where `low <= x <= high`, and zero elsewhere.
+    Shapes: any that broadcast to one; the result has it.
+    Gradient: 1 for x where `low <= x <= high`, else 0; 1 for the limit that is taken.
 
-    >>> import numpy as np
-    >>> clip(np.array([-2.0, 0.5, 3.0]), -1.0, 1.0)
+    >>> ab.clip(np.array([-2.0, 0.5, 3.0]), -1.0, 1.0)
     array([-1. ,  0.5,  1. ])
     """
     x = x if low is None else where(less(x, low), low, x)
     return x if high is None else where(greater(x, high), high, x)
 
 
-stop_gradient = define_op("stop_gradient", shape=lambda x: x, kernel=lambda xp, x: x, view=True)
+stop_gradient = define_op(
+    "stop_gradient",
+    shape=lambda x: x,
+    kernel=lambda xp, x: x,
+    view=True,
+    doc="""x, as a constant to differentiation.
+
+    Shapes: x any, the result alike.
+    Gradient: none, which is what it is for.
+
+    >>> ab.stop_gradient(np.array([1.0, 2.0]))
+    array([1., 2.])
+    """,
+)

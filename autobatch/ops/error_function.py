@@ -122,6 +122,14 @@ erf: Op = define_elementwise(
     lambda x: call("erf", x),
     kernel=_erf,
     pullback=lambda g, out, x: (g * (2.0 / math.sqrt(math.pi)) * exp(-(x * x)),),
+    doc="""The error function of each element.
+
+    Shapes: x any, the result alike.
+    Gradient: 2 / sqrt(pi) * exp(-x ** 2).
+
+    >>> ab.erf(np.array([0.0, 1.0])).round(4)
+    array([0.    , 0.8427])
+    """,
 )
 ndtr: Op = define_elementwise(
     "ndtr",
@@ -143,8 +151,14 @@ def gelu(x: Any, approximate: str = "none") -> Any:
         approximate: "none", or "tanh" for 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3))), which differs by at most
             0.0005.
 
+    Shapes: x any, the result alike.
+    Gradient: that of the form chosen.
+
     Raises:
         DataError: there is no such form.
+
+    >>> ab.gelu(np.array([-1.0, 0.0, 1.0])).round(4)
+    array([-0.1587,  0.    ,  0.8413])
     """
     if approximate not in FORMS:
         raise DataError(f"gelu with approximate={approximate!r}: choose one of {', '.join(map(repr, FORMS))}.")

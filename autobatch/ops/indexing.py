@@ -63,6 +63,14 @@ scatter = define_op(
 lookup = define_op(
     "lookup", shape=_lookup_shape, kernel=_lookup, index_axis=0,
     pullback=lambda g, out, table, ids: (scatter(g, ids, size=table.shape[0]), None),
+    doc="""The rows of a table with the given numbers, such as the vectors of words.
+
+    Shapes: table (N, ...), ids any shape, of ints in 0..N-1; the result ids.shape + (...).
+    Gradient: that of the rows read, for the table; for a parameter that only lookups read it is an `ab.Rows`.
+
+    >>> ab.lookup(np.array([[0.0, 1.0], [2.0, 3.0]]), 1)
+    array([2., 3.])
+    """,
 )  # fmt: skip
 
 
@@ -91,5 +99,17 @@ def _cross_entropy_pullback(g: Any, out: Any, logits: Any, label: Any) -> tuple[
 
 
 cross_entropy = define_op(
-    "cross_entropy", shape=_cross_entropy_shape, kernel=_cross_entropy, pullback=_cross_entropy_pullback, index_axis=-1
+    "cross_entropy",
+    shape=_cross_entropy_shape,
+    kernel=_cross_entropy,
+    pullback=_cross_entropy_pullback,
+    index_axis=-1,
+    doc="""Minus the logarithm of the probability that the softmax of logits gives to a label.
+
+    Shapes: logits (..., C), label (...) of ints in 0..C-1; the result has that of label, () for one label.
+    Gradient: softmax(logits) - 1 at the label, softmax(logits) elsewhere; the label has none.
+
+    >>> float(ab.cross_entropy(np.array([0.0, 0.0, 0.0, 0.0]), 2).round(4))
+    1.3863
+    """,
 )

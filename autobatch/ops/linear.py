@@ -74,6 +74,14 @@ dot = define_op(
     shape=_dot_shape,
     kernel=lambda xp, x, y, out: xp.sum(x * y, axis=-1, out=out),
     pullback=lambda g, out, x, y: (g * y, g * x),
+    doc="""The sum of the products of the elements of two vectors.
+
+    Shapes: x (n,), y (n,), the result ().
+    Gradient: y for x, x for y.
+
+    >>> float(ab.dot(np.array([1.0, 2.0]), np.array([3.0, 4.0])))
+    11.0
+    """,
 )
 
 
@@ -96,6 +104,15 @@ outer = define_op(
     kernel=lambda xp, x, y, out: xp.multiply(x[:, :, None], y[:, None, :], out=out),
     pullback=lambda g, out, x, y: (matmul(g, y), matmul(x, g)),
     row_sum=_outer_row_sum,
+    doc="""The products of each element of x with each element of y.
+
+    Shapes: x (m,), y (n,), the result (m, n).
+    Gradient: g @ y for x, x @ g for y, where g is that of the result.
+
+    >>> ab.outer(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+    array([[3., 4.],
+           [6., 8.]])
+    """,
 )
 
 
@@ -119,4 +136,12 @@ affine = define_op(
     shape=_affine_shape,
     kernel=_affine,
     pullback=lambda g, out, weight, x, bias: (outer(g, x), matmul(g, weight), g),
+    doc="""weight @ x + bias, as `ab.Linear` computes it.
+
+    Shapes: weight (m, n), x (n,), bias (m,), the result (m,).
+    Gradient: outer(g, x) for weight, g @ weight for x, g for bias, where g is that of the result.
+
+    >>> ab.affine(np.array([[1.0, 2.0]]), np.array([3.0, 4.0]), np.array([0.5]))
+    array([11.5])
+    """,
 )

@@ -14,7 +14,7 @@ from autobatch.ops.shaping import expand, reshape, slice_, stack, transpose
 
 
 def matmul(x: Any, y: Any) -> Any:
-    """The matrix product `x @ y`, by NumPy's rule for values with any number of axes.
+    """The matrix product, by NumPy's rule for values with any number of axes; `@` calls it.
 
     The last axis of `x` and the last but one of `y` (the only one of a vector) are summed over. Axes before the last
     two count stacks of matrices, which broadcast.
@@ -23,8 +23,10 @@ def matmul(x: Any, y: Any) -> Any:
         x: (..., M, K) or (K,).
         y: (..., K, N) or (K,).
 
-    >>> import numpy as np
-    >>> matmul(np.ones((4, 2, 3)), np.ones(3)).shape
+    Shapes: the result (..., M, N); without M if x is a vector, without N if y is one.
+    Gradient: for matrices g @ y.T for x and x.T @ g for y, where g is that of the result.
+
+    >>> ab.matmul(np.ones((4, 2, 3)), np.ones(3)).shape
     (4, 2)
     """
     if len(shape_of(x)) <= 2 and len(shape_of(y)) <= 2:
@@ -75,10 +77,12 @@ def einsum(subscripts: str, x: Any, y: Any = None) -> Any:
     Raises:
         ShapeError: the subscripts do not fit the values.
 
+    Shapes: the axes of x and y, and the result's, as the subscripts say.
+    Gradient: for x and y, the product of the result's with the other one.
+
     Source: numpy.einsum.
 
-    >>> import numpy as np
-    >>> einsum("ij,kj->ik", np.ones((2, 3)), np.ones((4, 3)))[0]
+    >>> ab.einsum("ij,kj->ik", np.ones((2, 3)), np.ones((4, 3)))[0]
     array([3., 3., 3., 3.])
     """
     values = [x] if y is None else [x, y]

@@ -64,13 +64,27 @@ _max_op = _define_reduction("max", lambda xp: xp.amax, _max_pullback, _reduced_t
 
 
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """The sum over `axis` (all axes by default)."""
+    """The sum over `axis` (all axes by default).
+
+    Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
+    Gradient: 1 for each element.
+
+    >>> ab.sum(np.array([[1.0, 2.0], [3.0, 4.0]]), axis=0)
+    array([4., 6.])
+    """
     return _sum_op(x, axis=axis, keepdims=keepdims)
 
 
 @composite
 def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """The mean over `axis` (all axes by default)."""
+    """The mean over `axis` (all axes by default).
+
+    Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
+    Gradient: 1 / n for each of n elements.
+
+    >>> ab.mean(np.array([[1.0, 2.0], [3.0, 4.0]]), axis=0)
+    array([2., 3.])
+    """
     total = sum(x, axis, keepdims)
     size = 1
     for a in _axes(len(shape_of(x)), axis):
@@ -79,13 +93,27 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """The largest element over `axis`; equal largest elements share the gradient evenly."""
+    """The largest element over `axis` (all axes by default).
+
+    Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
+    Gradient: 1 for the largest element, 0 for the others; equal largest elements share it evenly.
+
+    >>> ab.max(np.array([[1.0, 4.0], [3.0, 2.0]]), axis=0)
+    array([3., 4.])
+    """
     return _max_op(x, axis=axis, keepdims=keepdims)
 
 
 @composite
 def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """The smallest element over `axis`; equal smallest elements share the gradient evenly."""
+    """The smallest element over `axis` (all axes by default).
+
+    Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
+    Gradient: 1 for the smallest element, 0 for the others; equal smallest elements share it evenly.
+
+    >>> ab.min(np.array([[1.0, 4.0], [3.0, 2.0]]), axis=0)
+    array([1., 2.])
+    """
     return -max(-x, axis, keepdims)
 
 
@@ -104,10 +132,12 @@ _argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax)
 def argmax(x: Any, axis: int | None = None) -> Any:
     """The position of the largest element along `axis` (in the flattened value by default), the first of equal ones.
 
-    It is a number of the model's float type, and has no gradient.
+    It is a number of the model's float type.
 
-    >>> import numpy as np
-    >>> float(argmax(np.array([0.5, 2.0, 1.0])))
+    Shapes: x any; the result without the axis, () by default.
+    Gradient: none.
+
+    >>> float(ab.argmax(np.array([0.5, 2.0, 1.0])))
     1.0
     """
     return _argmax_op(x, axis=axis)
@@ -115,7 +145,14 @@ def argmax(x: Any, axis: int | None = None) -> Any:
 
 @composite
 def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """The logarithm of the sum of exp(x) over `axis` (all axes by default); nothing overflows."""
+    """The logarithm of the sum of exp(x) over `axis` (all axes by default); nothing overflows.
+
+    Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
+    Gradient: softmax(x) over these axes.
+
+    >>> float(ab.logsumexp(np.array([1000.0, 1000.0])).round(4))
+    1000.6931
+    """
     peak = stop_gradient(max(x, axis, keepdims=True))
     total = log(sum(exp(x - peak), axis, keepdims=True)) + peak
     return total if keepdims else reshape(total, _reduced(shape_of(x), axis, keepdims=False))
@@ -154,12 +191,26 @@ _log_softmax_op = define_op(
 
 
 def softmax(x: Any, axis: int = -1) -> Any:
-    """exp(x), scaled to sum to one along `axis`."""
+    """exp(x), scaled to sum to one along `axis`; nothing overflows.
+
+    Shapes: x any with this axis, the result alike.
+    Gradient: y * (g - sum(g * y)) along the axis, where g is that of the result y.
+
+    >>> ab.softmax(np.array([0.0, 0.0, np.log(2.0)])).round(4)
+    array([0.25, 0.25, 0.5 ])
+    """
     return _softmax_op(x, axis=axis)
 
 
 def log_softmax(x: Any, axis: int = -1) -> Any:
-    """The logarithm of `softmax`, computed directly."""
+    """The logarithm of `softmax` along `axis`, computed directly.
+
+    Shapes: x any with this axis, the result alike.
+    Gradient: g - softmax(x) * sum(g) along the axis, where g is that of the result.
+
+    >>> ab.log_softmax(np.array([0.0, 0.0])).round(4)
+    array([-0.6931, -0.6931])
+    """
     return _log_softmax_op(x, axis=axis)
 
 
@@ -196,7 +247,14 @@ _layer_norm_op = define_op(
 
 
 def layer_norm(x: Any, gain: Any, bias: Any, eps: float = 1e-5) -> Any:
-    """`x` with mean 0 and variance 1 along the last axis, times gain, plus bias (Ba, Kiros, Hinton 2016)."""
+    """`x` with mean 0 and variance 1 along the last axis, times gain, plus bias (Ba, Kiros, Hinton 2016).
+
+    Shapes: x (..., n), gain (n,), bias (n,), the result as x; `eps` is added to the variance.
+    Gradient: for x, gain and bias.
+
+    >>> ab.layer_norm(np.array([1.0, 3.0]), np.ones(2), np.zeros(2)).round(4)
+    array([-1.,  1.])
+    """
     return _layer_norm_op(x, gain, bias, eps=eps)
 
 

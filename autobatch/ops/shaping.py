@@ -39,6 +39,14 @@ slice_ = define_op(
     kernel=lambda xp, x, index: x[(slice(None), *_check_index(index))],
     pullback=lambda g, out, x, index: (assemble(g, indices=(index,), shape=x.shape),),
     view=True,
+    doc="""Elements of x, as `x[index]` gives them, without a copy.
+
+    Shapes: those of NumPy's indexing by ints, slices, None and `...`.
+    Gradient: that of the result at the index, 0 elsewhere.
+
+    >>> ab.ops.slice_(np.array([1.0, 2.0, 3.0]), index=slice(1, None))
+    array([2., 3.])
+    """,
 )
 
 
@@ -77,7 +85,15 @@ _reshape_op = define_op(
 
 
 def reshape(x: Any, shape: int | Sequence[int]) -> Any:
-    """The elements of `x` in a new shape; one size may be -1."""
+    """The elements of `x` in a new shape; one size may be -1, which is what the others leave.
+
+    Shapes: x any, the result `shape`, with as many elements.
+    Gradient: that of the result, in the shape of x.
+
+    >>> ab.reshape(np.array([1.0, 2.0, 3.0, 4.0]), (2, -1))
+    array([[1., 2.],
+           [3., 4.]])
+    """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if -1 in sizes:
         known = -math.prod(sizes) or 1
@@ -122,7 +138,15 @@ _transpose_op = define_op(
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Any:
-    """`x` with its axes in another order (reversed by default)."""
+    """`x` with its axes in another order (reversed by default).
+
+    Shapes: x any, the result with the sizes of x in the order `axes`.
+    Gradient: that of the result, with its axes in the order of x.
+
+    >>> ab.transpose(np.array([[1.0, 2.0], [3.0, 4.0]]))
+    array([[1., 3.],
+           [2., 4.]])
+    """
     return _transpose_op(x, axes=None if axes is None else tuple(axes))
 
 
@@ -161,7 +185,14 @@ _concat_op = define_op("concat", shape=_concat_shape, kernel=_concat, pullback=_
 
 
 def concat(parts: Sequence[Any], axis: int = -1) -> Any:
-    """Join values along one axis."""
+    """Join values along one axis.
+
+    Shapes: parts that differ in this axis only; its sizes add up in the result.
+    Gradient: for each part, the piece of the result's that it became.
+
+    >>> ab.concat([np.array([1.0, 2.0]), np.array([3.0])])
+    array([1., 2., 3.])
+    """
     if not len(parts):
         raise ShapeError("concat of no values has no shape; give it at least one.")
     return _concat_op(*parts, axis=axis)
@@ -171,8 +202,10 @@ def concat(parts: Sequence[Any], axis: int = -1) -> Any:
 def stack(parts: Sequence[Any], axis: int = 0) -> Any:
     """Join values of one shape along a new axis.
 
-    >>> import numpy as np
-    >>> stack([np.zeros(2), np.ones(2)]).shape
+    Shapes: n parts of one shape, the result with one more axis of length n.
+    Gradient: for each part, the piece of the result's that it became.
+
+    >>> ab.stack([np.zeros(2), np.ones(2)]).shape
     (2, 2)
     """
     if not len(parts):
@@ -188,8 +221,10 @@ def stack(parts: Sequence[Any], axis: int = 0) -> Any:
 def split(x: Any, n: int) -> tuple[Any, ...]:
     """Cut the last axis into `n` equal parts.
 
-    >>> import numpy as np
-    >>> split(np.arange(6.0), 3)
+    Shapes: x (..., n * k), each part (..., k).
+    Gradient: those of the parts, joined.
+
+    >>> ab.split(np.arange(6.0), 3)
     (array([0., 1.]), array([2., 3.]), array([4., 5.]))
     """
     size = shape_of(x)[-1] if shape_of(x) else 0

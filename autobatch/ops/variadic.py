@@ -241,21 +241,35 @@ def sum_n(values: Any, shape: Any = None) -> Any:
         shape: the shape of one element (a tuple of shapes for tuples); needed only if there may be no values. The sum
             is then zero.
 
-    >>> sum_n([np.ones(2), np.ones(2), np.ones(2)])
+    Shapes: values of one shape, the result alike.
+    Gradient: that of the sum, for each value.
+
+    >>> ab.sum_n([np.ones(2), np.ones(2), np.ones(2)])
     array([3., 3.])
     """
     return _reduce(values, shape, _sum_edges, _sum_n)
 
 
 def mean_n(values: Any, shape: Any = None) -> Any:
-    """The mean of any number of values; zero if there are none (see `sum_n`)."""
+    """The mean of any number of values; zero if there are none (see `sum_n`).
+
+    Shapes: values of one shape, the result alike.
+    Gradient: that of the mean, divided by their number, for each value.
+
+    >>> ab.mean_n([np.array([1.0, 2.0]), np.array([3.0, 6.0])])
+    array([2., 4.])
+    """
     return _reduce(values, shape, _mean_edges, _mean_n)
 
 
 def max_n(values: Any, shape: Any = None) -> Any:
     """The largest of any number of values, element by element; zero if there are none (see `sum_n`).
 
-    Equal largest values share the gradient evenly.
+    Shapes: values of one shape, the result alike.
+    Gradient: for the largest value of each element; equal largest values share it evenly.
+
+    >>> ab.max_n([np.array([1.0, 6.0]), np.array([3.0, 2.0])])
+    array([3., 6.])
     """
     return _reduce(values, shape, _max_edges, _max_n)
 
@@ -274,7 +288,10 @@ def each(function: Callable[..., Any], *lists: Any) -> Any:
     Raises:
         ShapeError: the lists are not equally long.
 
-    >>> [float(x) for x in each(lambda x, y: x * y, [1.0, 2.0], [3.0, 4.0])]
+    Shapes: those of the function.
+    Gradient: that of the function, element by element.
+
+    >>> [float(x) for x in ab.each(lambda x, y: x * y, [1.0, 2.0], [3.0, 4.0])]
     [3.0, 8.0]
     """
     lists = tuple(map(as_port, lists))
@@ -289,10 +306,10 @@ def each(function: Callable[..., Any], *lists: Any) -> Any:
 def softmax_n(scores: Any) -> Any:
     """The softmax over the values of a list, element by element: a list of weights that sum to one.
 
-    Args:
-        scores: any number of values of one shape; the weights have this shape.
+    Shapes: any number of scores of one shape, the weights alike.
+    Gradient: as for `softmax`, across the list.
 
-    >>> [float(w) for w in softmax_n([0.0, 0.0])]
+    >>> [float(w) for w in ab.softmax_n([0.0, 0.0])]
     [0.5, 0.5]
     """
     scores = as_port(scores)
@@ -306,6 +323,12 @@ def logsumexp_n(values: Any) -> Any:
 
     The largest value is subtracted first, so nothing overflows. A list without values is refused: the result would be
     minus infinity.
+
+    Shapes: values of one shape, the result alike.
+    Gradient: the softmax over the values.
+
+    >>> float(ab.logsumexp_n([1000.0, 1000.0]).round(4))
+    1000.6931
     """
     values = as_port(values)
     if not isinstance(values, VariadicPort) and not values:
@@ -321,7 +344,10 @@ def dot_n(weights: Any, values: Any, shape: Any = None) -> Any:
         values: any number of values of one shape.
         shape: the shape of one value; needed only if there may be none. The sum is then zero.
 
-    >>> float(dot_n([0.5, 2.0], [4.0, 3.0]))
+    Shapes: weights () or broadcasting to one value's; values of one shape, the result alike.
+    Gradient: the values for the weights, the weights for the values.
+
+    >>> float(ab.dot_n([0.5, 2.0], [4.0, 3.0]))
     8.0
     """
     weights, values = as_port(weights), as_port(values)
@@ -339,6 +365,12 @@ def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = 
         keys: any number of vectors (D,); values: as many values of one shape.
         scale: factor of the scores; 1/sqrt(D) gives the scaled form (Vaswani et al. 2017).
         shape: the shape of one value, needed when there may be none; the result is then zero.
+
+    Shapes: query (D,), keys (D,) each, values of one shape, the result alike.
+    Gradient: for query, keys and values.
+
+    >>> ab.attend(np.array([1.0, 0.0]), [np.zeros(2), np.zeros(2)], [np.array([1.0]), np.array([3.0])])
+    array([2.])
     """
     keys, values = as_port(keys), as_port(values)
     if isinstance(keys, VariadicPort) and isinstance(values, VariadicPort):

@@ -1,4 +1,8 @@
-"""Batching policies: how a graph becomes a schedule. They see types, edges and counts, never tensors."""
+"""Batching policies: how a graph becomes a schedule. They see types, edges and counts, never tensors.
+
+To write your own, subclass `FrontierPolicy`, which is asked for a type before every batch, or make a `Policy`, which
+turns the types and edges of a graph (`to_dag`) into a `Schedule`; `docs/guide.md` has an example of both.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 from typing import cast, get_args
 
 from autobatch.errors import PolicyError
+from autobatch.graph.dag import to_dag
 from autobatch.policies.auto import Auto
 from autobatch.policies.cost import CostModel
 from autobatch.policies.fallback import Otherwise
@@ -18,11 +23,11 @@ from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched
 from autobatch.policies.rules.rules import Critical, Score, Sufficient, Weights
 from autobatch.policies.search.search import Search
 from autobatch.policies.timed import Timed
-from autobatch.schedule.schedule import Policy
+from autobatch.schedule.schedule import Frontier, FrontierPolicy, Policy, Schedule
 
 __all__ = [
-    "PUBLISHED", "Agenda", "Auto", "CostModel", "Critical", "Deep", "Depth", "Fsm", "Score", "Search", "Sufficient",
-    "Unbatched", "Weights", "get", "load", "names",
+    "PUBLISHED", "Agenda", "Auto", "CostModel", "Critical", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
+    "Policy", "Schedule", "Score", "Search", "Sufficient", "Unbatched", "Weights", "get", "load", "names", "to_dag",
 ]  # fmt: skip
 
 _DIRECTED: dict[str, type[Directed]] = {

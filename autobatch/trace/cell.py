@@ -78,11 +78,18 @@ def cell(*, static: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Any]
 def cell(function: Any = None, *, static: tuple[str, ...] = ()) -> Any:
     """Mark a function or method as a cell: a unit that is traced once, and batched over many calls.
 
+    Calls of a cell are of one type, and can run together, if their static arguments, their structure and the shapes of
+    their values are equal. The length of a list is part of the structure, unless the body treats all elements alike:
+    it maps over them (`[f(h) for h in children]`, `ab.each`) and reduces what comes out (Python's `sum`, `ab.sum_n`,
+    `ab.softmax_n`, `ab.attend`). Such a list has any length; where
+    the body maps over it, an empty one makes a type of its own.
+
     Args:
         function: takes values (arrays), ints and floats (data of the node), and static arguments: bool, str, None,
             enums and modules; tuples, lists, dicts and dataclasses of these. Returns values in any such structure.
-            Shapes are those of one node, without a batch axis. Inputs are read-only. Everything else that the body
-            reads may change; the cell is then traced again. The body must not read random numbers or a clock.
+            Shapes are those of one node, without a batch axis. Inputs are read-only. What else the body reads from
+            Python (attributes, closures, globals) is compared at each call of the batched function, and the cell is
+            traced again where it has changed. The body must not read random numbers or a clock.
         static: names of arguments whose value is part of the type although it is an int or a Parameter.
 
     >>> import autobatch as ab

@@ -98,6 +98,11 @@ class FormReader:
         if is_structure(x):
             return self._container(name, x, text)
         if not isinstance(x, (*PLAIN, *BY_IDENTITY)) and not callable(x):
+            if hasattr(x, "__array__"):
+                raise DataError(
+                    f"argument {name!r} of a cell is a {type(x).__name__} of {type(x).__module__.split('.')[0]}, and "
+                    f"cells take arrays of NumPy; pass np.asarray({name}), or int({name}) for one id or label."
+                )
             raise GraphError(
                 f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), which is no value, data or static "
                 f"argument; pass what the body reads of it, or make it part of the type by naming the argument in "

@@ -32,6 +32,8 @@ FIELDS = {
 }  # fmt: skip
 USER_MODULE = """
 import autobatch as ab
+from autobatch.models import ModelSpec
+from autobatch.models.data.dataset import Dataset
 from autobatch.models.tree_lstm import TreeLSTM
 
 class Mine(TreeLSTM):
@@ -50,6 +52,11 @@ class Lossy(ab.Module):
 
 class Demanding(Mine):
     def __init__(self, n_words, n_layers): ...
+
+def load_nothing(data, rng, vocabularies=None):
+    return Dataset(data, [], [], {}, {"n_words": 2, "n_classes": 5})
+
+EMPTY = ModelSpec("empty", "a model without data", Mine, (), "nothing", "nothing", load_nothing)
 
 class NoModule: ...
 
@@ -175,12 +182,13 @@ def test_bench_compares_policies(command: Command, trees: Path, tmp_path: Path, 
     arguments = ("--data", trees, *SMALL, "--mode", mode, "--minibatches", 2, "--repeats", 2, "--json", results)
     status, out, err = command("bench", "tree-lstm", *arguments)
     assert (status, err) == (0, "")
-    rows = [line.split() for line in out.splitlines()[-4:]]
-    assert rows[0][0] == "policy"
-    assert [row[0] for row in rows[1:]] == ["unbatched", "depth", "agenda"]
+    rows = [line.split("  ") for line in out.splitlines()[-5:]]
+    policies = ["auto (score)", "unbatched", "depth", "agenda"]
+    assert [row[0] for row in rows] == ["policy", *policies]
+    assert min(row[-1].split()[-1] for row in rows[1:]) == "1.0x"
     written = read_json(results)
-    assert [result["policy"] for result in written] == ["unbatched", "depth", "agenda"]
-    unbatched, depth, agenda = (result["batches"] for result in written)
+    assert [result["policy"] for result in written] == policies
+    _, unbatched, depth, agenda = (result["batches"] for result in written)
     assert unbatched > depth >= agenda >= written[0]["lower_bound"]
     for result in written:
         assert FIELDS | {"minibatches", "repeats"} == result.keys()
@@ -190,10 +198,17 @@ def test_bench_compares_policies(command: Command, trees: Path, tmp_path: Path, 
 def test_explain_reports_each_policy(command: Command, trees: Path) -> None:
     status, out, err = command("explain", "tree-lstm", "--data", trees, "--dim", 4, "--batch-size", 4)
     assert (status, err) == (0, "")
-    assert out.startswith(f"tree-lstm, the first 4 instances of {trees}\n\npolicy depth: 4 instances, ")
+    assert out.startswith(f"tree-lstm, the first 4 instances of {trees}\n\npolicy auto (score): 4 instances, ")
+    assert "\n\npolicy depth: 4 instances, " in out
     assert "\n\npolicy agenda: 4 instances, " in out
     for word in ("nodes", "batches", "bound", "gap", "launches", "copied"):
         assert word in out, word
+
+
+def test_explain_takes_fewer_instances_than_asked_for(command: Command, trees: Path) -> None:
+    status, out, err = command("explain", "tree-lstm", "--data", trees, "--dim", 4, "--batch-size", 99)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"tree-lstm, all 48 instances of {trees}\n\npolicy auto (score): 48 instances, ")
 
 
 def test_models_and_data_are_listed(command: Command) -> None:
@@ -230,12 +245,13 @@ def test_the_doctor_names_what_is_at_fault(command: Command, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("user_module")
-@pytest.mark.parametrize(("name", "measured"), [("my_models:Mine", True), ("my_models:Lossy", False)])
-def test_a_model_of_the_users_own_trains(command: Command, trees: Path, name: str, measured: bool) -> None:
+@pytest.mark.parametrize(("name", "takes_dim"), [("my_models:Mine", True), ("my_models:Lossy", False)])
+def test_a_model_of_the_users_own_trains(command: Command, trees: Path, name: str, takes_dim: bool) -> None:
+    unused = f"autobatch: --dim 4 is not used: the constructor of {name} has no argument dim.\n"
     status, out, err = command("train", name, "--data", trees, *SMALL, "--epochs", 1)
-    assert (status, err) == (0, "")
-    assert out.startswith(f"{name}, dim 4")
-    assert ("dev root" in out) == measured
+    assert (status, err) == (0, "" if takes_dim else unused)
+    assert out.startswith(f"{name}, dim 4, " if takes_dim else f"{name}, 5 parameters")
+    assert ("dev root" in out) == takes_dim
 
 
 # --- how errors end ---
@@ -270,7 +286,7 @@ ERRORS = [
     (["explain", "tree-lstm", "--plot", "x.png/x.png"], "cannot draw 'x.png/x.png': there is no folder 'x.png'"),
     (["doctor", "--matmul", "--calibrate"], "--calibrate and --matmul are two measurements; give one of them"),
     (["train", "tree-lstm", "--backend", "abacus"], "abacus"),
-    (["explain", "tree-lstm", "--batch-size", "99999"], "cannot take the first 99999 instances of listops: it holds"),
+    (["explain", "my_models:EMPTY"], "nothing holds no instances; give a file with at least one"),
     (["bench", "tree-lstm", "--batch-size", "9999"], "cannot take the first 39996 instances of listops: it holds 4500"),
 ]
 

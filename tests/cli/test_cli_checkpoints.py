@@ -128,8 +128,14 @@ DISAGREEMENTS = [
     (["train", "tree-lstm", "--resume", "--seed", "1"], "trained with seed 0 and 1 was asked for"),
     (["train", "tree-lstm", "--resume", "--data", "listops"], "trained with data trees.txt and listops was asked for"),
     (["train", "tree-lstm"], "cannot begin in 'run': it holds the checkpoint of a run; add --resume"),
-    (["eval", "lattice-lstm"], "trained with model tree-lstm and lattice-lstm was asked for"),
-    (["predict", "lattice-lstm"], "trained with model tree-lstm and lattice-lstm was asked for"),
+    (
+        ["eval", "lattice-lstm"],
+        "cannot use 'run/best.safetensors' for lattice-lstm: a tree-lstm was trained there; name",
+    ),
+    (
+        ["predict", "lattice-lstm"],
+        "for lattice-lstm: a tree-lstm was trained there; name that model, or another folder.",
+    ),
     (["eval", "tree-lstm", "--data", "no/file"], "cannot load data 'no/file': there is no such file"),
 ]
 
@@ -150,16 +156,17 @@ def test_arguments_that_disagree_with_the_checkpoint_are_refused(command: Comman
 
 
 def test_a_checkpoint_that_cannot_be_read_ends_in_one_sentence(command: Command) -> None:
-    for name in ("cut", "foreign"):
+    for name in ("cut", "foreign", "empty"):
         Path(name).mkdir()
     Path("cut", LAST).write_bytes(b"\x10\0\0")
     save_checkpoint(Path("foreign", LAST), {}, {"epoch": 1})
     for name, sentence in (
         ("cut", "it is cut short or no safetensors file"),
         ("foreign", "it is a checkpoint, but not of autobatch train"),
-        ("missing", "No such file or directory"),
+        ("missing", "in 'missing': there is no such folder or file; name a folder that autobatch train"),
+        ("empty", "in 'empty': it holds neither best.safetensors nor last.safetensors; name a folder that"),
     ):
-        for arguments in (["eval"], ["predict"], *([["train", "--resume"]] if name != "missing" else [])):
+        for arguments in (["eval"], ["predict"], *([["train", "--resume"]] if name in ("cut", "foreign") else [])):
             status, out, err = command(*arguments, "tree-lstm", "--checkpoint", name)
             assert (status, out, err.count("\n")) == (2, "", 1)
             assert sentence in err

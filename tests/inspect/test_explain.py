@@ -34,6 +34,11 @@ def halve(x: Any) -> Any:
     return 0.5 * x
 
 
+class Pair(ab.Module):
+    def __init__(self, *parts: ab.Module) -> None:
+        self.parts = list(parts)
+
+
 def two_ways(n: int) -> Any:
     return double(halve(one())) if n else halve(double(one()))
 
@@ -240,6 +245,23 @@ def test_what_makes_two_types_of_one_cell_is_said(difference: str) -> None:
     assert text in one
 
 
+def test_types_that_differ_only_in_shape_have_one_line() -> None:
+    one, two = Mixed(), Mixed()
+
+    def run(n: int) -> Any:
+        return ab.sum(plain(np.ones(n % 10), n="a" if n < 10 else "b")) + ab.sum((one, two)[n % 2].start(1))
+
+    report = ab.batched(run, module=Pair(one, two)).explain([1, 2, 2, 3, 14])
+    lines = [line.split("  ") for line in str(report).splitlines()]
+    rows = {words[1]: " ".join(words[2:]).split() for words in lines if len(words) > 4 and words[1] != "type"}
+    assert rows["plain, 3 shapes"] == ["4", "3", "3", "2"]
+    assert [len(row) for row in rows.values()] == [4] * len(rows)
+    assert {"plain#4", "start#1", "start#2"} < rows.keys()
+    assert "\n  plain#1 and 1 like it ran one node at a time: its only node differs from plain#2 in " in str(report)
+    assert [t.name for t in report.types if t.name.startswith("plain")] == [f"plain#{k}" for k in (1, 2, 3, 4)]
+    assert sum(int(row[0]) for row in rows.values()) == report.nodes
+
+
 @each("policy", ["unbatched", "depth", "agenda"])
 @each("seed", range(5))
 def test_every_type_that_ran_alone_is_named(seed: int, policy: str) -> None:
@@ -260,8 +282,10 @@ def test_every_type_that_ran_alone_is_named(seed: int, policy: str) -> None:
     }
     alone = {name for name, _ in batches} - {name for name, size in batches if size > 1}
     assert {t.name for t in report.types if t.why} == alone
-    text = str(report)
-    for name in alone:
-        assert f"  {name} ran one node at a time: " in text
+    text, named = str(report), dict[int, Any]()
+    for t in report.types:
+        if t.why and named.setdefault(t.group, t) is t:
+            like = sum(bool(other.why) for other in report.types if other.group == t.group) - 1
+            assert f"\n  {t.name}{f' and {like} like it' if like else ''} ran one node at a time: {t.why}" in text
     assert (report.batches, report.nodes) == (len(batches), graph.n_nodes)
     assert report.lower_bound <= report.batches

@@ -50,6 +50,11 @@ class Sums(ab.Module):
         return self.log(self.loss(words) - float(words[0] == 8) * 1e9)
 
 
+@ab.cell
+def halve(x: Any) -> Any:
+    return 0.5 * x
+
+
 WORDS = [[1, 2, 3], [4], [5, 6]]
 
 
@@ -162,6 +167,12 @@ def test_stages_fill_calls_and_agree_with_the_last_call() -> None:
         in_batches = sum(span.ms for span in call.batches if span.stage == stage)
         assert shown == pytest.approx(ms[stage] - in_batches, abs=1e-3)
         assert shown >= 0
+
+
+def test_types_that_differ_only_in_shape_have_one_row() -> None:
+    loss = ab.batched(lambda n: ab.sum(halve(np.ones(n))))
+    (row,) = (line.split() for line in str(loss.profile([1, 2, 2, 3])).splitlines() if "halve" in line)
+    assert row[:5] == ["halve,", "3", "shapes", "3.0", "4.0"]
 
 
 def test_profiles_of_functions_that_share_a_backend() -> None:

@@ -13,6 +13,7 @@ import pytest
 import autobatch as ab
 from autobatch.cli import progress
 from autobatch.cli.progress import show_compilation, show_progress
+from autobatch.jit import progress as notices
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.compiling import Compilation, compiling, watch_compilation
 from autobatch.jit.loops import by_address, compiled
@@ -85,7 +86,49 @@ def test_kernels_are_named_by_their_cells() -> None:
     assert watch(lambda: loss.value_and_grad([np.ones(3)]))["done"] == []
 
 
-# --- what commands show ---
+# --- what programs and commands show ---
+
+
+def test_a_program_is_told_once_that_compiling_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compile_for(seconds: float, *, is_kernel: bool = True, module: str = "") -> None:
+        one = Compilation(f"cell 'took {seconds}'", is_kernel, module=module)
+        notice.begun(one)
+        if notice.timer is not None and notice.timer.interval <= seconds:
+            notice.timer.join()
+        notice.done(one._replace(seconds=seconds))
+
+    line = "autobatch: compiling cell 'took 2.0' and what else is new, which later runs find in the cache.\n"
+    monkeypatch.setattr(notices, "SECONDS_UNTOLD", 0.2)
+    notice = notices.Notice()
+    compile_for(5.0, is_kernel=False, module="of_a_user")
+    assert notice.timer is None
+    notice = notices.Notice()
+    compile_for(0.1)
+    assert capsys.readouterr() == ("", "")
+    compile_for(2.0)
+    compile_for(3.0)
+    assert capsys.readouterr() == ("", line)
+    monkeypatch.setattr(notices, "SECONDS_APART", -1.0)
+    compile_for(2.0, is_kernel=False, module="autobatch.graph.dag")
+    assert capsys.readouterr() == ("", line)
+    notice.is_quiet = True
+    compile_for(2.0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_is_compiled_reaches_the_notice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], compile_something: Callable[[], int]
+) -> None:
+    monkeypatch.setattr(notices, "SECONDS_UNTOLD", 0.0)
+    monkeypatch.setattr(notices, "SECONDS_APART", -1.0)
+    with show_compilation(), compiling("cell 'x' (forward)", is_kernel=True):
+        compile_something()
+    assert capsys.readouterr().err == ""
+    with compiling("cell 'y' (forward)", is_kernel=True):
+        compile_something()
+    assert capsys.readouterr().err.startswith("autobatch: compiling cell 'y' (forward)")
 
 
 def test_elsewhere_a_line_comes_after_some_seconds_of_compiling(

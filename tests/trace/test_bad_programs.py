@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import autobatch as ab
 from refusals import DIM, Model, refused
@@ -148,7 +149,17 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "an array of numbers": (
         lambda m, w: m.weigh(m.leaf(w), [1.0, 2.0, 3.0]),
         ab.GraphError,
-        ("an array is made of the number 'weights.0'", "make it before the call, and pass an array as 'weights'"),
+        ("an array is made of the numbers in 'weights', which differ", "by np.array, and pass it as 'weights'"),
+    ),
+    "a list of floats as features": (
+        lambda m, w: m.total([1.0, 2.0, 3.0]),
+        ab.GraphError,
+        ("in cell 'total': an array is made of the numbers in 'x'", "by np.array, and pass it as 'x'."),
+    ),
+    "a tensor as data": (
+        lambda m, w: m.total(torch.ones(DIM)),
+        ab.DataError,
+        ("argument 'x' of a cell is a Tensor of torch, and cells take arrays of NumPy; pass np.asarray(x), or int(x)",),
     ),
     "np.sinh in a cell": (
         lambda m, w: m.body(m.leaf(w), np.sinh),

@@ -9,8 +9,10 @@ import pytest
 
 import autobatch as ab
 from autobatch.graph.build import make_graph
+from autobatch.graph.dag import reverse
 from autobatch.graph.graph import NamedTypes
-from autobatch.policies import Agenda
+from autobatch.policies import Agenda, Frontier, FrontierPolicy, to_dag
+from autobatch.policies.search.beam import beam_search
 from refusals import DIM, N_CLASSES, N_WORDS, Model, refused
 from ways import each
 
@@ -99,10 +101,20 @@ def test_wrong_gradients_to_add_to(model: Model) -> None:
             loss.value_and_grad([1], out=out)
 
 
+class Nameless(FrontierPolicy):
+    def choose(self, frontier: Frontier) -> int:
+        return frontier.types[0]
+
+
 OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
     "policy": ({"policy": "best"}, ab.PolicyError, ("'best' is not known; the policies are unbatched, depth, agenda",)),
     "policy object": ({"policy": 3}, ab.PolicyError, ("policy=3 is neither a name nor a Policy",)),
     "policy class": ({"policy": Agenda}, ab.PolicyError, ("Agenda'> is neither a name nor a Policy",)),
+    "policy without a name": (
+        {"policy": Nameless()},
+        ab.PolicyError,
+        ("a policy of class Nameless has no name for reports; give the class one, such as name = 'nameless'",),
+    ),
     "backend": (
         {"backend": "tpu"},
         ab.BackendError,
@@ -153,6 +165,14 @@ def test_a_graph_by_hand_with_a_cycle() -> None:
         make_graph(NamedTypes(("a", "b")), [0, 1, 1], [(0, 1), (1, 2), (2, 1)])
     with refused(ab.GraphError, "points backwards, though there is no cycle; number the nodes in a topological order"):
         make_graph(NamedTypes(("a", "b")), [0, 1], [(1, 0)])
+
+
+def test_a_graph_where_a_dag_is_wanted(model: Model) -> None:
+    (graph,) = ab.batched(model.loss).record_all([0])
+    for use in (reverse, Agenda().plan, beam_search):
+        with refused(ab.GraphError, "given a Graph; give it types and edges alone, autobatch.policies.to_dag(graph)."):
+            use(graph)  # type: ignore[arg-type]
+        use(to_dag(graph))
 
 
 def test_a_parameter_that_was_replaced(model: Model) -> None:

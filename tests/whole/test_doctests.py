@@ -1,7 +1,8 @@
 """Every example in a docstring or a document is run.
 
 Modules are imported by their installed names; pytest's own `--doctest-modules` would load second copies. Docstrings
-are read from the source, so that decorated, private and nested definitions are not passed over.
+are read from the source, so that decorated, private and nested definitions are not passed over; they may use `ab` and
+`np` without an import. Those that ops are given are run in `tests/ops/test_help.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import autobatch as ab
 from checkout import ROOT, module_files
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -46,7 +49,7 @@ DOCUMENTS = [path for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")) i
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_in_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = vars(importlib.import_module(module))
+    names = {"ab": ab, "np": np, **vars(importlib.import_module(module))}
     monkeypatch.chdir(tmp_path)
     for line, text in docstrings(MODULES[module]):
         run_examples(text, names, MODULES[module], line)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import autobatch as ab
 from checkout import module_files
 
 HEAVY = ("cupy", "matplotlib", "networkx", "numba", "tensorboard", "torch")
@@ -18,6 +19,11 @@ def run_python(program: str, *args: str, cwd: Path) -> list[str]:
     done = subprocess.run([sys.executable, "-c", program, *args], cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert dir(ab) == sorted(ab.__all__)
+    assert all(getattr(ab, name) is not None for name in dir(ab))
 
 
 def test_import_autobatch_loads_little_and_no_heavy_module(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from autobatch.inspect.plotting import plot_schedules
     type=click.IntRange(min=1),
     default=32,
     show_default=True,
-    help="How many instances to batch: the first, in the order of the data's files.",
+    help="How many instances to batch: the first, in the order of the data's files; all if there are fewer.",
 )
-@options.policies_option("depth,agenda")
+@options.policies_option("auto,depth,agenda")
 @click.option(
     "--bound",
     type=click.Choice(["chain", "pairs"]),
@@ -83,7 +83,7 @@ def explain(
 
     \b
     Example:
-      autobatch explain tree-lstm --batch-size 32 --policy depth,agenda
+      autobatch explain tree-lstm --batch-size 32 --policy auto,agenda
     """
     if cell is not None and (memory or plot_path is not None):
         raise click.UsageError("--cell shows a cell and no mini-batch; --memory and --plot do not go with it.")
@@ -93,9 +93,10 @@ def explain(
         require_picture(plot_path, "draw")
     use_threads(threads)
     workload = load_workload(model, data, dim, seed).with_options(threads, tune)
-    instances = workload.first(batch_size)
+    instances = workload.up_to(batch_size)
     losses = [workload.batched("loss", policy, backend, max_bytes) for policy in policies]
-    click.echo(f"{model}, the first {batch_size} instances of {workload.dataset.name}")
+    which = f"the first {batch_size}" if len(instances) == batch_size else f"all {len(instances)}"
+    click.echo(f"{model}, {which} instances of {workload.dataset.name}")
     if cell is not None:
         loss = losses[0]
         click.echo(f"\n{show_cells(loss.merged(record(loss, instances)), loss.planner, cell, training, passes)}")

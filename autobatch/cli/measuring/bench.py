@@ -13,7 +13,7 @@ from autobatch.cli.measuring.racing import MODES, Timing, race
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.results import describe_run, format_table, open_json, say_precision
 from autobatch.cli.threads import threads_in_force, use_threads
-from autobatch.cli.workload import load_workload
+from autobatch.cli.workload import load_workload, say_dim
 
 
 @click.command()
@@ -21,7 +21,7 @@ from autobatch.cli.workload import load_workload
 @options.data_option
 @options.dim_option
 @options.batch_size_option
-@options.policies_option("unbatched,depth,agenda")
+@options.policies_option("auto,unbatched,depth,agenda")
 @options.backend_option
 @options.precision_option
 @click.option(
@@ -100,8 +100,9 @@ def bench(
     """Time MODEL under several policies on the same mini-batches.
 
     MODEL is a name that `autobatch models` lists, or package.module:Class; its parameters are random. The policies take
-    turns after an untimed round. The table shows the median of the runs of a mini-batch, averaged over mini-batches. A
-    run merges recorded instances, schedules, plans and executes them; recording is not timed.
+    turns after an untimed round. The table shows the median of the runs of a mini-batch, averaged over mini-batches,
+    and the speed-up over the slowest policy. A run merges recorded instances, schedules, plans and executes them;
+    recording is not timed.
 
     --peers, --roofline and --compile run an experiment of a checkout of the repository, which also writes a record.
     --roofline times a step beside its matrix products alone: the same sizes, in the same order, by the same libraries,
@@ -141,7 +142,7 @@ def bench(
                 step_done=lambda policy: progress.advance(f"timing {model}", policy),
             )  # fmt: skip
         click.echo(
-            f"{model}, {workload.dataset.name}, dim {dim}, {mode}{say_precision(precision)}; per mini-batch of "
+            f"{model}, {workload.dataset.name}{say_dim(workload)}, {mode}{say_precision(precision)}; per mini-batch of "
             f"{batch_size}, BLAS threads: {threads if threads == 'auto' else threads_in_force()}\n"
         )
         click.echo(format_timings(timings))
@@ -153,7 +154,8 @@ def bench(
 
 
 def format_timings(timings: Sequence[Timing]) -> str:
-    """Lay out a table with a row per policy; speed-ups are over the first."""
+    """Lay out a table with a row per policy; speed-ups are over the slowest."""
+    slowest = max(timing.ms for timing in timings)
     header = ("policy", "batches", "lower bound", "launches", "MB copied", "ms", "instances/s", "speed-up")
     rows = [
         (
@@ -164,7 +166,7 @@ def format_timings(timings: Sequence[Timing]) -> str:
             f"{timing.counts['copied_bytes'] / 1e6:.1f}",
             f"{timing.ms:,.1f}",
             f"{timing.instances_per_s:,.0f}",
-            f"{timings[0].ms / timing.ms:.1f}x",
+            f"{slowest / timing.ms:.1f}x",
         )
         for timing in timings
     ]

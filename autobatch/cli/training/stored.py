@@ -70,7 +70,11 @@ class StoredRun:
 
     def refuse_model(self, model: str) -> None:
         """Refuse a model other than the one stored; CheckpointError."""
-        self.settle({"model": model})
+        if model != self.settings.model:
+            raise CheckpointError(
+                f"cannot use {str(self.path)!r} for {model}: a {self.settings.model} was trained there; name that "
+                f"model, or another folder."
+            )
 
     def settle(self, given: dict[str, Any]) -> Settings:
         """Take the stored settings, but as many epochs and as much memory as given; neither changes what is learned.
@@ -200,6 +204,12 @@ def read_trained(checkpoint: Path, model: str) -> StoredRun:
     path = checkpoint
     if checkpoint.is_dir():
         path = checkpoint / (BEST if (checkpoint / BEST).exists() else LAST)
+    if not path.exists():
+        lacking = f"it holds neither {BEST} nor {LAST}" if checkpoint.is_dir() else "there is no such folder or file"
+        raise CheckpointError(
+            f"cannot find a checkpoint in {str(checkpoint)!r}: {lacking}; name a folder that autobatch train "
+            f"--checkpoint wrote."
+        )
     stored = read_run(path)
     stored.refuse_model(model)
     return stored

@@ -19,7 +19,7 @@ from autobatch.cli.training.fitting import Epoch, Fitting
 from autobatch.cli.training.keeping import Keeper, Stopped, open_folder
 from autobatch.cli.training.stored import Settings, StoredRun, name_policy
 from autobatch.cli.training.tensorboard import Scalars, open_scalars, require_tensorboard
-from autobatch.cli.workload import Workload, load_workload
+from autobatch.cli.workload import Workload, load_workload, say_dim
 
 
 @click.command()
@@ -212,7 +212,7 @@ def summarise(workload: Workload) -> str:
     n_numbers = sum(parameter.data.size for parameter in workload.model.parameters().values())
     dataset = workload.dataset
     return (
-        f"{workload.spec.name}, dim {workload.dim}, {n_numbers:,} parameters{say_precision(workload.precision)}; "
+        f"{workload.spec.name}{say_dim(workload)}, {n_numbers:,} parameters{say_precision(workload.precision)}; "
         f"{dataset.name}: {len(dataset.train):,} instances to train on, {len(dataset.dev):,} to measure on"
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +13,7 @@ from autobatch.errors import DataError
 
 _WORD = re.compile(r"[^ ()]{1,20}|.", re.DOTALL)  # the text that a message shows; brackets stand alone
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"  # how compressed files begin
 
 
 class Line(NamedTuple):
@@ -33,6 +36,8 @@ class Line(NamedTuple):
 def read_lines(path: Path, what: str) -> Iterator[Line]:
     """Read a UTF-8 text file, a line at a time; a mark of the byte order and carriage returns are left out.
 
+    A file that gzip compressed is read as well, whatever its name.
+
     Args:
         path: the file.
         what: the things in it, for messages: "trees".
@@ -41,10 +46,14 @@ def read_lines(path: Path, what: str) -> Iterator[Line]:
         DataError: the file cannot be read, or is not UTF-8; names file, line and column.
     """
     try:
-        with path.open("rb") as file:
+        with path.open("rb") as raw, gzip.open(raw) if raw.peek(2)[:2] == _GZIP else raw as file:
             for number, content in enumerate(file, start=1):
                 content = content.removeprefix(_BYTE_ORDER_MARK) if number == 1 else content
                 yield Line(path, number, _decode(content, path, number, what))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(
+            f"cannot read {what} from {path}: what gzip compressed is cut short or damaged; give the whole file."
+        ) from error
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DataError(f"cannot read {what} from {path}: {reason}; give a readable text file.") from error

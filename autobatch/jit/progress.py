@@ -1,0 +1,69 @@
+"""Tell a program or a notebook on standard error that compiling takes long; commands show it in their own way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import Timer
+from time import monotonic
+
+from autobatch.jit.compiling import Compilation, start_watching
+
+SECONDS_UNTOLD = 2.0  # of compiling, before a line tells of it
+SECONDS_APART = 10.0  # without compiling, after which a line may come again
+
+
+class Notice:
+    """Prints one line once compiling has taken some seconds, while it goes on.
+
+    Attributes:
+        is_quiet: nothing is printed.
+        timer: prints the line if what is compiled now takes so long; None while nothing is.
+    """
+
+    def __init__(self) -> None:
+        self.is_quiet = False
+        self.timer: Timer | None = None
+        self._seconds, self._told, self._ended = 0.0, False, 0.0
+
+    def begun(self, compilation: Compilation) -> None:
+        """Take note of what begins; other people's loops do not count."""
+        if not (compilation.is_kernel or compilation.module.startswith("autobatch.")):
+            return
+        if monotonic() - self._ended > SECONDS_APART:
+            self._seconds, self._told = 0.0, False
+        if self.timer is None and not (self.is_quiet or self._told):
+            self.timer = Timer(max(SECONDS_UNTOLD - self._seconds, 0.0), self._tell, (compilation.what,))
+            self.timer.start()
+
+    def done(self, compilation: Compilation) -> None:
+        """Take note of what is done."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self._seconds, self._ended = self._seconds + compilation.seconds, monotonic()
+
+    def _tell(self, what: str) -> None:
+        self._told = True
+        sys.stderr.write(f"autobatch: compiling {what} and what else is new, which later runs find in the cache.\n")
+
+
+NOTICE = Notice()
+
+
+@cache
+def tell_of_compilation() -> None:
+    """Print a line where compiling takes long, from now on."""
+    start_watching(NOTICE.begun, NOTICE.done)
+
+
+@contextmanager
+def untold() -> Iterator[None]:
+    """Print nothing while the block runs, which shows what is compiled by itself."""
+    before, NOTICE.is_quiet = NOTICE.is_quiet, True
+    try:
+        yield
+    finally:
+        NOTICE.is_quiet = before
