@@ -129,7 +129,7 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | Non
     view = low.views[table]
     if low.domain(table) != SHARED or not isinstance(low.vars[view.value].source, Weight):
         return Reason.NO_TABLE
-    if not view.is_whole(low.lowered.sizes[view.value]):
+    if not view.is_whole(low.lowered.sizes[view.value]) or low.shape(table)[0] != low.vars[view.value].shape[0]:
         return Reason.PART_OF_TABLE
     if not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
         return Reason.NO_IDS

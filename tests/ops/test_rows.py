@@ -18,6 +18,7 @@ class Table(ab.Module):
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
         self.rows, self.bias = ab.Parameter(rng.standard_normal((5, 3))), ab.Parameter(rng.standard_normal(5))
+        self.line = ab.Parameter(rng.standard_normal((1, 5)))
         self.astype("float64")
 
     @ab.cell
@@ -31,6 +32,11 @@ class Table(ab.Module):
     @ab.cell
     def of_value(self, x: Any, i: int) -> Any:
         return x[i] * x[-1] + x[np.array([0, 1])].sum() * ab.tanh(self.rows[2])
+
+    @ab.cell
+    def of_views(self, i: int) -> Any:
+        columns = ab.lookup(ab.reshape(self.rows, (15, 1)), i) * ab.lookup(ab.transpose(self.line[::-1]), i)
+        return columns * ab.lookup(self.rows.T, i)[:3] + ab.lookup(ab.reshape(self.rows, (3, 5)), i)[2:]
 
 
 TABLE = Table()
@@ -48,11 +54,15 @@ def values(words: list[int]) -> Any:
     return ab.sum_n([TABLE.of_value(TABLE.by_word(word), word % 3) for word in words])
 
 
+def views(words: list[int]) -> Any:
+    return ab.sum_n([TABLE.of_views(word % 3) for word in words])
+
+
 def outside(words: list[int]) -> Any:
     return ab.sum_n([TABLE.rows[word] * TABLE.bias[word - 5] + TABLE.rows[-1] for word in words])
 
 
-@each("function", [in_cell, arrays, values, outside])
+@each("function", [in_cell, arrays, values, views, outside])
 @each("backend", ["reference", "cpu"])
 def test_rows_are_those_of_the_numbers(backend: str, function: Any) -> None:
     def loss(words: list[int]) -> Any:
