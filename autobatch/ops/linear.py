@@ -39,7 +39,7 @@ def _matmul(xp: Any, x: Array, y: Array, out: Array) -> None:
 
 
 def _matmul_row_sum(xp: Any, x: Array, y: Array, out: Array) -> None:
-    if x.ndim == 3 and y.ndim == 3:
+    if x.ndim == 3 and y.ndim == 3 and x.shape[0] == y.shape[0]:
         out += xp.tensordot(x, y, axes=((0, 2), (0, 1)))
     else:
         product = xp.empty((max(x.shape[0], y.shape[0]), *out.shape[1:]), out.dtype)

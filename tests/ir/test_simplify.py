@@ -95,6 +95,7 @@ KEPT_CELLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "over three": (lambda x: x / 3.0, ["div"]),
     "in another order": (lambda x: (x - ab.exp(x)) * (ab.exp(x) - x), ["exp", "sub", "sub", "mul"]),
     "stopped once": (lambda x: ab.stop_gradient(x) * x, ["stop_gradient", "mul"]),
+    "a constant part of a join": (lambda x: ab.concat((ab.tanh(x), np.ones(2)))[3:], ["tanh", "concat", "slice"]),
     "a join in another order": (lambda x: ab.concat((x[1:], x[:1])), ["slice", "slice", "concat"]),
     "overlapping slices": (lambda x: ab.concat((x[:2], x[1:])), ["slice", "slice", "concat"]),
     "a choice that only x makes": (lambda x: ab.where(0.0, x, 2.0), ["where"]),

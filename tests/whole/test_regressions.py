@@ -363,3 +363,23 @@ def test_ops_are_arguments_of_cells() -> None:
     instances = [((less, greater)[k % 2], np.arange(3.0) - k, np.ones(3)) for k in range(4)]
     run = ab.batched(lambda instance: choose(*instance))
     np.testing.assert_allclose(run(instances), [choose(*instance) for instance in instances])
+
+
+class Noisy(ab.Module):
+    """A cell whose product has matrices per node, and weights that all nodes share."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.left, self.right = ab.Parameter(rng.standard_normal((4, 2))), ab.Parameter(rng.standard_normal((2, 3)))
+        self.astype("float64")
+
+    @ab.cell
+    def product(self, x: Any) -> Any:
+        return ab.sum(ab.tanh((self.left + x) @ self.right))
+
+
+@each("backend", ["reference", "cpu"])
+def test_a_gradient_that_sums_products_of_matrices_per_node_with_a_shared_one(backend: str) -> None:
+    model = Noisy()
+    loss = ab.batched(model.product, backend=backend)
+    ab.testing.check_grads(loss, [0.1, 0.2, -0.3, 0.4], model, np.random.default_rng(1))

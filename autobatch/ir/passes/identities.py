@@ -207,7 +207,7 @@ def _slice(values: Values, var: Var, source: Instruction) -> Found:
         return None if before is None else Instruction(slice_, inner.args, {"index": _to_index(_after(before, here))})
     joined = values.inner(x, OPS["concat"])
     if joined is not None and values.drops:
-        return _slice_of_concat(values, joined, here)
+        return _slice_of_concat(values, joined, here, var.domain)
     whole = values.inner(x, assemble)
     if whole is not None and values.drops:
         for part, index in zip(whole.args, whole.static["indices"], strict=True):
@@ -216,15 +216,15 @@ def _slice(values: Values, var: Var, source: Instruction) -> Found:
     return None
 
 
-def _slice_of_concat(values: Values, joined: Instruction, here: list[Stretch]) -> Found:
-    """The part of a join that contains a slice along the join's axis, or a slice of that part."""
+def _slice_of_concat(values: Values, joined: Instruction, here: list[Stretch], domain: int) -> Found:
+    """The part of a join that contains a slice along the join's axis, or a slice of that part; of the same domain."""
     axis = joined.static["axis"] % len(here)
     start, step, length = here[axis]
     first, last = sorted((start, start + step * (max(length, 1) - 1)))
     begin = 0
     for part in joined.args:
         shape = values.vars[part].shape
-        if begin <= first and last < begin + shape[axis] and length:
+        if begin <= first and last < begin + shape[axis] and length and values.vars[part].domain == domain:
             moved = [*here[:axis], Stretch(start - begin, step, length), *here[axis + 1 :]]
             return Instruction(slice_, (part,), {"index": _to_index(moved)})
         begin += shape[axis]
