@@ -260,9 +260,9 @@ def _rank(total: FloatArray, n_left: IntArray) -> LongArray:
 @compiled
 def _is_before(total: FloatArray, n_left: IntArray, a: int, b: int) -> bool:
     if total[a] != total[b]:
-        return total[a] < total[b]
+        return bool(total[a] < total[b])
     if n_left[a] != n_left[b]:
-        return n_left[a] < n_left[b]
+        return bool(n_left[a] < n_left[b])
     return a < b
 
 
