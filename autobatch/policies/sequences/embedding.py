@@ -47,6 +47,7 @@ def embed_early(dag: Dag, sequence: IntArray) -> IntArray:
 
     Cost: O(N + E + K), plus for N nodes up to min(T, K * T / N) steps to the next position of a type.
 
+    >>> import numpy as np
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
@@ -76,6 +77,7 @@ def embed_late(dag: Dag, sequence: IntArray) -> IntArray:
 
     Cost: as `embed_early`.
 
+    >>> import numpy as np
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
@@ -95,6 +97,7 @@ def finishes(dag: Dag, sequence: IntArray) -> bool:
 
     Cost: as `embed_early`.
 
+    >>> import numpy as np
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
@@ -122,6 +125,7 @@ def to_schedule_at(dag: Dag, sequence: IntArray, position: IntArray) -> Schedule
 
     Cost: O(N + K).
 
+    >>> import numpy as np
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
