@@ -96,9 +96,11 @@ def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int
         stay, dropped = _select(problem, children, width)
         unseen = min(unseen, dropped)
         next_layer = _take(children, stay)
-        parents = np.concatenate((parents, next_layer.parent + np.int32(offset)))
-        kinds = np.concatenate((kinds, next_layer.kind))
-        offset += layer.paid.size
+        end = offset + layer.paid.size
+        parents, kinds = grow(parents, end + stay.size), grow(kinds, end + stay.size)
+        for s in range(stay.size):
+            parents[end + s], kinds[end + s] = next_layer.parent[s] + offset, next_layer.kind[s]
+        offset = end
         layer = next_layer
     return Outcome(_trace(parents, kinds, best_at), best, unseen, n_states, False)
 
@@ -329,11 +331,14 @@ def _take(layer: _Layer, stay: LongArray) -> _Layer:
     ptr = np.zeros(stay.size + 1, np.int64)
     for i in range(stay.size):
         ptr[i + 1] = ptr[i] + layer.ptr[stay[i] + 1] - layer.ptr[stay[i]]
-    left = blank(ptr[stay.size])
+    left, parent, kind = blank(ptr[stay.size]), blank(stay.size), blank(stay.size)
+    paid, total = np.empty(stay.size), np.empty(stay.size)
     for i in range(stay.size):
         for k in range(ptr[i + 1] - ptr[i]):
             left[ptr[i] + k] = layer.left[layer.ptr[stay[i]] + k]
-    return _Layer(ptr, left, layer.paid[stay], layer.total[stay], layer.parent[stay], layer.kind[stay])
+        paid[i], total[i] = layer.paid[stay[i]], layer.total[stay[i]]
+        parent[i], kind[i] = layer.parent[stay[i]], layer.kind[stay[i]]
+    return _Layer(ptr, left, paid, total, parent, kind)
 
 
 @compiled
