@@ -154,7 +154,7 @@ class Nest:
         else:
             if operand.moved is not None:
                 ids, first = writer.address(operand.moved.view)
-                moved = multiply(f"{ids}[{first}]", writer.size(operand.moved.step, "step", value))
+                moved = multiply(f"{ids}[{first}]", writer.size(operand.moved.step, "step", value, operand.moved.step))
             array, first = writer.address(operand.view, moved)
         return self._element(array, first, strides)
 
