@@ -2,8 +2,8 @@
 
 A stage becomes kernel, products, kernel, products, ..., kernel: as few kernels as the products between them allow. A
 loop that could be in several kernels joins the one that holds its readers, so that intermediate values stay in
-registers. Inside a kernel, loops over the same axes form one *block*, a loop nest, if each reads the values of the
-others at its own index only.
+registers. Inside a kernel, loops over the same axes (`autobatch.compiler.axes`) form one *block*, a loop nest, if each
+reads the values of the others at its own index only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from autobatch.compiler.axes import common_axes
 from autobatch.compiler.lowered import STORED, Area, Lowered
 from autobatch.compiler.reuse import overwritings
 from autobatch.compiler.statement import Interpreted, Loop, Product, Statement
@@ -83,6 +84,7 @@ class _Order:
         self.before: list[list[int]] = []
         self.after: list[list[int]] = [[] for _ in statements]
         self.overwrites = overwritings(lowered, statements)
+        self.axes = common_axes(lowered)
         for k, statement in enumerate(statements):
             found = {maker for value in lowered.values_read(statement) for maker in self._makers(lowered, value)}
             target = _target(statement)
@@ -150,18 +152,18 @@ def _make_blocks(order: _Order, chosen: list[int]) -> Kernel:
     for k in chosen:
         loop = order.statements[k]
         assert isinstance(loop, Loop)
-        axes, earliest = loop.axes, 0
+        axes, earliest = order.axes[id(loop)], 0
         for maker in order.before[k]:
             if maker in place:
                 at, block = place[maker], kernel.blocks[place[maker]]
-                alike = (block.domain, block.axes) == (loop.domain, axes)
+                alike = (block.domain, order.axes[id(block.loops[0])]) == (loop.domain, axes)
                 earliest = max(earliest, at if alike and order.may_share_nest(k, maker) else at + 1)
         for at in range(earliest, len(kernel.blocks)):
-            if (kernel.blocks[at].domain, kernel.blocks[at].axes) == (loop.domain, axes):
+            if (kernel.blocks[at].domain, order.axes[id(kernel.blocks[at].loops[0])]) == (loop.domain, axes):
                 break
         else:
             at = len(kernel.blocks)
-            kernel.blocks.append(Block(loop.domain, axes))
+            kernel.blocks.append(Block(loop.domain, loop.axes))
         kernel.blocks[at].loops.append(loop)
         place[k] = at
     return kernel

@@ -68,6 +68,7 @@ class Lowered:
         aliases: values that are made as part of another one.
         shared: instructions that run once.
         parts: for a value that is joined from others, those that are made in place.
+        pieces: for each value that loop splitting divided, its pieces, which are of equal size.
         taken: values whose columns other values overwrite later (buffer reuse).
     """
 
@@ -82,6 +83,7 @@ class Lowered:
     aliases: dict[int, View]
     shared: list[int]
     parts: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    pieces: list[list[int]] = field(default_factory=list)
     taken: frozenset[int] = frozenset()
 
     def values_read(self, statement: Statement) -> set[int]:

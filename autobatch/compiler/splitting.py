@@ -136,6 +136,7 @@ class _Splitter:
                 lowered.aliases[piece] = View(value, start, (length,), (1,))
             lowered.parts[value].append(piece)
             found.append(piece)
+        lowered.pieces.append(found)
         return found
 
     def _piece(self, loop: Loop, at: int, length: int, pieces: dict[int, list[int]]) -> Loop:

@@ -72,7 +72,6 @@ SIMPLER_CELLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "arrays of one number": (lambda x: x * np.ones(3) * np.array([True] * 3) / np.ones(3, np.int64), []),
     "a table that is known": (lambda x: x * ab.lookup(known(np.eye(3)), 1), ["mul"]),
     "signs of a product": (lambda x: (-x) * (-ab.exp(x)), ["exp", "mul"]),
-    "over a power of two": (lambda x: x / 64.0, ["mul"]),
     "both branches alike": (lambda x: ab.where(x > 0.5, ab.exp(x), ab.exp(x)), ["exp"]),
     "views of views": (lambda x: ab.reshape(ab.reshape(ab.tanh(x), (3, 1)), (1, 3)), ["tanh", "reshape"]),
     "views that are none": (lambda x: ab.transpose(ab.reshape(ab.tanh(x), (3,)))[:][...], ["tanh"]),
@@ -148,7 +147,7 @@ def test_ports_and_attributes_stay() -> None:
 def test_the_reasons_are_counted() -> None:
     program = trace(lambda x: ab.tanh(x * 1.0) + ab.tanh(OPS["neg"](-x)) * ab.exp(known(1.0) + 2.0), x=(2,))
     assert simplify_why(program).why == {KNOWN: 2, COMMON: 1, FOLDED: 2, UNUSED: 1}
-    assert simplify_why(trace(lambda x: x / 4.0, x=(2,))).why == {SIMPLER: 1}
+    assert simplify_why(trace(lambda x: x - (-ab.exp(x)), x=(2,))).why == {SIMPLER: 1, UNUSED: 1}
     plain = trace(lambda x: ab.tanh(x), x=(2,))
     assert simplify_why(plain) == (plain, {})
 

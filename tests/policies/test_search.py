@@ -19,6 +19,7 @@ from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
 from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.bounds import chain_bound
 from autobatch.policies.search.exact import find_shortest
+from autobatch.policies.search.search import Search
 from autobatch.policies.sequences.embedding import finishes
 from datasets import SMALL, real
 from graphs import random_batch, random_dag, random_tree
@@ -202,3 +203,30 @@ def test_trees_are_solved(folder: Path, batches: list[int]) -> None:
     solved = [find_shortest(dag) for dag in dags]
     assert [(exact.proven, exact.sequence.size) for exact in solved] == [(True, n) for n in batches]
     assert [beam_search(dag).size for dag in dags] == batches
+
+
+def test_what_the_bound_proves_optimal_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the loops of a search need not be compiled then: no step of it runs."""
+    proven: list[Dag] = []
+    searched: list[Dag] = []
+    for seed in range(40):
+        dag = tiny_dag(seed)
+        (proven if Search().sequence(dag).size == chain_bound(dag) else searched).append(dag)
+    assert searched, "every graph is simple"
+
+    def refuse(dag: Dag) -> None:
+        raise AssertionError("the graph is searched")
+
+    monkeypatch.setattr("autobatch.policies.search.search.make_kernel", refuse)
+    at_once = 0
+    for dag in proven:
+        try:
+            sequence = Search().sequence(dag)
+        except AssertionError:
+            continue
+        at_once += 1
+        assert finishes(dag, sequence)
+        assert sequence.size == chain_bound(dag)
+    assert at_once > 10
+    with pytest.raises(AssertionError, match="is searched"):
+        Search().sequence(searched[0])

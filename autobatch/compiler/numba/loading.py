@@ -63,12 +63,17 @@ def load_plain(source: str, dtype: np.dtype[Any]) -> Callable[..., None]:
         dtype: the model's float type.
     """
     helpers = {name: getattr(support, name).python for name in HELPERS}
-    helpers |= {"get": plain_get, "put": plain_put, "array_at": lambda array, _: array}
+    helpers |= {"get": plain_get, "put": plain_put, "array_at": _plain_array}
     types = {"real": dtype.type, "place": np.int64} | {name: getattr(np, name) for name in TYPES}
     names = {"INF": np.inf, "NAN": np.nan, "sqrt": np.sqrt, **types, **PLAIN, **helpers}
     exec(compile(source, "<generated kernel>", "exec"), names)
     kernel: Callable[..., None] = names["kernel"]
     return kernel
+
+
+def _plain_array(array: Any, dtype: Any) -> Any:
+    """`array_at` in plain Python: the array itself, or the floats whose bits an array of ints holds."""
+    return array.view(dtype) if dtype is np.float64 and isinstance(array, np.ndarray) and array.dtype == int else array
 
 
 @cache

@@ -110,8 +110,10 @@ class Nest:
             return [self._stored(loop.stored, loop.target.offset, strides)]
         if loop.combine:
             is_variable = is_number(writer.lowered, loop)
-            return [Element(f"v{value}") if is_variable else self._element(*writer.address(loop.target), strides)]
-        found = [Element(f"v{value}")] if writer.storage.registers.get(value) == self.spot else []
+            return [
+                Element(writer.variable(value)) if is_variable else self._element(*writer.address(loop.target), strides)
+            ]
+        found = [Element(writer.variable(value))] if writer.storage.registers.get(value) == self.spot else []
         if not found or value in writer.storage.homes or value in writer.storage.aliases:
             found.append(self._element(*writer.address(loop.target), strides))
         return found
@@ -121,11 +123,14 @@ class Nest:
         writer, (what, number) = self.writer, stored
         if what == "output":
             writer.need_window(Area.OUTPUT, number)
-            return self._element(f"output_{number}_w", writer.size(offset), strides)
+            return self._element(
+                f"output_{number}_w", writer.size(offset, self.spot, Area.OUTPUT, number, offset), strides
+            )
         place = writer.layout.inputs[number]
         home = Home(Area.GRADIENTS, place.domain, place.column)
         writer.arguments["buffer"] = None
-        first = add([writer.row_of(home), writer.size(home.column + offset)])
+        column = home.column + offset
+        first = add([writer.row_of(home), writer.size(column, self.spot, home.area, home.domain, column)])
         return self._element("buffer", first, strides)
 
     def _read(self, operand: Operand, strides: tuple[int, ...]) -> Element:
@@ -134,17 +139,22 @@ class Nest:
         made = writer.storage.registers.get(value)
         is_row_number_here = made is not None and made.step == self.spot.step and is_row_number(writer.lowered, value)
         if is_row_number_here or (made == self.spot and operand.moved is None):
-            return Element(f"v{value}")
+            return Element(writer.variable(value))
         moved = ""
         if operand.moved is not None and writer.lowered.domains[value] == SHARED:
             array, step = table_and_step(value)
             writer.arguments.update({array: None, step: None})
             ids, first = writer.address(operand.moved.view)
-            first = add([writer.size(operand.view.offset), multiply(f"{ids}[{first}]", step)])
+            first = add(
+                [
+                    writer.size(operand.view.offset, self.spot, array, operand.view.offset),
+                    multiply(f"{ids}[{first}]", step),
+                ]
+            )
         else:
             if operand.moved is not None:
                 ids, first = writer.address(operand.moved.view)
-                moved = multiply(f"{ids}[{first}]", writer.size(operand.moved.step))
+                moved = multiply(f"{ids}[{first}]", writer.size(operand.moved.step, "step", value, operand.moved.step))
             array, first = writer.address(operand.view, moved)
         return self._element(array, first, strides)
 
@@ -159,7 +169,7 @@ class Nest:
             if not any(strides):
                 text = f"{array}[{first}]"
             elif strides == (1,):
-                text = f"part({array}, {first}, {writer.size(axes[0])})"
+                text = f"part({array}, {first}, {writer.size(axes[0], self.spot, 0)})"
             else:
                 text = first
             if array == "shared" and (strides == (1,) or not any(strides)):
@@ -172,5 +182,9 @@ class Nest:
         if strides == (1,):
             return Element(name, "i", is_data)
         indices = [f"i{axis}" for axis in range(len(axes) - 1)] + ["i"]
-        moves = [multiply(i, writer.size(s)) for i, s in zip(indices, strides, strict=True) if s]
+        moves = [
+            multiply(i, writer.size(stride, self.spot, "stride", axis, stride))
+            for axis, (i, stride) in enumerate(zip(indices, strides, strict=True))
+            if stride
+        ]
         return Element(array, add([name, *moves]), is_data)

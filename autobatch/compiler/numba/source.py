@@ -15,6 +15,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autobatch.compiler.assignment import Spot, is_number
 from autobatch.compiler.fusion import Block, Kernel
@@ -35,13 +39,20 @@ class Source:
 
     Attributes:
         text: the text of a module with a function `kernel`.
-        sizes: the numbers that the text leaves out.
+        sizes: the sizes that the text leaves out.
+        numbers: the other numbers that it leaves out.
         arrays: the arrays that it takes from `memory`.
     """
 
     text: str
     sizes: tuple[int, ...]
+    numbers: tuple[float, ...]
     arrays: tuple[str, ...]
+
+    @cached_property
+    def own(self) -> NDArray[np.int64]:
+        """The sizes, and the bits of the other numbers."""
+        return np.concatenate((np.array(self.sizes, np.int64), np.array(self.numbers, np.float64).view(np.int64)))
 
 
 def write_kernel(common: Common, number: int, kernel: Kernel) -> Source:
@@ -66,12 +77,15 @@ class _KernelWriter(Writer):
         arrays = sorted({**self.arguments, "table": None}, key=self.slot)
         head += [f"    {name} = {self._slot_read(name)}" for name in arrays]
         head += ["    sizes = array_at(own, int64)"] if self.sizes else []
+        head += ["    numbers = array_at(own, float64)"] if self.numbers else []
         lines = [*head, *prologue, "    for r in range(rows_n):", *row_top, *body, *ends]
-        return Source("\n".join(lines) + "\n", tuple(self.sizes), tuple(arrays))
+        sizes, numbers = tuple(number for _, number in self.sizes.values()), tuple(self.numbers)
+        return Source("\n".join(lines) + "\n", sizes, numbers, tuple(arrays))
 
     # Blocks.
 
     def _write_block(self, spot: Spot, block: Block) -> None:
+        self.spot = spot
         for loop in block.loops:
             if loop.combine and self._domain_of(loop) == NODE:
                 self._write_initial(loop)
@@ -96,12 +110,13 @@ class _KernelWriter(Writer):
         """Write the initial value of a sum or a maximum."""
         initial = self.real(INITIAL[loop.combine])
         if is_number(self.lowered, loop):
-            self.line(f"v{loop.target.value} = {initial}")
+            self.line(f"{self.variable(loop.target.value)} = {initial}")
             return
         size = self.lowered.sizes[loop.target.value]
         array, first = self.address(View(loop.target.value, 0, (size,), (1,)))
-        name = self._part(array, first, self.size(size))
-        with self.inside(f"for i in range({self.size(size)}):"):
+        length = self.size(size, loop.target.value)
+        name = self._part(array, first, length)
+        with self.inside(f"for i in range({length}):"):
             self.line(f"{name}[i] = {initial}")
 
     def _write_rows(self, spot: Spot, block: Block) -> None:
@@ -113,7 +128,7 @@ class _KernelWriter(Writer):
         depth = 0
         for axis, size in enumerate(block.axes):
             last = axis == len(block.axes) - 1
-            self.line(f"for {'i' if last else f'i{axis}'} in range({self.size(size)}):")
+            self.line(f"for {'i' if last else f'i{axis}'} in range({self.size(size, spot, axis)}):")
             self.indent += 1
             depth += 1
         for line in lines:
@@ -128,7 +143,7 @@ class _KernelWriter(Writer):
         value = loop.target.value
         if is_number(self.lowered, loop) and (value in self.storage.homes or value in self.storage.aliases):
             array, first = self.address(View(value, 0, (), ()))
-            self.line(f"{array}[{first}] = v{value}")
+            self.line(f"{array}[{first}] = {self.variable(value)}")
 
     def _part(self, array: str, first: str, size: str) -> str:
         name = self.name()
@@ -138,10 +153,11 @@ class _KernelWriter(Writer):
     # Before and after the blocks.
 
     def _write_tops(self) -> tuple[list[str], list[str]]:
-        for _, (column, size) in self.kernel.spares.items():
-            self.size(column), self.size(size)
-        for area, number in self.kernel.spares:
+        windows = []
+        for (area, number), (column, size) in self.kernel.spares.items():
             self.need_window(area, number)
+            place = self.size(column, Area.ROW, NODE, column)
+            windows += _window_lines(area, number, place, self.size(size, area, number))
         for group in self.groups:
             self.column("start")
             self.arguments[f"segments_{group}"] = None
@@ -152,14 +168,15 @@ class _KernelWriter(Writer):
                 f"        end_{group} = segments_{group}[start + r + 1] - base_{group}",
                 f"        edges_{group} = end_{group} - first_{group}",
             ]
-        for (area, number), (column, size) in self.kernel.spares.items():
-            row += _window_lines(area, number, self.size(column), self.size(size))
-        top = [f"    {name} = sizes[{k}]" for k, name in enumerate(self.sizes.values())]
+        row += windows
+        top = [f"    {name} = sizes[{k}]" for k, (name, _) in enumerate(self.sizes.values())]
         top.append(f"    at = k * {len(self.columns)}")
         top += [
             f"    {name} = table[at + {self.columns.index(name)}]" for name in dict.fromkeys((*self.used, "rows_n"))
         ]
-        top += [f"    {name} = real({_literal(literal)})" for literal, name in self.numbers.items()]
+        top += [f"    {name} = real({_literal(literal)})" for literal, name in self.literals.items()]
+        names = [f"c{k}" for k in range(len(self.numbers))]
+        top += [f"    {name} = real(numbers[{k}])" for k, name in enumerate(names, len(self.sizes))]
         top += [f"    base_{group} = segments_{group}[start]" for group in sorted(self.groups)]
         top += [f"    {name} = {text}" for name, text in self.shared.items()]
         return top, row
@@ -181,9 +198,10 @@ class _KernelWriter(Writer):
         """The ranges of an output that the kernel makes: source, size and destination of each."""
         found = []
         for first, size in self.kernel.written(number):
-            window, place, length = f"output_{number}_w", "dest[j]", self.size(size)
+            window, place, length = f"output_{number}_w", "dest[j]", self.size(size, "sent", number, first)
             if first:
-                window, place = f"part({window}, {self.size(first)}, {length})", f"{place} + {self.size(first)}"
+                start = self.size(first, Area.OUTPUT, number, first)
+                window, place = f"part({window}, {start}, {length})", f"{place} + {start}"
             found.append(f"{window}, {length}, {place}")
         return found
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from autobatch.compiler.assignment import Storage
+from autobatch.compiler.assignment import Spot, Storage
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area, Home, Lowered
 from autobatch.compiler.piece_table import column_of
@@ -22,6 +22,7 @@ ARRAYS = {
 }  # fmt: skip
 """The array that holds each area. Registers are variables, and destinations are given by their addresses."""
 
+LITERALS = ("0.0", "-0.0", "1.0", "-1.0", "inf", "-inf", "nan")
 WINDOWS = (Area.GATHER, Area.OUTPUT)
 SLOTS = {
     "buffer": "real", "scratch": "real", "kept": "real", "ptr": "int64", "dest": "place", "adds": "bool_",
@@ -79,8 +80,10 @@ class Writer:
     def __init__(self, common: Common, number: int, kernel: Kernel) -> None:
         self.lowered, self.storage, self.layout, self.columns, self.words, self.slots = common
         self.number, self.kernel = number, kernel
-        self.sizes: dict[int, str] = {}
-        self.numbers: dict[str, str] = {}
+        self.sizes: dict[tuple[Hashable, ...], tuple[str, int]] = {}  # by what they are sizes of
+        self.numbers: list[float] = []
+        self.literals: dict[str, str] = {}
+        self.variables: dict[int, str] = {}
         self.used: dict[str, None] = {}  # columns of the table
         self.arguments: dict[str, None] = {}
         self.tops: dict[str, str] = {}  # names set once per row
@@ -89,6 +92,7 @@ class Writer:
         self.lines: list[str] = []
         self.indent = 2
         self.n_names = 0
+        self.spot = Spot(number, 0)  # the block that is being written
 
     def slot(self, name: str) -> int:
         """The slot of an array's address."""
@@ -99,18 +103,32 @@ class Writer:
         slot = f"slots[{self.slot(name)}]"
         return slot if is_step(name) else f"array_at({slot}, {type_of(name)})"
 
-    def size(self, number: int) -> str:
-        """The name of a size, column or width; 0 and 1 are written as literals."""
+    def size(self, number: int, *of: Hashable) -> str:
+        """The name of a size, column or width; 0 and 1 are written as literals.
+
+        Args:
+            number: the size.
+            of: what it is the size of. Sizes of different things have different names also when they are equal, so
+                that the text is the same at every width of a model.
+        """
         if number in (0, 1):
             return str(number)
         if number < 0:
-            return f"-{self.size(-number)}" if number != -1 else "-1"
-        return self.sizes.setdefault(number, f"s{len(self.sizes)}")
+            return f"-{self.size(-number, *of, '-')}" if number != -1 else "-1"
+        name, known = self.sizes.setdefault(of, (f"s{len(self.sizes)}", number))
+        assert known == number, f"a size of {of} is {known} and {number}"
+        return name
 
     def real(self, data: float) -> str:
-        """A number of the model's float type."""
+        """A number of the model's float type: 0, 1, -1 and those that are not finite as literals, others by name.
+
+        A number may depend on the width, as the divisor of a mean does.
+        """
         literal = "inf" if data == math.inf else "-inf" if data == -math.inf else "nan" if data != data else repr(data)
-        return self.numbers.setdefault(literal, f"c{len(self.numbers)}")
+        if literal in LITERALS:
+            return self.literals.setdefault(literal, f"l{len(self.literals)}")
+        self.numbers.append(data)
+        return f"c{len(self.numbers) - 1}"
 
     def column(self, name: str) -> str:
         """A column of the table."""
@@ -121,6 +139,10 @@ class Writer:
         """A new name of a range."""
         self.n_names += 1
         return f"x{self.n_names}"
+
+    def variable(self, value: int) -> str:
+        """The variable that holds a value of the stage."""
+        return self.variables.setdefault(value, f"v{len(self.variables) + 1}")
 
     def line(self, text: str) -> None:
         """Add a line."""
@@ -137,11 +159,12 @@ class Writer:
     def address(self, operand: View, moved: str = "") -> tuple[str, str]:
         """The array that holds a view, and where the view begins in it."""
         home, view = self.storage.home(operand) if operand.value not in self.storage.shared else self._shared(operand)
-        terms = [self.row_of(home), self.size(home.column + view.offset), moved]
+        column = home.column + view.offset
+        terms = [self.row_of(home), self.size(column, self.spot, home.area, home.domain, column), moved]
         if home.area in WINDOWS:
             name = f"{home.area}_{home.domain}"
             self.need_window(home.area, home.domain)
-            return name, add([self.size(view.offset), moved])
+            return name, add([self.size(view.offset, self.spot, home.area, home.domain, view.offset), moved])
         self.arguments[ARRAYS[home.area]] = None
         return ARRAYS[home.area], add(terms)
 
@@ -154,11 +177,11 @@ class Writer:
         if area in (Area.ROW, Area.SHARED, *WINDOWS):
             return ""
         if area in (Area.INTS, Area.FLOATS):
-            words = self.size(self.words[0 if area is Area.INTS else 1])
+            words = self.size(self.words[0 if area is Area.INTS else 1], area)
             self.tops[f"{area}_r"] = multiply(f"({self.column('start')} + r)", words)
             return f"{area}_r"
         base = self.column(column_of(home, self.lowered.stage))
-        width = self.size(self._width(area, domain))
+        width = self.size(self._width(area, domain), "row", area, domain)
         if domain != NODE:
             self.groups.add(domain)
             return add([base, multiply("e", width)])

@@ -1,10 +1,11 @@
 """Algebraic identities that simplify instructions and hold to the bit, for NaN, infinities and -0 too.
 
 In IEEE arithmetic x * 1, x / 1, x - 0, x + (-0) and x ** 1 are x; -(-x) is x; x + (-y) is x - y, x - (-y) is x + y and
-(-x) * (-y) is x * y; x / c is x * (1 / c) if c is a power of two. x + 0 is x unless x is -0, so it is simplified only
-if x is never -0: exponentials, sigmoids, squares, sums with a number other than -0. x * 0 and x - x are kept, since x
-may be NaN. For ops that move elements: a view of a view is one view; a slice of a join that lies in one part is a slice
-of that part; a join of neighbouring slices of one value is a slice of it.
+(-x) * (-y) is x * y. x + 0 is x unless x is -0, so it is simplified only if x is never -0: exponentials, sigmoids,
+squares, sums with a number other than -0. x * 0 and x - x are kept, since x may be NaN. x / c stays a division where c
+is a power of two: c may be a width, and models that differ in width alone share compiled kernels. For ops that move
+elements: a view of a view is one view; a slice of a join that lies in one part is a slice of that part; a join of
+neighbouring slices of one value is a slice of it.
 
 A rule returns the number of a value that equals the result, an instruction that computes the same, or None.
 """
@@ -22,8 +23,6 @@ from autobatch.ops import elementwise as on_elements
 from autobatch.ops.define import Op, Shape
 from autobatch.ops.operators import OPS
 from autobatch.ops.shaping import assemble, slice_
-
-LARGEST_POWER = 100  # of two, whose inverse every float type has
 
 
 class Values(Protocol):
@@ -128,16 +127,7 @@ def _mul(values: Values, var: Var, source: Instruction) -> Found:
 
 def _div(values: Values, var: Var, source: Instruction) -> Found:
     x, y = source.args
-    divisor = values.vars[y].source
-    if number_at(values, y) == 1:
-        return x
-    if not isinstance(divisor, Constant):
-        return None
-    data = np.asarray(divisor.data, np.float64)
-    mantissa, power = np.frexp(data)
-    if not data.size or not ((np.abs(mantissa) == 0.5) & (np.abs(power) <= LARGEST_POWER)).all():
-        return None
-    return Instruction(on_elements.mul, (x, values.constant(float(1 / data) if data.ndim == 0 else 1 / data)))
+    return x if number_at(values, y) == 1 else None
 
 
 def _neg(values: Values, var: Var, source: Instruction) -> Found:

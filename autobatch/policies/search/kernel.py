@@ -15,7 +15,7 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, reverse_edges
-from autobatch.jit.arrays import IntArray
+from autobatch.jit.arrays import IntArray, blank, filled
 from autobatch.jit.loops import compiled
 from autobatch.policies.search.suffix import Suffixes, to_suffixes
 
@@ -104,7 +104,7 @@ def _size(kernel: Kernel) -> tuple[int, int]:
 def _to_dag(suffixes: Suffixes) -> tuple[Dag, IntArray]:
     """Make the dag of the suffixes that can be reached, and give each one's node, or -1."""
     size = suffixes.type_id.size
-    place = np.full(size, -1, np.int32)
+    place = filled(size, -1)
     place[suffixes.first] = 0
     n_nodes = 0
     for n in range(size - 1, -1, -1):
@@ -113,8 +113,8 @@ def _to_dag(suffixes: Suffixes) -> tuple[Dag, IntArray]:
             n_nodes += 1
             for a in range(suffixes.after_ptr[n], suffixes.after_ptr[n + 1]):
                 place[suffixes.after[a]] = 0
-    type_id, reader_ptr = np.empty(n_nodes, np.int32), np.zeros(n_nodes + 1, np.int32)
-    reader = np.empty(suffixes.after.size, np.int32)
+    type_id, reader_ptr = blank(n_nodes), filled(n_nodes + 1, 0)
+    reader = blank(suffixes.after.size)
     for n in range(size - 1, -1, -1):
         node = place[n]
         if node >= 0:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.jit.arrays import FloatArray, IntArray, LongArray
+from autobatch.jit.arrays import FloatArray, IntArray, LongArray, blank, filled
 from autobatch.jit.loops import compiled
 from autobatch.policies.search.suffix import BitArray, Suffixes, chains_after, grow, run_type
 
@@ -82,7 +82,7 @@ def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int
     slack = TOLERANCE * (1.0 + _rest(ahead, suffixes.first, cost))
     problem = _Problem(suffixes, ahead, cost, slack)
     layer = _first_layer(problem)
-    parents, kinds, offset = np.full(1, -1, np.int32), np.full(1, -1, np.int32), 0
+    parents, kinds, offset = filled(1, -1), filled(1, -1), 0
     best, best_at, unseen, n_states = np.inf, -1, np.inf, 1
     while layer.paid.size > 0:
         for s in range(layer.paid.size):
@@ -92,13 +92,15 @@ def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int
         n_states += children.paid.size
         unseen = min(unseen, beyond)
         if n_states > max_states:
-            return Outcome(np.empty(0, np.int32), np.inf, -np.inf, n_states, True)
+            return Outcome(blank(0), np.inf, -np.inf, n_states, True)
         stay, dropped = _select(problem, children, width)
         unseen = min(unseen, dropped)
         next_layer = _take(children, stay)
-        parents = np.concatenate((parents, next_layer.parent + np.int32(offset)))
-        kinds = np.concatenate((kinds, next_layer.kind))
-        offset += layer.paid.size
+        end = offset + layer.paid.size
+        parents, kinds = grow(parents, end + stay.size), grow(kinds, end + stay.size)
+        for s in range(stay.size):
+            parents[end + s], kinds[end + s] = next_layer.parent[s] + offset, next_layer.kind[s]
+        offset = end
         layer = next_layer
     return Outcome(_trace(parents, kinds, best_at), best, unseen, n_states, False)
 
@@ -120,7 +122,7 @@ def _first_layer(problem: _Problem) -> _Layer:
     first = problem.suffixes.first
     return _Layer(
         np.array([0, first.size]), first, np.zeros(1), np.array([_rest(problem.ahead, first, problem.cost)]),
-        np.full(1, -1, np.int32), np.full(1, -1, np.int32),
+        filled(1, -1), filled(1, -1),
     )  # fmt: skip
 
 
@@ -129,14 +131,14 @@ def _expand(problem: _Problem, layer: _Layer, limit: float) -> tuple[_Layer, flo
     """Run every type worth running in every state; give the distinct results, and the least cost above the limit."""
     suffixes, ahead, cost, slack = problem
     most = layer.paid.size * cost.size
-    ptr, left = np.zeros(most + 1, np.int64), np.empty(2 * layer.left.size + suffixes.type_id.size, np.int32)
+    ptr, left = np.zeros(most + 1, np.int64), blank(2 * layer.left.size + suffixes.type_id.size)
     paid, total = np.empty(most), np.empty(most)
-    parent, kinds = np.empty(most, np.int32), np.empty(most, np.int32)
+    parent, kinds = blank(most), blank(most)
     n_slots = 16
     while n_slots < 2 * most:
         n_slots *= 2
-    table = np.full(n_slots, -1, np.int32)
-    result = np.empty(suffixes.type_id.size + 1, np.int32)
+    table = filled(n_slots, -1)
+    result = blank(suffixes.type_id.size + 1)
     may_run = np.empty(cost.size, np.bool_)
     size, beyond = 0, np.inf
     for s in range(layer.paid.size):
@@ -157,7 +159,8 @@ def _expand(problem: _Problem, layer: _Layer, limit: float) -> tuple[_Layer, flo
                 size += 1
                 table[slot] = c
                 left = grow(left, ptr[c] + new.size)
-                left[ptr[c] : ptr[c] + new.size] = new
+                for i in range(new.size):
+                    left[ptr[c] + i] = new[i]
                 ptr[c + 1] = ptr[c] + new.size
                 paid[c], total[c], parent[c], kinds[c] = now, estimate, s, kind
             elif now < paid[c]:
@@ -172,7 +175,8 @@ def _find_types(suffixes: Suffixes, ahead: IntArray, state: IntArray, may_run: N
 
     Running such a type now is optimal: in a cheapest sequence it can be moved to the front.
     """
-    may_run[:] = False
+    for kind in range(may_run.size):
+        may_run[kind] = False
     for n in state:
         may_run[suffixes.type_id[n]] = True
     for kind in range(may_run.size):
@@ -180,7 +184,8 @@ def _find_types(suffixes: Suffixes, ahead: IntArray, state: IntArray, may_run: N
         for n in state:
             alone = alone and (suffixes.type_id[n] == kind or ahead[n, kind] == 0)
         if alone:
-            may_run[:] = False
+            for other in range(may_run.size):
+                may_run[other] = False
             may_run[kind] = True
             break
 
@@ -212,18 +217,17 @@ def _select(problem: _Problem, layer: _Layer, width: int) -> tuple[LongArray, fl
     """Choose the states to keep, best first; return them, and the least cost dropped for the width."""
     n_states = layer.paid.size
     rows = np.zeros((n_states, problem.suffixes.within.shape[1]), np.uint64)
-    n_left = np.empty(n_states)  # as floats, so that one sort is compiled and not two
+    n_left = blank(n_states)
     for s in range(n_states):
         _close(problem.suffixes.within, layer.left[layer.ptr[s] : layer.ptr[s + 1]], rows[s])
         n_left[s] = _count_bits(rows[s])
-    order = np.argsort(n_left, kind="mergesort")
-    order = order[np.argsort(layer.total[order], kind="mergesort")]
+    order = _rank(layer.total, n_left)
     room = layer.ptr[n_states] + 1
     trie = _Trie(
-        np.empty(room, np.int32), np.full(room, -1, np.int32), np.full(room, -1, np.int32), np.full(room, np.inf),
+        blank(room), filled(room, -1), filled(room, -1), np.full(room, np.inf),
         np.ones(1, np.int32),
     )  # fmt: skip
-    stack = np.empty(room, np.int32)
+    stack = blank(room)
     stay, n_stay = np.empty(min(n_states, width), np.int64), 0
     for s in order:
         if not _is_worse(trie, rows[s], layer.paid[s], stack):
@@ -233,6 +237,35 @@ def _select(problem: _Problem, layer: _Layer, width: int) -> tuple[LongArray, fl
             stay[n_stay] = s
             n_stay += 1
     return stay[:n_stay], np.inf
+
+
+@compiled
+def _rank(total: FloatArray, n_left: IntArray) -> LongArray:
+    """Sort states by their total, then by `n_left`, then by their number: Shell's sort."""
+    order = np.empty(total.size, np.int64)
+    gap = 1
+    while gap < total.size:
+        gap = 3 * gap + 1
+    for i in range(total.size):
+        order[i] = i
+    while gap > 0:
+        for i in range(gap, total.size):
+            moved, k = order[i], i
+            while k >= gap and _is_before(total, n_left, moved, order[k - gap]):
+                order[k] = order[k - gap]
+                k -= gap
+            order[k] = moved
+        gap //= 3
+    return order
+
+
+@compiled
+def _is_before(total: FloatArray, n_left: IntArray, a: int, b: int) -> bool:
+    if total[a] != total[b]:
+        return bool(total[a] < total[b])
+    if n_left[a] != n_left[b]:
+        return bool(n_left[a] < n_left[b])
+    return a < b
 
 
 @compiled
@@ -298,10 +331,14 @@ def _take(layer: _Layer, stay: LongArray) -> _Layer:
     ptr = np.zeros(stay.size + 1, np.int64)
     for i in range(stay.size):
         ptr[i + 1] = ptr[i] + layer.ptr[stay[i] + 1] - layer.ptr[stay[i]]
-    left = np.empty(ptr[stay.size], np.int32)
+    left, parent, kind = blank(ptr[stay.size]), blank(stay.size), blank(stay.size)
+    paid, total = np.empty(stay.size), np.empty(stay.size)
     for i in range(stay.size):
-        left[ptr[i] : ptr[i + 1]] = layer.left[layer.ptr[stay[i]] : layer.ptr[stay[i] + 1]]
-    return _Layer(ptr, left, layer.paid[stay], layer.total[stay], layer.parent[stay], layer.kind[stay])
+        for k in range(ptr[i + 1] - ptr[i]):
+            left[ptr[i] + k] = layer.left[layer.ptr[stay[i]] + k]
+        paid[i], total[i] = layer.paid[stay[i]], layer.total[stay[i]]
+        parent[i], kind[i] = layer.parent[stay[i]], layer.kind[stay[i]]
+    return _Layer(ptr, left, paid, total, parent, kind)
 
 
 @compiled
@@ -310,7 +347,7 @@ def _trace(parents: IntArray, kinds: IntArray, state: int) -> IntArray:
     length, at = 0, state
     while at > 0:
         length, at = length + 1, parents[at]
-    sequence = np.empty(length, np.int32)
+    sequence = blank(length)
     while state > 0:
         length -= 1
         sequence[length] = kinds[state]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import FloatArray, IntArray
+from autobatch.jit.arrays import FloatArray, IntArray, blank, copied, filled, turned
 from autobatch.jit.loops import compiled
 from autobatch.policies.cost import ROW, CostModel, batch_cost
 from autobatch.policies.sequences.compaction import compact, keep_from_left, keep_from_right
@@ -104,9 +104,9 @@ def sequence_cost(dag: Dag, sequence: IntArray, costs: FloatArray) -> float:
         for kind in sequence:
             total += batch_cost(costs, kind, 0)
         return total
-    position = np.empty(dag.type_id.size, np.int32)
+    position = blank(dag.type_id.size)
     fill_early(dag, index_stops(sequence, dag.n_types, dag.type_id.size), position)
-    rows = np.zeros(sequence.size + 1, np.int32)
+    rows = filled(sequence.size + 1, 0)
     for place in position:
         rows[place] += 1
     for k in range(sequence.size):
@@ -120,18 +120,18 @@ def _search(
     dag: Dag, sequence: IntArray, costs: FloatArray, n_steps: int, enough: float, state: NDArray[np.int64]
 ) -> tuple[IntArray, float]:
     """Do `n_steps` steps; give the final sequence and its cost. `state` is the state of the random numbers."""
-    current, cost = sequence.copy(), sequence_cost(dag, sequence, costs)
-    position = np.empty(dag.type_id.size, np.int32)
+    current, cost = copied(sequence, sequence.size), sequence_cost(dag, sequence, costs)
+    position = blank(dag.type_id.size)
     for _ in range(n_steps):
         if cost <= enough or current.size == 0:
             break
         disturbed = _disturb(current, dag.n_types, state)
-        kept = np.empty(disturbed.size, np.int32)
+        kept = blank(disturbed.size)
         count = _compact_once(dag, disturbed, _draw(state, 2) == 0, position, kept)
         if count >= 0:
             other = sequence_cost(dag, kept[:count], costs)
             if other <= cost:
-                current, cost = kept[:count].copy(), other
+                current, cost = copied(kept, count), other
     return current, cost
 
 
@@ -139,7 +139,7 @@ def _search(
 def _compact_once(dag: Dag, sequence: IntArray, left: bool, position: IntArray, kept: IntArray) -> int:
     """Write what one pass of compaction keeps to `kept`; return its length, or -1 if the graph is not finished."""
     n_nodes = dag.type_id.size
-    mirrored = index_stops(sequence[::-1].copy(), dag.n_types, n_nodes)
+    mirrored = index_stops(turned(sequence, sequence.size), dag.n_types, n_nodes)
     forward = index_stops(sequence, dag.n_types, n_nodes)
     if left:
         return keep_from_left(dag, forward, position, kept) if fill_mirrored(dag, mirrored, position) else -1
@@ -151,16 +151,20 @@ def _disturb(sequence: IntArray, n_types: int, state: NDArray[np.int64]) -> IntA
     """Insert some types, or move or swap entries; the sequence has at least one."""
     if _draw(state, 100) < 100 * SHARE_INSERTED:
         return _insert_some(sequence, n_types, state)
-    result = sequence.copy()
+    result = copied(sequence, sequence.size)
     first = _draw(state, sequence.size)
     second = min(first + 1 + _draw(state, SHIFT_REACH), sequence.size - 1)
     what = _draw(state, 4)
     if what < 2:
         result[first], result[second] = sequence[second], sequence[first]
     elif what == 2:
-        result[first:second], result[second] = sequence[first + 1 : second + 1], sequence[first]
+        for k in range(first, second):
+            result[k] = sequence[k + 1]
+        result[second] = sequence[first]
     else:
-        result[first + 1 : second + 1], result[first] = sequence[first:second], sequence[second]
+        for k in range(first, second):
+            result[k + 1] = sequence[k]
+        result[first] = sequence[second]
     return result
 
 
@@ -170,12 +174,14 @@ def _insert_some(sequence: IntArray, n_types: int, state: NDArray[np.int64]) -> 
     count = 1
     while count < MAX_INSERTED and _draw(state, 2) == 0:
         count += 1
-    result = np.empty(sequence.size + count, np.int32)
-    result[: sequence.size] = sequence
+    result = blank(sequence.size + count)
+    for k in range(sequence.size):
+        result[k] = sequence[k]
     base = _draw(state, sequence.size + 1)
     for size in range(sequence.size, result.size):
         place = min(max(base - INSERT_REACH + _draw(state, 2 * INSERT_REACH + 1), 0), size)
-        result[place + 1 : size + 1] = result[place:size].copy()
+        for k in range(size, place, -1):
+            result[k] = result[k - 1]
         result[place] = _draw(state, n_types)
     return result
 

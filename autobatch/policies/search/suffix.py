@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag, reverse_edges
-from autobatch.jit.arrays import IntArray
+from autobatch.jit.arrays import IntArray, blank, copied, filled
 from autobatch.jit.loops import compiled
 
 BoolArray = NDArray[np.bool_]
@@ -78,7 +78,7 @@ def to_suffixes(dag: Dag, kept: BoolArray, compare: bool) -> tuple[Suffixes, Int
     """
     links = _link(dag, kept)
     found = _start(links, dag.n_types, compare)
-    after, passed = np.empty(16 + links.reader.size, np.int32), np.empty(16 + links.reader.size, np.int32)
+    after, passed = blank(16 + links.reader.size), blank(16 + links.reader.size)
     size, compared, n_passed, level = 0, 0, 0, 0
     for visit in range(links.order.size):
         node = links.order[visit]
@@ -90,10 +90,11 @@ def to_suffixes(dag: Dag, kept: BoolArray, compare: bool) -> tuple[Suffixes, Int
         if compare and n_here > 1:
             n_here = _keep_largest(found, n_here, size)
         here = found.here[:n_here]
-        here.sort()
+        sort(here)
         if kind < 0:
             passed = grow(passed, n_passed + n_here)
-            passed[n_passed : n_passed + n_here] = here
+            for i in range(n_here):
+                passed[n_passed + i] = here[i]
             found.pass_ptr[node, 0], found.pass_ptr[node, 1] = n_passed, n_passed + n_here
             n_passed += n_here
         else:
@@ -105,8 +106,8 @@ def to_suffixes(dag: Dag, kept: BoolArray, compare: bool) -> tuple[Suffixes, Int
                 size += 1
             found.suffix[node] = found.table[slot]
     suffixes = Suffixes(
-        found.type_id[:size].copy(), found.after_ptr[: size + 1].copy(), after[: found.after_ptr[size]].copy(),
-        found.here[:n_here].copy(), found.within[:size], dag.n_types,
+        copied(found.type_id, size), copied(found.after_ptr, size + 1), copied(after, found.after_ptr[size]),
+        copied(found.here, n_here), found.within[:size], dag.n_types,
     )  # fmt: skip
     return suffixes, found.suffix[:-1]
 
@@ -140,7 +141,7 @@ def run_type(suffixes: Suffixes, left: IntArray, kind: int, out: IntArray) -> in
         if suffixes.type_id[n] == kind:
             for a in range(suffixes.after_ptr[n], suffixes.after_ptr[n + 1]):
                 n_out = _insert(suffixes, suffixes.after[a], out, n_stay, n_out)
-    out[:n_out].sort()
+    sort(out[:n_out])
     return n_out
 
 
@@ -171,15 +172,18 @@ def _link(dag: Dag, kept: BoolArray) -> _Links:
     """Find the order in which to visit nodes, and their readers."""
     n_nodes = dag.type_id.size
     reader_ptr, reader_of = reverse_edges(dag.edge_ptr, dag.edge_src)
-    ptr, reader = np.empty(n_nodes + 2, np.int32), np.empty(reader_of.size + n_nodes, np.int32)
-    ptr[: n_nodes + 1], reader[: reader_of.size] = reader_ptr, reader_of
+    ptr, reader = blank(n_nodes + 2), blank(reader_of.size + n_nodes)
+    for node in range(n_nodes + 1):
+        ptr[node] = reader_ptr[node]
+    for r in range(reader_of.size):
+        reader[r] = reader_of[r]
     ptr[n_nodes + 1] = reader_of.size
     for node in range(n_nodes):
         if dag.edge_ptr[node] == dag.edge_ptr[node + 1]:
             reader[ptr[n_nodes + 1]] = node
             ptr[n_nodes + 1] += 1
-    kind = np.full(n_nodes + 1, -1, np.int32)
-    level = np.zeros(n_nodes + 1, np.int32)
+    kind = filled(n_nodes + 1, -1)
+    level = filled(n_nodes + 1, 0)
     for node in range(n_nodes - 1, -1, -1):
         for r in range(ptr[node], ptr[node + 1]):
             level[node] = max(level[node], level[reader[r]])
@@ -187,12 +191,12 @@ def _link(dag: Dag, kept: BoolArray) -> _Links:
             kind[node] = dag.type_id[node]
             level[node] += 1
         level[n_nodes] = max(level[n_nodes], level[node])
-    place = np.zeros(2 * level[n_nodes] + 3, np.int32)
+    place = filled(2 * level[n_nodes] + 3, 0)
     for node in range(n_nodes):
         place[2 * level[node] + (kind[node] < 0) + 1] += 1
     for bucket in range(1, place.size):
         place[bucket] += place[bucket - 1]
-    order = np.empty(n_nodes + 1, np.int32)
+    order = blank(n_nodes + 1)
     for node in range(n_nodes - 1, -1, -1):
         bucket = 2 * level[node] + (kind[node] < 0)
         order[place[bucket]] = node
@@ -213,10 +217,10 @@ def _start(links: _Links, n_types: int, compare: bool) -> _Found:
         n_slots *= 2
     n_links = links.order.size
     return _Found(
-        np.empty(n_kept, np.int32), np.zeros(n_kept + 1, np.int32), np.empty(n_kept, np.int32),
-        np.full(n_types, -1, np.int32), np.zeros((n_rows, n_words), np.uint64), np.full(n_slots, -1, np.int32),
-        np.full(n_links, -1, np.int32), np.zeros((n_links, 2), np.int64), np.full(n_kept, -1, np.int32),
-        np.empty(n_kept, np.int32), np.zeros(n_words, np.uint64),
+        blank(n_kept), filled(n_kept + 1, 0), blank(n_kept),
+        filled(n_types, -1), np.zeros((n_rows, n_words), np.uint64), filled(n_slots, -1),
+        filled(n_links, -1), np.zeros((n_links, 2), np.int64), filled(n_kept, -1),
+        blank(n_kept), np.zeros(n_words, np.uint64),
     )  # fmt: skip
 
 
@@ -247,7 +251,8 @@ def _keep_largest(found: _Found, n_here: int, size: int) -> int:
     here, n_words = found.here, (size + 63) // 64
     by_union = n_here > n_words
     if by_union:
-        found.union[:n_words] = 0
+        for word in range(n_words):
+            found.union[word] = 0
         for i in range(n_here):
             for word in range(n_words):
                 found.union[word] |= found.within[here[i], word]
@@ -292,7 +297,8 @@ def _find(found: _Found, after: IntArray, kind: int, here: IntArray) -> int:
 @compiled
 def _append(found: _Found, after: IntArray, kind: int, here: IntArray, size: int) -> None:
     start = found.after_ptr[size]
-    after[start : start + here.size] = here
+    for i in range(here.size):
+        after[start + i] = here[i]
     found.type_id[size] = kind
     found.after_ptr[size + 1] = start + here.size
     found.before[size] = found.last[kind]
@@ -310,7 +316,8 @@ def _compare(found: _Found, after: IntArray, start: int, end: int) -> None:
                 row[word] |= found.within[after[a], word]
             row[after[a] >> 6] |= np.uint64(1) << np.uint64(after[a] & 63)
         # Bits set below are of n's type and n's level or lower; what follows such a suffix is lower, so rows stay true.
-        found.union[:n_words] = row[:n_words]
+        for word in range(n_words):
+            found.union[word] = row[word]
         m = found.last[found.type_id[n]]
         while m >= 0:
             inside = m != n
@@ -328,6 +335,23 @@ def grow(array: IntArray, size: int) -> IntArray:
     """Enlarge an array to `size` entries if it is smaller."""
     if size <= array.size:
         return array
-    larger = np.empty(2 * size, np.int32)
-    larger[: array.size] = array
+    larger = blank(2 * size)
+    for i in range(array.size):
+        larger[i] = array[i]
     return larger
+
+
+@compiled
+def sort(numbers: IntArray) -> None:
+    """Sort in place: Shell's sort, which takes a tenth of the time of NumPy's to compile."""
+    gap = 1
+    while gap < numbers.size:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, numbers.size):
+            moved, k = numbers[i], i
+            while k >= gap and numbers[k - gap] > moved:
+                numbers[k] = numbers[k - gap]
+                k -= gap
+            numbers[k] = moved
+        gap //= 3

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import IntArray
+from autobatch.jit.arrays import IntArray, blank, copied, count_up, filled, turned
 from autobatch.jit.loops import compiled
 from autobatch.policies.sequences.embedding import (
     Stops,
@@ -69,15 +69,15 @@ def compact_both(dag: Dag, sequence: IntArray) -> tuple[IntArray, bool]:
     """Compact like `compact`, for compiled callers; give the given sequence and False if it does not finish `dag`."""
     n_nodes = dag.type_id.size
     forward = index_stops(sequence, dag.n_types, n_nodes)
-    mirrored = index_stops(sequence[::-1].copy(), dag.n_types, n_nodes)
-    early, late = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int32)
+    mirrored = index_stops(turned(sequence, sequence.size), dag.n_types, n_nodes)
+    early, late = blank(n_nodes), blank(n_nodes)
     if not fill_early(dag, forward, early):
-        return sequence.copy(), False
+        return sequence, False
     fill_mirrored(dag, mirrored, late)
-    from_left, from_right = np.empty(sequence.size, np.int32), np.empty(sequence.size, np.int32)
+    from_left, from_right = blank(sequence.size), blank(sequence.size)
     left = keep_from_left(dag, forward, late, from_left)
     right = keep_from_right(dag, mirrored, early, from_right)
-    return (from_left[:left].copy() if left <= right else from_right[:right].copy()), True
+    return (copied(from_left, left) if left <= right else copied(from_right, right)), True
 
 
 @compiled
@@ -92,7 +92,7 @@ def keep_from_left(dag: Dag, stops: Stops, mirrored_late: IntArray, kept: IntArr
         mirrored_late[node] = sequence.size - 1 - mirrored_late[node]
     ptr, order = bucket(mirrored_late, sequence.size)
     position = mirrored_late
-    instead = np.arange(sequence.size + 1).astype(np.int32)
+    instead = count_up(sequence.size + 1)
     count = 0
     for k in range(sequence.size):
         needed = False
@@ -120,8 +120,8 @@ def keep_from_right(dag: Dag, stops: Stops, early: IntArray, kept: IntArray) -> 
     type_id, edge_ptr, edge_src, _ = dag
     sequence = stops.sequence
     ptr, order = bucket(early, sequence.size)
-    ready = np.zeros(type_id.size, np.int32)
-    instead = np.arange(sequence.size + 1).astype(np.int32)
+    ready = filled(type_id.size, 0)
+    instead = count_up(sequence.size + 1)
     count = 0
     for k in range(sequence.size):
         needed = False
@@ -136,7 +136,8 @@ def keep_from_right(dag: Dag, stops: Stops, early: IntArray, kept: IntArray) -> 
             count += 1
         else:
             instead[k] = _next_same(stops, k)
-    kept[:count] = kept[:count][::-1].copy()
+    for k in range(count // 2):
+        kept[k], kept[count - 1 - k] = kept[count - 1 - k], kept[k]
     return count
 
 

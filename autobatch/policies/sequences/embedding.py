@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from autobatch.errors import ScheduleError
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import IntArray
+from autobatch.jit.arrays import IntArray, blank, copied, filled, turned
 from autobatch.jit.loops import compiled
 from autobatch.schedule.schedule import Schedule
 
@@ -49,13 +47,14 @@ def embed_early(dag: Dag, sequence: IntArray) -> IntArray:
 
     Cost: O(N + E + K), plus for N nodes up to min(T, K * T / N) steps to the next position of a type.
 
+    >>> import numpy as np
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     >>> embed_early(dag, np.array([0, 0, 1, 0, 0], np.int32)).tolist()
     [0, 2, 3]
     """
-    position = np.empty(dag.type_id.size, np.int32)
+    position = blank(dag.type_id.size)
     if not fill_early(dag, index_stops(sequence, dag.n_types, dag.type_id.size), position):
         for node in range(position.size):
             if position[node] == sequence.size:
@@ -78,14 +77,15 @@ def embed_late(dag: Dag, sequence: IntArray) -> IntArray:
 
     Cost: as `embed_early`.
 
+    >>> import numpy as np
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     >>> embed_late(dag, np.array([0, 0, 1, 0, 0], np.int32)).tolist()
     [1, 2, 4]
     """
-    position = np.empty(dag.type_id.size, np.int32)
-    fill_mirrored(dag, index_stops(sequence[::-1].copy(), dag.n_types, dag.type_id.size), position)
+    position = blank(dag.type_id.size)
+    fill_mirrored(dag, index_stops(turned(sequence, sequence.size), dag.n_types, dag.type_id.size), position)
     for node in range(position.size):
         position[node] = sequence.size - 1 - position[node]
     return position
@@ -97,13 +97,14 @@ def finishes(dag: Dag, sequence: IntArray) -> bool:
 
     Cost: as `embed_early`.
 
+    >>> import numpy as np
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
     >>> finishes(dag, np.array([0, 1, 0], np.int32)), finishes(dag, np.array([1, 0, 0], np.int32))
     (True, False)
     """
-    position = np.empty(dag.type_id.size, np.int32)
+    position = blank(dag.type_id.size)
     return fill_early(dag, index_stops(sequence, dag.n_types, dag.type_id.size), position)
 
 
@@ -124,6 +125,7 @@ def to_schedule_at(dag: Dag, sequence: IntArray, position: IntArray) -> Schedule
 
     Cost: O(N + K).
 
+    >>> import numpy as np
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph
     >>> dag = to_dag(make_graph(NamedTypes(("cell", "add")), [0, 1, 0], [(0, 1), (1, 2)]))
@@ -164,11 +166,13 @@ def index_stops(sequence: IntArray, n_types: int, n_nodes: int) -> Stops:
     while (sequence.size >> shift) * n_types > INDEX_INTS_PER_ITEM * (n_nodes + sequence.size):
         shift += 1
     rows = (sequence.size >> shift) + 2
-    first = np.empty(rows * n_types, np.int32)
-    first[(rows - 1) * n_types :] = sequence.size
+    first = blank(rows * n_types)
+    for at in range((rows - 1) * n_types, rows * n_types):
+        first[at] = sequence.size
     for row in range(rows - 2, -1, -1):
         at = row * n_types
-        first[at : at + n_types] = first[at + n_types : at + 2 * n_types]
+        for kind in range(n_types):
+            first[at + kind] = first[at + n_types + kind]
         for position in range(min((row + 1) << shift, sequence.size) - 1, (row << shift) - 1, -1):
             if 0 <= sequence[position] < n_types:
                 first[at + sequence[position]] = position
@@ -210,7 +214,8 @@ def fill_mirrored(dag: Dag, stops: Stops, position: IntArray) -> bool:
     type_id, edge_ptr, edge_src, _ = dag
     last = stops.sequence.size
     finished = True
-    position[:] = 0
+    for node in range(type_id.size):
+        position[node] = 0
     for node in range(type_id.size - 1, -1, -1):
         place = next_stop(stops, type_id[node], position[node])
         position[node] = place
@@ -224,12 +229,12 @@ def fill_mirrored(dag: Dag, stops: Stops, position: IntArray) -> bool:
 @compiled
 def bucket(position: IntArray, n_positions: int) -> tuple[IntArray, IntArray]:
     """List the nodes by position, those of one position in node order: bucket_ptr[K+1], order[N]. Cost: O(N + K)."""
-    ptr = np.zeros(n_positions + 2, np.int32)
+    ptr = filled(n_positions + 2, 0)
     for place in position:
         ptr[place + 2] += 1
     for place in range(2, ptr.size):
         ptr[place] += ptr[place - 1]
-    order = np.empty(position.size, np.int32)
+    order = blank(position.size)
     for node in range(position.size):
         place = position[node] + 1
         order[ptr[place]] = node
@@ -242,7 +247,7 @@ def _gather_batches(
     type_id: IntArray, sequence: IntArray, position: IntArray
 ) -> tuple[IntArray, IntArray, IntArray, int]:
     """Make batch_type, batch_ptr and order; last, a node whose position is not one of its type, or -1."""
-    batch_type, batch_ptr = np.empty(sequence.size, np.int32), np.zeros(sequence.size + 1, np.int32)
+    batch_type, batch_ptr = blank(sequence.size), filled(sequence.size + 1, 0)
     for node in range(type_id.size):
         place = position[node]
         if not 0 <= place < sequence.size or sequence[place] != type_id[node]:
@@ -253,4 +258,4 @@ def _gather_batches(
         if ptr[place] < ptr[place + 1]:
             batch_type[k], batch_ptr[k + 1] = sequence[place], ptr[place + 1]
             k += 1
-    return batch_type[:k].copy(), batch_ptr[: k + 1].copy(), order, -1
+    return copied(batch_type, k), copied(batch_ptr, k + 1), order, -1

@@ -71,7 +71,7 @@ class KernelStep:
 
     def __init__(self, stage: StageValues, source: Source) -> None:
         self.stage, self.source = stage, source
-        self.own = np.array(source.sizes, np.int64)
+        self.own = source.own
         self.function = None if stage.jitted else load_plain(source.text, stage.dtype)
         self.addresses: dict[str, int] = {}
 
