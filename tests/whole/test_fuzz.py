@@ -75,15 +75,15 @@ def crash(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "signature", "culprit"),
+    ("plant", "signature", "culprits"),
     [
-        (wrong_kernel, "forward in reference", "ab.sigmoid("),
-        (wrong_pullback, "slope in eager", "-"),
-        (crash, "crash in reference: RuntimeError no softmax today", "ab.softmax"),
+        (wrong_kernel, "forward in reference", ("ab.sigmoid(",)),
+        (wrong_pullback, "slope in eager", ("-",)),
+        (crash, "crash in reference: RuntimeError no softmax today", ("ab.softmax", "ab.cross_entropy")),
     ],
 )
 def test_planted_defects_are_found_and_shrunk(
-    plant: Plant, signature: str, culprit: str, monkeypatch: pytest.MonkeyPatch
+    plant: Plant, signature: str, culprits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
     seed = next(s for s in range(200) if signature == wrong_with(s))
@@ -92,7 +92,7 @@ def test_planted_defects_are_found_and_shrunk(
     assert found.signature == signature
     body = found.program.split("def instance_")[1].split("def loss")[0]
     assert len(found.program) < 900
-    assert culprit in found.program.split("class Model")[1]
+    assert any(culprit in found.program.split("class Model")[1] for culprit in culprits)
     assert body.count("\n") <= 6
 
 
