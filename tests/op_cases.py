@@ -110,6 +110,8 @@ PRODUCTS = (
     Case("matmul rows and vector", ops.matmul, torch.matmul, ((4, 2, 3), (3,))),
     Case("matmul tensor", ops.matmul, torch.matmul, ((3,), (4, 3, 2))),
     Case("matmul matrix and tensor", ops.matmul, torch.matmul, ((5, 3), (2, 3, 4))),
+    Case("matmul of nothing", ops.matmul, torch.matmul, ((0,), (2, 0, 3))),
+    Case("matmul rows of nothing", ops.matmul, torch.matmul, ((2, 3, 0), (0, 4))),
     Case("matmul stacks", ops.matmul, torch.matmul, ((2, 3, 4), (2, 4, 2))),
     Case("matmul stacks that broadcast", ops.matmul, torch.matmul, ((2, 1, 3, 4), (3, 4, 2))),
     *(

@@ -26,7 +26,8 @@ SECONDS_BETWEEN_LINES = 20.0
 @click.option("--state", "path", type=click.Path(path_type=Path), help="Where to keep what was found, and go on from.")
 @click.option("--jitted", default="0", metavar="N|all", help="Compile every N-th.")
 @click.option("--shrink", "seconds", default=40.0, help="Seconds to make a failing program small; 0 leaves it.")
-def main(seeds: str, seed: int | None, path: Path | None, jitted: str, seconds: float) -> None:
+@click.option("--containing", default="", metavar="REGEX", help="Only programs whose text contains this.")
+def main(seeds: str, seed: int | None, path: Path | None, jitted: str, seconds: float, containing: str) -> None:
     """Run random programs; the exit status is 1 if one was wrong."""
     is_jitted = _choice(jitted)
     if seed is not None:
@@ -38,7 +39,7 @@ def main(seeds: str, seed: int | None, path: Path | None, jitted: str, seconds: 
     state = load_state(path, start, end)
     began = told = time.monotonic()
     before = state.n_run
-    for found in run(state, is_jitted, seconds):
+    for found in run(state, is_jitted, seconds, containing):
         if found:
             print(found, flush=True)
         if found or state.next == end or time.monotonic() - told > SECONDS_BETWEEN_LINES:

@@ -41,12 +41,15 @@ def _stacked(x: Any, y: Any) -> Any:
     if not left or not right or left[-1] != right[-2:][0]:
         raise ShapeError(f"matmul of shapes {left} and {right}: the sizes that are summed over differ.")
     if len(right) <= 2:
-        return reshape(linear.matmul(reshape(x, (-1, left[-1])), y), left[:-1] + right[1:])
+        return reshape(linear.matmul(reshape(x, (math.prod(left[:-1]), left[-1])), y), left[:-1] + right[1:])
     if len(left) <= 2:
         product = linear.matmul(x, _matrix(y, len(right) - 2))
         return _moved(reshape(product, (*left[:-1], *right[:-2], right[-1])), len(left) - 1)
     lead = broadcast("matmul", left[:-2], right[:-2])
-    stacks = [reshape(expand(part, lead + shape[-2:]), (-1, *shape[-2:])) for part, shape in ((x, left), (y, right))]
+    stacks = [
+        reshape(expand(part, lead + shape[-2:]), (math.prod(lead), *shape[-2:]))
+        for part, shape in ((x, left), (y, right))
+    ]
     if not math.prod(lead):
         raise ShapeError(f"matmul of shapes {left} and {right}: a stack of no matrices.")
     products = [linear.matmul(*(slice_(part, index=i) for part in stacks)) for i in range(math.prod(lead))]
@@ -55,8 +58,9 @@ def _stacked(x: Any, y: Any) -> Any:
 
 def _matrix(y: Any, axis: int) -> Any:
     """A stack of matrices (..., K, N) as one matrix (K, ...N)."""
-    order = (axis, *(a for a in range(len(shape_of(y))) if a != axis))
-    return reshape(transpose(y, order), (shape_of(y)[axis], -1))
+    others = [a for a in range(len(shape_of(y))) if a != axis]
+    size = math.prod(shape_of(y)[a] for a in others)
+    return reshape(transpose(y, (axis, *others)), (shape_of(y)[axis], size))
 
 
 def _moved(x: Any, n: int) -> Any:

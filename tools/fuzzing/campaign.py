@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -72,10 +73,19 @@ def save_state(state: State, path: Path | None) -> None:
         os.replace(beside, path)
 
 
-def run(state: State, is_jitted: Callable[[int], bool], shrink_seconds: float) -> Iterator[Found | None]:
-    """Run the programs that are left, one after the other; give what each did wrong."""
+def run(
+    state: State, is_jitted: Callable[[int], bool], shrink_seconds: float, containing: str = ""
+) -> Iterator[Found | None]:
+    """Run the programs that are left, one after the other; give what each did wrong.
+
+    Args:
+        containing: a regular expression; programs without it are left out.
+    """
     while state.next < state.end:
         seed, counts = state.next, state.counts()
+        if containing and not re.search(containing, str(draw_program(seed))):
+            state.next = seed + 1
+            continue
         found = run_one(seed, is_jitted(seed), 0.0)
         if found and shrink_seconds and counts[found.signature] < N_SHRUNK:
             found = run_one(seed, is_jitted(seed), shrink_seconds)
