@@ -69,8 +69,10 @@ class Traced(Symbol):
         source = self.var.source
         if self.is_known():
             return NeedsNumber(what)
-        if isinstance(source, Attribute):
-            argument = source.name.split(".")[0]
+        given = [self.builder.vars[i].source for i in cone(self.builder.vars, [self.index])]
+        data = [s for s in given if isinstance(s, Attribute)]
+        if data and all(isinstance(s, (Attribute, Constant, Instruction)) for s in given):
+            source, argument = data[0], data[0].name.split(".")[0]
             return GraphError(
                 f"{what} needs the number {source.name!r}, which differs between the nodes of a batch; to make it part "
                 f"of the type, so that the body may depend on it, mark the cell with @ab.cell(static=({argument!r},))."

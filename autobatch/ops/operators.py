@@ -244,6 +244,9 @@ for _name, _told in NO_OPS.items():
     setattr(Operators, f"__r{_name}__", _refuse_operator(*_told))
 
 
+LISTS = "A list of values becomes one value by ab.stack; ab.sum_n, mean_n, max_n and softmax_n take lists."
+
+
 class Symbol(Operators):
     """A value that stands for a later computation: inside a cell being traced, or between cells being recorded.
 
@@ -304,7 +307,8 @@ class Symbol(Operators):
         raise self._refuse("an index")
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        raise self._refuse("a NumPy array")
+        error = self._refuse("a NumPy array")
+        raise GraphError(f"{error} {LISTS}") if type(error) is GraphError else error
 
     def __format__(self, spec: str) -> str:
         if spec:

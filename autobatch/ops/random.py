@@ -11,7 +11,7 @@ import numpy as np
 from autobatch.errors import DataError
 from autobatch.ops.define import Array, Op, Shape, composite, define_op
 from autobatch.ops.operators import STAGE
-from autobatch.ops.randomness import BITS, EAGER, Randomness, next_site
+from autobatch.ops.randomness import BITS, Randomness, next_site
 
 MOST_SITES = 2**16  # of a cell; a place that needs several random numbers counts on from here
 
@@ -61,10 +61,8 @@ def dropout(x: Any, rate: float) -> Any:
         raise DataError(f"dropout of rate {rate}: a rate is at least 0 and below 1.")
     if STAGE.current is not None:
         draw, site = STAGE.current.next_draw()
-    elif EAGER.source.training:
-        draw, site = next_site()
     else:
-        return x
+        draw, site = next_site()
     return _dropout_op(x, draw, rate=float(rate), site=site)
 
 

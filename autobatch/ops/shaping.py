@@ -228,6 +228,10 @@ def split(x: Any, n: int) -> tuple[Any, ...]:
     (array([0., 1.]), array([2., 3.]), array([4., 5.]))
     """
     size = shape_of(x)[-1] if shape_of(x) else 0
+    if not isinstance(n, (int, np.integer)):
+        raise ShapeError(
+            f"split takes the number of equal parts, not {n!r}; for parts of other sizes write x[..., a:b]."
+        )
     if n < 1 or size % n:
         raise ShapeError(f"split of a value of shape {shape_of(x)} into {n} parts: {size} is not a multiple of {n}.")
     width = size // n

@@ -147,10 +147,13 @@ def _over(values: Any, variadic: Any, stacked: Any) -> Any:
 
 def _reduce(values: Any, shape: Any, variadic: Any, over: Any) -> Any:
     """The public form of a reduction: `over` for a sequence, zeros of the given shape if it is empty."""
-    values = as_port(values)
-    if isinstance(values, VariadicPort):
-        return _map(variadic, values.values(element_shape(shape)))
-    return over(values) if values else _zeros(element_shape(shape))
+    values, expected = as_port(values), element_shape(shape)
+    if not isinstance(values, VariadicPort) and not values:
+        return _zeros(expected)
+    element = values.values(expected) if isinstance(values, VariadicPort) else values[0]
+    if expected is not None and (found := _map(shape_of, element)) != expected:
+        raise ShapeError(f"shape={shape!r} is that of one element, and the elements have shape {found}.")
+    return _map(variadic, element) if isinstance(values, VariadicPort) else over(values)
 
 
 def element_shape(shape: Any) -> Any:
@@ -159,6 +162,8 @@ def element_shape(shape: Any) -> Any:
         return None
     if isinstance(shape, (int, np.integer)):
         return (int(shape),)
+    if not isinstance(shape, (tuple, list)):
+        raise ShapeError(f"shape={shape!r} is no shape; give the sizes of one element, such as shape=(3,).")
     if all(isinstance(s, (int, np.integer)) for s in shape):
         return tuple(int(s) for s in shape)
     return tuple(element_shape(s) for s in shape)
@@ -173,7 +178,7 @@ def _zeros(shape: Any) -> Any:
 
 
 def _map(function: Any, tree: Any) -> Any:
-    return tuple(_map(function, t) for t in tree) if type(tree) is tuple else function(tree)
+    return tuple(_map(function, t) for t in tree) if isinstance(tree, tuple) else function(tree)
 
 
 def check_equal_shapes(values: Sequence[Any]) -> None:

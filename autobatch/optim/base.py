@@ -92,6 +92,11 @@ class Optimizer(ABC):
         self, model: Module, slots: Sequence[str], options: Mapping[str, float], groups: Sequence[Group] = ()
     ) -> None:
         self._check_options(options)
+        if not isinstance(model, Module):
+            raise DataError(
+                f"cannot make {type(self).__name__} of a {type(model).__name__}: it takes the module itself, as in "
+                f"{type(self).__name__}(model)."
+            )
         self._model_name = type(model).__name__
         self._parameters = model.parameters()
         self._options = {option: float(value) for option, value in options.items()}
@@ -250,6 +255,11 @@ class Optimizer(ABC):
     def _read_grads(self, grads: Mapping[str, Gradient]) -> dict[str, Gradient]:
         """Check all gradients, and return those of trainable parameters, each as plain array or `Rows`."""
         doing = f"cannot take a step of {type(self).__name__}"
+        if not isinstance(grads, Mapping):
+            raise GraphError(
+                f"{doing}: it takes the gradients by name, not a {type(grads).__name__}; value_and_grad returns the "
+                f"value and the gradients, so write value, grads = loss.value_and_grad(batch)."
+            )
         for name in grads:
             if name not in self._parameters:
                 raise GraphError(

@@ -267,6 +267,9 @@ class TracedList(VariadicPort):
         """A list of as many elements, for which these values stand."""
         return TracedList(self.builder, self.name, self.group, element)
 
+    def __repr__(self) -> str:
+        return f"<traced list {self.name!r} of any length>"
+
     def __len__(self) -> int:
         return self.builder.length(self.group)
 

@@ -39,6 +39,21 @@ class Sampler(ab.Module):
         return ab.sum(ab.tanh(state))
 
 
+class Dropping(ab.Module):
+    """Noise behind dropout, in one cell and in the next."""
+
+    def __init__(self) -> None:
+        self.weight = ab.Parameter(np.ones(2))
+        self.drop = ab.Dropout(0.5)
+
+    @ab.cell
+    def step(self, x: Any) -> Any:
+        return self.drop(x) * self.weight + ab.normal(2)
+
+    def loss(self, x: Any) -> Any:
+        return self.step(ab.tanh(self.step(x)))
+
+
 def draw(seed: int = 0) -> list[list[Any]]:
     rng = np.random.default_rng(seed)
     return [list(rng.standard_normal((int(n), DIM))) for n in rng.integers(0, 6, 8)]
@@ -70,6 +85,15 @@ def test_gradients_are_those_of_fixed_noise() -> None:
 def test_noise_is_drawn_in_evaluation_too() -> None:
     model, instances = Sampler().eval(), draw()
     np.testing.assert_allclose(ab.batched(model.loss)(instances), eager(model.loss, instances, 0, 0), rtol=1e-12)
+
+
+def test_in_evaluation_dropout_counts_as_in_training() -> None:
+    model = Dropping().eval()
+    instances = [np.zeros(2), np.ones(2)]
+    found = ab.batched(model.loss, seed=5)(instances)
+    for key, x in enumerate(instances):
+        with ab.randomness(seed=5, key=key):
+            np.testing.assert_allclose(found[key], model.loss(x), rtol=1e-6)
 
 
 def test_the_distribution_is_normal_and_independent() -> None:

@@ -214,6 +214,31 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
         ab.GraphError,
         ("lookup takes ids that are int arguments of the cell, or constants",),
     ),
+    "a list of values": (
+        lambda m, w: ab.softmax([m.leaf(w), m.leaf(w)]),
+        ab.GraphError,
+        ("a NumPy array needs the number", "A list of values becomes one value by ab.stack; ab.sum_n, mean_n"),
+    ),
+    "a list of values in a cell": (
+        lambda m, w: m.body(m.leaf(w), lambda x: ab.tanh((x, x))),
+        ab.GraphError,
+        ("in cell 'body': a NumPy array needs the number", "becomes one value by ab.stack"),
+    ),
+    "another shape": (
+        lambda m, w: ab.sum_n([m.leaf(w)], shape=7),
+        ab.ShapeError,
+        ("shape=7 is that of one element, and the elements have shape",),
+    ),
+    "no shape": (
+        lambda m, w: ab.sum_n([], shape="4"),
+        ab.ShapeError,
+        ("shape='4' is no shape; give the sizes of one element",),
+    ),
+    "parts of sizes": (
+        lambda m, w: ab.split(m.leaf(w), [1, 2]),  # type: ignore[arg-type]
+        ab.ShapeError,
+        ("split takes the number of equal parts, not [1, 2]",),
+    ),
     "an object": (
         lambda m, w: m.label(m.leaf(w), Fraction(1, 2)),
         ab.GraphError,
