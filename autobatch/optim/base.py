@@ -97,7 +97,7 @@ class Optimizer(ABC):
                 f"cannot make {type(self).__name__} of a {type(model).__name__}: it takes the module itself, as in "
                 f"{type(self).__name__}(model)."
             )
-        self._model_name = type(model).__name__
+        self._model, self._model_name = model, type(model).__name__
         self._parameters = model.parameters()
         self._options = {option: float(value) for option, value in options.items()}
         self._overrides = assign_groups(f"cannot make {type(self).__name__}", groups, self._parameters)
@@ -134,7 +134,7 @@ class Optimizer(ABC):
                 parameter; gradients of other parameters are ignored. They are only read.
 
         Raises:
-            GraphError: a name is unknown or missing.
+            GraphError: a name is unknown or missing, or stands for another parameter than before.
             ShapeError: a gradient's shape is not its parameter's.
             DataError: a gradient is not an array of numbers. In all cases nothing has changed.
         """
@@ -267,9 +267,15 @@ class Optimizer(ABC):
                     "the optimizer was made; make the optimizer after the whole model."
                 )
         read: dict[str, Gradient] = {}
+        present = self._model.parameters()
         for name, parameter in self._parameters.items():
             if not parameter.trainable:
                 continue
+            if present.get(name, parameter) is not parameter:
+                raise GraphError(
+                    f"{doing}: {name!r} of {self._model_name} is another parameter than when the optimizer was made; make "
+                    f"a new optimizer after replacing a layer."
+                )
             if name not in grads:
                 raise GraphError(
                     f"{doing}: the trainable parameter {name!r} of {self._model_name} has no gradient; pass all that "

@@ -426,3 +426,22 @@ def test_groups_come_back_from_stored_state() -> None:
         resumed.step(grads)
     assert values_of(other) == values_of(model)
     assert resumed.state_dict()["overrides"] == optimizer.state_dict()["overrides"]
+
+
+def test_a_parameter_that_was_replaced_is_not_stepped() -> None:
+    model = make_model()
+    optimizer = Adam(model)
+    grads = next(draw_grads(1))
+    kept, model.vector = model.vector, Parameter(np.ones(5)).astype("float64")
+    before = kept.data.copy()
+    with pytest.raises(GraphError, match="'vector' of Model is another parameter than when the optimizer was made"):
+        optimizer.step(grads)
+    np.testing.assert_array_equal(kept.data, before)
+
+
+def test_what_is_no_module_or_no_gradients_is_named() -> None:
+    model = make_model()
+    with pytest.raises(DataError, match=r"cannot make Adam of a dict: it takes the module itself, as in Adam\(model\)"):
+        Adam(model.parameters())  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="not a tuple; value_and_grad returns the value and the gradients"):
+        Adam(model).step((0.0, next(draw_grads(1))))  # type: ignore[arg-type]
