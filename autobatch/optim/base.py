@@ -273,8 +273,8 @@ class Optimizer(ABC):
                 continue
             if present.get(name, parameter) is not parameter:
                 raise GraphError(
-                    f"{doing}: {name!r} of {self._model_name} is another parameter than when the optimizer was made; make "
-                    f"a new optimizer after replacing a layer."
+                    f"{doing}: {name!r} of {self._model_name} is another parameter than when the optimizer was made; "
+                    f"make a new optimizer after replacing a layer."
                 )
             if name not in grads:
                 raise GraphError(
