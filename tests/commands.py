@@ -14,7 +14,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 def make_command(capfd: pytest.CaptureFixture[str]) -> Command:
-    """What runs a command; whether its scripts say that they compile for long depends on the machine and is left out."""
+    """What runs a command; that scripts say how long they compile depends on the machine, and is left out."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()
