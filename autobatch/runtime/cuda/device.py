@@ -1,0 +1,130 @@
+"""What the cuda backend asks of a device: memory, copies, kernels and matrix products, in the order of one stream.
+
+There are two makers: `autobatch.runtime.cuda.gpu` runs on an NVIDIA GPU through CuPy, and `autobatch.runtime.cuda.host`
+runs the same kernels on the processor, built by `g++`, to try programs and to test the backend where there is no GPU.
+
+    AUTOBATCH_CUDA=host     the cuda backend runs on the processor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.params.store import Store
+
+
+class Launch(NamedTuple):
+    """The threads of a launch, and the arguments of its kernel.
+
+    Attributes:
+        grid: the number of blocks.
+        team: the number of threads that work on one row of a batch: `blockDim.x`, a power of two.
+        teams: teams per block: `blockDim.y`; 1 if a team is larger than a warp.
+        shared_bytes: dynamic shared memory per block.
+        args: the three 64-bit ints that every kernel takes: the address of the slots of its stage's memory, the address
+            of its own numbers, and the number of a row of the table of pieces.
+    """
+
+    grid: int
+    team: int
+    teams: int
+    shared_bytes: int
+    args: tuple[int, int, int]
+
+
+class Product(NamedTuple):
+    """out = a @ b, or out += a @ b, for matrices at addresses of the device, with rows `*_step` elements apart.
+
+    Attributes:
+        dtype: float32 or float64.
+        precision: see `autobatch.ir.precision`.
+        n_rows, n, inner: a is [n_rows, inner], b is [inner, n] and out is [n_rows, n].
+        b_flipped: b is the transpose of the [n, inner] matrix that is stored at `b`.
+        accumulate: add to `out`.
+    """
+
+    dtype: np.dtype[Any]
+    precision: str
+    n_rows: int
+    n: int
+    inner: int
+    a: int
+    a_step: int
+    b: int
+    b_step: int
+    b_flipped: bool
+    out: int
+    out_step: int
+    accumulate: bool
+
+
+@dataclass
+class Traffic:
+    """What a device was asked to do so far.
+
+    Attributes:
+        launches: launches of kernels.
+        products: matrix products by a library.
+        uploads, uploaded_bytes: copies from the host, and their bytes.
+        downloads, downloaded_bytes: copies to the host, and their bytes.
+        waits: how often the host waited for the device.
+    """
+
+    launches: int = 0
+    products: int = 0
+    uploads: int = 0
+    uploaded_bytes: int = 0
+    downloads: int = 0
+    downloaded_bytes: int = 0
+    waits: int = 0
+
+
+class Device(Store, Protocol):
+    """A device: a store of arrays that also runs kernels.
+
+    Attributes:
+        name: of the device, for people.
+        n_processors: streaming multiprocessors.
+        most_shared_bytes: the dynamic shared memory that a block may have.
+        traffic: the counts so far.
+    """
+
+    name: str
+    n_processors: int
+    most_shared_bytes: int
+    traffic: Traffic
+
+    def address(self, array: Any) -> int:
+        """The address of the first element of an array of the device."""
+
+    def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
+        """Memory of the host that the device can copy from while the host goes on."""
+
+    def copy_in(self, host: NDArray[np.uint8], array: Any) -> None:
+        """Begin to copy pinned memory to an array of the device of as many bytes; a single copy."""
+
+    def load(self, source: str, names: Sequence[str], about: str) -> dict[str, Any]:
+        """Compile a module and return its kernels by name. Compiled modules are kept in the user's cache.
+
+        Args:
+            source: CUDA C++ that defines `extern "C" __global__ void NAME(int64, int64, int64)` for each name; the
+                text of `autobatch/compiler/cuda/support.cuh` comes first in it.
+            about: what is compiled, for messages: "cell 'leaf' (forward)".
+
+        Raises:
+            BackendError: it cannot be compiled; names `about` and what the compiler says first.
+        """
+
+    def launch(self, kernel: Any, launch: Launch) -> None:
+        """Run a kernel, after all work that was asked for before."""
+
+    def multiply(self, product: Product) -> None:
+        """Multiply matrices, after all work that was asked for before."""
+
+    def synchronize(self) -> None:
+        """Wait for all work that was asked for."""
