@@ -1,0 +1,1 @@
+"""Print kernels as CUDA C++."""
