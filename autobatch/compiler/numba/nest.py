@@ -7,7 +7,7 @@ from typing import NamedTuple
 from autobatch.compiler.assignment import Spot, is_number, is_row_number
 from autobatch.compiler.fusion import Block
 from autobatch.compiler.lowered import Area, Home
-from autobatch.compiler.numba.writer import Writer, add, multiply, table_and_step
+from autobatch.compiler.writer import Writer, add, multiply, table_and_step
 from autobatch.compiler.printing import show_expression
 from autobatch.compiler.statement import EdgeCount, Loop, Operand, Position
 from autobatch.ir.program import SHARED

@@ -21,7 +21,7 @@ from autobatch.blas.product import describe_product, readable
 from autobatch.blas.threads import threads_now
 from autobatch.compiler.numba.loading import load, load_plain
 from autobatch.compiler.numba.source import Source
-from autobatch.compiler.numba.writer import SLOTS
+from autobatch.compiler.writer import SLOTS
 from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import View
