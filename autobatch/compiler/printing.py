@@ -79,12 +79,18 @@ def name_of(statement: Statement) -> str:
     return f"%{target.value if isinstance(target, View) else target}"
 
 
-def show_expression(tree: Expression, leaf: Callable[[Expression], str], names: Mapping[str, str] | None = None) -> str:
-    """Print an expression in the notation of Python.
+def show_expression(
+    tree: Expression,
+    leaf: Callable[[Expression], str],
+    names: Mapping[str, str] | None = None,
+    select: str = "{x} if {condition} else {y}",
+) -> str:
+    """Print an expression in the notation of Python, or of C.
 
     Args:
         leaf: prints operands and numbers.
         names: names of functions that differ from those in `autobatch.ops.expression`.
+        select: how a choice between two numbers is written.
 
     >>> from autobatch.ops.elementwise import squared_error
     >>> show_expression(squared_error.scalar, lambda leaf: f"%{leaf.number}")
@@ -98,7 +104,7 @@ def show_expression(tree: Expression, leaf: Callable[[Expression], str], names: 
     def show(tree: Expression) -> tuple[str, int]:
         match tree:
             case Call("select", (condition, x, y)):
-                return f"{inside(x, 1)} if {inside(condition, 1)} else {inside(y, 1)}", 0
+                return select.format(x=inside(x, 1), condition=inside(condition, 1), y=inside(y, 1)), 0
             case Call("negate", (x,)):
                 return f"-{inside(x, 4)}", 4
             case Call(name, (x, y)) if name in SYMBOLS:

@@ -1,40 +1,20 @@
-"""Print the statements inside a loop nest, and the names of ranges that are set before it."""
+"""Print the statements inside a loop nest for Numba, and the names of ranges that are set before it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from autobatch.compiler.assignment import Spot, is_number, is_row_number
+from autobatch.compiler.assignment import Spot
 from autobatch.compiler.fusion import Block
-from autobatch.compiler.lowered import Area, Home
-from autobatch.compiler.writer import Writer, add, multiply, table_and_step
-from autobatch.compiler.printing import show_expression
-from autobatch.compiler.statement import EdgeCount, Loop, Operand, Position
-from autobatch.ir.program import SHARED
-from autobatch.ops.expression import Expression, Number
-
-FUNCTIONS = {"max": "larger"}  # functions whose names differ from those in expressions
-COMBINE = {"sum": "plus", "max": "larger"}
+from autobatch.compiler.nest import Element, Nest
+from autobatch.compiler.writer import Writer, add, multiply
 
 
-class Element(NamedTuple):
-    """A variable or an element of an array that is read or written at an index of a nest.
-
-    Attributes:
-        at: the index of the element; "" for a variable.
-        is_data: the element has the type of the data, not the model's float type.
-    """
-
-    array: str
-    at: str = ""
-    is_data: bool = False
-
-
-class Nest:
+class NumbaNest(Nest):
     """Prints the statements inside a loop nest, and the names that are set before it."""
 
+    select = "{x} if {condition} else {y}"
+
     def __init__(self, writer: Writer, spot: Spot, block: Block) -> None:
-        self.writer, self.spot, self.block = writer, spot, block
+        super().__init__(writer, spot, block)
         self.before: list[str] = []
         self.known: dict[tuple[str, str, tuple[int, ...]], str] = {}
         self.tags: dict[str, str] = {}
@@ -43,14 +23,13 @@ class Nest:
         """The lines of all loops."""
         reads, targets = [], []
         for loop in self.block.loops:
-            strides = loop.nest[1]
-            reads.append({o: self._read(o, along) for o, along in zip(loop.operands, strides[1:], strict=True)})
-            targets.append(self._targets(loop, strides[0]))
+            reads.append(self.reads(loop))
+            targets.append(self.targets(loop))
         self.tags = self._tag({element.array for elements in targets for element in elements})
         return [
             line
             for loop, read, elements in zip(self.block.loops, reads, targets, strict=True)
-            for line in self._lines(loop, read, elements)
+            for line in self.lines(loop, read, elements)
         ]
 
     def _tag(self, written: set[str]) -> dict[str, str]:
@@ -64,101 +43,21 @@ class Nest:
             return {}
         return {name: f"{self.spot.block}, {tag}, {len(names)}" for tag, name in enumerate(names)}
 
-    def _lines(self, loop: Loop, reads: dict[Operand, Element], targets: list[Element]) -> list[str]:
-        """The lines of a loop: the result is written to the first target, and copied from there to the others."""
-
-        def show(leaf: Expression) -> str:
-            match leaf:
-                case Operand():
-                    element = reads[leaf]
-                    text = self._load(element)
-                    return f"real({text})" if element.is_data and not leaf.is_int else text
-                case Number(data):
-                    return self.writer.real(data)
-                case EdgeCount(group):
-                    self.writer.groups.add(group)
-                    return f"real(edges_{group})"
-                case Position():
-                    return "i" if loop.axes else "0"
-            raise TypeError(f"{leaf!r} is no leaf of a loop")
-
-        text = show_expression(loop.expression, show, FUNCTIONS)
-        if loop.combine:
-            text = f"{COMBINE[loop.combine]}({self._load(targets[0])}, {text})"
-        lines = []
-        for element in targets:
-            lines.append(self._assign(element, text))
-            text = self._load(element)
-        return lines
-
-    def _load(self, element: Element) -> str:
+    def load(self, element: Element) -> str:
+        """The text that reads an element."""
         array, at, _ = element
         if array in self.tags and at == "i":
             return f"get({array}, i, {self.tags[array]})"
         return f"{array}[{at}]" if at else array
 
-    def _assign(self, element: Element, text: str) -> str:
+    def assign(self, element: Element, text: str) -> str:
+        """The statement that writes an element."""
         array, at, _ = element
         if array in self.tags and at == "i":
             return f"put({array}, i, {text}, {self.tags[array]})"
         return f"{array}[{at}] = {text}" if at else f"{array} = {text}"
 
-    def _targets(self, loop: Loop, strides: tuple[int, ...]) -> list[Element]:
-        """The targets of a loop: a variable, memory or both."""
-        writer, value = self.writer, loop.target.value
-        if loop.stored is not None:
-            return [self._stored(loop.stored, loop.target.offset, strides)]
-        if loop.combine:
-            is_variable = is_number(writer.lowered, loop)
-            return [
-                Element(writer.variable(value)) if is_variable else self._element(*writer.address(loop.target), strides)
-            ]
-        found = [Element(writer.variable(value))] if writer.storage.registers.get(value) == self.spot else []
-        if not found or value in writer.storage.homes or value in writer.storage.aliases:
-            found.append(self._element(*writer.address(loop.target), strides))
-        return found
-
-    def _stored(self, stored: tuple[str, int], offset: int, strides: tuple[int, ...]) -> Element:
-        """Where an output or the gradient of a port is written."""
-        writer, (what, number) = self.writer, stored
-        if what == "output":
-            writer.need_window(Area.OUTPUT, number)
-            return self._element(
-                f"output_{number}_w", writer.size(offset, self.spot, Area.OUTPUT, number, offset), strides
-            )
-        place = writer.layout.inputs[number]
-        home = Home(Area.GRADIENTS, place.domain, place.column)
-        writer.arguments["buffer"] = None
-        column = home.column + offset
-        first = add([writer.row_of(home), writer.size(column, self.spot, home.area, home.domain, column)])
-        return self._element("buffer", first, strides)
-
-    def _read(self, operand: Operand, strides: tuple[int, ...]) -> Element:
-        """The variable or element of an operand."""
-        writer, value = self.writer, operand.view.value
-        made = writer.storage.registers.get(value)
-        is_row_number_here = made is not None and made.step == self.spot.step and is_row_number(writer.lowered, value)
-        if is_row_number_here or (made == self.spot and operand.moved is None):
-            return Element(writer.variable(value))
-        moved = ""
-        if operand.moved is not None and writer.lowered.domains[value] == SHARED:
-            array, step = table_and_step(value)
-            writer.arguments.update({array: None, step: None})
-            ids, first = writer.address(operand.moved.view)
-            first = add(
-                [
-                    writer.size(operand.view.offset, self.spot, array, operand.view.offset),
-                    multiply(f"{ids}[{first}]", step),
-                ]
-            )
-        else:
-            if operand.moved is not None:
-                ids, first = writer.address(operand.moved.view)
-                moved = multiply(f"{ids}[{first}]", writer.size(operand.moved.step, "step", value, operand.moved.step))
-            array, first = writer.address(operand.view, moved)
-        return self._element(array, first, strides)
-
-    def _element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
+    def element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
         """The element of a range at the index of the nest; the range is named before the nest."""
         writer, axes, is_data = self.writer, self.block.axes, array in ("ints", "floats")
         if not axes:

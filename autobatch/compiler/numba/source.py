@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from autobatch.compiler.assignment import Spot, is_number
 from autobatch.compiler.fusion import Block, Kernel
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.numba.nest import Nest
+from autobatch.compiler.numba.nest import NumbaNest
 from autobatch.compiler.writer import Common, Writer
 from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.statement import Loop
@@ -121,7 +121,7 @@ class _KernelWriter(Writer):
 
     def _write_rows(self, spot: Spot, block: Block) -> None:
         """Write the loop nest of a block."""
-        nest = Nest(self, spot, block)
+        nest = NumbaNest(self, spot, block)
         lines = nest.statements()
         for line in nest.before:
             self.line(line)

@@ -1,0 +1,143 @@
+"""Print the statements inside a loop nest, for any target: which variable or element each loop reads and writes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from autobatch.compiler.assignment import Spot, is_number, is_row_number
+from autobatch.compiler.fusion import Block
+from autobatch.compiler.lowered import Area, Home
+from autobatch.compiler.printing import show_expression
+from autobatch.compiler.statement import EdgeCount, Loop, Operand, Position
+from autobatch.compiler.writer import Writer, add, multiply, table_and_step
+from autobatch.ir.program import SHARED
+from autobatch.ops.expression import Expression, Number
+
+FUNCTIONS = {"max": "larger"}  # functions whose names differ from those in expressions
+COMBINE = {"sum": "plus", "max": "larger"}
+
+
+class Element(NamedTuple):
+    """A variable or an element of an array that is read or written at an index of a nest.
+
+    Attributes:
+        at: the index of the element; "" for a variable.
+        is_data: the element has the type of the data, not the model's float type.
+    """
+
+    array: str
+    at: str = ""
+    is_data: bool = False
+
+
+class Nest(ABC):
+    """Prints the statements inside a loop nest; a target says how an element is named, read and assigned."""
+
+    select: str  # how a choice between two numbers is written
+
+    def __init__(self, writer: Writer, spot: Spot, block: Block) -> None:
+        self.writer, self.spot, self.block = writer, spot, block
+
+    @abstractmethod
+    def element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
+        """The element of a range of an array at the index of the nest."""
+
+    @abstractmethod
+    def load(self, element: Element) -> str:
+        """The text that reads an element."""
+
+    @abstractmethod
+    def assign(self, element: Element, text: str) -> str:
+        """The statement that writes an element."""
+
+    def lines(self, loop: Loop, reads: dict[Operand, Element], targets: list[Element]) -> list[str]:
+        """The lines of a loop: the result is written to the first target, and copied from there to the others."""
+
+        def show(leaf: Expression) -> str:
+            match leaf:
+                case Operand():
+                    element = reads[leaf]
+                    text = self.load(element)
+                    return f"real({text})" if element.is_data and not leaf.is_int else text
+                case Number(data):
+                    return self.writer.real(data)
+                case EdgeCount(group):
+                    self.writer.groups.add(group)
+                    return f"real(edges_{group})"
+                case Position():
+                    return "i" if loop.axes else "0"
+            raise TypeError(f"{leaf!r} is no leaf of a loop")
+
+        text = show_expression(loop.expression, show, FUNCTIONS, self.select)
+        if loop.combine:
+            text = f"{COMBINE[loop.combine]}({self.load(targets[0])}, {text})"
+        lines = []
+        for element in targets:
+            lines.append(self.assign(element, text))
+            text = self.load(element)
+        return lines
+
+    def reads(self, loop: Loop) -> dict[Operand, Element]:
+        """The variables and elements that a loop reads."""
+        return {o: self._read(o, along) for o, along in zip(loop.operands, loop.nest[1][1:], strict=True)}
+
+    def targets(self, loop: Loop) -> list[Element]:
+        """The targets of a loop: a variable, memory or both."""
+        writer, value, strides = self.writer, loop.target.value, loop.nest[1][0]
+        if loop.stored is not None:
+            return [self._stored(loop.stored, loop.target.offset, strides)]
+        if loop.combine:
+            is_variable = is_number(writer.lowered, loop)
+            return [
+                Element(writer.variable(value)) if is_variable else self.element(*writer.address(loop.target), strides)
+            ]
+        found = [Element(writer.variable(value))] if writer.storage.registers.get(value) == self.spot else []
+        if not found or value in writer.storage.homes or value in writer.storage.aliases:
+            found.append(self.element(*writer.address(loop.target), strides))
+        return found
+
+    def is_in_variable(self, operand: Operand) -> bool:
+        """Whether an operand is in a variable of the kernel or of this nest."""
+        writer, value = self.writer, operand.view.value
+        made = writer.storage.registers.get(value)
+        is_row_number_here = made is not None and made.step == self.spot.step and is_row_number(writer.lowered, value)
+        return is_row_number_here or (made == self.spot and operand.moved is None)
+
+    def _stored(self, stored: tuple[str, int], offset: int, strides: tuple[int, ...]) -> Element:
+        """Where an output or the gradient of a port is written."""
+        writer, (what, number) = self.writer, stored
+        if what == "output":
+            writer.need_window(Area.OUTPUT, number)
+            return self.element(
+                f"output_{number}_w", writer.size(offset, self.spot, Area.OUTPUT, number, offset), strides
+            )
+        place = writer.layout.inputs[number]
+        home = Home(Area.GRADIENTS, place.domain, place.column)
+        writer.arguments["buffer"] = None
+        column = home.column + offset
+        first = add([writer.row_of(home), writer.size(column, self.spot, home.area, home.domain, column)])
+        return self.element("buffer", first, strides)
+
+    def _read(self, operand: Operand, strides: tuple[int, ...]) -> Element:
+        """The variable or element of an operand."""
+        writer, value = self.writer, operand.view.value
+        if self.is_in_variable(operand):
+            return Element(writer.variable(value))
+        moved = ""
+        if operand.moved is not None and writer.lowered.domains[value] == SHARED:
+            array, step = table_and_step(value)
+            writer.arguments.update({array: None, step: None})
+            ids, first = writer.address(operand.moved.view)
+            first = add(
+                [
+                    writer.size(operand.view.offset, self.spot, array, operand.view.offset),
+                    multiply(f"{ids}[{first}]", step),
+                ]
+            )
+        else:
+            if operand.moved is not None:
+                ids, first = writer.address(operand.moved.view)
+                moved = multiply(f"{ids}[{first}]", writer.size(operand.moved.step, "step", value, operand.moved.step))
+            array, first = writer.address(operand.view, moved)
+        return self.element(array, first, strides)
