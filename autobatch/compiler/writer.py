@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -75,7 +75,13 @@ class Common(NamedTuple):
 
 
 class Writer:
-    """The text of one kernel so far: its lines, and the names that they use."""
+    """The text of one kernel so far: its lines, and the names that they use.
+
+    Attributes:
+        arrays: the array that holds each area.
+    """
+
+    arrays: Mapping[Area, str] = ARRAYS
 
     def __init__(self, common: Common, number: int, kernel: Kernel) -> None:
         self.lowered, self.storage, self.layout, self.columns, self.words, self.slots = common
@@ -165,8 +171,9 @@ class Writer:
             name = f"{home.area}_{home.domain}"
             self.need_window(home.area, home.domain)
             return name, add([self.size(view.offset, self.spot, home.area, home.domain, view.offset), moved])
-        self.arguments[ARRAYS[home.area]] = None
-        return ARRAYS[home.area], add(terms)
+        array = self.arrays[home.area]
+        self.arguments[array] = None
+        return array, add(terms)
 
     def _shared(self, view: View) -> tuple[Home, View]:
         return Home(Area.SHARED, SHARED, self.storage.shared[view.value]), view

@@ -24,10 +24,10 @@ from autobatch.compiler.assignment import Spot, is_number
 from autobatch.compiler.fusion import Block, Kernel
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.numba.nest import NumbaNest
-from autobatch.compiler.writer import Common, Writer
 from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.statement import Loop
 from autobatch.compiler.view import View
+from autobatch.compiler.writer import Common, Writer
 from autobatch.ir.program import NODE
 
 INITIAL = {"sum": 0.0, "max": -math.inf}

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.numba.source import Source, write_kernel
-from autobatch.compiler.writer import SLOTS, Common
 from autobatch.compiler.printing import show_axes
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Product
+from autobatch.compiler.writer import SLOTS, Common
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.compiler.writer import COMMON
 from autobatch.compiler.piece_table import STAGES
+from autobatch.compiler.writer import COMMON
 from autobatch.ir.program import NODE
 from autobatch.jit.addresses import address_of
 from autobatch.plan.plan import Plan, PlannedTypes

@@ -31,8 +31,8 @@ from autobatch.blas.own.packed import (
 from autobatch.blas.own.tiles import WORD
 from autobatch.blas.product import readable
 from autobatch.blas.provider import Provider
-from autobatch.compiler.writer import SLOTS
 from autobatch.compiler.statement import Product
+from autobatch.compiler.writer import SLOTS
 from autobatch.ir.precision import rounded
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled

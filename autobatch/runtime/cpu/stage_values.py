@@ -13,11 +13,11 @@ from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area, Home
 from autobatch.compiler.numba.sources import StageSources
 from autobatch.compiler.numba.support import transpose
-from autobatch.compiler.writer import ARRAYS, COMMON, is_step
 from autobatch.compiler.piece_table import column_of, letter_of
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import View
+from autobatch.compiler.writer import ARRAYS, COMMON, is_step
 from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Weight
 from autobatch.jit.addresses import LINE
 from autobatch.ops.define import run_kernel

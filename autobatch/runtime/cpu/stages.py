@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.compiler.numba.sources import StageSources, write_sources
-from autobatch.compiler.writer import COMMON
 from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.compiler.statement import Interpreted, Product
+from autobatch.compiler.writer import COMMON
 from autobatch.jit.addresses import address_of
 from autobatch.jit.compiling import compiling
 from autobatch.plan.plan import PlannedCell

@@ -21,10 +21,10 @@ from autobatch.blas.product import describe_product, readable
 from autobatch.blas.threads import threads_now
 from autobatch.compiler.numba.loading import load, load_plain
 from autobatch.compiler.numba.source import Source
-from autobatch.compiler.writer import SLOTS
 from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import View
+from autobatch.compiler.writer import SLOTS
 from autobatch.ir.precision import rounded, rounded_args
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction
 from autobatch.jit.addresses import address_of, aligned, array_at, call_at

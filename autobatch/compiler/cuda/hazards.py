@@ -1,0 +1,108 @@
+"""Find where the threads of a row must wait for each other: where one reads or overwrites what another one accessed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+from autobatch.compiler.cuda.mapping import Mapping, Who
+from autobatch.compiler.view import steps
+
+Axis = tuple[int, int]  # size and stride
+
+
+class Access(NamedTuple):
+    """Elements of a region of memory that the threads of a row read or write.
+
+    Attributes:
+        region: different regions have no element in common.
+        start: the first element.
+        along: sizes and strides of the axes whose indices are divided among threads, neighbours joined.
+        inside: those of the axes that each thread runs through.
+        who: which threads.
+    """
+
+    region: Hashable
+    start: int
+    along: tuple[Axis, ...]
+    inside: tuple[Axis, ...]
+    who: Who
+    is_write: bool
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first element and the end."""
+        reach = [(size - 1) * stride for size, stride in (*self.along, *self.inside)]
+        return self.start + sum(min(r, 0) for r in reach), self.start + sum(max(r, 0) for r in reach) + 1
+
+    def needs_barrier(self, earlier: Access) -> bool:
+        """Whether another thread may have accessed the same element before, and one of the two wrote it."""
+        if self.region != earlier.region or not (self.is_write or earlier.is_write):
+            return False
+        (first, end), (other, other_end) = self.bounds, earlier.bounds
+        return first < other_end and other < end and not self._is_by_same_thread(earlier)
+
+    def _is_by_same_thread(self, other: Access) -> bool:
+        if self.who == "one" and other.who == "one":
+            return True
+        alike = (self.start, self.along, self.inside) == (other.start, other.along, other.inside)
+        return self.who == other.who == "divided" and alike and _is_injective((*self.along, *self.inside))
+
+
+def access(region: Hashable, start: int, mapping: Mapping, strides: tuple[int, ...], is_write: bool) -> Access:
+    """The access of a loop: writes of a single index are by one thread, its reads by each."""
+    along = _joined([(mapping.axes[axis], strides[axis]) for axis in mapping.along])
+    inside = [(size, strides[axis]) for axis, size in enumerate(mapping.axes) if axis not in mapping.along]
+    who: Who = "one" if mapping.who == "all" and is_write else mapping.who
+    return Access(region, start, along, tuple(inside), who, is_write)
+
+
+def whole(region: Hashable, start: int, size: int, is_write: bool) -> Access:
+    """The access of adjacent elements, dealt out to the threads one after the other."""
+    return access(region, start, Mapping((size,), (0,)), steps((size,)), is_write)
+
+
+def anywhere(region: Hashable, start: int, size: int) -> Access:
+    """A read of any of these elements by each thread."""
+    return Access(region, start, (), ((size, 1),), "all", False)
+
+
+class Hazards:
+    """Accesses since the last barrier."""
+
+    def __init__(self) -> None:
+        self._pending: list[Access] = []
+
+    def need_barrier(self, accesses: Iterable[Access]) -> bool:
+        """Whether a barrier is needed before these accesses, which are noted; those before a barrier are forgotten."""
+        found = list(accesses)
+        needed = any(new.needs_barrier(old) for new in found for old in self._pending)
+        self._pending = found if needed else [*self._pending, *found]
+        return needed
+
+    def note(self, other: Hazards) -> None:
+        """Note the accesses of another one, too."""
+        self._pending += other._pending
+
+
+def _joined(axes: list[Axis]) -> tuple[Axis, ...]:
+    """The axes, without those of length one; neighbours that step as one axis are joined."""
+    found: list[Axis] = []
+    for size, stride in axes:
+        if size == 1:
+            continue
+        if found and found[-1][1] == size * stride:
+            found[-1] = (found[-1][0] * size, stride)
+        else:
+            found.append((size, stride))
+    return tuple(found)
+
+
+def _is_injective(axes: Iterable[Axis]) -> bool:
+    """Whether different indices are surely different elements: each axis steps over all that the shorter ones reach."""
+    reach = 0
+    for size, stride in sorted(((n, abs(s)) for n, s in axes if n > 1), key=lambda axis: axis[1]):
+        if stride <= reach:
+            return False
+        reach += (size - 1) * stride
+    return True

@@ -1,0 +1,121 @@
+"""Print a pass of a block as CUDA C++: the loops over the indices of a thread, and the statements inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autobatch.compiler.assignment import Spot, is_number
+from autobatch.compiler.cuda.hazards import Access, access, anywhere
+from autobatch.compiler.cuda.mapping import Pass
+from autobatch.compiler.cuda.writer import CudaWriter
+from autobatch.compiler.fusion import Block
+from autobatch.compiler.nest import Element, Nest
+from autobatch.compiler.statement import Loop
+from autobatch.compiler.writer import add, multiply
+from autobatch.ir.program import SHARED
+
+FUNCTORS = {"sum": "Plus", "max": "Larger"}
+
+
+class CudaNest(Nest):
+    """Prints a pass."""
+
+    select = "{condition} ? {x} : {y}"
+    writer: CudaWriter
+
+    def __init__(self, writer: CudaWriter, spot: Spot, block: Block, part: Pass) -> None:
+        super().__init__(writer, spot, block)
+        self.part, self.mapping = part, part.mapping
+
+    def accesses(self) -> list[Access]:
+        """The elements of memory that the threads of a row read and write."""
+        return [found for loop in self.part.loops for found in self._accesses(loop)]
+
+    def write(self) -> None:
+        """Write the loops and their statements."""
+        writer, axes = self.writer, self.mapping.axes
+        depth = writer.indent
+        if self.mapping.who == "one":
+            writer.open("if (team.lane == 0)")
+        elif self.mapping.who == "divided":
+            self._open_divided()
+        for axis in range(len(axes)):
+            if axis not in self.mapping.along:
+                size, index = writer.size(axes[axis], self.spot, axis), self._index(axis)
+                writer.open(f"for (int {index} = 0; {index} < {size}; ++{index})")
+        statements = []
+        for loop in self.part.loops:
+            reads, targets = self.reads(loop), self.targets(loop)
+            if id(loop) in self.part.again:
+                targets = targets[:1]
+            statements += self.lines(loop, reads, targets)
+        for line in statements:
+            writer.line(line)
+        writer.close(depth)
+
+    def numbers(self) -> list[tuple[Loop, str]]:
+        """The reductions to one number, and the statement that adds up what the threads have; "" if each has all."""
+        found = []
+        for loop in self.part.loops:
+            if loop.combine and is_number(self.writer.lowered, loop):
+                name = self.writer.variable(loop.target.value)
+                is_divided = self.mapping.who == "divided"
+                text = f"{name} = team.reduce({name}, {FUNCTORS[loop.combine]}());" if is_divided else ""
+                found.append((loop, text))
+        return found
+
+    def load(self, element: Element) -> str:
+        """The text that reads an element."""
+        return f"{element.array}[{element.at}]" if element.at else element.array
+
+    def assign(self, element: Element, text: str) -> str:
+        """The statement that writes an element."""
+        guard = "if (team.lane == 0) " if element.at and self.mapping.who == "all" else ""
+        return f"{guard}{self.load(element)} = {text};"
+
+    def element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
+        """The element of a range at the index of the nest."""
+        moves = [
+            multiply(self._index(axis), self.writer.size(stride, self.spot, "stride", axis, stride))
+            for axis, stride in enumerate(strides)
+            if stride
+        ]
+        return Element(array, add([first, *moves]), array in ("ints", "floats"))
+
+    def _index(self, axis: int) -> str:
+        return "i" if axis == len(self.mapping.axes) - 1 else f"i{axis}"
+
+    def _open_divided(self) -> None:
+        """Begin the loop over the indices of a thread."""
+        writer, along = self.writer, self.mapping.along
+        sizes = [writer.size(self.mapping.axes[axis], self.spot, axis) for axis in along]
+        if len(along) == 1:
+            index = self._index(along[0])
+            writer.open(f"for (int {index} = team.lane; {index} < {sizes[0]}; {index} += team.size)")
+            return
+        writer.open(f"for (int at = team.lane; at < {' * '.join(sizes)}; at += team.size)")
+        for number, axis in enumerate(along):
+            inner = " * ".join(sizes[number + 1 :])
+            quotient = f"at / ({inner})" if inner else "at"
+            writer.line(f"const int {self._index(axis)} = {quotient}{f' % {sizes[number]}' if number else ''};")
+
+    def _accesses(self, loop: Loop) -> Iterator[Access]:
+        writer, lowered = self.writer, self.writer.lowered
+        strides = loop.nest[1]
+        for operand, along in zip(loop.operands, strides[1:], strict=True):
+            if self.is_in_variable(operand) or lowered.domains[operand.view.value] == SHARED:
+                continue
+            region, start = writer.region(operand.view)
+            if operand.moved is not None:
+                region, start = writer.region(operand.view._replace(offset=0))
+                yield anywhere(region, start, lowered.sizes[operand.view.value])
+            elif region is not None:
+                yield access(region, start, self.mapping, along, is_write=False)
+        if id(loop) in self.part.again or (loop.combine and is_number(lowered, loop)):
+            return
+        value = loop.target.value
+        if loop.stored is not None:
+            yield access(*writer.stored_region(loop), self.mapping, strides[0], is_write=True)
+        elif value in writer.storage.homes or value in writer.storage.aliases:
+            region, start = writer.region(loop.target)
+            yield access(region, start, self.mapping, strides[0], is_write=True)

@@ -1,0 +1,289 @@
+"""Print the kernels of a stage as CUDA C++.
+
+    for (int64 r = ...; r < rows_n; r += ...) {              // rows of the batch, one per team of threads
+        for (int i = team.lane; i < s2; i += team.size) {    // a block: its indices are dealt out to the threads
+            v7 = tanh(buffer[inputs_n_r + i]);
+            row[s3 + i] = v7;
+        }
+        team.sync();                                         // only where a thread reads what another one wrote
+
+Every kernel takes three ints: the address of the slots of its stage's memory, the address of its own sizes and numbers,
+and the row of the table of pieces that describes the batch. Sizes, columns and widths are own numbers, so that one
+source serves every width of a model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.compiler.assignment import Spot, is_number
+from autobatch.compiler.cuda.hazards import Hazards, whole
+from autobatch.compiler.cuda.mapping import divide
+from autobatch.compiler.cuda.nest import CudaNest
+from autobatch.compiler.cuda.writer import CUDA_SLOTS, CudaWriter, slot_type
+from autobatch.compiler.fusion import Block, Kernel
+from autobatch.compiler.lowered import Area
+from autobatch.compiler.piece_table import letter_of
+from autobatch.compiler.stage import StageProgram
+from autobatch.compiler.statement import Loop
+from autobatch.compiler.view import View
+from autobatch.compiler.writer import Common, add, is_step
+from autobatch.ir.program import NODE
+
+INITIAL = {"sum": 0.0, "max": -math.inf}
+
+
+@dataclass(eq=False)
+class CudaKernel:
+    """The source of a kernel and its own numbers.
+
+    Attributes:
+        name: of the function.
+        text: its definition.
+        sizes, numbers: what the text leaves out.
+        arrays: the slots that it reads.
+        width: the largest number of threads that can work on one row at once.
+        uses_row: whether it needs memory for a row.
+    """
+
+    name: str
+    text: str
+    sizes: tuple[int, ...]
+    numbers: tuple[float, ...]
+    arrays: tuple[str, ...]
+    width: int
+    uses_row: bool
+
+    @cached_property
+    def own(self) -> NDArray[np.int64]:
+        """The sizes, and the bits of the other numbers."""
+        return np.concatenate((np.array(self.sizes, np.int64), np.array(self.numbers, np.float64).view(np.int64)))
+
+
+@dataclass(frozen=True, eq=False)
+class CudaSource:
+    """A printed stage.
+
+    Attributes:
+        kernels: for each step, its kernel; None if it is something else.
+        slots: the slots of the addresses of arrays, by name.
+    """
+
+    stage: StageProgram
+    kernels: list[CudaKernel | None]
+    slots: dict[str, int]
+
+    @property
+    def text(self) -> str:
+        """The definitions of all kernels."""
+        return "\n".join(kernel.text for kernel in self.kernels if kernel is not None)
+
+
+def print_stage(stage: StageProgram) -> CudaSource:
+    """Print the kernels of a stage."""
+    program, slots = stage.cell.program, {name: number for number, name in enumerate(CUDA_SLOTS)}
+    words = program.words(False), program.words(True)
+    common = Common(stage.lowered, stage.storage, stage.cell.layout, stage.columns, words, slots)
+    kernels = [
+        _KernelWriter(common, k, step).write() if isinstance(step, Kernel) else None
+        for k, step in enumerate(stage.steps)
+    ]
+    return CudaSource(stage, kernels, slots)
+
+
+class _KernelWriter(CudaWriter):
+    """Writes one kernel."""
+
+    def write(self) -> CudaKernel:
+        """Write the function."""
+        self.hazards, self.width = Hazards(), 1
+        windows = self._windows()
+        for at, block in enumerate(self.kernel.blocks):
+            self._write_block(Spot(self.number, at), block)
+        self._write_ends()
+        body, self.lines = self.lines, []
+        row_width = ""
+        if self.arguments.pop("row", "no") is None:
+            body.append("        team.sync();")
+            row_width = self.size(self.storage.row_width, "row width")
+            self.arguments["rows"] = None
+        head, top = self._tops(row_width)
+        name = f"step_{self.number}"
+        lines = [
+            f'extern "C" __global__ void {name}(int64 memory_, int64 own_, int64 k) {{',
+            *head,
+            "    for (int64 r = (int64)blockIdx.x * blockDim.y + threadIdx.y; r < rows_n; r += (int64)gridDim.x * "
+            "blockDim.y) {",
+            *top,
+            *windows,
+            *body,
+            "    }",
+            "}",
+        ]
+        sizes, numbers = tuple(number for _, number in self.sizes.values()), tuple(self.numbers)
+        text = "\n".join(lines) + "\n"
+        return CudaKernel(name, text, sizes, numbers, tuple(self.arguments), self.width, bool(row_width))
+
+    # Blocks.
+
+    def _write_block(self, spot: Spot, block: Block) -> None:
+        self.spot = spot
+        nests = [CudaNest(self, spot, block, part) for part in divide(self.lowered, block)]
+        self.width = max(self.width, *(nest.mapping.width for nest in nests))
+        is_edges = block.domain != NODE
+        for loop in block.loops:
+            if loop.combine and self._domain_of(loop) == NODE:
+                self._write_initial(loop)
+        depth, outer = self.indent, self.hazards
+        if is_edges:
+            if outer.need_barrier([found for nest in nests for found in nest.accesses()]):
+                self.line("team.sync();")
+            self.hazards = Hazards()
+            self.groups.add(block.domain)
+            letter = letter_of(block.domain)
+            self.open(f"for (int64 e = first_{letter}; e < end_{letter}; ++e)")
+            for loop in block.loops:
+                if loop.combine and self._domain_of(loop) != NODE:
+                    self._write_initial(loop)
+        for nest in nests:
+            if self.hazards.need_barrier(nest.accesses()):
+                self.line("team.sync();")
+            nest.write()
+            for loop, text in nest.numbers():
+                if self._domain_of(loop) == block.domain:
+                    self._finish_number(loop, text)
+        if is_edges:
+            self.close(depth)
+            outer.note(self.hazards)
+            self.hazards = outer
+            for nest in nests:
+                for loop, text in nest.numbers():
+                    if self._domain_of(loop) == NODE:
+                        self._finish_number(loop, text)
+
+    def _domain_of(self, loop: Loop) -> int:
+        return self.lowered.domains[loop.target.value]
+
+    def _write_initial(self, loop: Loop) -> None:
+        """Write the initial value of a sum or a maximum."""
+        initial = self.real(INITIAL[loop.combine])
+        value = loop.target.value
+        if is_number(self.lowered, loop):
+            self.line(f"{self.variable(value)} = {initial};")
+            return
+        size = self.lowered.sizes[value]
+        view = View(value, 0, (size,), (1,))
+        if self.hazards.need_barrier([whole(*self.region(view), size, is_write=True)]):
+            self.line("team.sync();")
+        array, first = self.address(view)
+        head = f"for (int i = team.lane; i < {self.size(size, value)}; i += team.size)"
+        self.line(f"{head} {array}[{add([first, 'i'])}] = {initial};")
+
+    def _finish_number(self, loop: Loop, text: str) -> None:
+        """Write the lines that add up a reduced number and store it in its place, if it has one."""
+        if text:
+            self.line(text)
+        value = loop.target.value
+        if value in self.storage.homes or value in self.storage.aliases:
+            view = View(value, 0, (), ())
+            region, start = self.region(view)
+            if self.hazards.need_barrier([whole(region, start, 1, is_write=True)._replace(who="one")]):
+                self.line("team.sync();")
+            array, first = self.address(view)
+            self.line(f"if (team.lane == 0) {array}[{first}] = {self.variable(value)};")
+
+    # Before and after the blocks.
+
+    def _windows(self) -> list[str]:
+        """Choose where the gradient of an output is read, or an output is written.
+
+        A gradient with one destination is read there, and an output is made at its first destination if it has one;
+        else both use the row.
+        """
+        lines = []
+        for (area, number), (column, size) in self.kernel.spares.items():
+            self.need_window(area, number)
+            self.arguments["row"] = None
+            place = add(["row", self.size(column, Area.ROW, NODE, column)])
+            lines.append(
+                f"int64 next_{number} = ptr[output_{number} + r], last_{number} = ptr[output_{number} + r + 1];"
+            )
+            if area is Area.OUTPUT:
+                lines += [
+                    f"real *output_{number}_w = next_{number} < last_{number} ? buffer + to[next_{number}] : {place};",
+                    f"++next_{number};",
+                ]
+                continue
+            self.hazards.need_barrier([whole((area, number), 0, size, is_write=True)])
+            length = self.size(size, area, number)
+            lines += [
+                f"const real *gather_{number} = {place};",
+                f"if (last_{number} - next_{number} == 1) gather_{number} = buffer + dest[next_{number}] + shift;",
+                f"else collect(team, buffer, {place}, {length}, dest, next_{number}, last_{number}, shift);",
+            ]
+        return ["        " + line for line in lines]
+
+    def _write_ends(self) -> None:
+        """Copy outputs to their other destinations."""
+        for number in [number for area, number in self.kernel.spares if area is Area.OUTPUT]:
+            written = self.kernel.written(number)
+            reads = [whole((Area.OUTPUT, number), first, size, is_write=False) for first, size in written]
+            if self.hazards.need_barrier(reads):
+                self.line("team.sync();")
+            depth = self.indent
+            self.open(f"for (int64 j = next_{number}; j < last_{number}; ++j)")
+            for first, size in written:
+                start, length = self.size(first, Area.OUTPUT, number, first), self.size(size, "sent", number, first)
+                source, target = add([f"output_{number}_w", start]), add(["buffer + to[j]", start])
+                self.line(f"send(team, {source}, {length}, {target});")
+            self.close(depth)
+
+    def _tops(self, row_width: str) -> tuple[list[str], list[str]]:
+        """The lines before the loop over rows, and the first lines in it.
+
+        Args:
+            row_width: elements of the row that the kernel needs; "" for none.
+        """
+        for group in self.groups:
+            self.column("start")
+            self.arguments[f"segments_{group}"] = None
+        row = [f"const int64 {name} = {text};" for name, text in self.tops.items()]
+        for group in sorted(self.groups):
+            row += [
+                f"const int64 first_{group} = segments_{group}[start + r] - base_{group};",
+                f"const int64 end_{group} = segments_{group}[start + r + 1] - base_{group};",
+                f"const int64 edges_{group} = end_{group} - first_{group};",
+            ]
+        if self.variables:
+            row.append(f"real {', '.join(self.variables.values())};")
+        top = ["const int64 *slots = (const int64 *)memory_;"]
+        for name in sorted({**self.arguments, "table": None}, key=self.slot):
+            of = slot_type(name)
+            top.append(
+                f"const int64 {name} = slots[{self.slot(name)}];"
+                if is_step(name)
+                else f"{of} *{name} = ({of} *)slots[{self.slot(name)}];"
+            )
+        top += ["const int64 *sizes = (const int64 *)own_;"] if self.sizes else []
+        top += [f"const int {name} = (int)sizes[{k}];" for k, (name, _) in enumerate(self.sizes.values())]
+        top.append(f"table += k * {len(self.columns)};")
+        top += [
+            f"const int64 {name} = table[{self.columns.index(name)}];" for name in dict.fromkeys((*self.used, "rows_n"))
+        ]
+        top += [f"const real {name} = (real){_literal(literal)};" for literal, name in self.literals.items()]
+        top += ["const double *numbers = (const double *)own_;"] if self.numbers else []
+        first = len(self.sizes)
+        top += [f"const real c{k} = (real)numbers[{first + k}];" for k in range(len(self.numbers))]
+        top += [f"const int64 base_{group} = segments_{group}[start];" for group in sorted(self.groups)]
+        top += ["BLOCK_MEMORY(block_memory);", "const Team team(block_memory);"]
+        top += [f"real *row = row_memory(block_memory, rows, {row_width});"] if row_width else []
+        return ["    " + line for line in top], ["        " + line for line in row]
+
+
+def _literal(literal: str) -> str:
+    return {"inf": "INF", "-inf": "-INF", "nan": "NAN_"}.get(literal, literal)

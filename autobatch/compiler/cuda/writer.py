@@ -1,0 +1,82 @@
+"""Name the arrays and regions of memory in the source of a CUDA kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from autobatch.compiler.lowered import Area
+from autobatch.compiler.statement import Loop
+from autobatch.compiler.view import View
+from autobatch.compiler.writer import ARRAYS, Writer, add, type_of
+from autobatch.ir.program import SHARED
+
+CUDA_SLOTS = {
+    "buffer": "real", "scratch": "real", "kept": "real", "rows": "real", "ptr": "int64", "dest": "place",
+    "to": "place", "table": "int64", "ints": "int32", "floats": "double",
+}  # fmt: skip
+"""The first slots of the memory of a stage: arrays and their types. Edges of groups, tables and weights follow."""
+DATA = (Area.INTS, Area.FLOATS)
+
+
+class CudaWriter(Writer):
+    """The text of one kernel so far.
+
+    The rows of a kernel's row storage are in shared memory. Values that all nodes share are read where they are: each
+    has a slot.
+    """
+
+    arrays = ARRAYS | {Area.ROW: "row"}
+
+    def open(self, head: str) -> None:
+        """Begin a compound statement."""
+        self.line(f"{head} {{")
+        self.indent += 1
+
+    def close(self, indent: int) -> None:
+        """End compound statements until this depth."""
+        while self.indent > indent:
+            self.indent -= 1
+            self.line("}")
+
+    def address(self, operand: View, moved: str = "") -> tuple[str, str]:
+        """The array that holds a view, and where the view begins in it."""
+        if operand.value not in self.storage.shared:
+            return super().address(operand, moved)
+        array = shared_name(operand.value)
+        self.arguments[array] = None
+        return array, add([self.size(operand.offset, self.spot, array, operand.offset), moved])
+
+    def need_window(self, area: Area, number: int) -> None:
+        """Note what the choice of the place of an output, or of its gradient, needs."""
+        self.arguments.update(dict.fromkeys(("buffer", "ptr", "dest" if area is Area.GATHER else "to")))
+        self.column(f"output_{number}")
+        if area is Area.GATHER:
+            self.column("shift")
+
+    def region(self, view: View) -> tuple[Hashable, int]:
+        """The region of memory that holds a view, and where the view begins in it; None for what nobody writes."""
+        if self.lowered.domains[view.value] == SHARED:
+            return None, 0
+        home, found = self.storage.home(view)
+        if home.area in DATA:
+            return None, 0
+        return (home.area, home.domain), home.column + found.offset
+
+    def stored_region(self, loop: Loop) -> tuple[Hashable, int]:
+        """The region of memory that a loop stores an output or the gradient of a port in, and where it begins."""
+        assert loop.stored is not None
+        what, number = loop.stored
+        if what == "output":
+            return (Area.OUTPUT, number), loop.target.offset
+        place = self.layout.inputs[number]
+        return (Area.GRADIENTS, place.domain), place.column + loop.target.offset
+
+
+def shared_name(value: int) -> str:
+    """The slot of a value that all nodes share."""
+    return f"shared_{value}"
+
+
+def slot_type(name: str) -> str:
+    """The type of the elements of a slot's array."""
+    return CUDA_SLOTS.get(name) or type_of(name)
