@@ -8,7 +8,7 @@ import pytest
 import autobatch as ab
 from autobatch.runtime.cpu import pieces
 from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.cpu.pieces import BatchList, count_pieces, find_alone, rows_of_piece
+from autobatch.runtime.pieces import BatchList, count_pieces, find_alone, rows_of_piece
 from parity import TOLERANCES, compare, compare_gradients
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case

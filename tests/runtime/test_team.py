@@ -12,8 +12,8 @@ import pytest
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address
 from autobatch.runtime.cpu.atomic import fetch_add
-from autobatch.runtime.cpu.pieces import Calls
 from autobatch.runtime.cpu.team import Helper, Sweeps
+from autobatch.runtime.pieces import Calls
 
 N_RUNS = 60
 

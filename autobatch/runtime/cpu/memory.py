@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from autobatch.jit.addresses import aligned
 from autobatch.params.store import HOST
-from autobatch.runtime.cpu.compiled import Prepared
 from autobatch.runtime.memory import Memory
+from autobatch.runtime.preparing import Prepared
 
 Array = NDArray[Any]
 

@@ -43,7 +43,7 @@ class StageRun(NamedTuple):
         common: buffer, scratch memory of pieces and of all rows, and destinations: the same for all types.
         place: the name of the type of destinations.
         table: see `autobatch.compiler.piece_table`.
-        mean_rows: mean rows of pieces, per domain; see `autobatch.runtime.cpu.piece_table`.
+        mean_rows: mean rows of pieces, per domain; see `autobatch.runtime.piece_table`.
         randomness: the randomness of the mini-batch.
     """
 

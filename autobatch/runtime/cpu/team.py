@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from autobatch.jit.addresses import address_of, call_at
 from autobatch.jit.loops import compiled
 from autobatch.runtime.cpu.atomic import exchange_if, fetch_add, load, store, yield_address
-from autobatch.runtime.cpu.pieces import Calls
 from autobatch.runtime.cpu.steps import call_steps
+from autobatch.runtime.pieces import Calls
 
 Array = NDArray[Any]
 
@@ -46,7 +46,7 @@ class Sweeps:
 
         Args:
             addresses: [threads, steps, 3] of each step; all are compiled.
-            calls: see `autobatch.runtime.cpu.pieces`.
+            calls: see `autobatch.runtime.pieces`.
             first, last: the first part, and the one behind the last.
         """
         needed = FIRST + WORDS * len(calls.ptr)

@@ -31,9 +31,9 @@ from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.plan import Plan, PlannedCell
-from autobatch.runtime.cpu.pieces import Calls
 from autobatch.runtime.cpu.rounding import Outers
 from autobatch.runtime.cpu.team import Sweeps
+from autobatch.runtime.pieces import Calls
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]

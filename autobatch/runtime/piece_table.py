@@ -1,6 +1,6 @@
 """Fill in the tables of pieces: where the rows of every piece are, worked out once per plan.
 
-Batches are cut into pieces (`autobatch.runtime.cpu.pieces`). The table of a type has a row of ints per piece, which
+Batches are cut into pieces (`autobatch.runtime.pieces`). The table of a type has a row of ints per piece, which
 compiled steps read (`autobatch.compiler.piece_table`): first the pieces of its batches in order, then the pieces of all
 rows of the type.
 """
@@ -16,7 +16,7 @@ from autobatch.compiler.piece_table import columns_of
 from autobatch.jit.addresses import array_at
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.runtime.cpu.pieces import BatchList, count_pieces, rows_of_piece
+from autobatch.runtime.pieces import BatchList, count_pieces, rows_of_piece
 
 LongArray = NDArray[np.int64]
 
