@@ -74,7 +74,7 @@ class RoundedStep(ProductStep):
 
     def bind(self, run: StageRun) -> int:
         """Round the matrix as it is in this run."""
-        matrix = readable(self.stage.shared[self.term.weight][0])
+        matrix = readable(self.stage.shared.arrays[self.term.weight][0])
         matrix = matrix.T if self.term.transposed else matrix
         inner, n = matrix.shape
         if self._choose(run):

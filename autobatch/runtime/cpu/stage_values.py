@@ -9,22 +9,18 @@ from numpy.typing import NDArray
 
 from autobatch.blas.choosing import Chooser
 from autobatch.blas.product import readable
-from autobatch.compiler.fusion import Kernel
-from autobatch.compiler.lowered import Area, Home
+from autobatch.compiler.lowered import Area
 from autobatch.compiler.numba.sources import StageSources
 from autobatch.compiler.numba.support import transpose
-from autobatch.compiler.piece_table import column_of, letter_of
-from autobatch.compiler.stage import StageProgram
-from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import ARRAYS, COMMON, is_step
-from autobatch.ir.program import NODE, SHARED, Constant, Instruction, Weight
 from autobatch.jit.addresses import LINE
-from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness
 from autobatch.params.store import HOST
 from autobatch.plan.plan import Batch, Plan
-from autobatch.runtime.interpreter.frame import RowRange, constant_row
+from autobatch.runtime.interpreter.frame import RowRange
+from autobatch.runtime.places import DATA, StagePlaces
+from autobatch.runtime.shared_values import SharedValues
 
 Array = NDArray[Any]
 
@@ -79,7 +75,10 @@ class StageValues:
         self._own_slots = sorted(used - {*COMMON})
         self.arrays: list[Array | int] = []
         self.run: StageRun
-        self._find_shared(stage)
+        self.packed = np.zeros(self.storage.shared_width, dtype)
+        self.shared, self._places = SharedValues(stage, HOST, dtype), StagePlaces(stage)
+        self._matrices: dict[tuple[int, bool], Array] = {}
+        self._copies: list[tuple[Array, Array]] = []
         self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
 
     @property
@@ -102,51 +101,19 @@ class StageValues:
         family, number = name.rsplit("_", 1)
         if family == "segments":
             return plan.segment_ptr[plan.first_block(kind) + 1 + int(number)]
-        table: Array = self.shared[int(number)]
+        table: Array = self.shared.arrays[int(number)]
         return table.strides[1] // table.itemsize if is_step(name) else table
 
-    def _find_shared(self, stage: StageProgram) -> None:
-        """Find the shared values that steps read, and what these are computed from."""
-        vars = self.lowered.vars
-        read = {*self.storage.shared, *_looked_up(stage), *_read_by_steps(stage)}
-        for index in reversed(self.lowered.shared):
-            if index in read:
-                read.update(_instruction(vars[index].source).args)
-        self._computed = [index for index in self.lowered.shared if index in read]
-        self._weights = [(i, source) for i in sorted(read) if isinstance(source := vars[i].source, Weight)]
-        self._data: list[Array] | None = None
-        self.packed = np.zeros(self.storage.shared_width, self.dtype)
-        self.shared: dict[int, Any] = {
-            i: constant_row(source.data, self.dtype)
-            for i in sorted(read)
-            if isinstance(source := vars[i].source, Constant)
-        }
-        self._matrices: dict[tuple[int, bool], Array] = {}
-        self._copies: list[tuple[Array, Array]] = []
-
     def _compute_shared(self) -> None:
-        """Update the values that all rows share: parameters, and values computed from them; `(1, *shape)`."""
-        vars, shared = self.lowered.vars, self.shared
-        data = [source.parameter.data for _, source in self._weights]
-        moved = self._data is None or any(a is not b for a, b in zip(data, self._data, strict=True))
-        if moved:
+        """Update the values that all rows share, and the copies of them that kernels and libraries read."""
+        shared = self.shared.arrays
+        if self.shared.update(lambda parameter: parameter.data):
             self._matrices.clear()
             self._copies.clear()
-            shared.update((i, array[None]) for (i, _), array in zip(self._weights, data, strict=True))
-        for index in self._computed:
-            source = _instruction(vars[index].source)
-            args = [shared[arg] for arg in source.args]
-            if not source.op.view:
-                if moved:
-                    shared[index] = np.empty((1, *vars[index].shape), self.dtype)
-                run_kernel(source.op, np, args, shared[index], source.static)
-            elif moved:
-                shared[index] = source.op.kernel(np, args[0], **source.static)
         for value, first in self.storage.shared.items():
             self.packed[first : first + self.lowered.sizes[value]] = shared[value].reshape(-1)
         for matrix, copy in self._copies:
             transpose(np.ascontiguousarray(matrix.T), copy)
-        self._data = data
 
     def matrix(self, value: int, transposed: bool) -> Array:
         """A shared matrix or its transpose in a form that libraries read; the same array until a parameter moves.
@@ -155,7 +122,8 @@ class StageValues:
         transposes or of views that libraries refuse, are made again in every run.
         """
         if (value, transposed) not in self._matrices:
-            matrix: Array = self.shared[value][0].T if transposed else self.shared[value][0]
+            whole = self.shared.arrays[value][0]
+            matrix: Array = whole.T if transposed else whole
             is_right = matrix.flags.c_contiguous if transposed else readable(matrix) is matrix
             if not is_right:
                 copy = np.empty(matrix.shape, matrix.dtype)
@@ -167,48 +135,27 @@ class StageValues:
 
     def place(self, view: View) -> tuple[int, int, int, int]:
         """The slot of a view's array, the table column where rows begin, the bytes from there, and elements per row."""
-        home, view = self.storage.home(view)
-        size = self.dtype.itemsize
-        column = self.columns.index(self._column(home))
-        return self.slots[ARRAYS[home.area]], column, (home.column + view.offset) * size, max(self._width(home), 1)
+        place = self._places.place(view)
+        return self.slots[ARRAYS[place.area]], place.column, place.offset * self.dtype.itemsize, max(place.width, 1)
 
     def view(self, view: View, k: int) -> Array:
         """The elements of a view in all rows of a piece: `(rows, *shape)`."""
-        home, view = self.storage.home(view)
-        array, width, table = self._array(home), self._width(home), self.run.table
-        column = self._column(home)
-        first = int(table[k, self.columns.index(column)])
-        first = first * width if column == "start" else first
-        n_rows = int(table[k, self.columns.index(f"rows_{letter_of(home.domain)}")])
-        size = array.itemsize
-        offset = (first + home.column + view.offset) * size if n_rows and all(view.shape) else 0
-        strides = (width * size, *(stride * size for stride in view.strides))
-        found: Array = np.ndarray((n_rows, *view.shape), array.dtype, array, offset, strides)
+        place, table = self._places.place(view), self.run.table
+        array, size, width = self._array(place.area), self._array(place.area).itemsize, place.width
+        first = int(table[k, place.column]) * (width if place.area in DATA else 1)
+        n_rows = int(table[k, place.rows])
+        offset = (first + place.offset) * size if n_rows and all(place.shape) else 0
+        strides = (width * size, *(stride * size for stride in place.strides))
+        found: Array = np.ndarray((n_rows, *place.shape), array.dtype, array, offset, strides)
         return found
 
-    def _array(self, home: Home) -> Array:
+    def _array(self, area: Area) -> Array:
         plan, (buffer, scratch, kept, *_) = self.run.plan, self.run.common.arrays
-        if home.area in (Area.INTS, Area.FLOATS):
-            return (plan.int_data if home.area is Area.INTS else plan.float_data)[self.run.kind].reshape(-1)
-        if home.area is Area.PERSISTENT and self._runs_steps_of_all_rows:
+        if area in DATA:
+            return (plan.int_data if area is Area.INTS else plan.float_data)[self.run.kind].reshape(-1)
+        if area is Area.PERSISTENT and self._runs_steps_of_all_rows:
             return kept
-        return buffer if ARRAYS[home.area] == "buffer" else scratch
-
-    def _column(self, home: Home) -> str:
-        """The column of the table that holds where the rows of an area begin."""
-        if home.area in (Area.INTS, Area.FLOATS):
-            return "start"
-        return column_of(home, self.lowered.stage)
-
-    def _width(self, home: Home) -> int:
-        """Elements from one row of an area to the next."""
-        if home.area in (Area.INTS, Area.FLOATS):
-            return self.cell.program.words(home.area is Area.FLOATS)
-        if home.area in (Area.BATCH, Area.PERSISTENT):
-            is_batch = home.area is Area.BATCH
-            return self.storage.batch_width[home.domain] if is_batch else self.storage.persistent_width
-        layout = self.cell.layout
-        return (layout.saved_width if home.area is Area.SAVED else layout.input_width)[home.domain - NODE]
+        return buffer if ARRAYS[area] == "buffer" else scratch
 
 
 def flat(array: Array) -> Array:
@@ -216,28 +163,3 @@ def flat(array: Array) -> Array:
     reach = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True))
     n = 1 + reach // array.itemsize if array.size else 0
     return np.lib.stride_tricks.as_strided(array, (n,), (array.itemsize,))
-
-
-def _read_by_steps(stage: StageProgram) -> set[int]:
-    """The shared values that products and interpreted ops read; kernels read packed copies."""
-    found: set[int] = set()
-    for step in stage.steps:
-        match step:
-            case Product(terms=terms):
-                found.update(term.weight for term in terms)
-            case Interpreted(args=args):
-                found.update(arg for arg in args if stage.lowered.domains[arg] == SHARED)
-    return found
-
-
-def _looked_up(stage: StageProgram) -> set[int]:
-    """The parameters whose rows kernels look up."""
-    kernels = [step for step in stage.steps if isinstance(step, Kernel)]
-    loops = [loop for kernel in kernels for block in kernel.blocks for loop in block.loops]
-    read = {operand.view.value for loop in loops for operand in loop.operands if operand.moved is not None}
-    return {value for value in read if stage.lowered.domains[value] == SHARED}
-
-
-def _instruction(source: object) -> Instruction:
-    assert isinstance(source, Instruction), "shared values that are no parameters are computed"
-    return source

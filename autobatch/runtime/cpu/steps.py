@@ -111,7 +111,7 @@ class ProductStep:
 
     def bind(self, run: StageRun) -> int:
         """Choose the library by the mean number of rows, and take the weight of this run."""
-        shared = self.stage.shared[self.term.weight]
+        shared = self.stage.shared.arrays[self.term.weight]
         self._choose(run)
         if self.provider.name == PACKED and self.stage.jitted and shared.size:
             matrix = readable(shared[0])
@@ -123,7 +123,7 @@ class ProductStep:
 
     def _choose(self, run: StageRun) -> bool:
         """Choose the library; return whether it was chosen anew."""
-        shared = self.stage.shared[self.term.weight]
+        shared = self.stage.shared.arrays[self.term.weight]
         inner, n = shared.shape[:0:-1] if self.term.transposed else shared.shape[1:]
         of_piece, of_whole = run.mean_rows[self.domain - NODE].tolist()
         self.n_rows = (self.once and of_whole) or of_piece
@@ -196,7 +196,7 @@ class InterpretedStep:
     def _argument(self, arg: int, k: int) -> Any:
         lowered = self.stage.lowered
         if lowered.domains[arg] == SHARED:
-            return self.stage.shared[arg]
+            return self.stage.shared.arrays[arg]
         array = self.stage.view(lowered.views[arg], k)
         source = lowered.vars[lowered.views[arg].value].source
         return array.astype(self.stage.dtype) if isinstance(source, Attribute) and source.is_float else array

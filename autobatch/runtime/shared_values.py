@@ -1,0 +1,89 @@
+"""The values that all rows of a stage share: parameters, constants, and what is computed from them once per run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from autobatch.compiler.fusion import Kernel
+from autobatch.compiler.stage import StageProgram
+from autobatch.compiler.statement import Interpreted, Product
+from autobatch.ir.program import SHARED, Constant, Instruction, Weight
+from autobatch.ops.define import run_kernel
+from autobatch.params.parameter import Parameter
+from autobatch.params.store import Store
+from autobatch.runtime.interpreter.frame import constant_row
+
+
+class SharedValues:
+    """The shared values that the steps of a stage read, as arrays `(1, *shape)` of a store.
+
+    Attributes:
+        arrays: by value.
+    """
+
+    def __init__(self, stage: StageProgram, store: Store, dtype: np.dtype[Any]) -> None:
+        self._vars, self._store, self._dtype = stage.lowered.vars, store, dtype
+        vars = self._vars
+        read = {*stage.storage.shared, *_looked_up(stage), *_read_by_steps(stage)}
+        for index in reversed(stage.lowered.shared):
+            if index in read:
+                read.update(_instruction(vars[index].source).args)
+        self._computed = [index for index in stage.lowered.shared if index in read]
+        self._weights = [(i, source.parameter) for i in sorted(read) if isinstance(source := vars[i].source, Weight)]
+        self._data: list[Any] | None = None
+        self.arrays: dict[int, Any] = {}
+        for i in sorted(read):
+            if isinstance(source := vars[i].source, Constant):
+                row = constant_row(source.data, dtype)
+                self.arrays[i] = row if isinstance(row, (int, float)) else store.put(row)
+
+    def update(self, data_of: Callable[[Parameter], Any]) -> bool:
+        """Compute all values from the parameters as they are now; return whether any array is another one than before.
+
+        Args:
+            data_of: the array of a parameter in the store.
+        """
+        vars, arrays, xp = self._vars, self.arrays, self._store.xp
+        data = [data_of(parameter) for _, parameter in self._weights]
+        moved = self._data is None or any(a is not b for a, b in zip(data, self._data, strict=True))
+        if moved:
+            arrays.update((i, array[None]) for (i, _), array in zip(self._weights, data, strict=True))
+        for index in self._computed:
+            source = _instruction(vars[index].source)
+            args = [arrays[arg] for arg in source.args]
+            if not source.op.view:
+                if moved:
+                    arrays[index] = xp.empty((1, *vars[index].shape), self._dtype)
+                run_kernel(source.op, xp, args, arrays[index], source.static)
+            elif moved:
+                arrays[index] = source.op.kernel(xp, args[0], **source.static)
+        self._data = data
+        return moved
+
+
+def _read_by_steps(stage: StageProgram) -> set[int]:
+    """The shared values that products and interpreted ops read."""
+    found: set[int] = set()
+    for step in stage.steps:
+        match step:
+            case Product(terms=terms):
+                found.update(term.weight for term in terms)
+            case Interpreted(args=args):
+                found.update(arg for arg in args if stage.lowered.domains[arg] == SHARED)
+    return found
+
+
+def _looked_up(stage: StageProgram) -> set[int]:
+    """The parameters whose rows kernels look up."""
+    kernels = [step for step in stage.steps if isinstance(step, Kernel)]
+    loops = [loop for kernel in kernels for block in kernel.blocks for loop in block.loops]
+    read = {operand.view.value for loop in loops for operand in loop.operands if operand.moved is not None}
+    return {value for value in read if stage.lowered.domains[value] == SHARED}
+
+
+def _instruction(source: object) -> Instruction:
+    assert isinstance(source, Instruction), "shared values that are no parameters are computed"
+    return source
