@@ -1,0 +1,292 @@
+"""The cuda backend: the same plans and compiled cells as on the CPU, on a device.
+
+A batch is one piece: a product by a library and a generated kernel, each a launch for all rows. The ints that describe
+a mini-batch reach the device in one copy. Nothing waits for the device until the outputs are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import numpy as np
+
+from autobatch.compiler.cuda.support import module_text
+from autobatch.ops.randomness import Randomness
+from autobatch.params.parameter import Parameter
+from autobatch.params.sparse_rows import Gradient
+from autobatch.params.stacks import refresh
+from autobatch.plan.plan import Batch, Plan, PlannedTypes
+from autobatch.runtime.activity import Activity
+from autobatch.runtime.backend import Counts, RunOptions, Timer
+from autobatch.runtime.cuda.device import Device, Launch
+from autobatch.runtime.cuda.finding import find_device
+from autobatch.runtime.cuda.memory import DeviceMemory
+from autobatch.runtime.cuda.packing import Packing
+from autobatch.runtime.cuda.stages import BLOCKS_PER_PROCESSOR, DeviceCell, StageRun
+from autobatch.runtime.cuda.sums import SUM_SOURCE, find_sums
+from autobatch.runtime.interpreter.frame import RowRange
+from autobatch.runtime.interpreter.interpreter import Interpreter
+from autobatch.runtime.interpreter.reference import gradient_on
+from autobatch.runtime.interpreter.values import Values
+from autobatch.runtime.memory import MemoryPool
+from autobatch.runtime.pieces import Calls
+from autobatch.runtime.preparing import PreparedTypes
+from autobatch.runtime.run import PooledRun
+
+NO_LIMIT = 1 << 40  # rows of a piece: a batch is one piece
+SUM_SLOTS = ("buffer", "sums", "parts", "sum_ptr")
+SUM_TEAM, SUM_TEAMS = 32, 4
+
+
+class Cuda:
+    """Runs plans on a device.
+
+    Args:
+        poison: fill the memory with NaN before each run, so that reads of memory that was never written show.
+        device: by default the one that `find_device` finds.
+    """
+
+    name = "cuda"
+
+    def __init__(self, poison: bool = False, device: Device | None = None) -> None:
+        self.poison, self.device = poison, find_device() if device is None else device
+        self.pool = MemoryPool(lambda: DeviceMemory(self.device))
+        self._types: WeakKeyDictionary[PlannedTypes, dict[Any, PreparedTypes[DeviceCell]]] = WeakKeyDictionary()
+        self._cells: WeakValueDictionary[Any, DeviceCell] = WeakValueDictionary()
+        self._sums: dict[str, Any] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles have their own memory, and compile anew."""
+        return type(self), (self.poison,)
+
+    def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> DevicePlan:
+        """Prepare a plan; see `Backend`."""
+        return DevicePlan(self, plan, cells, options)
+
+    def prepared_types(self, cells: PlannedTypes, options: RunOptions) -> PreparedTypes[DeviceCell]:
+        """The compiled types that all plans of these types share."""
+        found, way = self._types.setdefault(cells, {}), (options.dtype, options.precision)
+        if way not in found:
+            found[way] = PreparedTypes(cells, options.dtype, lambda row_bytes: NO_LIMIT)
+        return found[way]
+
+    def device_cell(self, cells: PlannedTypes, options: RunOptions, kind: int) -> DeviceCell:
+        """The cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
+        key = id(cells.cells[kind]), options.dtype, options.precision
+        found = self._cells.get(key)
+        if found is None:
+            found = DeviceCell(cells.cells[kind], self.device, options.dtype, options.precision)
+            self._cells[key] = found
+        return found
+
+    def sum_kernel(self, dtype: str) -> Any:
+        """The kernel that adds up values, see `autobatch.runtime.cuda.sums`."""
+        if dtype not in self._sums:
+            text = module_text(SUM_SOURCE, dtype, "int64")
+            self._sums[dtype] = self.device.load(text, ["add_up"], "the kernel that adds up values")["add_up"]
+        return self._sums[dtype]
+
+
+class DevicePlan:
+    """A plan with all that a run needs except memory; see `Executable`.
+
+    Attributes:
+        packing: the ints of the plan, and room for the slots of each stage.
+        places: where an array begins in the packed ints, by type and name; type -1 has those that all types share.
+        slots: where the slots of a stage of a type begin.
+    """
+
+    def __init__(self, backend: Cuda, plan: Plan, cells: PlannedTypes, options: RunOptions) -> None:
+        self.backend, self.plan, self.cells, self.options = backend, plan, cells, options
+        self.types = backend.prepared_types(cells, options)
+        self.prepared = self.types.prepare(plan, partial(backend.device_cell, cells, options), 1)
+        self.sums = find_sums(plan, cells)
+        self.packing = Packing()
+        self.places: dict[tuple[int, str], int] = {}
+        self.slots: dict[tuple[str, int], int] = {}
+        self._pack()
+        stages = [self.types.cells[kind].stage(name) for name in self.types.stages for kind in self.prepared.tables]
+        rows_size = max((stage.rows_size for stage in stages), default=0)
+        self.sizes = plan.size + self.sums.size, self.prepared.scratch_size, self.prepared.kept_size, rows_size
+        self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
+
+    def forward(self, randomness: Randomness, timer: Timer | None = None) -> DeviceRun:
+        """Compute all values; see `Executable`."""
+        return DeviceRun(self, randomness, timer)
+
+    def _pack(self) -> None:
+        plan, packing, places, sums = self.plan, self.packing, self.places, self.sums
+        for name, array in (("ptr", plan.dest_ptr), ("dest", plan.dest)):
+            places[-1, name] = packing.add(array)
+        places[-1, "to"] = packing.add(sums.to.astype(plan.dest.dtype, copy=False))
+        for name, array in (("sums", sums.table), ("parts", sums.parts), ("sum_ptr", sums.ptr)):
+            places[-1, name] = packing.add(array)
+        self.slots["sums", -1] = packing.reserve(8 * len(SUM_SLOTS))
+        for kind, table in self.prepared.tables.items():
+            places[kind, "table"] = packing.add(table)
+            places[kind, "ints"], places[kind, "floats"] = (
+                packing.add(plan.int_data[kind]),
+                packing.add(plan.float_data[kind]),
+            )
+            first = plan.first_block(kind) + 1
+            for group in range(len(self.cells.cells[kind].layout.input_width) - 1):
+                places[kind, f"segments_{group}"] = packing.add(plan.segment_ptr[first + group])
+            for name in self.types.stages:
+                n_slots = len(self.types.cells[kind].stage(name).source.slots)
+                self.slots[name, kind] = packing.reserve(8 * n_slots)
+
+
+class DeviceRun(PooledRun[DeviceMemory]):
+    """A run on a device."""
+
+    def __init__(self, executable: DevicePlan, randomness: Randomness, timer: Timer | None) -> None:
+        self._executable, self._randomness = executable, randomness
+        self._device = executable.backend.device
+        super().__init__(executable.backend.pool, timer)
+
+    def _forward(self) -> list[Any]:
+        executable = self._executable
+        plan, options = executable.plan, executable.options
+        self.memory.reserve_all(executable.sizes, executable.packing.n_bytes, options.dtype, options.max_bytes)
+        if executable.backend.poison:
+            self.memory.poison()
+        self._allocations, self._launches = self.memory.take_allocations(), 0
+        self._values = Values(plan, executable.cells, self.memory.buffer, self._device)
+        self._interpreter = Interpreter(self._values, options, self._randomness)
+        self._copied_bytes = refresh(executable.cells.stacks)
+        self._parameters: dict[int, Any] = {}
+        self._stages = self._upload()
+        self._sweep("forward", None)
+        return self._values.outputs()
+
+    def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+        plan, cells, activity, device = (
+            self._executable.plan,
+            self._executable.cells,
+            self.memory.activity,
+            self._device,
+        )
+        activity.mark(plan, cells, seeds)
+        targets = self.memory.targets(into, cells.stacks)
+        gradients = {key: gradient_on(device, target) for key, target in targets.arrays.items()}
+        for slot in range(len(cells.slot_shapes)):
+            self._values.slot(slot, plan.mirror)[...] = device.put(seeds[slot]) if slot in seeds else 0
+        self._sweep("backward", None if activity.is_whole else activity)
+        self.lap("backward", None)
+        ends = plan.type_ptr.tolist()
+        for kind in range(len(ends) - 1):
+            n_rows = ends[kind + 1] - ends[kind]
+            active = activity.rows(kind, 0, n_rows)
+            if active.any():
+                self._interpreter.weight_gradients(kind, active, gradients)
+                self.lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
+        for key, target in targets.arrays.items():
+            if gradients[key] is not target:
+                target += device.get(gradients[key])
+        self._copied_bytes += targets.finish()
+
+    def _gradients(self, kind: int) -> Any:
+        return self._values.output_gradients(kind, self.memory.activity)
+
+    def counts(self) -> Counts:
+        """The work of the run so far."""
+        launches = self._launches + self._interpreter.launches
+        copied_bytes = self._copied_bytes + self._interpreter.copied_bytes
+        return Counts(launches, copied_bytes, self._allocations, self.memory.n_bytes)
+
+    def _forget(self) -> None:
+        for name in ("_values", "_interpreter", "_stages", "_parameters"):
+            vars(self).pop(name, None)
+        del self.memory
+
+    # The mini-batch on the device.
+
+    def _upload(self) -> dict[str, list[StageRun]]:
+        """Set up the stages of all types, and copy the ints of the mini-batch to the device."""
+        executable, device, memory = self._executable, self._device, self.memory
+        packing, places = executable.packing, executable.places
+        pinned, packed = memory.pinned[: packing.n_bytes], memory.packed[: packing.n_bytes]
+        packing.fill(pinned)
+        base = device.address(packed)
+        common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
+        found: dict[str, list[StageRun]] = {name: [] for name in executable.types.stages}
+        for name, runs in found.items():
+            for kind, table in executable.prepared.tables.items():
+                stage = executable.types.cells[kind].stage(name)
+                stage.shared.update(self._parameter)
+                arrays = common | self._data(kind)
+                first = executable.slots[name, kind]
+                run = StageRun(stage, executable.plan, kind, arrays, table, base + first, self._randomness)
+                runs.append(run)
+                slots = pinned[first : first + 8 * len(stage.source.slots)].view(np.int64)
+                for slot in stage.used_slots:
+                    at = places.get((kind, slot), places.get((-1, slot)))
+                    slots[stage.source.slots[slot]] = self._slot(run, slot) if at is None else base + at
+        first = executable.slots["sums", -1]
+        pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
+            device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
+        ]  # fmt: skip
+        device.copy_in(pinned, packed)
+        return found
+
+    def _slot(self, run: StageRun, name: str) -> int:
+        if name == "rows":
+            return self._device.address(self.memory.rows) if run.stage.rows_size else 0
+        return run.slot(name)
+
+    def _data(self, kind: int) -> dict[str, Any]:
+        """The int and float data of a type, in the packed ints."""
+        executable, plan = self._executable, self._executable.plan
+        found = {}
+        for name, data in (("ints", plan.int_data[kind]), ("floats", plan.float_data[kind])):
+            first = executable.places[kind, name]
+            found[name] = self.memory.packed[first : first + data.nbytes].view(data.dtype)
+        return found
+
+    def _parameter(self, parameter: Parameter) -> Any:
+        """The array of a parameter on the device."""
+        if id(parameter) not in self._parameters:
+            self._parameters[id(parameter)] = self._device.put(parameter.data)
+        return self._parameters[id(parameter)]
+
+    # Batches.
+
+    def _sweep(self, name: str, activity: Activity | None) -> None:
+        """Make all calls of a stage, batch by batch."""
+        executable, plan = self._executable, self._executable.plan
+        calls = executable.prepared.forward if name == "forward" else executable.prepared.backward
+        steps = [call for run in self._stages[name] for call in run.calls]
+        self._call(steps, calls, 0)
+        self.lap(name, None)
+        n_batches = len(plan.batches)
+        for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
+            rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
+            if rows is None or rows.any():
+                self._call(steps, calls, at)
+            if name == "forward":
+                self._add_up(at - 1)
+            if rows is not None and not rows.all():
+                self._values.clear_inactive(RowRange(plan, batch, self._device), rows)
+            self.lap(name, batch)
+        self._call(steps, calls, n_batches + 1)
+
+    def _call(self, steps: list[Any], calls: Calls, part: int) -> None:
+        """Make the calls of a part; part 0 is the prologue, see `Calls`."""
+        first, end = calls.piece_ptr[calls.ptr[part]], calls.piece_ptr[calls.ptr[part + 1]]
+        for step, k in calls.calls[first:end].tolist():
+            steps[step](k)
+        self._launches += int(end - first)
+
+    def _add_up(self, batch: int) -> None:
+        """Add up the values that a batch left behind the buffer."""
+        executable, device = self._executable, self._device
+        n_sums = int(executable.sums.ptr[batch + 1] - executable.sums.ptr[batch])
+        if n_sums:
+            kernel = executable.backend.sum_kernel(executable.options.dtype.name)
+            blocks = min(-(-n_sums // SUM_TEAMS), device.n_processors * BLOCKS_PER_PROCESSOR)
+            slots = device.address(self.memory.packed) + executable.slots["sums", -1]
+            device.launch(kernel, Launch(blocks, SUM_TEAM, SUM_TEAMS, 0, (slots, 0, batch)))
+            self._launches += 1
