@@ -25,21 +25,30 @@ SECONDS_BETWEEN_LINES = 20.0
 @click.option("--seed", type=int, help="Show and run a single one.")
 @click.option("--state", "path", type=click.Path(path_type=Path), help="Where to keep what was found, and go on from.")
 @click.option("--jitted", default="0", metavar="N|all", help="Compile every N-th.")
+@click.option(
+    "--cuda", default="0", metavar="N|all", help="Run every N-th on the cuda backend too, without a GPU."
+)
 @click.option("--shrink", "seconds", default=40.0, help="Seconds to make a failing program small; 0 leaves it.")
 @click.option("--containing", default="", metavar="REGEX", help="Only programs whose text contains this.")
-def main(seeds: str, seed: int | None, path: Path | None, jitted: str, seconds: float, containing: str) -> None:
+def main(
+    seeds: str, seed: int | None, path: Path | None, jitted: str, cuda: str, seconds: float, containing: str
+) -> None:
     """Run random programs; the exit status is 1 if one was wrong."""
-    is_jitted = _choice(jitted)
+    is_jitted, is_on_cuda = _choice(jitted), _choice(cuda)
+
+    def backends_of(seed: int) -> list[str]:
+        return ["reference", "jitted" if is_jitted(seed) else "cpu", *["cuda"] * is_on_cuda(seed)]
+
     if seed is not None:
         print(draw_program(seed), f"# {draw_way(seed)}", sep="\n")
-        found = run_one(seed, is_jitted(seed), seconds)
+        found = run_one(seed, backends_of(seed), seconds)
         print(found or "right")
         sys.exit(found is not None)
     start, end = _range(seeds)
     state = load_state(path, start, end)
     began = told = time.monotonic()
     before = state.n_run
-    for found in run(state, is_jitted, seconds, containing):
+    for found in run(state, backends_of, seconds, containing):
         if found:
             print(found, flush=True)
         if found or state.next == end or time.monotonic() - told > SECONDS_BETWEEN_LINES:

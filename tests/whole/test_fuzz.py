@@ -29,7 +29,7 @@ def blocks() -> list[Any]:
 @pytest.mark.parametrize("start", blocks())
 def test_programs_are_right(start: int) -> None:
     for seed in range(start, start + PER_TEST):
-        assert run_one(seed, jitted=False, shrink_seconds=0.0) is None
+        assert run_one(seed, backends=("reference", "cpu"), shrink_seconds=0.0) is None
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_compiled_programs_are_right(seed: int) -> None:
     """Of one instance each: every op outside cells is a type of its own, which takes seconds to compile."""
     program = draw_program(seed)
     program = replace(program, instances=program.instances[-1:]).without_the_unread()
-    assert find_failure(program, draw_way(seed), jitted=True) is None
+    assert find_failure(program, draw_way(seed), ["reference", "jitted"]) is None
 
 
 def test_a_number_draws_one_program() -> None:
@@ -87,7 +87,7 @@ def test_planted_defects_are_found_and_shrunk(
 ) -> None:
     plant(monkeypatch)
     seed = next(s for s in range(200) if signature == wrong_with(s))
-    found = run_one(seed, jitted=False, shrink_seconds=300.0)
+    found = run_one(seed, backends=("reference", "cpu"), shrink_seconds=300.0)
     assert found is not None
     assert found.signature == signature
     body = found.program.split("def instance_")[1].split("def loss")[0]
@@ -98,7 +98,7 @@ def test_planted_defects_are_found_and_shrunk(
 
 def wrong_with(seed: int) -> str:
     """What is wrong with a program."""
-    found = run_one(seed, jitted=False, shrink_seconds=0.0)
+    found = run_one(seed, backends=("reference", "cpu"), shrink_seconds=0.0)
     return found.signature if found else ""
 
 

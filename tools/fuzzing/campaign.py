@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -74,11 +74,12 @@ def save_state(state: State, path: Path | None) -> None:
 
 
 def run(
-    state: State, is_jitted: Callable[[int], bool], shrink_seconds: float, containing: str = ""
+    state: State, backends_of: Callable[[int], Sequence[str]], shrink_seconds: float, containing: str = ""
 ) -> Iterator[Found | None]:
     """Run the programs that are left, one after the other; give what each did wrong.
 
     Args:
+        backends_of: the backends that run the program of a number, see `fuzzing.checks.BACKENDS`.
         containing: a regular expression; programs without it are left out.
     """
     while state.next < state.end:
@@ -86,19 +87,19 @@ def run(
         if containing and not re.search(containing, str(draw_program(seed))):
             state.next = seed + 1
             continue
-        found = run_one(seed, is_jitted(seed), 0.0)
+        found = run_one(seed, backends_of(seed), 0.0)
         if found and shrink_seconds and counts[found.signature] < N_SHRUNK:
-            found = run_one(seed, is_jitted(seed), shrink_seconds)
+            found = run_one(seed, backends_of(seed), shrink_seconds)
         if found:
             state.failures.append(found)
         state.next, state.n_run = seed + 1, state.n_run + 1
         yield found
 
 
-def run_one(seed: int, jitted: bool, shrink_seconds: float) -> Found | None:
+def run_one(seed: int, backends: Sequence[str], shrink_seconds: float) -> Found | None:
     """Run the program of a number; if it fails, make it small."""
     program, way = draw_program(seed), draw_way(seed)
-    failure = find_failure(program, way, jitted)
+    failure = find_failure(program, way, backends)
     if failure is None:
         return None
     if not shrink_seconds:
@@ -107,12 +108,12 @@ def run_one(seed: int, jitted: bool, shrink_seconds: float) -> Found | None:
     signature = failure.signature
 
     def fails(smaller: Program, other: Way) -> bool:
-        found = find_failure(smaller, other, jitted) if is_valid(smaller) else None
+        found = find_failure(smaller, other, backends) if is_valid(smaller) else None
         return found is not None and found.signature == signature
 
     program, way = shrink(program, way, fails, shrink_seconds)
-    failure = find_failure(program, way, jitted) or failure
-    right = [name for name in SWITCHES if find_failure(program, switched_off(way, name), jitted) is None]
+    failure = find_failure(program, way, backends) or failure
+    right = [name for name in SWITCHES if find_failure(program, switched_off(way, name), backends) is None]
     return Found(seed, failure.signature, failure.detail, str(program), str(way), right)
 
 

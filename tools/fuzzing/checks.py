@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +15,8 @@ import autobatch as ab
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.cuda.backend import Cuda
+from autobatch.runtime.cuda.host import HostDevice
 from autobatch.runtime.interpreter.reference import Reference
 from fuzzing.program import Program
 from fuzzing.specs import State
@@ -27,6 +29,13 @@ POLICIES = (
     "depth+compact", "auto",
 )  # fmt: skip
 SWITCHES = ("simplifies", "joins", "stacks", "sums", "cuts", "hoists", "fuses", "reuses")
+BACKENDS: dict[str, Callable[[], Any]] = {
+    "reference": lambda: Reference(poison=True),
+    "cpu": lambda: Cpu(poison=True, jitted=False),
+    "jitted": lambda: Cpu(poison=True, jitted=True),
+    "cuda": lambda: Cuda(poison=True, device=HostDevice()),
+}
+INTERPRETED = ("reference", "cpu")  # these compile nothing
 RECOMPUTES = ("cheap", "more", "all", "nothing")
 
 
@@ -129,10 +138,10 @@ def checkers(on: bool) -> Iterator[None]:
             os.environ["AUTOBATCH_CHECK"] = before
 
 
-def find_failure(program: Program, way: Way, jitted: bool = False) -> Failure | None:
+def find_failure(program: Program, way: Way, backends: Sequence[str] = INTERPRETED) -> Failure | None:
     """Run a program; say what is wrong first, if anything."""
     with checkers(way.checked), np.errstate(all="ignore"):
-        run = _Runs(program, way, jitted)
+        run = _Runs(program, way, backends)
         for kind, where, check in run.checks():
             try:
                 check()
@@ -161,9 +170,9 @@ def is_valid(program: Program) -> bool:
 class _Runs:
     """The results of a program, computed as they are asked for."""
 
-    def __init__(self, program: Program, way: Way, jitted: bool) -> None:
+    def __init__(self, program: Program, way: Way, backends: Sequence[str]) -> None:
         self.program, self.way = program, way
-        self.backends = {"reference": Reference(poison=True), "cpu": Cpu(poison=True, jitted=jitted)}
+        self.backends = {name: BACKENDS[name]() for name in backends}
         self.names = program.names * way.copies
         self.weights = np.random.default_rng(0).uniform(0.5, 2.0, len(self.names))
         self.gradients: dict[str, Any] = {}
