@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,14 +105,14 @@ def wrong_with(seed: int) -> str:
 def test_a_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = list[int]()
 
-    def fake(seed: int, jitted: bool, shrink_seconds: float) -> Found | None:
+    def fake(seed: int, backends: Sequence[str], shrink_seconds: float) -> Found | None:
         runs.append(seed)
         return Found(seed, "forward in cpu", "by 1") if seed == 1 and not shrink_seconds else None
 
     monkeypatch.setattr("fuzzing.campaign.run_one", fake)
     path = tmp_path / "fuzz.json"
     state = load_state(path, 0, 5)
-    going = run(state, lambda seed: False, 0.0)
+    going = run(state, lambda seed: (), 0.0)
     assert [next(going) is None for _ in range(3)] == [True, False, True]
     save_state(state, path)
     again = load_state(path, 0, 5)
