@@ -1,15 +1,16 @@
 """Print the kernels of a stage as CUDA C++.
 
-    for (int64 r = ...; r < rows_n; r += ...) {              // rows of the batch, one per team of threads
+    for (int64 r = team.first; r < rows_n; r += team.step) { // rows of the batch, one per team of threads
         for (int i = team.lane; i < s2; i += team.size) {    // a block: its indices are dealt out to the threads
             v7 = tanh(buffer[inputs_n_r + i]);
             row[s3 + i] = v7;
         }
         team.sync();                                         // only where a thread reads what another one wrote
 
-Every kernel takes three ints: the address of the slots of its stage's memory, the address of its own sizes and numbers,
-and the row of the table of pieces that describes the batch. Sizes, columns and widths are own numbers, so that one
-source serves every width of a model.
+A kernel is a function that all blocks of a launch call together (`sweep.cuh`). It takes the address of the slots of its
+stage's memory, the address of its own sizes and numbers, the row of the table of pieces that describes the batch, and
+how many threads work on a row. Sizes, columns and widths are own numbers, so that one source serves every width of a
+model, and the name is a digest of the text: equal kernels are compiled once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,7 @@ from autobatch.compiler.view import View
 from autobatch.compiler.writer import Common, add, is_step
 from autobatch.ir.program import NODE
 
+PARAMETERS = "const Worker &worker, int64 memory_, int64 own_, int64 k, int team_size"
 INITIAL = {"sum": 0.0, "max": -math.inf}
 
 
@@ -43,7 +46,7 @@ class CudaKernel:
     """The source of a kernel and its own numbers.
 
     Attributes:
-        name: of the function.
+        name: of the function: a digest of its text.
         text: its definition.
         sizes, numbers: what the text leaves out.
         arrays: the slots that it reads.
@@ -79,9 +82,9 @@ class CudaSource:
     slots: dict[str, int]
 
     @property
-    def text(self) -> str:
-        """The definitions of all kernels."""
-        return "\n".join(kernel.text for kernel in self.kernels if kernel is not None)
+    def texts(self) -> dict[str, str]:
+        """The definitions of all kernels, by name."""
+        return {kernel.name: kernel.text for kernel in self.kernels if kernel is not None}
 
 
 def print_stage(stage: StageProgram) -> CudaSource:
@@ -113,20 +116,18 @@ class _KernelWriter(CudaWriter):
             row_width = self.size(self.storage.row_width, "row width")
             self.arguments["rows"] = None
         head, top = self._tops(row_width)
-        name = f"step_{self.number}"
-        lines = [
-            f'extern "C" __global__ void {name}(int64 memory_, int64 own_, int64 k) {{',
+        body = [
             *head,
-            "    for (int64 r = (int64)blockIdx.x * blockDim.y + threadIdx.y; r < rows_n; r += (int64)gridDim.x * "
-            "blockDim.y) {",
+            "    for (int64 r = team.first; r < rows_n; r += team.step) {",
             *top,
             *windows,
             *body,
             "    }",
             "}",
         ]
+        name = f"kernel_{sha256(chr(10).join(body).encode()).hexdigest()[:16]}"
         sizes, numbers = tuple(number for _, number in self.sizes.values()), tuple(self.numbers)
-        text = "\n".join(lines) + "\n"
+        text = "\n".join([f"__device__ __noinline__ void {name}({PARAMETERS}) {{", *body, ""])
         return CudaKernel(name, text, sizes, numbers, tuple(self.arguments), self.width, bool(row_width))
 
     # Blocks.
@@ -280,8 +281,8 @@ class _KernelWriter(CudaWriter):
         first = len(self.sizes)
         top += [f"const real c{k} = (real)numbers[{first + k}];" for k in range(len(self.numbers))]
         top += [f"const int64 base_{group} = segments_{group}[start];" for group in sorted(self.groups)]
-        top += ["BLOCK_MEMORY(block_memory);", "const Team team(block_memory);"]
-        top += [f"real *row = row_memory(block_memory, rows, {row_width});"] if row_width else []
+        top.append("const Team team(worker, team_size);")
+        top += [f"real *row = team.row(worker, rows, {row_width});"] if row_width else []
         return ["    " + line for line in top], ["        " + line for line in row]
 
 

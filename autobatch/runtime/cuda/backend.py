@@ -1,7 +1,9 @@
 """The cuda backend: the same plans and compiled cells as on the CPU, on a device.
 
-A batch is one piece: a product by a library and a generated kernel, each a launch for all rows. The ints that describe
-a mini-batch reach the device in one copy. Nothing waits for the device until the outputs are read.
+One launch runs all batches of a stage: every block of threads goes through the steps of all batches in order, matrix
+products and generated kernels, and waits for the others where a step reads what they wrote. Only for steps that the
+host runs, interpreted ops or products by a library, is there a launch for what lies between. The ints that describe a
+mini-batch reach the device in one copy, and nothing waits for the device until the outputs are read.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from autobatch.compiler.cuda.support import module_text
+from autobatch.jit.compiling import compiling
 from autobatch.ops.randomness import Randomness
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient
@@ -25,20 +28,19 @@ from autobatch.runtime.cuda.device import Device, Launch
 from autobatch.runtime.cuda.finding import find_device
 from autobatch.runtime.cuda.memory import DeviceMemory
 from autobatch.runtime.cuda.packing import Packing
-from autobatch.runtime.cuda.stages import BLOCKS_PER_PROCESSOR, DeviceCell, StageRun
-from autobatch.runtime.cuda.sums import SUM_SOURCE, find_sums
+from autobatch.runtime.cuda.stages import THREADS, DeviceCell, KernelStep, StageRun
+from autobatch.runtime.cuda.sums import find_sums
+from autobatch.runtime.cuda.sweeps import MEMORY, PlannedStage, Sweep
 from autobatch.runtime.interpreter.frame import RowRange
 from autobatch.runtime.interpreter.interpreter import Interpreter
 from autobatch.runtime.interpreter.reference import gradient_on
 from autobatch.runtime.interpreter.values import Values
 from autobatch.runtime.memory import MemoryPool
-from autobatch.runtime.pieces import Calls
 from autobatch.runtime.preparing import PreparedTypes
 from autobatch.runtime.run import PooledRun
 
 NO_LIMIT = 1 << 40  # rows of a piece: a batch is one piece
 SUM_SLOTS = ("buffer", "sums", "parts", "sum_ptr")
-SUM_TEAM, SUM_TEAMS = 32, 4
 
 
 class Cuda:
@@ -56,7 +58,7 @@ class Cuda:
         self.pool = MemoryPool(lambda: DeviceMemory(self.device))
         self._types: WeakKeyDictionary[PlannedTypes, dict[Any, PreparedTypes[DeviceCell]]] = WeakKeyDictionary()
         self._cells: WeakValueDictionary[Any, DeviceCell] = WeakValueDictionary()
-        self._sums: dict[str, Any] = {}
+        self._modules: dict[tuple[Any, ...], Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have their own memory, and compile anew."""
@@ -82,21 +84,26 @@ class Cuda:
             self._cells[key] = found
         return found
 
-    def sum_kernel(self, dtype: str) -> Any:
-        """The kernel that adds up values, see `autobatch.runtime.cuda.sums`."""
-        if dtype not in self._sums:
-            text = module_text(SUM_SOURCE, dtype, "int64")
-            self._sums[dtype] = self.device.load(text, ["add_up"], "the kernel that adds up values")["add_up"]
-        return self._sums[dtype]
+    def sweep(self, kernels: Mapping[str, str], dtype: str, place: str) -> Any:
+        """The compiled kernel that runs steps; it calls these kernels, by the order of their names."""
+        key = tuple(kernels), dtype, place
+        if key not in self._modules:
+            about = f"{len(kernels)} kernels for the GPU"
+            with compiling(about, is_kernel=True):
+                self._modules[key] = self.device.load(module_text(kernels, dtype, place), ["sweep"], about)["sweep"]
+        return self._modules[key]
 
 
 class DevicePlan:
     """A plan with all that a run needs except memory; see `Executable`.
 
     Attributes:
-        packing: the ints of the plan, and room for the slots of each stage.
+        packing: the ints of the plan, and room for the slots and the steps of each stage.
         places: where an array begins in the packed ints, by type and name; type -1 has those that all types share.
         slots: where the slots of a stage of a type begin.
+        sweeps: the steps of each stage.
+        steps: where they begin.
+        kernels: the definitions of the kernels of each stage, by name, in the order of names.
     """
 
     def __init__(self, backend: Cuda, plan: Plan, cells: PlannedTypes, options: RunOptions) -> None:
@@ -108,8 +115,11 @@ class DevicePlan:
         self.places: dict[tuple[int, str], int] = {}
         self.slots: dict[tuple[str, int], int] = {}
         self._pack()
+        self.kernels = {name: self._kernels(name) for name in self.types.stages}
+        self.sweeps = {name: self._sweep(name) for name in self.types.stages}
+        self.steps = {name: self.packing.reserve(sweep.steps.nbytes) for name, sweep in self.sweeps.items()}
         stages = [self.types.cells[kind].stage(name) for name in self.types.stages for kind in self.prepared.tables]
-        rows_size = max((stage.rows_size for stage in stages), default=0)
+        rows_size = backend.device.n_processors * max((stage.rows_size for stage in stages), default=0)
         self.sizes = plan.size + self.sums.size, self.prepared.scratch_size, self.prepared.kept_size, rows_size
         self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
 
@@ -135,8 +145,24 @@ class DevicePlan:
             for group in range(len(self.cells.cells[kind].layout.input_width) - 1):
                 places[kind, f"segments_{group}"] = packing.add(plan.segment_ptr[first + group])
             for name in self.types.stages:
-                n_slots = len(self.types.cells[kind].stage(name).source.slots)
-                self.slots[name, kind] = packing.reserve(8 * n_slots)
+                self.slots[name, kind] = packing.reserve(8 * len(self.types.cells[kind].stage(name).slots))
+
+    def _kernels(self, name: str) -> dict[str, str]:
+        """The kernels of a stage of all cells met so far: those of a later plan are often among them."""
+        found: dict[str, str] = {}
+        for cell in self.types.cells.values():
+            found |= cell.stage(name).source.texts
+        return dict(sorted(found.items()))
+
+    def _sweep(self, name: str) -> Sweep:
+        calls = self.prepared.forward if name == "forward" else self.prepared.backward
+        stages = [
+            PlannedStage(self.types.cells[kind].stage(name), self.slots[name, kind], table)
+            for kind, table in self.prepared.tables.items()
+        ]
+        numbers = {kernel: number for number, kernel in enumerate(self.kernels[name])}
+        sums = (self.sums, self.slots["sums", -1]) if name == "forward" else None
+        return Sweep(calls, stages, numbers, self.options.precision != "float32", sums)
 
 
 class DeviceRun(PooledRun[DeviceMemory]):
@@ -175,14 +201,14 @@ class DeviceRun(PooledRun[DeviceMemory]):
         for slot in range(len(cells.slot_shapes)):
             self._values.slot(slot, plan.mirror)[...] = device.put(seeds[slot]) if slot in seeds else 0
         self._sweep("backward", None if activity.is_whole else activity)
-        self.lap("backward", None)
+        self._lap("backward", None)
         ends = plan.type_ptr.tolist()
         for kind in range(len(ends) - 1):
             n_rows = ends[kind + 1] - ends[kind]
             active = activity.rows(kind, 0, n_rows)
             if active.any():
                 self._interpreter.weight_gradients(kind, active, gradients)
-                self.lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
+                self._lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
         for key, target in targets.arrays.items():
             if gradients[key] is not target:
                 target += device.get(gradients[key])
@@ -218,13 +244,17 @@ class DeviceRun(PooledRun[DeviceMemory]):
                 stage = executable.types.cells[kind].stage(name)
                 stage.shared.update(self._parameter)
                 arrays = common | self._data(kind)
-                first = executable.slots[name, kind]
-                run = StageRun(stage, executable.plan, kind, arrays, table, base + first, self._randomness)
+                run = StageRun(stage, executable.plan, kind, arrays, table, self._randomness)
                 runs.append(run)
-                slots = pinned[first : first + 8 * len(stage.source.slots)].view(np.int64)
+                first = executable.slots[name, kind]
+                slots = pinned[first : first + 8 * len(stage.slots)].view(np.int64)
                 for slot in stage.used_slots:
                     at = places.get((kind, slot), places.get((-1, slot)))
-                    slots[stage.source.slots[slot]] = self._slot(run, slot) if at is None else base + at
+                    slots[stage.slots[slot]] = self._slot(run, slot) if at is None else base + at
+            first, steps = executable.steps[name], executable.sweeps[name].steps
+            listed = pinned[first : first + steps.nbytes].view(np.int64).reshape(steps.shape)
+            listed[...] = steps
+            listed[:, MEMORY] += base
         first = executable.slots["sums", -1]
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
@@ -255,38 +285,44 @@ class DeviceRun(PooledRun[DeviceMemory]):
     # Batches.
 
     def _sweep(self, name: str, activity: Activity | None) -> None:
-        """Make all calls of a stage, batch by batch."""
-        executable, plan = self._executable, self._executable.plan
-        calls = executable.prepared.forward if name == "forward" else executable.prepared.backward
-        steps = [call for run in self._stages[name] for call in run.calls]
-        self._call(steps, calls, 0)
-        self.lap(name, None)
-        n_batches = len(plan.batches)
+        """Run all steps of a stage; in as few launches as possible if there is no timer and all nodes are active."""
+        plan = self._executable.plan
+        n_batches = plan.schedule.batch_type.size
+        if self._timer is None and activity is None:
+            self._run(name, 0, n_batches + 2)
+            return
+        self._run(name, 0, 1)
+        self._lap(name, None)
         for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
             rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
             if rows is None or rows.any():
-                self._call(steps, calls, at)
-            if name == "forward":
-                self._add_up(at - 1)
+                self._run(name, at, at + 1)
             if rows is not None and not rows.all():
                 self._values.clear_inactive(RowRange(plan, batch, self._device), rows)
-            self.lap(name, batch)
-        self._call(steps, calls, n_batches + 1)
+            self._lap(name, batch)
+        self._run(name, n_batches + 1, n_batches + 2)
 
-    def _call(self, steps: list[Any], calls: Calls, part: int) -> None:
-        """Make the calls of a part; part 0 is the prologue, see `Calls`."""
-        first, end = calls.piece_ptr[calls.ptr[part]], calls.piece_ptr[calls.ptr[part + 1]]
-        for step, k in calls.calls[first:end].tolist():
-            steps[step](k)
-        self._launches += int(end - first)
-
-    def _add_up(self, batch: int) -> None:
-        """Add up the values that a batch left behind the buffer."""
+    def _run(self, name: str, first: int, end: int) -> None:
+        """Run parts first:end; part 0 is the prologue, see `autobatch.runtime.pieces.Calls`."""
         executable, device = self._executable, self._device
-        n_sums = int(executable.sums.ptr[batch + 1] - executable.sums.ptr[batch])
-        if n_sums:
-            kernel = executable.backend.sum_kernel(executable.options.dtype.name)
-            blocks = min(-(-n_sums // SUM_TEAMS), device.n_processors * BLOCKS_PER_PROCESSOR)
-            slots = device.address(self.memory.packed) + executable.slots["sums", -1]
-            device.launch(kernel, Launch(blocks, SUM_TEAM, SUM_TEAMS, 0, (slots, 0, batch)))
+        sweep, options = executable.sweeps[name], executable.options
+        steps = [(run, step) for run in self._stages[name] for step in run.stage.steps]
+        address = device.address(self.memory.packed) + executable.steps[name]
+        for part in sweep.launches(first, end):
             self._launches += 1
+            if part.host is not None:
+                run, step = steps[part.host[0]]
+                assert not isinstance(step, KernelStep), "the host runs no kernels"
+                step.run(run, part.host[1])
+            elif part.blocks:
+                place = executable.plan.dest.dtype.name
+                kernel = executable.backend.sweep(executable.kernels[name], options.dtype.name, place)
+                blocks = min(part.blocks, device.n_processors)
+                args = address, part.first, part.end
+                device.launch(kernel, Launch(blocks, THREADS, 1, sweep.shared_bytes, args))
+
+    def _lap(self, name: str, batch: Batch | None) -> None:
+        """Tell the timer, if there is one, that a batch is done."""
+        if self._timer is not None:
+            self._device.synchronize()
+            self.lap(name, batch)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.compiler.cuda.source import CudaKernel, CudaSource, print_stage
-from autobatch.compiler.cuda.support import module_text
-from autobatch.compiler.lowered import Area
 from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import View
@@ -21,15 +19,16 @@ from autobatch.jit.compiling import compiling
 from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Batch, Plan, PlannedCell
-from autobatch.runtime.cuda.device import Device, Launch
+from autobatch.runtime.cuda.device import Device
 from autobatch.runtime.cuda.device import Product as DeviceProduct
 from autobatch.runtime.interpreter.frame import RowRange
-from autobatch.runtime.places import DATA, StagePlaces
+from autobatch.runtime.places import DATA, Place, StagePlaces
 from autobatch.runtime.shared_values import SharedValues
 
-WARP, BLOCK, LARGEST_TEAM = 32, 128, 256
-SPARE = 32  # elements of shared memory before the rows of teams, see `support.cuh`
-BLOCKS_PER_PROCESSOR = 16
+THREADS, WARP = 256, 32  # of a block and a warp, as in `support.cuh`
+SPARE = 32  # elements of shared memory before the rows of teams
+TILES = (16, 64)  # rows of the tiles of products, see `sweep.cuh`
+FEW_ROWS, TILE, DEPTH = 512, 64, 16
 
 
 class DeviceCell:
@@ -53,7 +52,8 @@ class DeviceStage:
     """A stage with its steps; see `autobatch.runtime.preparing.StageSteps`.
 
     Attributes:
-        rows_size: elements of memory for rows that do not fit in shared memory.
+        slots: the numbers of the slots, by name.
+        waits: for each step, whether the next one may read what other blocks wrote.
     """
 
     turn_width = 0
@@ -63,30 +63,31 @@ class DeviceStage:
         stage = source.stage
         self.cell, self.lowered, self.storage, self.columns = stage.cell, stage.lowered, stage.storage, stage.columns
         self.places, self.shared = StagePlaces(stage), SharedValues(stage, device, dtype)
-        self.rows_size = 0
+        self.slots = dict(source.slots)
+        self.used_slots = {
+            "table",
+            *(name for kernel in source.kernels if kernel is not None for name in kernel.arrays),
+        }
         self.steps: list[Step] = []
+        self.waits: list[bool] = []
         counts = []
         last = len(stage.steps) - stage.n_after
         for part in (range(stage.n_before), range(stage.n_before, last), range(last, len(stage.steps))):
-            before = len(self.steps)
-            for number in part:
-                self.steps += self._make_steps(number)
-            counts.append(len(self.steps) - before)
+            steps = [step for number in part for step in self._make_steps(number)]
+            self.steps += steps
+            self.waits += _find_waits(steps)
+            counts.append(len(steps))
         self.n_before, self.n_per_batch, self.n_after = counts
-        self._modules: dict[str, dict[str, Any]] = {}
-        used = {name for kernel in source.kernels if kernel is not None for name in kernel.arrays}
-        self.used_slots = sorted(used | {"table"}, key=source.slots.__getitem__)
 
-    def kernels(self, place: str) -> dict[str, Any]:
-        """The compiled kernels by name, for a type of destinations."""
-        if place not in self._modules:
-            kernels = [kernel for kernel in self.source.kernels if kernel is not None]
-            about = f"cell {self.lowered.name!r} ({self.lowered.stage})"
-            with compiling(about, is_kernel=True):
-                text = module_text(self.source.text, self.dtype.name, place)
-                names = [kernel.name for kernel in kernels]
-                self._modules[place] = self.device.load(text, names, about) if kernels else {}
-        return self._modules[place]
+    @property
+    def rows_size(self) -> int:
+        """Elements of memory per block for rows that do not fit in shared memory."""
+        return max((step.rows_size for step in self.steps if isinstance(step, KernelStep)), default=0)
+
+    def slot(self, name: str) -> int:
+        """The number of a slot, which is used."""
+        self.used_slots.add(name)
+        return self.slots.setdefault(name, len(self.slots))
 
     def _make_steps(self, number: int) -> list[Step]:
         step, kernel = self.source.stage.steps[number], self.source.kernels[number]
@@ -94,46 +95,53 @@ class DeviceStage:
             case Product():
                 return [ProductStep(self, step, at) for at in range(len(step.terms))]
             case Interpreted():
-                return [InterpretedStep(self, step)]
+                return [InterpretedStep(step)]
         assert kernel is not None, "every kernel has a source"
-        made = KernelStep(self, kernel)
-        self.rows_size = max(self.rows_size, made.rows_size)
-        return [made]
+        return [KernelStep(self, kernel)]
 
 
 class StageRun:
     """A stage of a type in a run: the memory that its steps read and write.
 
     Attributes:
-        arrays: the array of each area.
+        arrays: the arrays of areas, by name.
         table: the rows of the table of pieces, on the host.
-        slots: the address of the slots on the device.
-        kernels: the compiled kernels.
-        weights: the shared values by slot, kept alive.
     """
 
     def __init__(
         self, stage: DeviceStage, plan: Plan, kind: int, arrays: dict[str, Any], table: NDArray[np.int64],
-        slots: int, randomness: Randomness,
+        randomness: Randomness,
     ) -> None:  # fmt: skip
         self.stage, self.plan, self.kind, self.arrays, self.table = stage, plan, kind, arrays, table
-        self.slots, self.randomness = slots, randomness
-        self.kernels = stage.kernels(plan_place(plan))
-        self.weights: dict[str, Any] = {}
-        self.calls = [partial(step.run, self) for step in stage.steps]
+        self.randomness = randomness
+        self._read: dict[str, Any] = {}  # kept alive
 
     def slot(self, name: str) -> int:
-        """What a slot holds: an address, or the row stride of a table."""
-        device, arrays = self.stage.device, self.arrays
-        if name in arrays:
-            return device.address(arrays[name])
-        number = int(name.rsplit("_", 1)[1])
-        whole = self.stage.shared.arrays[number]
-        if is_step(name):
-            return int(whole.strides[1] // whole.itemsize)
-        if name.startswith("shared"):
-            whole = self.weights[name] = device.xp.ascontiguousarray(whole)
-        return device.address(whole)
+        """What a slot of no plan array holds: an address, or elements from row to row."""
+        device = self.stage.device
+        if name in self.arrays:
+            return device.address(self.arrays[name])
+        kind, _, value = name.rpartition("_")
+        whole = self.stage.shared.arrays[int(value)]
+        match kind:
+            case "matrix":
+                return device.address(self._matrix(int(value)))
+            case "pitch":
+                matrix = self._matrix(int(value))
+                rows, columns = (max(int(stride) // int(matrix.itemsize), 1) for stride in matrix.strides)
+                return rows if columns == 1 else -columns
+            case "shared":
+                whole = self._read[name] = device.xp.ascontiguousarray(whole)
+        return int(whole.strides[1]) // int(whole.itemsize) if is_step(name) else device.address(whole)
+
+    def _matrix(self, value: int) -> Any:
+        """A shared matrix whose rows or columns are contiguous."""
+        name = f"matrix_{value}"
+        if name not in self._read:
+            matrix = self.stage.shared.arrays[value][0]
+            is_right = matrix.itemsize in matrix.strides
+            self._read[name] = matrix if is_right else self.stage.device.xp.ascontiguousarray(matrix)
+        return self._read[name]
 
     def rows(self, k: int) -> RowRange:
         """The rows of a piece."""
@@ -143,7 +151,8 @@ class StageRun:
 
     def view(self, view: View, k: int) -> Any:
         """The elements of a view in all rows of a piece: `(rows, *shape)`."""
-        place, array = self.stage.places.place(view), self.array_of(view)
+        place = self.stage.places.place(view)
+        array = self.arrays[ARRAYS[place.area]]
         first, width = int(self.table[k, place.column]), place.width
         first *= width if place.area in DATA else 1
         n_rows, size = int(self.table[k, place.rows]), array.itemsize
@@ -153,78 +162,100 @@ class StageRun:
         strides = (width * size, *(stride * size for stride in place.strides))
         return self.stage.device.xp.lib.stride_tricks.as_strided(array[first + place.offset :], shape, strides)
 
-    def array_of(self, view: View) -> Any:
-        """The array that holds a view."""
-        return self.arrays[array_name(self.stage.places.place(view).area)]
+    def address(self, place: Place, k: int) -> int:
+        """The address where a value begins in the rows of a piece."""
+        array = self.arrays[ARRAYS[place.area]]
+        first = int(self.table[k, place.column]) + place.offset
+        return self.stage.device.address(array) + first * self.stage.dtype.itemsize
+
+
+class Own:
+    """Own numbers of a step, on the device."""
+
+    def __init__(self, device: Device, numbers: NDArray[np.int64]) -> None:
+        self._array = device.put(numbers) if numbers.size else None
+        self.address = 0 if self._array is None else device.address(self._array)
 
 
 class KernelStep:
-    """A generated kernel."""
+    """A generated kernel.
+
+    Attributes:
+        own: the address of its own numbers.
+        team: the threads that work on a row.
+        shared_bytes: shared memory per block.
+        rows_size: elements of memory per block for rows that do not fit in shared memory.
+    """
 
     def __init__(self, stage: DeviceStage, kernel: CudaKernel) -> None:
-        self.kernel, device, size = kernel, stage.device, stage.dtype.itemsize
-        self.own = device.put(kernel.own) if kernel.own.size else None
-        self.own_address = 0 if self.own is None else device.address(self.own)
-        self.team = team_of(kernel.width)
-        self.teams = max(BLOCK // self.team, 1) if self.team <= WARP else 1
-        row_bytes = stage.storage.row_width * size if kernel.uses_row else 0
-        self.most_blocks = device.n_processors * BLOCKS_PER_PROCESSOR
-        self.rows_size = 0
-        if SPARE * size + row_bytes > device.most_shared_bytes:
-            self.rows_size, row_bytes = self.most_blocks * self.teams * stage.storage.row_width, 0
-        while self.teams > 1 and SPARE * size + self.teams * row_bytes > device.most_shared_bytes:
-            self.teams //= 2
-        self.shared_bytes = SPARE * size + self.teams * row_bytes
+        self.name, self._own, size = kernel.name, Own(stage.device, kernel.own), stage.dtype.itemsize
+        self.own, self.team, self.rows_size = self._own.address, team_of(kernel.width), 0
         self._n_rows = stage.columns.index("rows_n")
+        width = stage.storage.row_width if kernel.uses_row else 0
+        room = stage.device.most_shared_bytes // size - SPARE
+        while self.team < THREADS and THREADS // self.team * width > room:
+            self.team *= 2
+        in_rows = THREADS // self.team * width
+        if in_rows > room:
+            self.rows_size, in_rows = in_rows, 0
+        self.shared_bytes = (SPARE + in_rows) * size
 
-    def run(self, run: StageRun, k: int) -> None:
-        """Launch it for a piece."""
-        blocks = -(-int(run.table[k, self._n_rows]) // self.teams)
-        launch = Launch(
-            min(blocks, self.most_blocks), self.team, self.teams, self.shared_bytes, (run.slots, self.own_address, k)
-        )
-        run.stage.device.launch(run.kernels[self.kernel.name], launch)
+    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many blocks have work, for each piece."""
+        return -(-table[:, self._n_rows] * self.team // THREADS)
 
 
 class ProductStep:
     """A term of a product: rows times a matrix that all rows share, written to the target or added to it."""
 
-    rows_size = 0
+    team = THREADS
 
     def __init__(self, stage: DeviceStage, product: Product, number: int) -> None:
-        self.term, self.accumulate = product.terms[number], product.adds or number > 0
-        self.out = View(product.target, 0, (stage.lowered.sizes[product.target],), (1,))
+        term, self.accumulate = product.terms[number], product.adds or number > 0
+        target = View(product.target, 0, (stage.lowered.sizes[product.target],), (1,))
+        self.weight, self.transposed = term.weight, term.transposed
+        self.a, self.out = stage.places.place(term.rows), stage.places.place(target)
+        slots = [stage.slot(name) for name in ("table", ARRAYS[self.a.area], f"matrix_{self.weight}")]
+        numbers = (
+            *slots, stage.slot(ARRAYS[self.out.area]), self.a.rows, self.a.column, self.a.offset, self.a.width,
+            self.out.column, self.out.offset, self.out.width, stage.slot(f"pitch_{self.weight}"),
+            self.out.shape[0], self.a.shape[0], self.transposed + 2 * self.accumulate, len(stage.columns),
+        )  # fmt: skip
+        self._own = Own(stage.device, np.array(numbers, np.int64))
+        self.own = self._own.address
+        self.shared_bytes = max(rows * (DEPTH + 1) + DEPTH * (TILE + 1) for rows in TILES) * stage.dtype.itemsize
+
+    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many blocks have work, for each piece."""
+        n_rows = table[:, self.a.rows]
+        return -(-n_rows // np.where(n_rows <= FEW_ROWS, *TILES)) * -(-self.out.shape[0] // TILE)
+
+    def meets(self, other: ProductStep) -> bool:
+        """Whether one writes what the other reads or writes, other than sums of the same tiles."""
+        if self.out == other.out:
+            return overlap(self.out, other.a) or overlap(other.out, self.a)
+        return overlap(self.out, other.a) or overlap(other.out, self.a) or overlap(self.out, other.out)
 
     def run(self, run: StageRun, k: int) -> None:
-        """Multiply the rows of a piece."""
-        stage, table = run.stage, run.table
-        device, size = stage.device, stage.dtype.itemsize
-        a, out = stage.places.place(self.term.rows), stage.places.place(self.out)
-        n_rows = int(table[k, a.rows])
-        if n_rows == 0 or out.shape[0] == 0:
-            return
-        matrix = stage.shared.arrays[self.term.weight][0]
-        if matrix.strides[1] != size and matrix.strides[0] != size:
-            matrix = device.xp.ascontiguousarray(matrix)
-        is_columns = matrix.strides[1] != size and matrix.shape[1] > 1
-        device.multiply(
-            DeviceProduct(
-                stage.dtype, stage.precision, n_rows, out.shape[0], a.shape[0],
-                device.address(run.array_of(self.term.rows)) + (int(table[k, a.column]) + a.offset) * size, a.width,
-                device.address(matrix), max(matrix.strides[1 if is_columns else 0] // size, 1),
-                self.term.transposed != is_columns,
-                device.address(run.array_of(self.out)) + (int(table[k, out.column]) + out.offset) * size, out.width,
-                self.accumulate,
-            )
-        )  # fmt: skip
+        """Multiply the rows of a piece by a library."""
+        stage = run.stage
+        n_rows = int(run.table[k, self.a.rows])
+        if n_rows and self.out.shape[0]:
+            pitch = run.slot(f"pitch_{self.weight}")
+            product = DeviceProduct(
+                stage.dtype, stage.precision, n_rows, self.out.shape[0], self.a.shape[0],
+                run.address(self.a, k), self.a.width, run.slot(f"matrix_{self.weight}"), abs(pitch),
+                self.transposed != (pitch < 0), run.address(self.out, k), self.out.width, self.accumulate,
+            )  # fmt: skip
+            stage.device.multiply(product)
 
 
 class InterpretedStep:
     """An instruction that runs as in the reference backend."""
 
-    rows_size = 0
+    own = team = shared_bytes = 0
 
-    def __init__(self, stage: DeviceStage, alone: Interpreted) -> None:
+    def __init__(self, alone: Interpreted) -> None:
         self.alone = alone
 
     def run(self, run: StageRun, k: int) -> None:
@@ -239,6 +270,10 @@ class InterpretedStep:
             for at in rounded_args(lowered.vars, target):
                 args[at] = rounded(args[at], xp)
         run_kernel(source.op, xp, args, run.view(lowered.views[target], k), static)
+
+    def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+        """None: no kernel runs."""
+        return np.zeros(len(table), np.int64)
 
     def _argument(self, run: StageRun, arg: int, k: int) -> Any:
         lowered = run.stage.lowered
@@ -258,14 +293,26 @@ def team_of(width: int) -> int:
         return 1 << max(width - 1, 0).bit_length()
     if width <= 4 * WARP:
         return WARP
-    return min(1 << (width // 4 - 1).bit_length(), LARGEST_TEAM)
+    return min(1 << (width // 4 - 1).bit_length(), THREADS)
 
 
-def array_name(area: Area) -> str:
-    """The array that holds an area."""
-    return ARRAYS[area]
+def overlap(one: Place, other: Place) -> bool:
+    """Whether two contiguous places have elements in common."""
+    if (one.area, one.column) != (other.area, other.column):
+        return False
+    return one.offset < other.offset + other.shape[0] and other.offset < one.offset + one.shape[0]
 
 
-def plan_place(plan: Plan) -> str:
-    """The type of a plan's destinations."""
-    return plan.dest.dtype.name
+def _find_waits(steps: list[Step]) -> list[bool]:
+    """For each step, whether all blocks wait after it: not between products that have nothing to do with each other."""
+    waits: list[bool] = []
+    since: list[ProductStep] = []
+    for step, following in zip_longest(steps, steps[1:]):
+        if isinstance(step, ProductStep) and isinstance(following, ProductStep):
+            since.append(step)
+            waits.append(any(following.meets(other) for other in since))
+        else:
+            waits.append(True)
+        if waits[-1]:
+            since.clear()
+    return waits

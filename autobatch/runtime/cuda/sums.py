@@ -1,7 +1,7 @@
 """Sum values that several nodes add to one place, in the order of the nodes: the same run gives the same bits.
 
 On the CPU a node adds its value to what is there. Here the nodes of a batch run at the same time, so each leaves the
-value that it would add in a place of its own, behind the buffer; when the batch is done, one kernel adds them up.
+value that it would add in a place of its own, behind the buffer; when the batch is done, they are added up.
 """
 
 from __future__ import annotations
@@ -17,24 +17,6 @@ from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.runtime.pieces import BatchList
 
 LongArray = NDArray[np.int64]
-
-SUM_SOURCE = """
-// Add values to places: sums[s] is a place, its number of elements, and the first and last of its parts.
-extern "C" __global__ void add_up(int64 memory_, int64 own_, int64 k) {
-    const int64 *slots = (const int64 *)memory_;
-    real *buffer = (real *)slots[0];
-    const int64 *sums = (const int64 *)slots[1], *parts = (const int64 *)slots[2], *ends = (const int64 *)slots[3];
-    for (int64 s = ends[k] + (int64)blockIdx.x * blockDim.y + threadIdx.y; s < ends[k + 1];
-         s += (int64)gridDim.x * blockDim.y) {
-        const int64 *sum = sums + 4 * s;
-        for (int64 i = threadIdx.x; i < sum[1]; i += blockDim.x) {
-            real total = buffer[sum[0] + i];
-            for (int64 j = sum[2]; j < sum[3]; ++j) total += buffer[parts[j] + i];
-            buffer[sum[0] + i] = total;
-        }
-    }
-}
-"""
 
 
 class Sums(NamedTuple):

@@ -1,0 +1,112 @@
+// The calls of a stage, one after the other, in one launch: every block takes part in every call, and blocks wait for
+// each other where a call reads what others wrote.
+
+// out = a @ b, or out += a @ b, in tiles of ROWS x TILE; sums run along `inner` in order.
+const int TILE = 64, DEPTH = 16;
+
+struct Matrices {
+    const real *a, *b;
+    real *out;
+    int64 a_step, b_step, out_step, n_rows;
+    int n, inner;
+    bool flipped, accumulate;  // b is stored transposed; add to `out`
+};
+
+template <int ROWS> __device__ void multiply_tiles(const Worker &worker, const Matrices &m) {
+    const int MINE = ROWS / 16;
+    real *left = (real *)worker.memory, *right = left + ROWS * (DEPTH + 1);
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const int64 across = (m.n + TILE - 1) / TILE, n_tiles = (m.n_rows + ROWS - 1) / ROWS * across;
+    for (int64 tile = worker.block; tile < n_tiles; tile += worker.n_blocks) {
+        const int64 row = tile / across * ROWS;
+        const int column = (int)(tile % across) * TILE;
+        real sums[MINE][4] = {};
+        for (int k = 0; k < m.inner; k += DEPTH) {
+            for (int e = threadIdx.x; e < ROWS * DEPTH; e += THREADS) {
+                const int i = e / DEPTH, j = e % DEPTH;
+                const bool is_in = row + i < m.n_rows && k + j < m.inner;
+                left[i * (DEPTH + 1) + j] = is_in ? m.a[(row + i) * m.a_step + k + j] : (real)0;
+            }
+            for (int e = threadIdx.x; e < DEPTH * TILE; e += THREADS) {
+                const int i = m.flipped ? e % DEPTH : e / TILE, j = m.flipped ? e / DEPTH : e % TILE;
+                const bool is_in = k + i < m.inner && column + j < m.n;
+                const int64 at = m.flipped ? (column + j) * m.b_step + k + i : (k + i) * m.b_step + column + j;
+                right[i * (TILE + 1) + j] = is_in ? m.b[at] : (real)0;
+            }
+            __syncthreads();
+            for (int i = 0; i < DEPTH; ++i) {
+                real mine[MINE], theirs[4];
+                for (int p = 0; p < MINE; ++p) mine[p] = left[(y + 16 * p) * (DEPTH + 1) + i];
+                for (int q = 0; q < 4; ++q) theirs[q] = right[i * (TILE + 1) + x + 16 * q];
+                for (int p = 0; p < MINE; ++p)
+                    for (int q = 0; q < 4; ++q) sums[p][q] += mine[p] * theirs[q];
+            }
+            __syncthreads();
+        }
+        for (int p = 0; p < MINE; ++p)
+            for (int q = 0; q < 4; ++q) {
+                const int64 r = row + y + 16 * p;
+                const int c = column + x + 16 * q;
+                if (r >= m.n_rows || c >= m.n) continue;
+                real *to = m.out + r * m.out_step + c;
+                *to = m.accumulate ? *to + sums[p][q] : sums[p][q];
+            }
+    }
+}
+
+// Multiply the rows of a piece by a matrix. Own numbers: the slots of a, b and out; the column of the table that holds
+// the rows, and for a and out the column of their first element, an offset and the elements from row to row; then the
+// slot of the elements from row to row of b, n, inner, whether b is stored transposed (1) and to add (2), and the columns
+// of the table.
+__device__ void multiply(const Worker &worker, int64 memory_, int64 own_, int64 k) {
+    const int64 *slots = (const int64 *)memory_, *own = (const int64 *)own_;
+    const int64 *table = (const int64 *)slots[own[0]] + k * own[15];
+    Matrices m;
+    m.n_rows = table[own[4]];
+    m.a = (const real *)slots[own[1]] + table[own[5]] + own[6], m.a_step = own[7];
+    m.out = (real *)slots[own[3]] + table[own[8]] + own[9], m.out_step = own[10];
+    const int64 pitch = slots[own[11]];  // negative: of columns
+    m.b = (const real *)slots[own[2]], m.b_step = pitch < 0 ? -pitch : pitch;
+    m.n = (int)own[12], m.inner = (int)own[13];
+    m.flipped = (own[14] & 1) != (pitch < 0), m.accumulate = own[14] & 2;
+    if (m.n_rows <= 512) multiply_tiles<16>(worker, m);
+    else multiply_tiles<64>(worker, m);
+}
+
+// Add values to places: sums[s] is a place, its number of elements, and the first and the end of its parts.
+__device__ void add_up(const Worker &worker, int64 memory_, int64 k) {
+    const int64 *slots = (const int64 *)memory_;
+    real *buffer = (real *)slots[0];
+    const int64 *sums = (const int64 *)slots[1], *parts = (const int64 *)slots[2], *ends = (const int64 *)slots[3];
+    const Team team(worker, 32);
+    for (int64 s = ends[k] + team.first; s < ends[k + 1]; s += team.step) {
+        const int64 *sum = sums + 4 * s;
+        for (int64 i = team.lane; i < sum[1]; i += team.size) {
+            real total = buffer[sum[0] + i];
+            for (int64 j = sum[2]; j < sum[3]; ++j) total += buffer[parts[j] + i];
+            buffer[sum[0] + i] = total;
+        }
+    }
+}
+
+// A call: the function, the slots of its stage, its own numbers, a row of the table of pieces, the threads that work on
+// a row, whether the next call waits for all blocks, and the count of blocks that arrived there.
+struct Step {
+    int64 function, memory, own, k, team, waits;
+    unsigned long long arrived;
+    int64 unused;
+};
+
+__device__ void call(const Worker &worker, const Step &step);
+
+extern "C" __global__ void __launch_bounds__(THREADS) sweep(int64 steps_, int64 first, int64 end) {
+    BLOCK_MEMORY(memory);
+    const Worker worker = {memory, blockIdx.x, gridDim.x};
+    Step *steps = (Step *)steps_;
+    for (int64 s = first; s < end; ++s) {
+        call(worker, steps[s]);
+        if (s + 1 == end) return;
+        if (steps[s].waits) grid_barrier(&steps[s].arrived);
+        else __syncthreads();
+    }
+}
