@@ -128,7 +128,7 @@ class StageRun:
                 return device.address(self._matrix(int(value)))
             case "pitch":
                 matrix = self._matrix(int(value))
-                rows, columns = (max(int(stride) // int(matrix.itemsize), 1) for stride in matrix.strides)
+                rows, columns = (int(stride) // int(matrix.itemsize) for stride in matrix.strides)
                 return rows if columns == 1 else -columns
             case "shared":
                 whole = self._read[name] = device.xp.ascontiguousarray(whole)
@@ -139,8 +139,7 @@ class StageRun:
         name = f"matrix_{value}"
         if name not in self._read:
             matrix = self.stage.shared.arrays[value][0]
-            is_right = matrix.itemsize in matrix.strides
-            self._read[name] = matrix if is_right else self.stage.device.xp.ascontiguousarray(matrix)
+            self._read[name] = matrix if _has_lines(matrix) else self.stage.device.xp.ascontiguousarray(matrix)
         return self._read[name]
 
     def rows(self, k: int) -> RowRange:
@@ -301,6 +300,12 @@ def overlap(one: Place, other: Place) -> bool:
     if (one.area, one.column) != (other.area, other.column):
         return False
     return one.offset < other.offset + other.shape[0] and other.offset < one.offset + one.shape[0]
+
+
+def _has_lines(matrix: Any) -> bool:
+    """Whether the rows of a matrix, or its columns, are contiguous and lie one after the other."""
+    (rows, columns), (n_rows, n_columns), size = matrix.strides, matrix.shape, matrix.itemsize
+    return (columns == size and rows >= n_columns * size) or (rows == size and columns >= n_rows * size)
 
 
 def _find_waits(steps: list[Step]) -> list[bool]:
