@@ -1,8 +1,8 @@
 """The cuda backend without a GPU: kernels are built by `g++` and run on the processor, a thread after the other.
 
-`cuda_on_host.h` comes before the source of kernels and gives it threads, barriers and shared memory. It is slow, and
-finds more mistakes than a GPU: threads run in random orders, shared memory and new arrays begin as NaN, what never ends
-is an error, and arrays of the device are no arrays of the host, so that nothing works because both are in one memory.
+`cuda_on_host.h` comes before the source of kernels, and `threads.cpp` runs them. That is slow, and finds more mistakes
+than a GPU: threads run in random orders, shared memory and new arrays begin as NaN, what never ends is an error, and
+arrays of the device are no arrays of the host, so that nothing works because both are in one memory.
 
     AUTOBATCH_CUDA=host     the cuda backend runs on the processor
 """
@@ -35,8 +35,9 @@ from autobatch.system.files import write_whole
 FLAGS = (
     "-std=c++17", "-O1", "-fPIC", "-shared",
     "-U_FORTIFY_SOURCE",                  # it takes a change of stacks for a mistake
-    "-Werror=frame-larger-than=65536",    # half a thread's stack in `cuda_on_host.h`
+    "-Werror=frame-larger-than=65536",    # half a thread's stack in `threads.cpp`
 )  # fmt: skip
+FOLDER = Path(__file__).parent
 N_PROCESSORS = 4  # of the GPU that it stands for: a grid that fills it is small
 MOST_SHARED_BYTES = 64 << 10  # the least of the GPUs that the cuda backend runs on (compute capability 7.5)
 MOST_THREADS = 1024  # of a block
@@ -126,7 +127,8 @@ class HostDevice:
 
     def load(self, source: str, names: Sequence[str], about: str) -> dict[str, Any]:
         """See `Device`."""
-        library = ctypes.CDLL(str(_build(source, about)))
+        _load_threads()
+        library = ctypes.CDLL(str(_build(f'#include "cuda_on_host.h"\n#line 1 "kernels.cu"\n{source}', about)))
         run = library.autobatch_launch
         word, number, long = ctypes.c_void_p, ctypes.c_uint, ctypes.c_int64
         run.argtypes = (word, number, number, number, number, ctypes.c_uint64, long, long, long, word, ctypes.c_size_t)
@@ -212,8 +214,10 @@ def _find_compiler() -> str:
 
 
 @cache
-def _header() -> str:
-    return Path(__file__).with_name("cuda_on_host.h").read_text()
+def _load_threads() -> None:
+    """Load what runs the threads of kernels, for all modules of this process."""
+    text = (FOLDER / "threads.cpp").read_text()
+    ctypes.CDLL(str(_build(text, "the threads of AUTOBATCH_CUDA=host")), mode=ctypes.RTLD_GLOBAL)
 
 
 @cache
@@ -222,36 +226,35 @@ def _folder_of_process() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="autobatch_")
 
 
-def _build(source: str, about: str) -> Path:
-    """Build a module, unless it is kept; its name is a digest of everything that it depends on."""
-    parts = (source, _header(), _find_compiler(), *FLAGS)
+def _build(text: str, about: str) -> Path:
+    """Build a library, unless it is kept; its name is a digest of everything that it depends on."""
+    parts = (text, (FOLDER / "cuda_on_host.h").read_text(), _find_compiler(), *FLAGS)
     name = f"h{sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
-    folder = cache_folder()
-    places = [Path(_folder_of_process().name), *([] if folder is None else [folder / "kernels"])]
-    for place in places:
-        if (place / name).is_file():
-            return place / name
-    content = _compile(source, about)
-    for place in reversed(places):
+    kept, own = cache_folder(), Path(_folder_of_process().name) / name
+    path = own if kept is None else kept / "kernels" / name
+    for place in (path, own):
+        if place.is_file():
+            return place
+    content = _compile(text, about)
+    if path != own:
         try:
-            place.mkdir(parents=True, exist_ok=True)
-            write_whole(place / name, content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content)
+            return path
         except OSError as error:
-            if place == places[0]:
-                raise BackendError(f"cannot write compiled kernels to {str(place)!r} ({error.strerror}).") from error
+            why = error.strerror or error
             warnings.warn(
-                f"cannot keep compiled kernels in {str(place)!r} ({error.strerror}); going on without.", stacklevel=4
+                f"cannot keep compiled kernels in {str(path.parent)!r} ({why}); going on without.", stacklevel=4
             )
-        else:
-            return place / name
-    raise AssertionError(places)
+    write_whole(own, content)
+    return own
 
 
-def _compile(source: str, about: str) -> bytes:
+def _compile(text: str, about: str) -> bytes:
     with TemporaryDirectory(prefix="autobatch_") as folder:
-        text, library = os.path.join(folder, "kernels.cpp"), os.path.join(folder, "kernels.so")
-        Path(text).write_text(f'{_header()}\n#line 1 "kernels.cu"\n{source}')
-        done = subprocess.run(["g++", *FLAGS, "-o", library, text], capture_output=True, text=True)
+        source, library = os.path.join(folder, "kernels.cpp"), os.path.join(folder, "kernels.so")
+        Path(source).write_text(text)
+        done = subprocess.run(["g++", *FLAGS, f"-I{FOLDER}", "-o", library, source], capture_output=True, text=True)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
             raise BackendError(f"{about}: g++ cannot compile its kernels: {errors[0] if errors else done.returncode}.")
