@@ -17,6 +17,7 @@ from autobatch.errors import BackendError
 from autobatch.runtime.cuda.device import Launch, Product, Traffic
 
 OPTIONS = ("--std=c++17",)
+REAL32, REAL64, BF16 = 0, 1, 14  # `cudaDataType`; CuPy 13 does not name the last
 BF16_CAPABILITY = 80  # of the first GPUs that multiply bf16 and tf32
 ALIGNED = 8  # bf16 numbers, which are 16 bytes: rows that begin there are read fastest
 
@@ -121,16 +122,16 @@ class GpuDevice:
         n_rows, n, inner = product.n_rows, product.n, product.inner
         if not n_rows or not n:
             return
-        blas, a, b = self._blas, (product.a, product.a_step), (product.b, product.b_step)
+        blas, a, b = self._blas, (product.a, max(product.a_step, 1)), (product.b, max(product.b_step, 1))
         wide = product.dtype == np.float64
-        kind = out_kind = self.xp.cuda.runtime.CUDA_R_64F if wide else self.xp.cuda.runtime.CUDA_R_32F
+        kind = out_kind = REAL64 if wide else REAL32
         compute = blas.CUBLAS_COMPUTE_64F if wide else blas.CUBLAS_COMPUTE_32F
         if product.precision != "float32":
             self._check_capability(product.precision)
         if product.precision == "tf32":
             compute = blas.CUBLAS_COMPUTE_32F_FAST_TF32
         elif product.precision == "bf16":
-            kind = self.xp.cuda.runtime.CUDA_R_16BF
+            kind = BF16
             a = self._round(0, *a, n_rows, inner)
             b = self._round(1, *b, *((n, inner) if product.b_flipped else (inner, n)))
         zero, one = (scalar.ctypes.data for scalar in self._scalars[product.dtype])
@@ -151,7 +152,7 @@ class GpuDevice:
 
     def _round(self, place: int, address: int, step: int, n_rows: int, width: int) -> tuple[int, int]:
         """Round a matrix to bf16; return where, and how many elements its rows are apart."""
-        kept_step = -(-width // ALIGNED) * ALIGNED
+        kept_step = -(-max(width, 1) // ALIGNED) * ALIGNED
         if self._rounded[place].size < n_rows * kept_step:
             self._rounded[place] = self.xp.empty(n_rows * kept_step, np.uint16)
         kept = self.address(self._rounded[place])

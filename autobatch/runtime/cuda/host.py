@@ -33,7 +33,7 @@ from autobatch.system.cache import cache_folder
 from autobatch.system.files import write_whole
 
 FLAGS = (
-    "-std=c++17", "-O1", "-fPIC", "-shared",
+    "-std=c++17", "-O1", "-fPIC", "-shared", "-pipe",
     "-U_FORTIFY_SOURCE",                  # it takes a change of stacks for a mistake
     "-Werror=frame-larger-than=65536",    # half a thread's stack in `threads.cpp`
 )  # fmt: skip
