@@ -14,14 +14,15 @@ from autobatch.runtime.cuda.device import Device, Launch
 SUPPORT = Path(autobatch.__file__).parent / "compiler" / "cuda" / "support.cuh"
 
 REDUCTIONS = r"""
-// The sum and the largest of each row: row r is x[starts[r]:starts[r + 1]]; teams take rows in turn.
+// The sum and the largest of each row: row r is x[starts[r]:starts[r + 1]].
 struct Rows { const real *x; const int64 *starts; real *sums, *largest; int64 n; };
 
-extern "C" __global__ void reduce_rows(int64 rows_at, int64, int64) {
+extern "C" __global__ void reduce_rows(int64 rows_at, int64 size, int64) {
     BLOCK_MEMORY(memory);
-    Team team(memory);
+    const Worker worker = {memory, blockIdx.x, gridDim.x};
+    const Team team(worker, (int)size);
     const Rows &rows = *(const Rows *)rows_at;
-    for (int64 r = blockIdx.x * blockDim.y + threadIdx.y; r < rows.n; r += gridDim.x * blockDim.y) {
+    for (int64 r = team.first; r < rows.n; r += team.step) {
         real sum = 0, most = -INF;
         for (int64 i = rows.starts[r] + team.lane; i < rows.starts[r + 1]; i += team.size) {
             sum = plus(sum, rows.x[i]);
@@ -35,23 +36,26 @@ extern "C" __global__ void reduce_rows(int64 rows_at, int64, int64) {
 """
 
 NEIGHBOURS = r"""
-// Row r of `out` is row r of x, turned by one: through shared memory, with a barrier or without.
-template <bool waits> __device__ void turn(const real *x, real *out, int64 n) {
+// Row r of `out` is row r of x, turned by one: through shared memory, with barriers or without.
+struct Turn { const real *x; real *out; int64 n_rows, n; };
+
+template <bool waits> __device__ void turn(const Turn &rows, int size) {
     BLOCK_MEMORY(memory);
-    Team team(memory);
-    real *row = (real *)memory + threadIdx.y * n;
-    int64 first = (blockIdx.x * blockDim.y + threadIdx.y) * n;
-    for (int64 i = team.lane; i < n; i += team.size) row[i] = x[first + i];
-    if (waits) team.sync();
-    for (int64 i = team.lane; i < n; i += team.size) out[first + i] = row[(i + 1) % n];
+    const Worker worker = {memory, blockIdx.x, gridDim.x};
+    const Team team(worker, size);
+    real *row = team.row(worker, nullptr, rows.n);
+    for (int64 r = team.first; r < rows.n_rows; r += team.step) {
+        for (int64 i = team.lane; i < rows.n; i += team.size) row[i] = rows.x[r * rows.n + i];
+        if (waits) team.sync();
+        for (int64 i = team.lane; i < rows.n; i += team.size) rows.out[r * rows.n + i] = row[(i + 1) % rows.n];
+        if (waits) team.sync();
+    }
 }
 
-extern "C" __global__ void turn_rows(int64 x, int64 out, int64 n) {
-    turn<true>((const real *)x, (real *)out, n);
-}
+extern "C" __global__ void turn_rows(int64 rows, int64 size, int64) { turn<true>(*(const Turn *)rows, (int)size); }
 
-extern "C" __global__ void turn_rows_without_barrier(int64 x, int64 out, int64 n) {
-    turn<false>((const real *)x, (real *)out, n);
+extern "C" __global__ void turn_rows_without_barrier(int64 rows, int64 size, int64) {
+    turn<false>(*(const Turn *)rows, (int)size);
 }
 """
 
@@ -68,6 +72,19 @@ extern "C" __global__ void exchange(int64 out_at, int64 width, int64) {
     out[5] = __ballot_sync(0xffffffffu, lane % 3 == 0);
     out[6] = __any_sync(0xffffffffu, lane == 30);
     out[7] = __any_sync(0xffffffffu, lane == 32);
+}
+
+// The sum of what all blocks left, again and again; a count of arrivals serves once.
+extern "C" __global__ void add_places(int64 places_at, int64 out, int64 arrived_at) {
+    int *places = (int *)places_at, i = blockIdx.x * blockDim.x + threadIdx.x, total = 0;
+    unsigned long long *arrived = (unsigned long long *)arrived_at;
+    for (int round = 0; round < 3; ++round) {
+        places[i] = i + round;
+        grid_barrier(arrived + 2 * round);
+        for (int j = 0; j < gridDim.x * blockDim.x; ++j) total += places[j];
+        grid_barrier(arrived + 2 * round + 1);
+    }
+    ((int *)out)[i] = total;
 }
 
 // Counts of threads, added by all of them.
@@ -129,7 +146,7 @@ class Module(NamedTuple):
 MODULES = {
     "reductions": Module(REDUCTIONS, ("reduce_rows",)),
     "neighbours": Module(NEIGHBOURS, ("turn_rows", "turn_rows_without_barrier")),
-    "warps": Module(WARPS, ("exchange", "count")),
+    "warps": Module(WARPS, ("exchange", "count", "add_places")),
     "functions": Module(FUNCTIONS, ("apply",)),
 }
 

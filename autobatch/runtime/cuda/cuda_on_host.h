@@ -9,6 +9,7 @@
 #define __global__
 #define __device__
 #define __host__
+#define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n_bytes) __attribute__((aligned(n_bytes)))
@@ -49,8 +50,9 @@ extern unsigned char *block_memory;
 
 // Barriers; see `threads.cpp`.
 void wait_for_warp(unsigned mask);
+void wait_for_team(unsigned number, unsigned size);
 void wait_for_block();
-void wait_for_grid();
+void wait_for_grid(Bits *arrived);
 Bits exchange(unsigned mask, Bits value, unsigned source);  // gives a value, and gets that of the lane `source`
 unsigned vote(unsigned mask, bool vote);                    // the lanes that vote for it
 int launch(Kernel kernel, unsigned grid, unsigned x, unsigned y, unsigned n_bytes, Bits seed, const long long *args,
@@ -80,7 +82,8 @@ template <class T> inline T add_at(T *address, T value) {
 
 inline void __syncthreads() { on_host::wait_for_block(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { on_host::wait_for_warp(mask); }
-inline void grid_barrier() { on_host::wait_for_grid(); }
+inline void team_barrier(int number, int size) { on_host::wait_for_team(number, size); }
+inline void grid_barrier(unsigned long long *arrived) { on_host::wait_for_grid(arrived); }
 inline void __threadfence() {}
 
 // Lanes of `width` neighbours exchange among themselves: who would read from beyond them reads its own value.

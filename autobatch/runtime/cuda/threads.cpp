@@ -5,9 +5,10 @@
 // them, or the last that was released, so that some threads run far ahead of the others. Blocks run in a random order.
 // So a missing barrier shows as a result that depends on the seed.
 //
-// Barriers are stricter than a GPU's: all threads of a block (`__syncthreads`), of a mask (`__syncwarp` and shuffles)
-// or of a grid (`grid_barrier`) have to come, also those that are done. Where that cannot be, the launch ends with a
-// message instead of waiting for ever. Neither may a thread wait for another in a loop of its own.
+// Barriers are stricter than a GPU's: all threads of a mask (`__syncwarp` and shuffles), of a team of several warps
+// (`team_barrier`), of a block (`__syncthreads`) or of a grid (`grid_barrier`) have to come, also those that are done.
+// Where that cannot be, the launch ends with a message instead of waiting for ever. Neither may a thread wait for
+// another in a loop of its own.
 
 #include "cuda_on_host.h"
 
@@ -34,7 +35,7 @@ const size_t STRIDE = STACK_BYTES + 4160;  // between stacks: their ends lie in 
 const size_t GUARD_BYTES = 64;             // behind shared memory: nobody may write there
 const unsigned char GUARD = 0xa5;
 
-enum State { READY, AT_WARP, AT_BLOCK, AT_GRID, DONE };
+enum State { READY, AT_WARP, AT_TEAM, AT_BLOCK, AT_GRID, DONE };
 enum Meeting { BARRIER, SHUFFLE, VOTE };
 
 // A thread; it lies at the start of the memory of its stack.
@@ -59,6 +60,7 @@ struct Block {
     Thread **threads;       // in order
     Thread **ready;         // those that can go on
     Gathering *gatherings;  // one per thread: the first of a mask has that of the mask
+    unsigned *n_at_team;    // likewise: how many of a team wait
     unsigned n_ready, n_at_barrier, n_at_grid, n_done;
     bool eager;             // the last thread that was released goes on first
     unsigned char *memory;  // shared memory
@@ -212,6 +214,8 @@ void grow(size_t n) {
     machine.stacks = (Thread **)realloc(machine.stacks, n * sizeof(Thread *));
     unsigned char *next = (unsigned char *)memory;
     for (; machine.n_stacks < n; next += STRIDE) machine.stacks[machine.n_stacks++] = (Thread *)next;
+    for (unsigned i = 0; i < machine.n_blocks; ++i)
+        machine.blocks[i].threads = machine.stacks + (size_t)i * machine.n_threads;
 }
 
 // Begin a block.
@@ -225,6 +229,7 @@ void open(unsigned number) {
     block.threads = machine.stacks + (size_t)place * n;
     block.ready = (Thread **)malloc(n * sizeof(Thread *));
     block.gatherings = (Gathering *)calloc(n, sizeof(Gathering));
+    block.n_at_team = (unsigned *)calloc(n, sizeof(unsigned));
     block.memory = (unsigned char *)aligned_alloc(64, (machine.n_bytes + GUARD_BYTES + 63) / 64 * 64);
     memset(block.memory, 0xff, machine.n_bytes);
     memset(block.memory + machine.n_bytes, GUARD, GUARD_BYTES);
@@ -241,12 +246,12 @@ void open(unsigned number) {
 }
 
 void close(Block &block) {
-    free(block.ready), free(block.gatherings), free(block.memory), free(block.statics);
+    free(block.ready), free(block.gatherings), free(block.n_at_team), free(block.memory), free(block.statics);
 }
 
 const char *activity(const Thread *thread) {
-    const char *names[] = {"runs", "waits at __syncwarp or a shuffle", "waits at __syncthreads",
-                           "waits at grid_barrier", "is done"};
+    const char *names[] = {"runs", "waits at __syncwarp or a shuffle", "waits at team_barrier",
+                           "waits at __syncthreads", "waits at grid_barrier", "is done"};
     return names[thread->state];
 }
 
@@ -323,6 +328,20 @@ unsigned vote(unsigned mask, bool vote) {
     return (unsigned)thread->received;
 }
 
+void wait_for_team(unsigned number, unsigned size) {
+    Thread *thread = machine.thread;
+    Block &block = *thread->block;
+    unsigned first = number * size;
+    if (size == 0 || size % 32 || thread->number / size != number || first + size > machine.n_threads)
+        fail("thread %u of block %u waits for team %u of %u threads", thread->number, block.index.x, number, size);
+    thread->state = AT_TEAM;
+    if (++block.n_at_team[first] == size) {
+        block.n_at_team[first] = 0;
+        release(block, first, size, 0xffffffffu);
+    }
+    yield();
+}
+
 void wait_for_block() {
     Block &block = *machine.thread->block;
     machine.thread->state = AT_BLOCK;
@@ -333,9 +352,13 @@ void wait_for_block() {
     yield();
 }
 
-void wait_for_grid() {
-    machine.thread->state = AT_GRID;
-    ++machine.thread->block->n_at_grid;
+void wait_for_grid(Bits *arrived) {
+    Thread *thread = machine.thread;
+    if (thread->number == 0 && ++*arrived > grid_size.x)
+        fail("block %u is number %llu of %u blocks to arrive at grid_barrier: the count was not 0 before",
+             thread->block->index.x, *arrived, grid_size.x);
+    thread->state = AT_GRID;
+    ++thread->block->n_at_grid;
     yield();
 }
 

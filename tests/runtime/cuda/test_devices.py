@@ -19,8 +19,9 @@ from autobatch.runtime.cuda.device import Device, Launch, Product
 from autobatch.runtime.cuda.finding import find_device
 from device_kernels import MODULES, apply
 
-TEAMS = ((1, 128), (2, 3), (4, 8), (8, 4), (8, 6), (16, 5), (32, 1), (32, 3), (64, 1), (256, 1))
-"""Threads of a team, and teams of a block."""
+THREADS = 256  # of a block, see `support.cuh`
+TEAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Threads of a team."""
 UNIT = {np.dtype(np.float32): 2.0**-24, np.dtype(np.float64): 2.0**-53}
 """How far rounding moves a number, relative to it."""
 
@@ -38,45 +39,48 @@ def device(request: pytest.FixtureRequest) -> Device:
             pytest.skip(str(error))
 
 
-def reduce_rows(device: Device, rows: list[NDArray[Any]], team: int, teams: int) -> tuple[Any, Any]:
-    """The sum and the largest of each row, by teams that take rows in turn."""
+def reduce_rows(device: Device, rows: list[NDArray[Any]], team: int) -> tuple[Any, Any]:
+    """The sum and the largest of each row, by the teams of two blocks."""
     kernel = MODULES["reductions"].load(device, rows[0].dtype)
     starts = np.cumsum([0, *map(len, rows)])
     x, starts = device.put(np.concatenate(rows)), device.put(starts)
     sums, largest = (device.empty(len(rows), rows[0].dtype) for _ in range(2))
     about = device.put(np.array([*map(device.address, (x, starts, sums, largest)), len(rows)]))
-    device.launch(kernel, Launch(2, team, teams, team * teams, (device.address(about), 0, 0)))
+    device.launch(kernel, Launch(2, THREADS, 1, 32 * rows[0].itemsize, (device.address(about), team, 0)))
     return device.get(sums), device.get(largest)
 
 
 def test_teams_reduce_rows(device: Device) -> None:
     """Teams of all sizes, several in a block, that take different numbers of rows of different lengths."""
-    for (team, teams), dtype in product(TEAMS, (np.float32, np.float64)):
+    for team, dtype in product(TEAMS, (np.float32, np.float64)):
         rng = np.random.default_rng(team)
-        rows = [rng.standard_normal(size).astype(dtype) for size in rng.integers(1, 200, 2 * teams * 2 + 1)]
-        sums, largest = reduce_rows(device, rows, team, teams)
+        sizes = rng.integers(1, 200, min(5 * THREADS // team // 2 + 4, 200))
+        rows = [rng.standard_normal(size).astype(dtype) for size in sizes]
+        sums, largest = reduce_rows(device, rows, team)
         for row, total, most in zip(rows, sums, largest, strict=True):
-            assert most == row.max(), (team, teams, dtype)
+            assert most == row.max(), (team, dtype)
             error = abs(total - row.astype(np.longdouble).sum())
-            assert error <= len(row) * UNIT[row.dtype] * np.abs(row).sum(), (team, teams, dtype)
+            assert error <= len(row) * UNIT[row.dtype] * np.abs(row).sum(), (team, dtype)
 
 
 def test_nan_is_larger_and_infinities_are_reduced(device: Device) -> None:
     inf, nan = np.inf, np.nan
     rows = [np.array(row, np.float32) for row in ([1, nan, 3], [-inf, -inf, -inf], [inf, 1, 2], [nan, inf, -inf])]
-    for team, teams in TEAMS:
-        sums, largest = reduce_rows(device, rows, team, teams)
+    for team in TEAMS:
+        sums, largest = reduce_rows(device, rows, team)
         np.testing.assert_array_equal(largest, [nan, -inf, inf, nan])
         np.testing.assert_array_equal(sums, [nan, -inf, inf, nan])
 
 
 def test_threads_of_a_team_share_memory(device: Device) -> None:
     kernel = MODULES["neighbours"].load(device)["turn_rows"]
-    for (team, teams), n in product(TEAMS, (1, 2, 33, 100)):
-        x = np.random.default_rng(n).standard_normal((3 * teams, n)).astype(np.float32)
+    for team, n in product(TEAMS, (1, 2, 33, 40)):
+        teams = THREADS // team
+        x = np.random.default_rng(n).standard_normal((5 * teams // 2 + 1, n)).astype(np.float32)
         held, out = device.put(x), device.empty(x.size, x.dtype)
-        shared = max(x.itemsize * n * teams, team)
-        device.launch(kernel, Launch(3, team, teams, shared, (device.address(held), device.address(out), n)))
+        about = device.put(np.array([device.address(held), device.address(out), len(x), n]))
+        shared = (32 + n * teams) * x.itemsize
+        device.launch(kernel, Launch(2, THREADS, 1, shared, (device.address(about), team, 0)))
         np.testing.assert_array_equal(device.get(out).reshape(x.shape), np.roll(x, -1, axis=1))
 
 
@@ -96,6 +100,17 @@ def test_threads_of_a_warp_exchange_numbers(device: Device) -> None:
         assert (found[:, 5] == sum(1 << i for i in range(0, 32, 3))).all()
         assert (found[:, 6] == 1).all()
         assert (found[:, 7] == 0).all()
+
+
+def test_all_blocks_wait_for_each_other(device: Device) -> None:
+    kernel = MODULES["warps"].load(device)["add_places"]
+    for blocks in (1, device.n_processors):
+        n = blocks * 64
+        places, out = (device.empty(n, np.dtype(np.int32)) for _ in range(2))
+        arrived = device.put(np.zeros(6, np.int64))
+        device.launch(kernel, Launch(blocks, 64, 1, 0, tuple(map(device.address, (places, out, arrived)))))  # type: ignore[arg-type]
+        assert (device.get(out) == 3 * sum(range(n)) + 3 * n).all()
+        assert (device.get(arrived) == blocks).all()
 
 
 def test_threads_of_all_blocks_count(device: Device) -> None:

@@ -33,8 +33,14 @@ extern "C" __global__ void parts(int64, int64, int64) {
 extern "C" __global__ void names_others(int64, int64, int64) { __syncwarp(2); }
 extern "C" __global__ void disagrees(int64, int64, int64) { __syncwarp(threadIdx.x % 2 ? 0xffffffffu : 0xffffu); }
 extern "C" __global__ void reads_beyond(int64, int64, int64) { __shfl_sync(0xffu, 1, 9); }
-extern "C" __global__ void misses_the_grid(int64, int64, int64) { if (blockIdx.x != 2) grid_barrier(); }
-extern "C" __global__ void leaves_the_grid(int64, int64, int64) { if (threadIdx.x != 3) grid_barrier(); }
+extern "C" __global__ void leaves_a_team(int64, int64, int64) { if (threadIdx.x != 3) team_barrier(0, 64); }
+extern "C" __global__ void joins_a_team(int64, int64, int64) { team_barrier(0, 32); }
+extern "C" __global__ void misses_the_grid(int64 count, int64, int64) {
+    if (blockIdx.x != 2) grid_barrier((unsigned long long *)count);
+}
+extern "C" __global__ void leaves_the_grid(int64 count, int64, int64) {
+    if (threadIdx.x != 3) grid_barrier((unsigned long long *)count);
+}
 extern "C" __global__ void writes_behind(int64, int64, int64) {
     BLOCK_MEMORY(memory);
     memory[40] = 1;
@@ -42,7 +48,7 @@ extern "C" __global__ void writes_behind(int64, int64, int64) {
 """,
     (
         "leaves", "leaves_a_warp", "leaves_a_shuffle", "parts", "names_others", "disagrees", "reads_beyond",
-        "misses_the_grid", "leaves_the_grid", "writes_behind",
+        "leaves_a_team", "joins_a_team", "misses_the_grid", "leaves_the_grid", "writes_behind",
     ),
 )  # fmt: skip
 
@@ -58,19 +64,14 @@ extern "C" __global__ void peek(int64 out, int64, int64) {
     ((float *)memory)[threadIdx.x] = fixed[threadIdx.x] = 1;
 }
 
-// Each block leaves a number in shared memory and in `places`; after all have, each adds up all places.
-extern "C" __global__ void add_up(int64 places_at, int64 out, int64) {
+// Shared memory of both kinds is that of the block, also after other blocks ran.
+extern "C" __global__ void keep(int64 out, int64 arrived, int64) {
     __shared__ int fixed[16];
     BLOCK_MEMORY(memory);
-    int *places = (int *)places_at, *own = (int *)memory, i = blockIdx.x * blockDim.x + threadIdx.x, total = 0;
-    places[i] = own[threadIdx.x] = fixed[threadIdx.x] = i;
-    grid_barrier();
-    for (int j = 0; j < gridDim.x * blockDim.x; ++j) total += places[j];
-    grid_barrier();
-    places[i] = 0;
-    grid_barrier();
-    for (int j = 0; j < gridDim.x * blockDim.x; ++j) total += places[j];
-    ((int *)out)[i] = own[threadIdx.x] == i && fixed[threadIdx.x] == i ? total : -1;
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    ((int *)memory)[threadIdx.x] = fixed[threadIdx.x] = i;
+    grid_barrier((unsigned long long *)arrived);
+    ((int *)out)[i] = ((int *)memory)[threadIdx.x] == i && fixed[threadIdx.x] == i;
 }
 
 // The order in which threads come by.
@@ -79,22 +80,24 @@ extern "C" __global__ void come_by(int64 counter, int64 out, int64) {
     ((int *)out)[i] = atomicAdd((int *)counter, 1);
 }
 """,
-    ("peek", "add_up", "come_by"),
+    ("peek", "keep", "come_by"),
 )
 
 
 def turn_rows(seed: int, name: str) -> Any:
+    """Rows of 64 numbers, turned by teams of 64 threads: the four of one block, three times."""
     device = HostDevice(seed)
-    x = device.put(np.arange(3 * 64, dtype=np.float32))
+    x = device.put(np.arange(12 * 64, dtype=np.float32))
     out = device.empty(x.size, x.dtype)
-    launch = Launch(3, 64, 1, 256, (device.address(x), device.address(out), 64))
+    about = device.put(np.array([device.address(x), device.address(out), 12, 64]))
+    launch = Launch(1, 256, 1, (32 + 4 * 64) * 4, (device.address(about), 64, 0))
     device.launch(MODULES["neighbours"].load(device)[name], launch)
-    return device.get(out).reshape(3, 64)
+    return device.get(out).reshape(12, 64)
 
 
 def test_a_missing_barrier_shows_in_some_orders() -> None:
     """Nearly every order of 64 threads shows it: as NaN, where a thread reads what was not written yet."""
-    expected = np.roll(np.arange(3 * 64.0).reshape(3, 64), -1, axis=1)
+    expected = np.roll(np.arange(12 * 64.0).reshape(12, 64), -1, axis=1)
     for seed in SEEDS:
         np.testing.assert_array_equal(turn_rows(seed, "turn_rows"), expected)
     racy = [turn_rows(seed, "turn_rows_without_barrier") for seed in SEEDS]
@@ -157,6 +160,8 @@ def test_what_never_ends_is_told() -> None:
         "names_others": "is lane .* of a warp with the lanes 0xffffffff, and waits for the lanes 0x2",
         "disagrees": "waits for the lanes",
         "reads_beyond": "reads from lane 9, and the lanes 0xff take part|and waits for the lanes 0xff",
+        "leaves_a_team": "block . never ends: thread .* waits at team_barrier, and thread 3 is done",
+        "joins_a_team": "thread .* of block . waits for team 0 of 32 threads",
         "misses_the_grid": "it never ends: 2 of 3 blocks wait at grid_barrier, and the others are done",
         "leaves_the_grid": "block . never ends: thread .* waits at grid_barrier, and thread 3 is done",
         "writes_behind": "block . writes behind its 40 bytes of shared memory",
@@ -165,7 +170,8 @@ def test_what_never_ends_is_told() -> None:
         device = HostDevice(seed)
         kernels = STUCK.load(device)
         for name, why in told.items():
-            launch = Launch(3, 64, 1, 40, (0, 0, 0))
+            count = device.put(np.zeros(1, np.int64))
+            launch = Launch(3, 64, 1, 40, (device.address(count), 0, 0))
             with pytest.raises(
                 BackendError, match=rf"^cell 'tested' \(forward\): kernel '{name}' cannot run: .*({why})"
             ):
@@ -180,15 +186,16 @@ def test_shared_memory_begins_as_nan_in_each_block() -> None:
     assert np.isnan(out).all()
 
 
-def test_a_barrier_of_the_grid() -> None:
-    """All blocks run at once, each with shared memory of its own."""
-    for seed in SEEDS:
+def test_blocks_that_wait_for_the_grid_keep_their_memory() -> None:
+    """More of them than ever before, so that their stacks are new."""
+    for seed, blocks in ((0, 6), (1, 6), (2, 200)):
         device = HostDevice(seed)
-        places, out = (device.empty(6 * 16, np.dtype(np.int32)) for _ in range(2))
-        device.launch(
-            MEMORY.load(device)["add_up"], Launch(6, 16, 1, 64, (device.address(places), device.address(out), 0))
-        )
-        assert (out == sum(range(6 * 16))).all()
+        out, arrived = device.empty(blocks * 16, np.dtype(np.int32)), device.put(np.zeros(1, np.int64))
+        launch = Launch(blocks, 16, 1, 64, (device.address(out), device.address(arrived), 0))
+        device.launch(MEMORY.load(device)["keep"], launch)
+        assert (out == 1).all()
+        with pytest.raises(BackendError, match="at grid_barrier: the count was not 0 before"):
+            device.launch(MEMORY.load(device)["keep"], launch)
 
 
 def test_launches_that_no_gpu_runs_are_refused() -> None:
