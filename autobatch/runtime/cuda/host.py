@@ -9,6 +9,7 @@ arrays of the device are no arrays of the host, so that nothing works because bo
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import shutil
@@ -33,10 +34,11 @@ from autobatch.system.cache import cache_folder
 from autobatch.system.files import write_whole
 
 FLAGS = (
-    "-std=c++17", "-O1", "-fPIC", "-shared", "-pipe",
+    "-std=c++17", "-fPIC", "-shared", "-pipe",
     "-U_FORTIFY_SOURCE",                  # it takes a change of stacks for a mistake
     "-Werror=frame-larger-than=65536",    # half a thread's stack in `threads.cpp`
 )  # fmt: skip
+QUICK_TO_BUILD, QUICK_TO_RUN = "-Og", "-O2"  # kernels take longer to build than to run; their threads are built once
 FOLDER = Path(__file__).parent
 N_PROCESSORS = 4  # of the GPU that it stands for: a grid that fills it is small
 MOST_SHARED_BYTES = 64 << 10  # the least of the GPUs that the cuda backend runs on (compute capability 7.5)
@@ -128,7 +130,8 @@ class HostDevice:
     def load(self, source: str, names: Sequence[str], about: str) -> dict[str, Any]:
         """See `Device`."""
         _load_threads()
-        library = ctypes.CDLL(str(_build(f'#include "cuda_on_host.h"\n#line 1 "kernels.cu"\n{source}', about)))
+        text = f'#include "cuda_on_host.h"\n#line 1 "kernels.cu"\n{source}'
+        library = ctypes.CDLL(str(_build(text, about, QUICK_TO_BUILD)))
         run = library.autobatch_launch
         word, number, long = ctypes.c_void_p, ctypes.c_uint, ctypes.c_int64
         run.argtypes = (word, number, number, number, number, ctypes.c_uint64, long, long, long, word, ctypes.c_size_t)
@@ -217,25 +220,28 @@ def _find_compiler() -> str:
 def _load_threads() -> None:
     """Load what runs the threads of kernels, for all modules of this process."""
     text = (FOLDER / "threads.cpp").read_text()
-    ctypes.CDLL(str(_build(text, "the threads of AUTOBATCH_CUDA=host")), mode=ctypes.RTLD_GLOBAL)
+    library = _build(text, "the threads of AUTOBATCH_CUDA=host", QUICK_TO_RUN)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 @cache
-def _folder_of_process() -> TemporaryDirectory[str]:
+def _folder_of_process() -> Path:
     """Where libraries are kept, until this process ends, if there is no cache that can be written."""
-    return TemporaryDirectory(prefix="autobatch_")
+    folder = TemporaryDirectory(prefix="autobatch_")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
-def _build(text: str, about: str) -> Path:
+def _build(text: str, about: str, level: str) -> Path:
     """Build a library, unless it is kept; its name is a digest of everything that it depends on."""
-    parts = (text, (FOLDER / "cuda_on_host.h").read_text(), _find_compiler(), *FLAGS)
+    parts = (text, (FOLDER / "cuda_on_host.h").read_text(), _find_compiler(), level, *FLAGS)
     name = f"h{sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
-    kept, own = cache_folder(), Path(_folder_of_process().name) / name
+    kept, own = cache_folder(), _folder_of_process() / name
     path = own if kept is None else kept / "kernels" / name
     for place in (path, own):
         if place.is_file():
             return place
-    content = _compile(text, about)
+    content = _compile(text, about, level)
     if path != own:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -250,11 +256,12 @@ def _build(text: str, about: str) -> Path:
     return own
 
 
-def _compile(text: str, about: str) -> bytes:
+def _compile(text: str, about: str, level: str) -> bytes:
     with TemporaryDirectory(prefix="autobatch_") as folder:
         source, library = os.path.join(folder, "kernels.cpp"), os.path.join(folder, "kernels.so")
         Path(source).write_text(text)
-        done = subprocess.run(["g++", *FLAGS, f"-I{FOLDER}", "-o", library, source], capture_output=True, text=True)
+        command = ["g++", level, *FLAGS, f"-I{FOLDER}", "-o", library, source]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
             raise BackendError(f"{about}: g++ cannot compile its kernels: {errors[0] if errors else done.returncode}.")
