@@ -81,12 +81,6 @@ struct Team {
     }
 };
 
-// The memory of a team's row: shared memory, behind the spare elements of teams; or global memory if `rows` is some.
-__device__ inline real *row_memory(unsigned char *memory, real *rows, int64 width) {
-    if (rows) return rows + ((int64)blockIdx.x * blockDim.y + threadIdx.y) * width;
-    return (real *)memory + 32 + threadIdx.y * width;
-}
-
 // Functions of numbers.
 
 __device__ inline real larger(real x, real y) { return x > y || x != x ? x : y; }

@@ -8,7 +8,7 @@ runs the same kernels on the processor, built by `g++`, to try programs and to t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -105,8 +105,12 @@ class Device(Store, Protocol):
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
         """Memory of the host that the device can copy from while the host goes on."""
 
-    def copy_in(self, host: NDArray[np.uint8], array: Any) -> None:
-        """Begin to copy pinned memory to an array of the device of as many bytes; a single copy."""
+    def copy_in(self, host: NDArray[np.uint8], array: Any) -> Callable[[], None]:
+        """Begin to copy pinned memory to an array of the device of as many bytes, after all work that was asked for.
+
+        Returns:
+            Waits until the copy is done: before that, the host must leave its memory as it is.
+        """
 
     def load(self, source: str, names: Sequence[str], about: str) -> dict[str, Any]:
         """Compile a module and return its kernels by name. Compiled modules are kept in the user's cache.

@@ -1,0 +1,90 @@
+"""Find the device of the cuda backend: a GPU, or the processor in its place.
+
+AUTOBATCH_CUDA=host     the cuda backend runs on the processor, to try programs without a GPU
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from autobatch.errors import BackendError
+from autobatch.runtime.cuda.device import Device
+
+VARIABLE = "AUTOBATCH_CUDA"
+LEAST_CAPABILITY = 70  # threads of a warp run independently from here on
+NO_DEVICE = "cudaErrorNoDevice"
+
+
+def find_device() -> Device:
+    """Make the device that `AUTOBATCH_CUDA` names: a GPU if it is not set, the processor if it is "host".
+
+    Raises:
+        BackendError: it cannot be used; says what to install, or to set.
+    """
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen == "host":
+        from autobatch.runtime.cuda.host import HostDevice
+
+        return HostDevice()
+    if chosen:
+        raise BackendError(
+            f"{VARIABLE}={chosen!r}: set it to host, to run on the processor, or leave it unset for a GPU."
+        )
+    _check_gpu(_import_cupy())
+    from autobatch.runtime.cuda.gpu import GpuDevice
+
+    return GpuDevice()
+
+
+def _import_cupy() -> Any:
+    try:
+        import cupy
+    except ModuleNotFoundError as error:
+        raise BackendError(
+            "the cuda backend needs CuPy, which is not installed: pip install 'autobatch[cuda12]' if nvidia-smi shows "
+            f"CUDA 12, 'autobatch[cuda13]' from CUDA 13 on; {VARIABLE}=host runs its kernels on the processor."
+        ) from error
+    except ImportError as error:
+        raise BackendError(f"the cuda backend needs CuPy, which cannot be imported: {_first_line(error)}.") from error
+    return cupy
+
+
+def _check_gpu(cupy: Any) -> None:
+    """Raise a BackendError if CuPy finds no GPU that the backend runs on."""
+    runtime = cupy.cuda.runtime
+    major, driver_major = runtime.runtimeGetVersion() // 1000, runtime.driverGetVersion() // 1000
+    if driver_major == 0:
+        raise BackendError("the cuda backend finds no NVIDIA driver: install one, or choose another backend.")
+    if driver_major < major:
+        raise BackendError(
+            f"CuPy is that of CUDA {major} and the NVIDIA driver runs CUDA up to {driver_major}: "
+            f"pip uninstall cupy-cuda{major}x, then pip install 'autobatch[cuda{driver_major}]'; or update the driver."
+        )
+    try:
+        found = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        if NO_DEVICE not in str(error):
+            raise BackendError(f"the cuda backend cannot use the NVIDIA driver: {_first_line(error)}.") from error
+        found = 0
+    if not found:
+        raise BackendError(
+            "the cuda backend finds a driver but no NVIDIA GPU: look at what nvidia-smi lists and at "
+            f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}."
+        )
+    capability = int(cupy.cuda.Device().compute_capability)
+    if capability < LEAST_CAPABILITY:
+        raise BackendError(
+            f"the cuda backend needs a GPU of compute capability {LEAST_CAPABILITY / 10} (Volta, 2017) or later and "
+            f"this one has {capability / 10}: choose another backend."
+        )
+    try:
+        from cupy_backends.cuda.libs import cublas  # noqa: F401
+    except ImportError as error:
+        raise BackendError(
+            f"CuPy finds no cuBLAS of CUDA {major}: pip install 'autobatch[cuda{major}]' ({_first_line(error)})."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

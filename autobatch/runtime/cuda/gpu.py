@@ -1,0 +1,169 @@
+"""The cuda backend on an NVIDIA GPU: memory, kernels and products through CuPy, 13 or 14.
+
+All work goes to CuPy's current stream, in order. CuPy keeps compiled modules in its own folder of the user
+(`CUPY_CACHE_DIR`). Products call `cublasGemmEx` by addresses: a product of rows, as CuPy and NumPy lay them out, is for
+cuBLAS, which expects columns, the transposed product with the operands exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.errors import BackendError
+from autobatch.runtime.cuda.device import Launch, Product, Traffic
+
+OPTIONS = ("--std=c++17",)
+REAL32, REAL64, BF16 = 0, 1, 14  # `cudaDataType`; CuPy 13 does not name the last
+BF16_CAPABILITY = 80  # of the first GPUs that multiply bf16 and tf32
+ALIGNED = 8  # bf16 numbers, which are 16 bytes: rows that begin there are read fastest
+
+TO_BF16 = r"""
+// Round a matrix to bf16, to nearest and ties to even; the rows of `out` are `out_step` apart. NaN stays.
+extern "C" __global__ void to_bf16(const unsigned *x, long long x_step, unsigned short *out, long long out_step,
+                                   long long n_rows, long long width) {
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n_rows * width) return;
+    unsigned bits = x[i / width * x_step + i % width], high = bits >> 16;
+    bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    out[i / width * out_step + i % width] = is_nan ? high | 0x40u : (bits + (0x7fffu + (high & 1u))) >> 16;
+}
+"""
+THREADS = 256  # per block of `to_bf16`
+
+
+class GpuDevice:
+    """A GPU as a device of the cuda backend: the current one of CuPy; see `Device`."""
+
+    def __init__(self) -> None:
+        import cupy
+        from cupy.cuda import device, runtime
+        from cupy_backends.cuda.libs import cublas
+
+        chosen = cupy.cuda.Device()
+        self.xp: Any = cupy
+        self.name = runtime.getDeviceProperties(chosen.id)["name"].decode()
+        self.n_processors: int = chosen.attributes["MultiProcessorCount"]
+        self.most_shared_bytes: int = chosen.attributes["MaxSharedMemoryPerBlockOptin"]
+        self.traffic = Traffic()
+        self._capability = int(chosen.compute_capability)
+        self._blas, self._handle = cublas, device.get_cublas_handle()
+        self._scalars = {np.dtype(t): (np.zeros(1, t), np.ones(1, t)) for t in (np.float32, np.float64)}
+        self._to_bf16 = cupy.RawKernel(TO_BF16, "to_bf16", OPTIONS)
+        self._rounded = [cupy.empty(0, np.uint16), cupy.empty(0, np.uint16)]
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
+        """See `Store`."""
+        return self.xp.empty(size, dtype)
+
+    def put(self, array: Any) -> Any:
+        """See `Store`."""
+        if isinstance(array, self.xp.ndarray):
+            return array
+        array = np.asarray(array)
+        self.traffic.uploads += 1
+        self.traffic.uploaded_bytes += array.nbytes
+        return self.xp.asarray(array, order="C")
+
+    def get(self, array: Any) -> NDArray[Any]:
+        """See `Store`."""
+        if isinstance(array, np.ndarray):
+            return array
+        self.traffic.downloads += 1
+        self.traffic.downloaded_bytes += array.nbytes
+        self.traffic.waits += 1
+        found: NDArray[Any] = array.get(order="C")
+        return found
+
+    def address(self, array: Any) -> int:
+        """See `Device`."""
+        address: int = array.data.ptr
+        return address
+
+    def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
+        """See `Device`."""
+        return np.frombuffer(self.xp.cuda.alloc_pinned_memory(max(n_bytes, 1)), np.uint8)[:n_bytes]
+
+    def copy_in(self, host: NDArray[np.uint8], array: Any) -> Callable[[], None]:
+        """See `Device`."""
+        self.traffic.uploads += 1
+        self.traffic.uploaded_bytes += host.nbytes
+        array.data.copy_from_host_async(host.ctypes.data, host.nbytes)
+        event = self.xp.cuda.Event(disable_timing=True)
+        event.record()
+        wait: Callable[[], None] = event.synchronize
+        return wait
+
+    def load(self, source: str, names: Sequence[str], about: str) -> dict[str, Any]:
+        """See `Device`."""
+        module = self.xp.RawModule(code=source, options=OPTIONS, backend="nvrtc")
+        try:
+            kernels = {name: module.get_function(name) for name in names}
+            for kernel in kernels.values():
+                kernel.max_dynamic_shared_size_bytes = self.most_shared_bytes - kernel.shared_size_bytes
+        except self.xp.cuda.compiler.CompileException as error:
+            lines = error.get_message().splitlines()
+            first = next((line for line in lines if "error" in line), lines[0] if lines else "no reason is given")
+            raise BackendError(f"{about}: NVRTC cannot compile its kernels: {first}.") from error
+        return kernels
+
+    def launch(self, kernel: Any, launch: Launch) -> None:
+        """See `Device`."""
+        grid, team, teams, shared_bytes, args = launch
+        self.traffic.launches += 1
+        kernel((grid,), (team, teams), tuple(map(np.int64, args)), shared_mem=shared_bytes)
+
+    def multiply(self, product: Product) -> None:
+        """See `Device`."""
+        self.traffic.products += 1
+        n_rows, n, inner = product.n_rows, product.n, product.inner
+        if not n_rows or not n:
+            return
+        blas, a, b = self._blas, (product.a, max(product.a_step, 1)), (product.b, max(product.b_step, 1))
+        wide = product.dtype == np.float64
+        kind = out_kind = REAL64 if wide else REAL32
+        compute = blas.CUBLAS_COMPUTE_64F if wide else blas.CUBLAS_COMPUTE_32F
+        if product.precision != "float32":
+            self._check_capability(product.precision)
+        if product.precision == "tf32":
+            compute = blas.CUBLAS_COMPUTE_32F_FAST_TF32
+        elif product.precision == "bf16":
+            kind = BF16
+            a = self._round(0, *a, n_rows, inner)
+            b = self._round(1, *b, *((n, inner) if product.b_flipped else (inner, n)))
+        zero, one = (scalar.ctypes.data for scalar in self._scalars[product.dtype])
+        blas.gemmEx(
+            self._handle,
+            blas.CUBLAS_OP_T if product.b_flipped else blas.CUBLAS_OP_N,
+            blas.CUBLAS_OP_N,
+            *(n, n_rows, inner),
+            *(one, b[0], kind, b[1], a[0], kind, a[1]),
+            *(one if product.accumulate else zero, product.out, out_kind, product.out_step),
+            *(compute, blas.CUBLAS_GEMM_DEFAULT),
+        )
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        self.traffic.waits += 1
+        self.xp.cuda.get_current_stream().synchronize()
+
+    def _round(self, place: int, address: int, step: int, n_rows: int, width: int) -> tuple[int, int]:
+        """Round a matrix to bf16; return where, and how many elements its rows are apart."""
+        kept_step = -(-max(width, 1) // ALIGNED) * ALIGNED
+        if self._rounded[place].size < n_rows * kept_step:
+            self._rounded[place] = self.xp.empty(n_rows * kept_step, np.uint16)
+        kept = self.address(self._rounded[place])
+        if n_rows * width:
+            args = (address, step, kept, kept_step, n_rows, width)
+            self._to_bf16((-(-n_rows * width // THREADS),), (THREADS,), tuple(map(np.int64, args)))
+        return kept, kept_step
+
+    def _check_capability(self, precision: str) -> None:
+        if self._capability < BF16_CAPABILITY:
+            raise BackendError(
+                f'multiplying with precision="{precision}": {self.name} has compute capability '
+                f"{self._capability / 10} and this needs 8.0; leave precision out."
+            )

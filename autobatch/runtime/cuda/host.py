@@ -1,0 +1,268 @@
+"""The cuda backend without a GPU: kernels are built by `g++` and run on the processor, a thread after the other.
+
+`cuda_on_host.h` comes before the source of kernels, and `threads.cpp` runs them. That is slow, and finds more mistakes
+than a GPU: threads run in random orders, shared memory and new arrays begin as NaN, what never ends is an error, and
+arrays of the device are no arrays of the host, so that nothing works because both are in one memory.
+
+    AUTOBATCH_CUDA=host     the cuda backend runs on the processor
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import shutil
+import subprocess
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.errors import BackendError
+from autobatch.ir.precision import rounded
+from autobatch.jit.addresses import address_of, aligned
+from autobatch.runtime.cuda.device import Launch, Product, Traffic
+from autobatch.system.cache import cache_folder
+from autobatch.system.files import write_whole
+
+FLAGS = (
+    "-std=c++17", "-fPIC", "-shared", "-pipe",
+    "-U_FORTIFY_SOURCE",                  # it takes a change of stacks for a mistake
+    "-Werror=frame-larger-than=65536",    # half a thread's stack in `threads.cpp`
+)  # fmt: skip
+QUICK_TO_BUILD, QUICK_TO_RUN = "-Og", "-O2"  # kernels take longer to build than to run; their threads are built once
+FOLDER = Path(__file__).parent
+N_PROCESSORS = 4  # of the GPU that it stands for: a grid that fills it is small
+MOST_SHARED_BYTES = 64 << 10  # the least of the GPUs that the cuda backend runs on (compute capability 7.5)
+MOST_THREADS = 1024  # of a block
+MESSAGE_BYTES = 512
+TF32_DROPPED = 13  # bits of a float32's 23 that tf32 does not have
+
+_one_at_a_time = threading.Lock()  # launches of a process share their threads
+
+
+class HostArray(np.ndarray[Any, Any]):
+    """An array of the host device: memory of its own, that no array of the host shares."""
+
+
+class HostKernel(NamedTuple):
+    """A compiled kernel.
+
+    Attributes:
+        name: of the kernel, and `about` its module: for messages.
+        address: of the function.
+        run: `autobatch_launch` of `cuda_on_host.h`.
+    """
+
+    name: str
+    about: str
+    address: int
+    run: Any
+
+
+class HostDevice:
+    """The processor as a device of the cuda backend; see `Device`.
+
+    Args:
+        seed: of the orders in which threads run; each launch draws others.
+    """
+
+    xp: Any = np
+    name = "the processor, in place of a GPU"
+    n_processors = N_PROCESSORS
+    most_shared_bytes = MOST_SHARED_BYTES
+
+    def __init__(self, seed: int = 0) -> None:
+        _find_compiler()
+        self.traffic = Traffic()
+        self._seed = seed
+        self._message = ctypes.create_string_buffer(MESSAGE_BYTES)
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> HostArray:
+        """See `Store`; all bytes are 0xff, so that floats are NaN."""
+        array = aligned(size, dtype)
+        array.view(np.uint8)[...] = 0xFF
+        return array.view(HostArray)
+
+    def put(self, array: Any) -> Any:
+        """See `Store`."""
+        if isinstance(array, HostArray):
+            return array
+        array = np.asarray(array)
+        self.traffic.uploads += 1
+        self.traffic.uploaded_bytes += array.nbytes
+        held = self.empty(array.size, array.dtype).reshape(array.shape)
+        held[...] = array
+        return held
+
+    def get(self, array: Any) -> NDArray[Any]:
+        """See `Store`."""
+        if not isinstance(array, HostArray):
+            return array  # type: ignore[no-any-return]
+        self.traffic.downloads += 1
+        self.traffic.downloaded_bytes += array.nbytes
+        self.traffic.waits += 1
+        return np.array(array, order="C", subok=False)
+
+    def address(self, array: Any) -> int:
+        """See `Device`."""
+        return address_of(array)
+
+    def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
+        """See `Device`."""
+        return aligned(n_bytes, np.dtype(np.uint8))
+
+    def copy_in(self, host: NDArray[np.uint8], array: Any) -> Callable[[], None]:
+        """See `Device`."""
+        self.traffic.uploads += 1
+        self.traffic.uploaded_bytes += host.nbytes
+        array.view(np.uint8)[...] = host
+        return lambda: None
+
+    def load(self, source: str, names: Sequence[str], about: str) -> dict[str, Any]:
+        """See `Device`."""
+        _load_threads()
+        text = f'#include "cuda_on_host.h"\n#line 1 "kernels.cu"\n{source}'
+        library = ctypes.CDLL(str(_build(text, about, QUICK_TO_BUILD)))
+        run = library.autobatch_launch
+        word, number, long = ctypes.c_void_p, ctypes.c_uint, ctypes.c_int64
+        run.argtypes = (word, number, number, number, number, ctypes.c_uint64, long, long, long, word, ctypes.c_size_t)
+        run.restype = ctypes.c_int
+        addresses = {name: ctypes.cast(getattr(library, name), word).value for name in names}
+        return {name: HostKernel(name, about, address or 0, run) for name, address in addresses.items()}
+
+    def launch(self, kernel: HostKernel, launch: Launch) -> None:
+        """See `Device`.
+
+        Raises:
+            BackendError: the GPU could not launch it, or it would never end there.
+        """
+        grid, team, teams, shared_bytes, args = launch
+        if not (grid > 0 and 0 < team * teams <= MOST_THREADS and 0 <= shared_bytes <= MOST_SHARED_BYTES):
+            raise BackendError(
+                f"{kernel.about}: kernel {kernel.name!r} cannot run as {launch}: a launch has at least one block, a "
+                f"block from 1 to {MOST_THREADS} threads and at most {MOST_SHARED_BYTES} bytes of shared memory."
+            )
+        self.traffic.launches += 1
+        seed = (self._seed << 32) + self.traffic.launches
+        with _one_at_a_time:
+            failed = kernel.run(
+                kernel.address, grid, team, teams, shared_bytes, seed, *args, self._message, MESSAGE_BYTES
+            )
+        if failed:
+            why = self._message.value.decode()
+            raise BackendError(f"{kernel.about}: kernel {kernel.name!r} cannot run: {why}.")
+
+    def multiply(self, product: Product) -> None:
+        """See `Device`."""
+        self.traffic.products += 1
+        n_rows, n, inner = product.n_rows, product.n, product.inner
+        if not n_rows or not n:
+            return
+        a = _matrix(product.a, n_rows, inner, product.a_step, product.dtype)
+        if product.b_flipped:
+            b = _matrix(product.b, n, inner, product.b_step, product.dtype).T
+        else:
+            b = _matrix(product.b, inner, n, product.b_step, product.dtype)
+        out = _matrix(product.out, n_rows, n, product.out_step, product.dtype)
+        if product.precision == "bf16":
+            a, b = rounded(a), rounded(b)
+        elif product.precision == "tf32":
+            a, b = rounded_to_tf32(a), rounded_to_tf32(b)
+        out[...] = out + a @ b if product.accumulate else a @ b
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        self.traffic.waits += 1
+
+
+def rounded_to_tf32(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Round numbers to tf32, which has 10 bits behind the leading one, as float32; ties to even.
+
+    >>> rounded_to_tf32(np.array([1 + 2**-11, 1 + 3 * 2**-11], np.float32)).tolist()
+    [1.0, 1.001953125]
+    """
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    half, last = np.uint32((1 << TF32_DROPPED - 1) - 1), bits >> np.uint32(TF32_DROPPED) & np.uint32(1)
+    nearest = (bits + (half + last)) >> np.uint32(TF32_DROPPED) << np.uint32(TF32_DROPPED)
+    return np.where(np.isfinite(x), nearest.view(np.float32), x)
+
+
+def _matrix(address: int, n_rows: int, width: int, step: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The matrix at an address, with rows `step` elements apart."""
+    if not n_rows or not width:
+        return np.empty((n_rows, width), dtype)
+    n_bytes = ((n_rows - 1) * step + width) * dtype.itemsize
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * n_bytes).from_address(address))
+    return np.ndarray((n_rows, width), dtype, memory, strides=(step * dtype.itemsize, dtype.itemsize))
+
+
+@cache
+def _find_compiler() -> str:
+    """Which g++ this is, for digests."""
+    if shutil.which("g++") is None:
+        raise BackendError(
+            "AUTOBATCH_CUDA=host builds kernels with g++, which is not on the PATH: install it (on Debian: apt install "
+            "g++) or choose another backend."
+        )
+    return subprocess.run(["g++", "--version"], check=True, capture_output=True, text=True).stdout
+
+
+@cache
+def _load_threads() -> None:
+    """Load what runs the threads of kernels, for all modules of this process."""
+    text = (FOLDER / "threads.cpp").read_text()
+    library = _build(text, "the threads of AUTOBATCH_CUDA=host", QUICK_TO_RUN)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+@cache
+def _folder_of_process() -> Path:
+    """Where libraries are kept, until this process ends, if there is no cache that can be written."""
+    folder = TemporaryDirectory(prefix="autobatch_")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+def _build(text: str, about: str, level: str) -> Path:
+    """Build a library, unless it is kept; its name is a digest of everything that it depends on."""
+    parts = (text, (FOLDER / "cuda_on_host.h").read_text(), _find_compiler(), level, *FLAGS)
+    name = f"h{sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
+    kept, own = cache_folder(), _folder_of_process() / name
+    path = own if kept is None else kept / "kernels" / name
+    for place in (path, own):
+        if place.is_file():
+            return place
+    content = _compile(text, about, level)
+    if path != own:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content)
+            return path
+        except OSError as error:
+            why = error.strerror or error
+            warnings.warn(
+                f"cannot keep compiled kernels in {str(path.parent)!r} ({why}); going on without.", stacklevel=4
+            )
+    write_whole(own, content)
+    return own
+
+
+def _compile(text: str, about: str, level: str) -> bytes:
+    with TemporaryDirectory(prefix="autobatch_") as folder:
+        source, library = os.path.join(folder, "kernels.cpp"), os.path.join(folder, "kernels.so")
+        Path(source).write_text(text)
+        command = ["g++", level, *FLAGS, f"-I{FOLDER}", "-o", library, source]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+            raise BackendError(f"{about}: g++ cannot compile its kernels: {errors[0] if errors else done.returncode}.")
+        return Path(library).read_bytes()

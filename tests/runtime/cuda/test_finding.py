@@ -1,0 +1,72 @@
+"""The device that is asked for is found, or one sentence says what to install or to set."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autobatch.errors import BackendError
+from autobatch.runtime.cuda.finding import find_device
+from autobatch.runtime.cuda.host import HostDevice
+
+
+class CUDARuntimeError(RuntimeError):
+    """CuPy's error."""
+
+
+def fake_cupy(built: int = 12, driver: int = 12, capability: str = "90", error: str = "", devices: int = 1) -> Any:
+    """CuPy of some CUDA, beside a driver and a GPU."""
+
+    def count() -> int:
+        if error:
+            raise CUDARuntimeError(error)
+        return devices
+
+    runtime = SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError,
+        runtimeGetVersion=lambda: built * 1000 + 20,
+        driverGetVersion=lambda: driver * 1000,
+        getDeviceCount=count,
+    )
+    cuda = SimpleNamespace(runtime=runtime, Device=lambda: SimpleNamespace(compute_capability=capability))
+    module: Any = ModuleType("cupy")
+    module.cuda = cuda
+    return module
+
+
+def test_the_processor_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
+    assert isinstance(find_device(), HostDevice)
+
+
+def test_another_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOBATCH_CUDA", "cpu")
+    with pytest.raises(BackendError, match=r"AUTOBATCH_CUDA='cpu': set it to host, .* or leave it unset for a GPU"):
+        find_device()
+
+
+def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOBATCH_CUDA", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    cases: dict[str, Any] = {
+        r"needs CuPy, which is not installed: pip install 'autobatch\[cuda12\]' .* 'autobatch\[cuda13\]'": None,
+        r"finds no NVIDIA driver: install one": fake_cupy(driver=0),
+        r"CuPy is that of CUDA 13 and the NVIDIA driver runs CUDA up to 12: .* pip install 'autobatch\[cuda12\]'":
+            fake_cupy(built=13),
+        r"finds a driver but no NVIDIA GPU: .* CUDA_VISIBLE_DEVICES='7'": fake_cupy(error="cudaErrorNoDevice: none"),
+        r"finds a driver but no NVIDIA GPU": fake_cupy(devices=0),
+        r"cannot use the NVIDIA driver: cudaErrorUnknown: bad luck": fake_cupy(error="cudaErrorUnknown: bad luck"),
+        r"needs a GPU of compute capability 7.0 .* and this one has 6.1": fake_cupy(capability="61"),
+        r"CuPy finds no cuBLAS of CUDA 12: pip install 'autobatch\[cuda12\]'": fake_cupy(driver=13),
+    }  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cupy_backends", None)
+    for message, cupy in cases.items():
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        with pytest.raises(BackendError, match=message):
+            find_device()
