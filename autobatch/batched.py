@@ -365,7 +365,7 @@ class Batched:
             self._profile.begin()
         self._executor.refresh()
         self.recorder.refresh(self._executor.dtype)
-        check_precision(self.precision, self._executor.dtype)
+        check_precision(self.precision, self._executor.dtype, self.backend.name)
         choices = Choices(
             self.policy, self.rewrites, self.max_bytes, self._executor.dtype,
             self._executor.purpose(training), self.backend, self.precision, self.threads, has_aux,

@@ -110,7 +110,7 @@ def batched(
     max_bytes = check_max_bytes(max_bytes)
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
-    check_precision(precision, np.dtype(np.float32) if module is None else module.dtype)
+    check_precision(precision, np.dtype(np.float32) if module is None else module.dtype, backend.name)
     planner = planner or MemoryPlanner()
     settings = Settings(to_passes(rewrites), int(seed), max_bytes, plan_cache, precision, threads, tune)
     return Batched(function, module, policy, planner, backend, settings)

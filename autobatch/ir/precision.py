@@ -1,4 +1,4 @@
-"""Products of 16-bit numbers: which operands `precision="bf16"` rounds, and how.
+"""Products of shorter numbers: which operands `precision="bf16"` rounds, and how.
 
 bf16 is the first half of a float32. Every product of rows with a matrix that all rows share has both operands rounded,
 to nearest and ties to even. These products are nearly all the arithmetic of a model: forward, the rows and the matrix
@@ -7,6 +7,9 @@ one product, both factors. Sums, states, gradients, parameters and all other ops
 products of parameters alone, and products of rows with matrices of their own, which do not suit a matrix unit.
 
 Numbers below 2**-126 in magnitude may count as zero, as in processors that multiply bf16.
+
+`precision="tf32"` leaves the products by libraries of a GPU to its matrix units, which read the first 19 bits of each
+float32. Other backends do not have it.
 
 Source: Kalamkar et al. 2019 (arXiv:1905.12322): bf16 products with float32 sums train as float32 does.
 """
@@ -22,19 +25,24 @@ from autobatch.errors import BackendError
 from autobatch.ir.program import SHARED, Instruction, Var
 from autobatch.ops.linear import affine, matmul
 
-PRECISIONS = ("float32", "bf16")
+PRECISIONS = ("float32", "tf32", "bf16")
 GRADIENTS = ("row_sum_outer", "row_sum_matmul")  # of matrices that all rows share
 QUIET = np.uint32(0x40)  # keeps a NaN one when its second half is cut off
 
 
-def check_precision(precision: str, dtype: np.dtype[Any]) -> None:
-    """Raise a BackendError for an unknown precision, or one that modules of this dtype cannot have."""
+def check_precision(precision: str, dtype: np.dtype[Any], backend: str) -> None:
+    """Raise a BackendError for an unknown precision, or one that modules of this dtype or this backend cannot have."""
     if precision not in PRECISIONS:
         raise BackendError(f"there is no precision {precision!r}; choose one of {', '.join(PRECISIONS)}.")
-    if precision == "bf16" and dtype != np.float32:
+    if precision == "tf32" and backend != "cuda":
         raise BackendError(
-            f'multiplying with precision="bf16": it rounds what is float32 and the module has parameters of {dtype}; '
-            f'call module.astype("float32"), or leave precision out.'
+            f'multiplying with precision="tf32": the backend {backend!r} cannot, as only GPUs have it; leave precision '
+            f'out, or choose backend="cuda".'
+        )
+    if precision != "float32" and dtype != np.float32:
+        raise BackendError(
+            f'multiplying with precision="{precision}": it rounds what is float32 and the module has parameters of '
+            f'{dtype}; call module.astype("float32"), or leave precision out.'
         )
 
 

@@ -10,6 +10,7 @@ import pytest
 import autobatch as ab
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cpu.stages import CompiledStage
+from autobatch.runtime.shared_values import SharedValues
 from twin_cases import draw_trees_case
 
 
@@ -20,7 +21,7 @@ def test_a_step_can_be_taken_again(moment: int, monkeypatch: pytest.MonkeyPatch)
     model, trees = draw_trees_case(0, 6, 3)
     expected, _ = ab.batched(model.loss, backend="reference").value_and_grad(trees)
     loss = ab.batched(model.loss, backend=Cpu(poison=True))
-    find_shared, bind, left = CompiledStage._find_shared, CompiledStage.bind, [moment]
+    find_shared, bind, left = SharedValues.__init__, CompiledStage.bind, [moment]
 
     def count(function: Any) -> Any:
         def counted(*args: Any) -> Any:
@@ -31,7 +32,7 @@ def test_a_step_can_be_taken_again(moment: int, monkeypatch: pytest.MonkeyPatch)
 
         return counted
 
-    monkeypatch.setattr(CompiledStage, "_find_shared", count(find_shared))
+    monkeypatch.setattr(SharedValues, "__init__", count(find_shared))
     monkeypatch.setattr(CompiledStage, "bind", count(bind))
     with pytest.raises(KeyboardInterrupt):
         loss.value_and_grad(trees)

@@ -117,7 +117,7 @@ def test_a_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_state(state, path)
     again = load_state(path, 0, 5)
     assert (again.next, again.n_run, [found.seed for found in again.failures]) == (3, 3, [1])
-    assert list(run(again, lambda seed: False, 0.0)) == [None, None]
+    assert list(run(again, lambda seed: (), 0.0)) == [None, None]
     assert runs == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="run up to 5, not to 9"):
         load_state(path, 0, 9)

@@ -234,9 +234,8 @@ class DeviceRun(PooledRun[DeviceMemory]):
         """Set up the stages of all types, and copy the ints of the mini-batch to the device."""
         executable, device, memory = self._executable, self._device, self.memory
         packing, places = executable.packing, executable.places
-        pinned, packed = memory.pinned[: packing.n_bytes], memory.packed[: packing.n_bytes]
+        pinned, base = memory.borrow_pinned(packing.n_bytes), device.address(memory.packed)
         packing.fill(pinned)
-        base = device.address(packed)
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
         found: dict[str, list[StageRun]] = {name: [] for name in executable.types.stages}
         for name, runs in found.items():
@@ -259,7 +258,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
         ]  # fmt: skip
-        device.copy_in(pinned, packed)
+        memory.upload(pinned)
         return found
 
     def _slot(self, run: StageRun, name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ class DeviceMemory(Memory):
         kept: values of all rows of types.
         rows: rows of kernels that do not fit in shared memory.
         packed: ints of the plan, as bytes.
-        pinned: memory of the host, from which `packed` is filled.
     """
 
     def __init__(self, device: Device) -> None:
@@ -27,7 +27,8 @@ class DeviceMemory(Memory):
         self._device = device
         self.scratch = self.kept = self.rows = self.buffer
         self.packed: Any = device.empty(0, np.dtype(np.uint8))
-        self.pinned: NDArray[np.uint8] = device.pinned(0)
+        self._pinned: NDArray[np.uint8] = device.pinned(0)
+        self._wait: Callable[[], None] = lambda: None
 
     @property
     def n_bytes(self) -> int:
@@ -43,8 +44,17 @@ class DeviceMemory(Memory):
         for name, size in zip(("scratch", "kept", "rows"), sizes[1:], strict=True):
             setattr(self, name, self._reserved(getattr(self, name), size, dtype))
         self.packed = self._reserved(self.packed, n_packed, np.dtype(np.uint8))
-        if self.pinned.size < n_packed:
-            self.pinned = self._device.pinned(n_packed * 5 // 4)
+
+    def borrow_pinned(self, n_bytes: int) -> NDArray[np.uint8]:
+        """Memory of the host to fill and upload; waits until the last upload is done."""
+        self._wait()
+        if self._pinned.size < n_bytes:
+            self._pinned = self._device.pinned(n_bytes * 5 // 4)
+        return self._pinned[:n_bytes]
+
+    def upload(self, pinned: NDArray[np.uint8]) -> None:
+        """Begin to copy borrowed memory to `packed`."""
+        self._wait = self._device.copy_in(pinned, self.packed[: pinned.size])
 
     def poison(self) -> None:
         """Fill all memory with NaN."""

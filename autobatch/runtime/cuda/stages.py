@@ -305,7 +305,7 @@ def overlap(one: Place, other: Place) -> bool:
 def _has_lines(matrix: Any) -> bool:
     """Whether the rows of a matrix, or its columns, are contiguous and lie one after the other."""
     (rows, columns), (n_rows, n_columns), size = matrix.strides, matrix.shape, matrix.itemsize
-    return (columns == size and rows >= n_columns * size) or (rows == size and columns >= n_rows * size)
+    return bool((columns == size and rows >= n_columns * size) or (rows == size and columns >= n_rows * size))
 
 
 def _find_waits(steps: list[Step]) -> list[bool]:

@@ -1,0 +1,172 @@
+"""The cuda backend, its kernels built for the processor, gives what the reference backend gives, to rounding."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.compiler.cuda.hazards import Hazards
+from autobatch.errors import BackendError
+from autobatch.graph.rewrite.passes import DEFAULT, PASSES
+from autobatch.runtime.cuda.backend import Cuda
+from autobatch.runtime.cuda.host import HostDevice
+from autobatch.runtime.interpreter.reference import Reference
+from parity import TOLERANCES, assert_equal
+from random_programs import draw_instances, draw_model
+from twin_cases import CASES, Case
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which builds kernels for the processor")
+
+POLICIES = ("unbatched", "depth", "agenda", "sufficient", "critical", "score+both+compact", "search")
+
+
+def compare(
+    function: Any,
+    instances: list[Any],
+    device: HostDevice,
+    dtype: str = "float64",
+    has_aux: bool = False,
+    **options: Any,
+) -> Cuda:
+    """Run a function in inference and in training on both backends; return the one on the device."""
+    ours, weights = Cuda(poison=True, device=device), np.random.default_rng(0).uniform(0.5, 2.0, len(instances))
+    found = ab.batched(function, backend=ours, **options)
+    wanted = ab.batched(function, backend=Reference(poison=True), **options)
+    assert_equal(found(instances), wanted(instances), TOLERANCES[dtype])
+    ones, others = (run.value_and_grad(instances, reduce=weights, has_aux=has_aux) for run in (found, wanted))
+    assert_equal(ones, others, TOLERANCES[dtype])
+    return ours
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_models(case: Case) -> None:
+    model, instances = case.draw(seed=3, n_instances=6, dim=5)
+    model.astype("float64")
+    for seed in range(3):
+        compare(model.loss, instances, HostDevice(seed))
+
+
+@pytest.mark.parametrize("dim", [1, 40, pytest.param(300, marks=pytest.mark.slow)])
+def test_float32_and_rows_of_a_warp_or_several(dim: int) -> None:
+    model, instances = CASES[0].draw(seed=3, n_instances=3, dim=dim)
+    compare(model.loss, instances, HostDevice(), dtype="float32")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies(policy: str) -> None:
+    model, instances = CASES[4].draw(seed=3, n_instances=4, dim=4)
+    model.astype("float64")
+    compare(model.loss, instances, HostDevice(), policy=policy)
+
+
+def seeds() -> list[Any]:
+    """A few seeds, and more that are slow."""
+    return [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_random_programs(seed: int) -> None:
+    policy, rewrites = (("agenda", PASSES), ("depth", DEFAULT), ("agenda", ()))[seed % 3]
+    rng = np.random.default_rng(seed)
+    model = draw_model(rng, smooth=seed % 2 == 0)
+    instances = draw_instances(rng, model, n=5)
+    compare(model.everything, instances, HostDevice(seed), has_aux=True, policy=policy, rewrites=rewrites)
+
+
+def test_one_launch_and_one_upload_of_ints_run_a_mini_batch() -> None:
+    model, instances = CASES[0].draw(seed=3, n_instances=8, dim=5)
+    device = HostDevice()
+    loss = ab.batched(model.loss, backend=Cuda(device=device))
+    parameters = len(model.parameters())
+    for trees in (instances[:5], instances[5:]):
+        loss(trees)
+        before = vars(device.traffic).copy()
+        loss(trees)
+        after = vars(device.traffic)
+        counts = {name: after[name] - before[name] for name in ("launches", "products", "uploads", "downloads")}
+        assert counts.pop("uploads") <= parameters + 1
+        assert counts == {"launches": 1, "products": 0, "downloads": 1}
+
+
+def test_the_same_bits_in_any_order_of_threads() -> None:
+    """Values that several nodes add to one place, too."""
+    model, instances = CASES[4].draw(seed=3, n_instances=4, dim=5)
+    results = []
+    for seed in range(3):
+        loss = ab.batched(model.loss, backend=Cuda(device=HostDevice(seed)))
+        value, gradients = loss.value_and_grad(instances)
+        results.append([value.tobytes(), *(np.asarray(gradient).tobytes() for gradient in gradients.values())])
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_missing_barrier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hazards, "need_barrier", lambda self, accesses: False)
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.scale = ab.Parameter(np.linspace(0.5, 1.5, 6))
+
+        @ab.cell
+        def turn(self, x: Any) -> Any:
+            return ab.tanh(x * self.scale)[::-1] * x
+
+        def loss(self, x: Any) -> Any:
+            return ab.sum(self.turn(x))
+
+    model = Model().astype("float64")
+    instances = [np.random.default_rng(seed).standard_normal(6) for seed in range(5)]
+    with pytest.raises(AssertionError):
+        compare(model.loss, instances, HostDevice())
+
+
+def test_rows_that_do_not_fit_in_shared_memory() -> None:
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.scale = ab.Parameter(np.linspace(0.5, 1.5, 3000))
+
+        @ab.cell
+        def normal(self, x: Any) -> Any:
+            y = ab.softmax(x * self.scale)
+            return ab.sum(ab.tanh(y[::-1] * 100.0) * ab.softmax(y)[::-1])
+
+        def loss(self, x: Any) -> Any:
+            return self.normal(x)
+
+    model = Model().astype("float64")
+    instances = [np.random.default_rng(seed).standard_normal(3000) for seed in range(3)]
+    backend = compare(model.loss, instances, HostDevice())
+    plan = ab.batched(model.loss, backend=backend).prepare(instances, training=True).parts[0].executable
+    assert plan.sizes[3] > 0, "no row is in global memory, so that this tests nothing"
+
+
+def test_libraries_multiply_in_lower_precision() -> None:
+    model, instances = CASES[0].draw(seed=3, n_instances=4, dim=8)
+    model.astype("float32")
+    device = HostDevice()
+    compare(model.loss, instances, device, dtype="float32", precision="bf16")
+    assert device.traffic.products > 0
+    exact, rounded = (
+        ab.batched(model.loss, backend=Cuda(device=device), precision=precision)(instances)
+        for precision in ("float32", "tf32")
+    )
+    assert 0 < np.abs(exact - rounded).max() < 1e-2 * np.abs(exact).max()
+    with pytest.raises(BackendError, match="'cpu' cannot"):
+        ab.batched(model.loss, backend="cpu", precision="tf32")
+
+
+def test_profiles_time_every_batch() -> None:
+    model, instances = CASES[0].draw(seed=3, n_instances=4, dim=5)
+    loss = ab.batched(model.loss, backend=Cuda(device=HostDevice()))
+    profile = str(loss.profile(instances))
+    assert all(name in profile for name in ("forward", "leaf", "merge"))
+
+
+def test_the_environment_chooses_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
+    model, instances = CASES[0].draw(seed=3, n_instances=4, dim=5)
+    found, wanted = (ab.batched(model.loss, backend=name)(instances) for name in ("cuda", "reference"))
+    assert_equal(found, wanted, TOLERANCES["float32"])
