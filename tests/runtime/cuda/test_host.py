@@ -237,6 +237,7 @@ def test_built_modules_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (library,) = (tmp_path / "kernels").iterdir()
     assert library.suffix == ".so"
     with monkeypatch.context() as patch:
+        patch.setattr(host, "_libraries", {})
         patch.setattr(host, "_compile", lambda *args: pytest.fail("it was kept"))
         HostDevice().load(text, ["kept"], "cell")
     (tmp_path / "file").touch()
