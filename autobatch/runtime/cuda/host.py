@@ -15,7 +15,7 @@ import subprocess
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -83,6 +83,7 @@ class HostDevice:
         _find_compiler()
         self.traffic = Traffic()
         self._seed = seed
+        self._copies: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []  # memory that a GPU may still copy from
         self._message = ctypes.create_string_buffer(MESSAGE_BYTES)
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> HostArray:
@@ -108,7 +109,7 @@ class HostDevice:
             return array  # type: ignore[no-any-return]
         self.traffic.downloads += 1
         self.traffic.downloaded_bytes += array.nbytes
-        self.traffic.waits += 1
+        self.synchronize()
         return np.array(array, order="C", subok=False)
 
     def address(self, array: Any) -> int:
@@ -124,7 +125,10 @@ class HostDevice:
         self.traffic.uploads += 1
         self.traffic.uploaded_bytes += host.nbytes
         array.view(np.uint8)[...] = host
-        return lambda: None
+        self._check_copies(host)
+        copy = host, host.copy()
+        self._copies.append(copy)
+        return partial(self._finish, copy)
 
     def load(self, source: str, names: Sequence[str], about: str) -> dict[str, Any]:
         """See `Device`."""
@@ -181,6 +185,28 @@ class HostDevice:
     def synchronize(self) -> None:
         """See `Device`."""
         self.traffic.waits += 1
+        if self._copies:
+            self._finish(self._copies[-1])
+
+    def _finish(self, copy: tuple[NDArray[np.uint8], NDArray[np.uint8]]) -> None:
+        """End a copy, and all before it."""
+        end = next((number for number, other in enumerate(self._copies, 1) if other is copy), 0)
+        finished, self._copies = self._copies[:end], self._copies[end:]
+        for host, held in finished:
+            _check_unchanged(host, held)
+
+    def _check_copies(self, memory: NDArray[np.uint8]) -> None:
+        for host, held in self._copies:
+            if np.may_share_memory(host, memory):
+                _check_unchanged(host, held)
+
+
+def _check_unchanged(host: NDArray[np.uint8], held: NDArray[np.uint8]) -> None:
+    if not np.array_equal(host, held):
+        raise BackendError(
+            f"{host.nbytes} bytes of pinned memory changed while a GPU might still have copied them: wait for the copy "
+            "before (`Device.copy_in`)."
+        )
 
 
 def rounded_to_tf32(x: NDArray[np.float32]) -> NDArray[np.float32]:

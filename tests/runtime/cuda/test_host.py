@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,26 @@ def test_new_arrays_hold_no_numbers_and_are_no_arrays_of_the_host() -> None:
     assert type(device.get(held[1:])) is np.ndarray
     assert not np.shares_memory(held, array)
     assert not np.shares_memory(device.get(held), held)
+
+
+def test_memory_that_is_still_copied_must_not_change() -> None:
+    """Until the copy, or anything after it, is waited for."""
+    ends: dict[str, Callable[[HostDevice, Any, Any], Any]] = {
+        "wait": lambda device, wait, target: wait(),
+        "another": lambda device, wait, target: device.copy_in(device.pinned(8), target)(),
+        "synchronize": lambda device, wait, target: device.synchronize(),
+        "get": lambda device, wait, target: device.get(target),
+    }
+    for name, end in ends.items():
+        device = HostDevice()
+        target, pinned = device.empty(8, np.dtype(np.uint8)), device.pinned(8)
+        pinned[...] = 1
+        end(device, device.copy_in(pinned, target), target)
+        pinned[...] = 2
+        wait = device.copy_in(pinned, target)
+        pinned[...] = 3
+        with pytest.raises(BackendError, match="8 bytes of pinned memory changed while a GPU might still have copied"):
+            device.copy_in(pinned, target) if name == "another" else end(device, wait, target)
 
 
 def test_rounding_to_tf32() -> None:
