@@ -109,7 +109,7 @@ class Device(Store, Protocol):
         """Begin to copy pinned memory to an array of the device of as many bytes, after all work that was asked for.
 
         Returns:
-            Waits until the copy is done: before that, the host must leave its memory as it is.
+            Waits until the copy is done; before that, the host must leave its memory as it is.
         """
 
     def load(self, source: str, names: Sequence[str], about: str) -> dict[str, Any]:

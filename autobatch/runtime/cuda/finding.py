@@ -79,10 +79,13 @@ def _check_gpu(cupy: Any) -> None:
             f"this one has {capability / 10}: choose another backend."
         )
     try:
-        from cupy_backends.cuda.libs import cublas  # noqa: F401
-    except ImportError as error:
+        from cupy_backends.cuda.libs import cublas, nvrtc  # noqa: F401
+
+        nvrtc.getVersion()  # loads it
+    except (ImportError, RuntimeError) as error:
         raise BackendError(
-            f"CuPy finds no cuBLAS of CUDA {major}: pip install 'autobatch[cuda{major}]' ({_first_line(error)})."
+            f"CuPy finds no cuBLAS or no NVRTC of CUDA {major}: pip install 'autobatch[cuda{major}]' "
+            f"({_first_line(error)})."
         ) from error
 
 

@@ -50,7 +50,7 @@ class GpuDevice:
         self.most_shared_bytes: int = chosen.attributes["MaxSharedMemoryPerBlockOptin"]
         self.traffic = Traffic()
         self._capability = int(chosen.compute_capability)
-        self._blas, self._handle = cublas, device.get_cublas_handle()
+        self._blas, self._get_handle = cublas, device.get_cublas_handle  # each thread has a handle of its own
         self._scalars = {np.dtype(t): (np.zeros(1, t), np.ones(1, t)) for t in (np.float32, np.float64)}
         self._to_bf16 = cupy.RawKernel(TO_BF16, "to_bf16", OPTIONS)
         self._rounded = [cupy.empty(0, np.uint16), cupy.empty(0, np.uint16)]
@@ -136,7 +136,7 @@ class GpuDevice:
             b = self._round(1, *b, *((n, inner) if product.b_flipped else (inner, n)))
         zero, one = (scalar.ctypes.data for scalar in self._scalars[product.dtype])
         blas.gemmEx(
-            self._handle,
+            self._get_handle(),
             blas.CUBLAS_OP_T if product.b_flipped else blas.CUBLAS_OP_N,
             blas.CUBLAS_OP_N,
             *(n, n_rows, inner),

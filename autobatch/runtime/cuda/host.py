@@ -9,15 +9,13 @@ arrays of the device are no arrays of the host, so that nothing works because bo
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import os
 import shutil
 import subprocess
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,6 +45,7 @@ MESSAGE_BYTES = 512
 TF32_DROPPED = 13  # bits of a float32's 23 that tf32 does not have
 
 _one_at_a_time = threading.Lock()  # launches of a process share their threads
+_libraries: dict[str, ctypes.CDLL] = {}  # by name, for the life of the process
 
 
 class HostArray(np.ndarray[Any, Any]):
@@ -84,6 +83,7 @@ class HostDevice:
         _find_compiler()
         self.traffic = Traffic()
         self._seed = seed
+        self._copies: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []  # memory that a GPU may still copy from
         self._message = ctypes.create_string_buffer(MESSAGE_BYTES)
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> HostArray:
@@ -109,7 +109,7 @@ class HostDevice:
             return array  # type: ignore[no-any-return]
         self.traffic.downloads += 1
         self.traffic.downloaded_bytes += array.nbytes
-        self.traffic.waits += 1
+        self.synchronize()
         return np.array(array, order="C", subok=False)
 
     def address(self, array: Any) -> int:
@@ -125,13 +125,16 @@ class HostDevice:
         self.traffic.uploads += 1
         self.traffic.uploaded_bytes += host.nbytes
         array.view(np.uint8)[...] = host
-        return lambda: None
+        self._check_copies(host)
+        copy = host, host.copy()
+        self._copies.append(copy)
+        return partial(self._finish, copy)
 
     def load(self, source: str, names: Sequence[str], about: str) -> dict[str, Any]:
         """See `Device`."""
         _load_threads()
         text = f'#include "cuda_on_host.h"\n#line 1 "kernels.cu"\n{source}'
-        library = ctypes.CDLL(str(_build(text, about, QUICK_TO_BUILD)))
+        library = _load(text, about, QUICK_TO_BUILD)
         run = library.autobatch_launch
         word, number, long = ctypes.c_void_p, ctypes.c_uint, ctypes.c_int64
         run.argtypes = (word, number, number, number, number, ctypes.c_uint64, long, long, long, word, ctypes.c_size_t)
@@ -182,6 +185,28 @@ class HostDevice:
     def synchronize(self) -> None:
         """See `Device`."""
         self.traffic.waits += 1
+        if self._copies:
+            self._finish(self._copies[-1])
+
+    def _finish(self, copy: tuple[NDArray[np.uint8], NDArray[np.uint8]]) -> None:
+        """End a copy, and all before it."""
+        end = next((number for number, other in enumerate(self._copies, 1) if other is copy), 0)
+        finished, self._copies = self._copies[:end], self._copies[end:]
+        for host, held in finished:
+            _check_unchanged(host, held)
+
+    def _check_copies(self, memory: NDArray[np.uint8]) -> None:
+        for host, held in self._copies:
+            if np.may_share_memory(host, memory):
+                _check_unchanged(host, held)
+
+
+def _check_unchanged(host: NDArray[np.uint8], held: NDArray[np.uint8]) -> None:
+    if not np.array_equal(host, held):
+        raise BackendError(
+            f"{host.nbytes} bytes of pinned memory changed while a GPU might still have copied them: wait for the copy "
+            "before (`Device.copy_in`)."
+        )
 
 
 def rounded_to_tf32(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -220,49 +245,44 @@ def _find_compiler() -> str:
 def _load_threads() -> None:
     """Load what runs the threads of kernels, for all modules of this process."""
     text = (FOLDER / "threads.cpp").read_text()
-    library = _build(text, "the threads of AUTOBATCH_CUDA=host", QUICK_TO_RUN)
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    _load(text, "the threads of AUTOBATCH_CUDA=host", QUICK_TO_RUN, ctypes.RTLD_GLOBAL)
 
 
-@cache
-def _folder_of_process() -> Path:
-    """Where libraries are kept, until this process ends, if there is no cache that can be written."""
-    folder = TemporaryDirectory(prefix="autobatch_")
-    atexit.register(folder.cleanup)
-    return Path(folder.name)
-
-
-def _build(text: str, about: str, level: str) -> Path:
-    """Build a library, unless it is kept; its name is a digest of everything that it depends on."""
+def _load(text: str, about: str, level: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """Load a library, and build it unless it is kept; its name is a digest of everything that it depends on."""
     parts = (text, (FOLDER / "cuda_on_host.h").read_text(), _find_compiler(), level, *FLAGS)
     name = f"h{sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
-    kept, own = cache_folder(), _folder_of_process() / name
-    path = own if kept is None else kept / "kernels" / name
-    for place in (path, own):
-        if place.is_file():
-            return place
-    content = _compile(text, about, level)
-    if path != own:
+    if name not in _libraries:
+        with TemporaryDirectory(prefix="autobatch_") as folder:
+            path = _find_or_build(Path(folder) / name, text, about, level)
+            _libraries[name] = ctypes.CDLL(str(path), mode=mode)
+    return _libraries[name]
+
+
+def _find_or_build(library: Path, text: str, about: str, level: str) -> Path:
+    """The library of this name in the user's cache; else build it, and keep it there."""
+    folder = cache_folder()
+    kept = None if folder is None else folder / "kernels" / library.name
+    if kept is not None and kept.is_file():
+        return kept
+    _compile(library, text, about, level)
+    if kept is not None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, content)
-            return path
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(kept, library.read_bytes())
         except OSError as error:
             why = error.strerror or error
             warnings.warn(
-                f"cannot keep compiled kernels in {str(path.parent)!r} ({why}); going on without.", stacklevel=4
+                f"cannot keep compiled kernels in {str(kept.parent)!r} ({why}); going on without.", stacklevel=5
             )
-    write_whole(own, content)
-    return own
+    return library
 
 
-def _compile(text: str, about: str, level: str) -> bytes:
-    with TemporaryDirectory(prefix="autobatch_") as folder:
-        source, library = os.path.join(folder, "kernels.cpp"), os.path.join(folder, "kernels.so")
-        Path(source).write_text(text)
-        command = ["g++", level, *FLAGS, f"-I{FOLDER}", "-o", library, source]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-            raise BackendError(f"{about}: g++ cannot compile its kernels: {errors[0] if errors else done.returncode}.")
-        return Path(library).read_bytes()
+def _compile(library: Path, text: str, about: str, level: str) -> None:
+    source = library.with_suffix(".cpp")
+    source.write_text(text)
+    command = ["g++", level, *FLAGS, f"-I{FOLDER}", "-o", str(library), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise BackendError(f"{about}: g++ cannot compile its kernels: {errors[0] if errors else done.returncode}.")

@@ -63,10 +63,23 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         r"finds a driver but no NVIDIA GPU": fake_cupy(devices=0),
         r"cannot use the NVIDIA driver: cudaErrorUnknown: bad luck": fake_cupy(error="cudaErrorUnknown: bad luck"),
         r"needs a GPU of compute capability 7.0 .* and this one has 6.1": fake_cupy(capability="61"),
-        r"CuPy finds no cuBLAS of CUDA 12: pip install 'autobatch\[cuda12\]'": fake_cupy(driver=13),
+        r"CuPy finds no cuBLAS or no NVRTC of CUDA 12: pip install 'autobatch\[cuda12\]'": fake_cupy(driver=13),
     }  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy_backends", None)
     for message, cupy in cases.items():
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         with pytest.raises(BackendError, match=message):
             find_device()
+
+
+def test_a_missing_compiler_of_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("CuPy failed to load libnvrtc.so.12")
+
+    libraries: Any = ModuleType("cupy_backends.cuda.libs")
+    libraries.cublas, libraries.nvrtc = None, SimpleNamespace(getVersion=fail)
+    monkeypatch.delenv("AUTOBATCH_CUDA", raising=False)
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", libraries)
+    with pytest.raises(BackendError, match=r"no NVRTC of CUDA 12: .* \(CuPy failed to load libnvrtc.so.12\)"):
+        find_device()

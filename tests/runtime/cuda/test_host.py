@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,26 @@ def test_new_arrays_hold_no_numbers_and_are_no_arrays_of_the_host() -> None:
     assert not np.shares_memory(device.get(held), held)
 
 
+def test_memory_that_is_still_copied_must_not_change() -> None:
+    """Until the copy, or anything after it, is waited for."""
+    ends: dict[str, Callable[[HostDevice, Any, Any], Any]] = {
+        "wait": lambda device, wait, target: wait(),
+        "another": lambda device, wait, target: device.copy_in(device.pinned(8), target)(),
+        "synchronize": lambda device, wait, target: device.synchronize(),
+        "get": lambda device, wait, target: device.get(target),
+    }
+    for name, end in ends.items():
+        device = HostDevice()
+        target, pinned = device.empty(8, np.dtype(np.uint8)), device.pinned(8)
+        pinned[...] = 1
+        end(device, device.copy_in(pinned, target), target)
+        pinned[...] = 2
+        wait = device.copy_in(pinned, target)
+        pinned[...] = 3
+        with pytest.raises(BackendError, match="8 bytes of pinned memory changed while a GPU might still have copied"):
+            device.copy_in(pinned, target) if name == "another" else end(device, wait, target)
+
+
 def test_rounding_to_tf32() -> None:
     """The nearest number with 10 bits behind the leading one, of two neighbours the even one; what is none stays."""
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
@@ -237,6 +258,7 @@ def test_built_modules_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (library,) = (tmp_path / "kernels").iterdir()
     assert library.suffix == ".so"
     with monkeypatch.context() as patch:
+        patch.setattr(host, "_libraries", {})
         patch.setattr(host, "_compile", lambda *args: pytest.fail("it was kept"))
         HostDevice().load(text, ["kept"], "cell")
     (tmp_path / "file").touch()
