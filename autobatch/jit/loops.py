@@ -208,6 +208,23 @@ def replaced_by(build: Callable[[], Any]) -> Callable[[Callable[P, R]], Replaced
     return lambda python: Replaced(python, build)
 
 
+class Emitted(Replaced[P, R]):
+    """A function that compiled code replaces by an intrinsic that `build` makes: its instructions, without a call."""
+
+    @property
+    def _numba_type_(self) -> Any:
+        from numba.core.registry import cpu_target
+
+        intrinsic, context = self._for_loops(), cpu_target.typing_context
+        context.refresh()  # takes in the intrinsic, if it was only made now
+        return context.resolve_value_type(intrinsic)
+
+
+def emitted_by(build: Callable[[], Any]) -> Callable[[Callable[P, R]], Emitted[P, R]]:
+    """Mark a function that compiled code replaces by the intrinsic that `build` makes when it is first needed."""
+    return lambda python: Emitted(python, build)
+
+
 @cache
 def _digest_module(name: str) -> str:
     return sha256(getsource(sys.modules[name]).encode()).hexdigest()[:12]

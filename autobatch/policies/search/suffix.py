@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag, reverse_edges
-from autobatch.jit.arrays import IntArray, blank, copied, filled
+from autobatch.jit.arrays import IntArray, blank, copied, filled, zeros
 from autobatch.jit.loops import compiled
 
 BoolArray = NDArray[np.bool_]
@@ -115,7 +115,7 @@ def to_suffixes(dag: Dag, kept: BoolArray, compare: bool) -> tuple[Suffixes, Int
 @compiled
 def chains_after(suffixes: Suffixes) -> IntArray:
     """Count, per suffix and type, the most suffixes of that type on a path from the suffix on: int32[S, T]."""
-    ahead = np.zeros((suffixes.type_id.size, suffixes.n_types), np.int32)
+    ahead = zeros((suffixes.type_id.size, suffixes.n_types), np.int32)
     for n in range(suffixes.type_id.size):
         for a in range(suffixes.after_ptr[n], suffixes.after_ptr[n + 1]):
             for kind in range(suffixes.n_types):
@@ -218,9 +218,9 @@ def _start(links: _Links, n_types: int, compare: bool) -> _Found:
     n_links = links.order.size
     return _Found(
         blank(n_kept), filled(n_kept + 1, 0), blank(n_kept),
-        filled(n_types, -1), np.zeros((n_rows, n_words), np.uint64), filled(n_slots, -1),
-        filled(n_links, -1), np.zeros((n_links, 2), np.int64), filled(n_kept, -1),
-        blank(n_kept), np.zeros(n_words, np.uint64),
+        filled(n_types, -1), zeros((n_rows, n_words), np.uint64), filled(n_slots, -1),
+        filled(n_links, -1), zeros((n_links, 2), np.int64), filled(n_kept, -1),
+        blank(n_kept), zeros(n_words, np.uint64),
     )  # fmt: skip
 
 
