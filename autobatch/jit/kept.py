@@ -11,11 +11,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from functools import cache
+from glob import escape
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from autobatch.jit.internals import has_internals
+from autobatch.jit.patience import Tally
 from autobatch.system.files import write_whole
 
 DIGEST_BYTES = sha256().digest_size
@@ -42,6 +44,12 @@ def keep(dispatcher: Any) -> Any:
         else:
             dispatcher._cache = keepers.cache(dispatcher.py_func)
     return dispatcher
+
+
+def make_tally(dispatcher: Any) -> Tally:
+    """Make the tally of a Numba function that `keep` was given: a full one, if its compiled code is on disk."""
+    files = getattr(dispatcher._cache, "_cache_file", None)
+    return files.make_tally() if isinstance(files, _Files) else Tally(None)
 
 
 def compile_callback(function: Callable[..., Any], is_kept: bool, **options: Any) -> Any:
@@ -120,6 +128,12 @@ class _Files:
             return None
         made_for, data = pickle.loads(content)
         return data if made_for == self._made_for(key) else None
+
+    def make_tally(self) -> Tally:
+        """Make the tally of the work that was done without compiled code, whose file lies beside those of the code."""
+        if next(self._folder.glob(f"{escape(self._name)}.*.kept"), None):
+            return Tally(None)
+        return Tally(self._folder / f"{self._name}.work")
 
     def _made_for(self, key: Any) -> tuple[Any, ...]:
         import numba

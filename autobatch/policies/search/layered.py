@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray, blank, empty, filled, zeros
-from autobatch.jit.loops import compiled
+from autobatch.jit.loops import compiled, laborious
 from autobatch.policies.search.suffix import BitArray, Suffixes, chains_after, grow, run_type
 
 TOLERANCE = 1e-9
@@ -62,7 +62,7 @@ class _Trie(NamedTuple):
     size: IntArray  # [1]
 
 
-@compiled
+@laborious(5)
 def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int, max_states: int) -> Outcome:
     """Search for the cheapest sequence that finishes the graph of the suffixes.
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import FloatArray, IntArray, blank, copied, filled, turned
-from autobatch.jit.loops import compiled
+from autobatch.jit.loops import compiled, laborious
+from autobatch.jit.patience import ALWAYS
 from autobatch.policies.cost import ROW, CostModel, batch_cost
 from autobatch.policies.sequences.compaction import compact, keep_from_left, keep_from_right
 from autobatch.policies.sequences.embedding import fill_early, fill_mirrored, index_stops
@@ -115,7 +116,7 @@ def sequence_cost(dag: Dag, sequence: IntArray, costs: FloatArray) -> float:
     return total
 
 
-@compiled
+@laborious(ALWAYS)
 def _search(
     dag: Dag, sequence: IntArray, costs: FloatArray, n_steps: int, enough: float, state: NDArray[np.int64]
 ) -> tuple[IntArray, float]:

@@ -18,6 +18,7 @@ from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.jit.arrays import IntArray
+from autobatch.jit.patience import patiently
 from autobatch.policies.rules.heuristics import Agenda
 from autobatch.policies.rules.rules import Score
 from autobatch.policies.search.beam import WIDTH, beam_search
@@ -67,12 +68,17 @@ class Search:
             GraphError: the graph has a cycle.
         """
         check_order(graph)
-        dag = to_dag(graph)
-        sequence = self.sequence(dag)
-        return to_schedule_at(dag, sequence, embed_early(dag, sequence))
+        with patiently():
+            dag = to_dag(graph)
+            sequence = self.sequence(dag)
+            return to_schedule_at(dag, sequence, embed_early(dag, sequence))
 
     def sequence(self, dag: Dag) -> IntArray:
         """Find a sequence of types that finishes a dag."""
+        with patiently():
+            return self._sequence(dag)
+
+    def _sequence(self, dag: Dag) -> IntArray:
         enough, rng = chain_bound(dag), np.random.default_rng(self.seed)
         first, _, _ = Score().plan(dag)
         if first.size <= enough:

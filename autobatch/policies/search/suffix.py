@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag, reverse_edges
 from autobatch.jit.arrays import IntArray, blank, copied, filled, zeros
-from autobatch.jit.loops import compiled
+from autobatch.jit.loops import compiled, laborious
+from autobatch.jit.patience import ALWAYS
 
 BoolArray = NDArray[np.bool_]
 BitArray = NDArray[np.uint64]
@@ -305,7 +306,7 @@ def _append(found: _Found, after: IntArray, kind: int, here: IntArray, size: int
     found.last[kind] = size
 
 
-@compiled
+@laborious(ALWAYS)
 def _compare(found: _Found, after: IntArray, start: int, end: int) -> None:
     """Find the suffixes within each of `start` to `end`, which are all of one level, the highest so far."""
     n_words = (end + 63) // 64
