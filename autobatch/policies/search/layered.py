@@ -112,7 +112,8 @@ def _rest(ahead: IntArray, left: IntArray, cost: FloatArray) -> float:
     for kind in range(cost.size):
         most = 0
         for n in left:
-            most = max(most, ahead[n, kind])
+            if ahead[n, kind] > most:
+                most = ahead[n, kind]
         total += most * cost[kind]
     return total
 
