@@ -25,6 +25,7 @@ def _make_allocation(is_cleared: bool) -> Any:
     types: Any = numba.types
     intrinsic: Any = numba.extending.intrinsic
     memset: Any = cgutils.memset
+    unpack: Any = cgutils.unpack_tuple
 
     @intrinsic  # type: ignore[untyped-decorator]
     def allocate(typing: Any, shape: Any, dtype: Any) -> Any:
@@ -34,7 +35,7 @@ def _make_allocation(is_cleared: bool) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             array = context.make_array(made)(context, builder)
             element = context.get_data_type(made.dtype)
-            lengths = [args[0]] if n_axes == 1 else cgutils.unpack_tuple(builder, args[0])
+            lengths = [args[0]] if n_axes == 1 else unpack(builder, args[0])
             kinds = [shape] if n_axes == 1 else list(shape)
             lengths = [context.cast(builder, n, kind, types.intp) for n, kind in zip(lengths, kinds, strict=True)]
             itemsize = context.get_constant(types.intp, context.get_abi_sizeof(element))

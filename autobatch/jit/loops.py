@@ -134,7 +134,6 @@ class Compiled(Generic[P, R]):
             result = loop(*args, **kwargs)
         return result
 
-
     def _waits(self, loop: Any, args: tuple[Any, ...]) -> bool:
         """Say whether a call of this loop runs in Python: it was not compiled, and has done little work so far."""
         if self.effort == ALWAYS or getattr(loop, "signatures", True):  # with NUMBA_DISABLE_JIT it is a plain function
@@ -239,11 +238,19 @@ class Emitted(Replaced[P, R]):
 
     @property
     def _numba_type_(self) -> Any:
-        from numba.core.registry import cpu_target
+        return _typing_context().resolve_value_type(self._for_loops())
 
-        intrinsic, context = self._for_loops(), cpu_target.typing_context
-        context.refresh()  # takes in the intrinsic, if it was only made now
-        return context.resolve_value_type(intrinsic)
+    def _for_loops(self) -> Any:
+        if self._inlined is None:
+            self._inlined = self.build()
+            _typing_context().refresh()  # takes in the new intrinsic
+        return self._inlined
+
+
+def _typing_context() -> Any:
+    from numba.core import registry
+
+    return registry.cpu_target.typing_context
 
 
 def emitted_by(build: Callable[[], Any]) -> Callable[[Callable[P, R]], Emitted[P, R]]:

@@ -1,10 +1,11 @@
-"""Run loops in Python until they have done as much work as compiling them would take.
+"""Run loops in Python until they have done as much work as compiling them takes.
 
-Compiling a loop takes seconds, and a loop that is called once on a small graph would have been done in milliseconds. So
-within `patiently()` a loop that was not compiled before runs in Python, by the same statements and with the same
-results. Its work is counted in elements of the arrays that it is given, over all processes, next to the files of its
-compiled code; beyond `PATIENCE` the loop is compiled. At worst this takes twice as long as the better of the two ways.
-Work is counted, not timed, so that the same calls compile the same loops on every machine.
+Compiling a loop takes up to three seconds, and where graphs are small, Python does in milliseconds what the loop is
+called for. So within `patiently()` a loop that was not compiled before runs in Python: the same statements, with the
+same results. The elements of the arrays that it is given are counted, over all processes, in a file beside those of the
+compiled code; beyond `PATIENCE` the loop is compiled. This takes at most about twice as long as the better of the two.
+Elements are counted instead of seconds, so that the same calls compile the same loops on every machine. See
+docs/decisions/python-until-compiling-pays.md.
 """
 
 from __future__ import annotations

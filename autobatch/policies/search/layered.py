@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray, blank, empty, filled, zeros
+from autobatch.jit.bits import count_ones
 from autobatch.jit.loops import compiled, laborious
 from autobatch.policies.search.suffix import BitArray, Suffixes, chains_after, grow, run_type
 
@@ -285,13 +286,9 @@ def _close(within: BitArray, state: IntArray, row: BitArray) -> None:
 
 @compiled
 def _count_bits(row: BitArray) -> int:
-    """Count ones, eight neighbours at a time (Warren, Hacker's Delight, figure 5-2)."""
     total = 0
     for bits in row:
-        pairs = bits - ((bits >> np.uint64(1)) & np.uint64(0x5555555555555555))
-        fours = (pairs & np.uint64(0x3333333333333333)) + ((pairs >> np.uint64(2)) & np.uint64(0x3333333333333333))
-        bytes_ = (fours + (fours >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-        total += int((bytes_ * np.uint64(0x0101010101010101)) >> np.uint64(56))
+        total += count_ones(bits)
     return total
 
 
