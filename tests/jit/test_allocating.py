@@ -14,7 +14,7 @@ Arrays = tuple[NDArray[Any], ...]
 
 
 @compiled
-def make_all(n: int, small: np.int32) -> Arrays:
+def make_all(n: int, small: Any) -> Arrays:
     """A literal, an int, an int of 32 bits; one, two and three axes; five types."""
     return (
         zeros(3, np.int32), zeros(n, np.int64), zeros(small, np.uint64), zeros((n, small), np.float64),
