@@ -11,7 +11,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from functools import cache
-from glob import escape
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from autobatch.jit.internals import has_internals
 from autobatch.jit.patience import Tally
 from autobatch.system.files import write_whole
 
+SUFFIX = ".kept"
 DIGEST_BYTES = sha256().digest_size
 
 
@@ -131,7 +131,7 @@ class _Files:
 
     def make_tally(self) -> Tally:
         """Make the tally of the work that was done without compiled code, whose file lies beside those of the code."""
-        if next(self._folder.glob(f"{escape(self._name)}.*.kept"), None):
+        if any(path.name.startswith(f"{self._name}.") for path in self._folder.glob(f"*{SUFFIX}")):
             return Tally(None)
         return Tally(self._folder / f"{self._name}.work")
 
@@ -141,4 +141,4 @@ class _Files:
         return numba.__version__, self._stamp, key
 
     def _path(self, key: Any) -> Path:
-        return self._folder / f"{self._name}.{sha256(repr(key).encode()).hexdigest()[:16]}.kept"
+        return self._folder / f"{self._name}.{sha256(repr(key).encode()).hexdigest()[:16]}{SUFFIX}"
