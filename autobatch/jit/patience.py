@@ -49,7 +49,11 @@ def patiently() -> Iterator[None]:
 
 
 def run_in_python(python: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run a loop, and all that it calls, in Python; ints wrap around, as they do in compiled code."""
+    """Run a loop, and the loops that it calls, in Python, except those of effort `ALWAYS`.
+
+    Ints wrap around without a warning, as in compiled code; but those of 32 bits do so at 32 bits, and compiled code
+    computes with 64. So nothing may reach 2**31 that is computed from elements of int32 arrays alone.
+    """
     MODE.in_python = True
     try:
         with np.errstate(all="ignore"):
