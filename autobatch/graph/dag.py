@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autobatch.graph.graph import Graph
-from autobatch.jit.arrays import IntArray, indices
+from autobatch.jit.arrays import IntArray, empty, indices, zeros
 from autobatch.jit.loops import compiled
 
 
@@ -49,7 +49,7 @@ def reverse(dag: Dag) -> Dag:
 @compiled
 def reverse_edges(edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, IntArray]:
     """List the readers of each node, in node order: reader_ptr[N+1], reader[E]."""
-    reader_ptr, reader = np.zeros(edge_ptr.size + 1, np.int32), np.empty(edge_src.size, np.int32)
+    reader_ptr, reader = zeros(edge_ptr.size + 1, np.int32), empty(edge_src.size, np.int32)
     count, place = indices(reader_ptr[2:]), indices(reader_ptr[1:])  # of the node after: its place is where this ends
     for source in indices(edge_src):
         count[source] += 1
@@ -67,7 +67,7 @@ def reverse_edges(edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, Int
 @compiled
 def depths(edge_ptr: IntArray, edge_src: IntArray) -> IntArray:
     """Count, per node, the edges on the longest path from a node without inputs: int32[N]."""
-    depth = np.zeros(edge_ptr.size - 1, np.int32)
+    depth = zeros(edge_ptr.size - 1, np.int32)
     for node in range(depth.size):
         for e in range(edge_ptr[node], edge_ptr[node + 1]):
             depth[node] = max(depth[node], depth[edge_src[e]] + 1)
@@ -83,7 +83,7 @@ def chains_ahead(dag: Dag) -> IntArray:
     Cost: O(T * (N + E)).
     """
     type_id, edge_ptr, edge_src, n_types = dag
-    ahead = np.zeros((type_id.size, n_types), np.int32)
+    ahead = zeros((type_id.size, n_types), np.int32)
     for node in range(type_id.size - 1, -1, -1):
         ahead[node, type_id[node]] += 1
         for e in range(edge_ptr[node], edge_ptr[node + 1]):

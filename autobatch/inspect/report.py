@@ -12,6 +12,7 @@ import numpy as np
 
 from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.inspect.plotting import Picture, plot_schedules
+from autobatch.ir.arguments import Key
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
 from autobatch.runtime.step import Step
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
@@ -25,6 +26,7 @@ class TypeReport:
 
     Attributes:
         group: of the types that differ in nothing but shapes; such types have a line in common.
+        apart: what sets the type apart from the others of its cell; empty if it is the only one.
         bound: batches that the type needs at least: the largest number of its nodes on one path.
         alone: nodes that ran in a batch of their own; `why` gives the reason if all nodes did.
     """
@@ -32,6 +34,7 @@ class TypeReport:
     name: str
     signature: str
     group: int
+    apart: str
     nodes: int
     batches: int
     bound: int
@@ -149,11 +152,12 @@ class Report:
         lines.append(f"  {'type':<{width}}  {'nodes':>7}  {'batches':>7}  {'bound':>5}  {'alone':>5}")
         for group in groups.values():
             nodes, batches, bound, alone = (sum(column) for column in zip(*map(_counts, group), strict=True))
-            lines.append(f"  {_name(group):<{width}}  {nodes:>7}  {batches:>7}  {bound:>5}  {alone:>5}")
+            apart = f"  {group[0].apart}" if len(group) == 1 and group[0].apart else ""
+            lines.append(f"  {_name(group):<{width}}  {nodes:>7}  {batches:>7}  {bound:>5}  {alone:>5}{apart}")
         for group in groups.values():
-            apart = [t for t in group if t.why]
-            others = f" and {len(apart) - 1} like it" if len(apart) > 1 else ""
-            lines += [f"  {t.name}{others} ran one node at a time: {t.why}" for t in apart[:1]]
+            single = [t for t in group if t.why]
+            others = f" and {len(single) - 1} like it" if len(single) > 1 else ""
+            lines += [f"  {t.name}{others} ran one node at a time: {t.why}" for t in single[:1]]
         lines += [f"  {name} has a type for each length {told}; {ONE_TYPE}" for name, told in self.of_one_length]
         return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
@@ -219,8 +223,8 @@ def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[
             bound = int(bounds[node_type.number])
             why = why_alone(node_type, types, present, own.size, bound, len(step.parts)) if own.max() == 1 else ""
             alone, name = int(np.count_nonzero(own == 1)), types.names[node_type.number]
-            group = groups[node_type.number]
-            yield TypeReport(name, node_type.signature, group, int(own.sum()), own.size, bound, alone, why)
+            group, apart = groups[node_type.number], what_sets_apart(node_type, _siblings(node_type, types, present))
+            yield TypeReport(name, node_type.signature, group, apart, int(own.sum()), own.size, bound, alone, why)
 
 
 def _cells_of_one_length(schedule: Schedule, types: TypeTable) -> tuple[tuple[str, str], ...]:
@@ -229,12 +233,38 @@ def _cells_of_one_length(schedule: Schedule, types: TypeTable) -> tuple[tuple[st
     return tuple((name, told) for name, told in types.of_one_length.items() if name in present)
 
 
+def what_sets_apart(node_type: NodeType, siblings: Sequence[NodeType]) -> str:
+    """The arguments in which a type differs from others of its cell, and a parameter that only this one reads.
+
+    A list with several elements of one kind is written as `list(3 x value[8])`.
+    """
+    others = [dict(sibling.arguments) for sibling in siblings]
+    found = [
+        f"{name}: {_brief(key)}" for name, key in node_type.arguments if any(other.get(name) != key for other in others)
+    ]
+    equal = [sibling.program.weights for sibling in siblings if sibling.arguments == node_type.arguments]
+    known = {source.name for weights in equal for source in weights}
+    own = [source.name for source in node_type.program.weights if source.name not in known]
+    return ", ".join(found + [f"reads {name}" for name in own[:1] if equal])
+
+
+def _brief(key: Key) -> str:
+    parts = list(map(str, key.children))
+    repeats = key.kind in ("list", "tuple") and len(parts) > 1 and len(set(parts)) == 1
+    return f"{key.kind}({len(parts)} x {parts[0]})" if repeats else str(key)
+
+
+def _siblings(node_type: NodeType, types: TypeTable, present: Collection[int]) -> list[NodeType]:
+    """The other types of a cell among those of the mini-batch."""
+    return [t for t in types.types if t.name == node_type.name and t is not node_type and t.number in present]
+
+
 def why_alone(
     node_type: NodeType, types: TypeTable, present: Collection[int], n_nodes: int, bound: int, n_parts: int
 ) -> str:
     """The reason why no two nodes of a type ran together; `present` are the types of the mini-batch by number."""
     if n_nodes == 1:
-        siblings = [t for t in types.types if t.name == node_type.name and t is not node_type and t.number in present]
+        siblings = _siblings(node_type, types, present)
         if siblings:
             names = types.names
             return f"its only node differs from {names[siblings[0].number]} in {_difference(node_type, siblings[0])}"

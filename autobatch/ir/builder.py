@@ -61,10 +61,6 @@ class Traced(Symbol):
         """Append an instruction."""
         return self.builder.apply(op, args, static)
 
-    def as_list(self, values: list[Any]) -> Any:
-        """The variadic port whose elements these values are, or the values."""
-        return self.builder.as_list(values)
-
     def _refuse(self, what: str) -> Exception:
         source = self.var.source
         if self.is_known():
@@ -175,10 +171,6 @@ class Builder:
         """Append `op` of `args`; ShapeError if their shapes do not fit."""
         result = self._append(op, [self.wrap(a) for a in args], static)
         return TracedCondition(self, result.index) if gives_condition(op, args) else result
-
-    def as_list(self, values: list[Any]) -> Any:
-        """The variadic port whose elements these are; here there are none."""
-        return values
 
     def _append(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
         option = first_symbol(list(static.values()))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.jit.loops import compiled
+from autobatch.jit.allocating import make_empty, make_zeros
+from autobatch.jit.loops import compiled, emitted_by
 
 IntArray: TypeAlias = NDArray[np.int32]
 LongArray: TypeAlias = NDArray[np.int64]
@@ -16,13 +17,25 @@ IndexArray: TypeAlias = NDArray[np.uint32]
 LongIndexArray: TypeAlias = NDArray[np.uint64]
 
 
-@compiled
-def blank(size: int) -> IntArray:
-    """Make an array of ints that are not set.
+@emitted_by(make_empty)
+def empty(shape: int | tuple[int, ...], dtype: type) -> NDArray[Any]:
+    """Make an array that is not set.
 
     Compiled loops call this function and those below: a call of NumPy's own takes ten times as long to compile.
     """
-    return np.empty(size, np.int32)
+    return np.empty(shape, dtype)
+
+
+@emitted_by(make_zeros)
+def zeros(shape: int | tuple[int, ...], dtype: type) -> NDArray[Any]:
+    """Make an array of zeros."""
+    return np.zeros(shape, dtype)
+
+
+@compiled
+def blank(size: int) -> IntArray:
+    """Make an array of ints that are not set."""
+    return empty(size, np.int32)
 
 
 @compiled

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autobatch.jit.internals import has_internals
+from autobatch.jit.patience import Tally
 from autobatch.system.files import write_whole
 
+SUFFIX = ".kept"
 DIGEST_BYTES = sha256().digest_size
 
 
@@ -42,6 +44,12 @@ def keep(dispatcher: Any) -> Any:
         else:
             dispatcher._cache = keepers.cache(dispatcher.py_func)
     return dispatcher
+
+
+def make_tally(dispatcher: Any) -> Tally:
+    """Make the tally of a Numba function that `keep` was given: a full one, if its compiled code is on disk."""
+    files = getattr(dispatcher._cache, "_cache_file", None)
+    return files.make_tally() if isinstance(files, _Files) else Tally(None)
 
 
 def compile_callback(function: Callable[..., Any], is_kept: bool, **options: Any) -> Any:
@@ -121,10 +129,16 @@ class _Files:
         made_for, data = pickle.loads(content)
         return data if made_for == self._made_for(key) else None
 
+    def make_tally(self) -> Tally:
+        """Make the tally of the work that was done without compiled code, whose file lies beside those of the code."""
+        if any(path.name.startswith(f"{self._name}.") for path in self._folder.glob(f"*{SUFFIX}")):
+            return Tally(None)
+        return Tally(self._folder / f"{self._name}.work")
+
     def _made_for(self, key: Any) -> tuple[Any, ...]:
         import numba
 
         return numba.__version__, self._stamp, key
 
     def _path(self, key: Any) -> Path:
-        return self._folder / f"{self._name}.{sha256(repr(key).encode()).hexdigest()[:16]}.kept"
+        return self._folder / f"{self._name}.{sha256(repr(key).encode()).hexdigest()[:16]}{SUFFIX}"

@@ -28,7 +28,8 @@ from numpy import generic
 
 from autobatch.jit.compilers import make_compilers
 from autobatch.jit.compiling import compiling
-from autobatch.jit.kept import compile_callback, keep
+from autobatch.jit.kept import compile_callback, keep, make_tally
+from autobatch.jit.patience import ALWAYS, MODE, Tally, is_spent, run_in_python
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,19 +44,26 @@ class Compiled(Generic[P, R]):
     """A function over arrays of ints that compiles itself when first called; `python` is the plain function.
 
     `liberties` are the fast-math flags of LLVM that apply to its own arithmetic, wherever it is inlined. If it
-    `is_kept`, its form for inlining is cached on disk too.
+    `is_kept`, its form for inlining is cached on disk too. `effort` is its work per element of its arguments, relative
+    to one pass over them, see `autobatch.jit.patience`.
     """
 
     def __init__(
-        self, python: Callable[P, R], liberties: frozenset[str] = frozenset(), is_kept: bool = False
-    ) -> None:  # fmt: skip
+        self,
+        python: Callable[P, R],
+        liberties: frozenset[str] = frozenset(),
+        is_kept: bool = False,
+        effort: float = 1.0,
+    ) -> None:
         self.python = python
+        self.effort = effort
         self.liberties = liberties
         self.is_kept = is_kept
         self.__doc__ = python.__doc__
         self.__name__ = python.__name__
         self._dispatcher: Any = None
         self._inlined: Any = None
+        self._tally: Tally | None = None
 
     @property
     def _numba_type_(self) -> Any:
@@ -114,13 +122,25 @@ class Compiled(Generic[P, R]):
         return sha256(b"".join(parts)).hexdigest()[:12]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if MODE.in_python and self.effort < ALWAYS:
+            return self.python(*args, **kwargs)
         loop = self._for_python()
+        if MODE.may_wait and self._waits(loop, args):
+            return run_in_python(self.python, *args, **kwargs)
         try:
             result: R = loop(*args, **kwargs)
         except OSError as error:  # from writing to the cache, after the loop was compiled
             _warn(error)
             result = loop(*args, **kwargs)
         return result
+
+    def _waits(self, loop: Any, args: tuple[Any, ...]) -> bool:
+        """Say whether a call of this loop runs in Python: it was not compiled, and has done little work so far."""
+        if self.effort == ALWAYS or getattr(loop, "signatures", True):  # with NUMBA_DISABLE_JIT it is a plain function
+            return False
+        if self._tally is None:
+            self._tally = make_tally(loop)
+        return not is_spent(self._tally, self.effort, args)
 
 
 def _warn(error: OSError) -> None:
@@ -131,6 +151,11 @@ def _warn(error: OSError) -> None:
 def compiled(python: Callable[P, R]) -> Compiled[P, R]:
     """Mark a loop over flat arrays to be compiled at its first call."""
     return Compiled(python)
+
+
+def laborious(effort: float) -> Callable[[Callable[P, R]], Compiled[P, R]]:
+    """Mark a loop as `compiled`, with the work that it does per element of its arguments."""
+    return lambda python: Compiled(python, effort=effort)
 
 
 def in_kernels(python: Callable[P, R]) -> Compiled[P, R]:
@@ -206,6 +231,31 @@ class Replaced(Compiled[P, R]):
 def replaced_by(build: Callable[[], Any]) -> Callable[[Callable[P, R]], Replaced[P, R]]:
     """Mark a function that compiled code replaces by the one that `build` makes when it is first needed."""
     return lambda python: Replaced(python, build)
+
+
+class Emitted(Replaced[P, R]):
+    """A function that compiled code replaces by an intrinsic that `build` makes: its instructions, without a call."""
+
+    @property
+    def _numba_type_(self) -> Any:
+        return _typing_context().resolve_value_type(self._for_loops())
+
+    def _for_loops(self) -> Any:
+        if self._inlined is None:
+            self._inlined = self.build()
+            _typing_context().refresh()  # takes in the new intrinsic
+        return self._inlined
+
+
+def _typing_context() -> Any:
+    from numba.core import registry
+
+    return registry.cpu_target.typing_context
+
+
+def emitted_by(build: Callable[[], Any]) -> Callable[[Callable[P, R]], Emitted[P, R]]:
+    """Mark a function that compiled code replaces by the intrinsic that `build` makes when it is first needed."""
+    return lambda python: Emitted(python, build)
 
 
 @cache

@@ -214,6 +214,6 @@ def first_symbol(arg: Any) -> Symbol | None:
         return arg
     if isinstance(arg, (tuple, list)):
         for part in arg:
-            if (symbol := first_symbol(part)) is not None:
+            if (symbol := part if isinstance(part, Symbol) else first_symbol(part)) is not None:
                 return symbol
     return None

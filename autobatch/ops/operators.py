@@ -18,7 +18,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}  # functions of ops that operators
 class Stage(threading.local):
     """The stage of this thread: `current` traces a cell's body, records a program, or is None in eager mode.
 
-    Cells, and ops of parameters alone, use it; symbols hold their own stage.
+    Cells, ops of parameters alone and lists of values use it; symbols hold their own stage.
     """
 
     current: Any = None
@@ -262,10 +262,6 @@ class Symbol(Operators):
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply a function made of ops; a trace runs it, a recording records it as one node."""
         return function(*args, **kwargs)
-
-    def as_list(self, values: list[Any]) -> Any:
-        """The variadic port whose elements these values are, if they are such elements; else the values."""
-        return values
 
     def __copy__(self) -> Self:
         return self

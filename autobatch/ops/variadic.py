@@ -18,9 +18,10 @@ import numpy as np
 
 from autobatch.errors import ShapeError
 from autobatch.ops import reduction
-from autobatch.ops.define import Array, Op, composite, define_op, first_symbol, shape_of
+from autobatch.ops.define import Array, Op, composite, define_op, shape_of
 from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
 from autobatch.ops.indexing import sum_runs
+from autobatch.ops.operators import STAGE
 from autobatch.ops.reduction import softmax
 from autobatch.ops.shaping import concat, reshape
 
@@ -125,11 +126,8 @@ class VariadicPort(ABC):
 
 def as_port(values: Any) -> Any:
     """A list of any values; a variadic port where it is one, or holds the elements of one."""
-    if isinstance(values, VariadicPort):
-        return values
-    values = list(values)
-    symbol = first_symbol(values)
-    return values if symbol is None else symbol.as_list(values)
+    current = STAGE.current
+    return list(values) if current is None else current.as_list(values)
 
 
 def _over(values: Any, variadic: Any, stacked: Any) -> Any:
@@ -147,26 +145,31 @@ def _over(values: Any, variadic: Any, stacked: Any) -> Any:
 
 def _reduce(values: Any, shape: Any, variadic: Any, over: Any) -> Any:
     """The public form of a reduction: `over` for a sequence, zeros of the given shape if it is empty."""
-    values, expected = as_port(values), element_shape(shape)
-    if not isinstance(values, VariadicPort) and not values:
-        return _zeros(expected)
-    element = values.values(expected) if isinstance(values, VariadicPort) else values[0]
-    if expected is not None and (found := _map(shape_of, element)) != expected:
+    values = as_port(values)
+    is_list = isinstance(values, list)
+    if is_list and not values:
+        return _zeros(element_shape(shape))
+    element = values[0] if is_list else values.values(element_shape(shape))
+    if shape is not None and (found := _map(shape_of, element)) != element_shape(shape):
         raise ShapeError(f"shape={shape!r} is that of one element, and the elements have shape {found}.")
-    return _map(variadic, element) if isinstance(values, VariadicPort) else over(values)
+    return over(values) if is_list else _map(variadic, element)
 
 
 def element_shape(shape: Any) -> Any:
     """`shape=` as a shape, or as a tuple of the shapes of a tuple's parts; None stays."""
     if shape is None:
         return None
-    if isinstance(shape, (int, np.integer)):
+    if _is_size(shape):
         return (int(shape),)
     if not isinstance(shape, (tuple, list)):
         raise ShapeError(f"shape={shape!r} is no shape; give the sizes of one element, such as shape=(3,).")
-    if all(isinstance(s, (int, np.integer)) for s in shape):
-        return tuple(int(s) for s in shape)
-    return tuple(element_shape(s) for s in shape)
+    if all(map(_is_size, shape)):
+        return tuple(map(int, shape))
+    return tuple(map(element_shape, shape))
+
+
+def _is_size(x: Any) -> bool:
+    return isinstance(x, (int, np.integer))
 
 
 def _zeros(shape: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag
-from autobatch.jit.arrays import IntArray, indices
+from autobatch.jit.arrays import IntArray, empty, indices, zeros
 from autobatch.jit.loops import compiled
 from autobatch.schedule.simulator import Simulator
 
@@ -45,9 +45,9 @@ def start_chains(dag: Dag, sim: Simulator) -> Chains:
     n_types = n_all // n_graphs
     ahead, height = _look_ahead(dag, sim.node_ptr, n_types)
     chains = Chains(
-        ahead, height, np.empty((n_all, n_types), np.int32), np.empty((n_all, n_types), np.int32),
-        np.empty(n_all, np.int32), np.empty(n_all, np.int32), np.empty(n_all, np.int32), np.empty(n_all, np.int64),
-        np.empty(n_all, np.int32),
+        ahead, height, empty((n_all, n_types), np.int32), empty((n_all, n_types), np.int32),
+        empty(n_all, np.int32), empty(n_all, np.int32), empty(n_all, np.int32), empty(n_all, np.int64),
+        empty(n_all, np.int32),
     )  # fmt: skip
     for g in range(n_graphs):
         restart_chains(chains, sim, g)
@@ -58,7 +58,7 @@ def start_chains(dag: Dag, sim: Simulator) -> Chains:
 def _look_ahead(dag: Dag, node_ptr: IntArray, n_types: int) -> tuple[IntArray, IntArray]:
     """Count U, and its sum over the types."""
     n_nodes, width = dag.type_id.size, (n_types + LANES - 1) // LANES * LANES
-    ahead, height = np.zeros((n_nodes, width), np.int32), np.zeros(n_nodes, np.int32)
+    ahead, height = zeros((n_nodes, width), np.int32), zeros(n_nodes, np.int32)
     for lane in range(0, width, LANES):
         _look_ahead_lanes(dag, node_ptr, n_types, lane, ahead, height)
     return ahead, height

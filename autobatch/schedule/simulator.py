@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autobatch.graph.dag import Dag, reverse_edges
-from autobatch.jit.arrays import IntArray, indices
+from autobatch.jit.arrays import IntArray, empty, indices, zeros
 from autobatch.jit.loops import compiled
 
 
@@ -46,7 +46,7 @@ class Simulator(NamedTuple):
 @compiled
 def start(dag: Dag) -> Simulator:
     """Set up a simulation of a dag in which nothing has run. Cost: O(N + E + T)."""
-    node_ptr = np.zeros(2, np.int32)
+    node_ptr = zeros(2, np.int32)
     node_ptr[1] = dag.type_id.size
     return start_all(dag, node_ptr)
 
@@ -60,16 +60,16 @@ def start_all(dag: Dag, node_ptr: IntArray) -> Simulator:
     """
     n_nodes = dag.type_id.size
     reader_ptr, reader = reverse_edges(dag.edge_ptr, dag.edge_src)
-    segment = np.zeros(dag.n_types + 1, np.int32)
+    segment = zeros(dag.n_types + 1, np.int32)
     count = indices(segment[1:])
     for kind in indices(dag.type_id):
         count[kind] += 1
     for kind in range(dag.n_types):
         segment[kind + 1] += segment[kind]
     sim = Simulator(
-        dag.type_id, reader_ptr, reader, np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int32), segment,
-        np.empty(dag.n_types, np.int32), np.empty(dag.n_types, np.int32), node_ptr, np.empty(n_nodes, np.int32),
-        np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int32), np.empty(node_ptr.size - 1, np.int32),
+        dag.type_id, reader_ptr, reader, empty(n_nodes, np.int32), empty(n_nodes, np.int32), segment,
+        empty(dag.n_types, np.int32), empty(dag.n_types, np.int32), node_ptr, empty(n_nodes, np.int32),
+        empty(n_nodes, np.int32), empty(n_nodes, np.int32), empty(node_ptr.size - 1, np.int32),
     )  # fmt: skip
     for g in range(node_ptr.size - 1):
         restart(sim, dag, g)
@@ -124,7 +124,7 @@ def step(sim: Simulator, kind: int) -> IntArray:
 def finish(sim: Simulator) -> tuple[IntArray, IntArray, IntArray]:
     """Give (batch_type, batch_ptr, order) of the batches so far of a single dag."""
     n_batches, batch_end = sim.n_batches[0], sim.batch_end
-    batch_ptr = np.zeros(n_batches + 1, np.int32)
+    batch_ptr = zeros(n_batches + 1, np.int32)
     for k in range(n_batches):
         batch_ptr[k + 1] = batch_end[k]
     return sim.batch_type[:n_batches].copy(), batch_ptr, sim.order[: batch_ptr[-1]]

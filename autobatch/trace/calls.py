@@ -9,7 +9,7 @@ if its type is new, and the function is generated again with the new form.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -57,7 +57,7 @@ class Calls:
     def __init__(self) -> None:
         self.log: list[int] = []
         self.floats: list[float] = []
-        self.traces = Traces(lambda: self._function_entry(SUM_N), self._renew)
+        self.traces = Traces(lambda: self._entries.get(SUM_N) or self._add_function(SUM_N), self._renew)
         self.forms: list[Form] = []
         self.stand_ins = StandIns()
         self._namespace = Namespace(
@@ -157,12 +157,14 @@ class Calls:
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a function made of ops as a cell of its own; arguments that hold no value are static."""
-        return self._function_entry(function).known.function(*args, **kwargs)
+        entry = self._entries.get(function) or self._add_function(function)
+        return entry.known.function(*args, **kwargs)
 
-    def _function_entry(self, function: Callable[..., Any]) -> Entry:
-        known = self._entries.get(function)
-        if known is not None:
-            return known
+    def as_list(self, values: Iterable[Any]) -> list[Any]:
+        """Values outside cells as a list: it holds no elements of a traced list."""
+        return list(values)
+
+    def _add_function(self, function: Callable[..., Any]) -> Entry:
         signature = inspect.signature(function)
         assert all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values())  # a tuple, not a list
         return self._add(

@@ -15,7 +15,7 @@ each length it meets, and the programs must be equal (`autobatch.trace.traces`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -179,8 +179,11 @@ class ListBuilder(Builder):
             return self._add(OPS["sum_n"], [self.value(last.index)], {})
         return Element(self, last.index, last.at._replace(is_sum=True))
 
-    def as_list(self, values: list[Any]) -> Any:
-        """The traced list that holds `values` in its positions; `values` itself if none is an element."""
+    def as_list(self, values: Iterable[Any]) -> TracedList | list[Any]:
+        """The traced list that `values` is, or that holds them in its positions; a list if none is an element."""
+        if isinstance(values, TracedList):
+            return values
+        values = list(values)
         leaves = [list(values_in(value)) for value in values]
         element = next((x for parts in leaves for x in parts if isinstance(x, Element)), None)
         if element is None:

@@ -119,12 +119,12 @@ def invoke(function: Callable[..., Any], signature: inspect.Signature, arguments
     args, kwargs = list[Any](), dict[str, Any]()
     for name, parameter in signature.parameters.items():
         match parameter.kind:
+            case parameter.POSITIONAL_OR_KEYWORD | parameter.POSITIONAL_ONLY:  # first, as nearly all are such
+                args.append(arguments[name])
             case parameter.VAR_POSITIONAL:
                 args += arguments[name]
             case parameter.VAR_KEYWORD:
                 kwargs |= arguments[name]
-            case parameter.KEYWORD_ONLY:
-                kwargs[name] = arguments[name]
             case _:
-                args.append(arguments[name])
+                kwargs[name] = arguments[name]
     return function(*args, **kwargs)

@@ -46,13 +46,11 @@ class Lifting:
             return x
         if type(x) in (int, float, str, bool, type(None)) or is_static("", x):
             return x
-        if isinstance(x, Parameter):
-            return self._source(x, id(x))
+        if isinstance(x, (Parameter, FloatInput)):
+            return self._source(x, id(x) if isinstance(x, Parameter) else (x.shape, x.positions.tobytes()))
         if isinstance(x, np.ndarray):
             array = plain_array(x) if x.dtype.kind in "fiub" else x
             return self._source_of_array(array) if array.dtype.kind == "f" else array
-        if isinstance(x, FloatInput):
-            return self._source(x, (x.shape, x.positions.tobytes()))
         if isinstance(x, np.floating):
             return self._source_of_array(plain_array(x)) if is_result else float(x)
         if isinstance(x, (np.bool_, np.integer)):

@@ -165,7 +165,10 @@ def test_types_of_two_modules_are_said_to_differ_in_the_module() -> None:
         def run(self, n: int) -> Any:
             return self.parts[n].step(self.parts[n].start(1))
 
-    text = str(ab.batched(Both().run).explain([0, 1]))
+    report = ab.batched(Both().run).explain([0, 1])
+    text = str(report)
+    apart = {t.apart for t in report.types if t.name.startswith("step#")}
+    assert apart == {"reads parts.0.weight", "reads parts.1.weight"}
     assert "differs from step#" in text
     assert "the module, and so the parameters, that it reads" in text
 
@@ -245,6 +248,21 @@ def test_what_makes_two_types_of_one_cell_is_said(difference: str) -> None:
     assert text in one
 
 
+def test_types_of_one_cell_are_told_apart_by_the_arguments_in_which_they_differ() -> None:
+    def run(n: int) -> Any:
+        return ab.sum(first([ONE] * (n % 10)) if n < 20 else plain(ONE, by=n > 20))
+
+    report = ab.batched(run).explain([1, 2, 13, 20, 21])
+    apart = {t.name: t.apart for t in report.types}
+    assert apart == {
+        "constant": "", "sum": "",
+        "first#1": "values: list(value[1])", "first#2": "values: list(2 x value[1])",
+        "first#3": "values: list(3 x value[1])",
+        "plain#1": "more: dict(by: False)", "plain#2": "more: dict(by: True)",
+    }  # fmt: skip
+    assert "\n  first#2         1        1      1      1  values: list(2 x value[1])\n" in str(report)
+
+
 def test_types_that_differ_only_in_shape_have_one_line() -> None:
     one, two = Mixed(), Mixed()
 
@@ -253,7 +271,7 @@ def test_types_that_differ_only_in_shape_have_one_line() -> None:
 
     report = ab.batched(run, module=Pair(one, two)).explain([1, 2, 2, 3, 14])
     lines = [line.split("  ") for line in str(report).splitlines()]
-    rows = {words[1]: " ".join(words[2:]).split() for words in lines if len(words) > 4 and words[1] != "type"}
+    rows = {words[1]: " ".join(words[2:]).split()[:4] for words in lines if len(words) > 4 and words[1] != "type"}
     assert rows["plain, 3 shapes"] == ["4", "3", "3", "2"]
     assert [len(row) for row in rows.values()] == [4] * len(rows)
     assert {"plain#4", "start#1", "start#2"} < rows.keys()

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import autobatch as ab
 from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import CellProgram, Instruction
 from autobatch.ir.program_check import check_cell
 from autobatch.memplan.cell.layout import plan_cell
 from autobatch.memplan.cell.layout_cache import lay_out
+from autobatch.memplan.cell.layout_check import check_cell_layout
 from autobatch.memplan.cell.stacking import stack_program
 from autobatch.ops.linear import affine, matmul
 from autobatch.params.stacks import Stack, parts_of
@@ -114,6 +116,32 @@ def test_gradients_of_stacks_are_added_up_in_place() -> None:
     assert len(derivative.accumulated) == len(derivative.parameters) == 3
 
 
+def test_products_of_one_input_are_stacked_whatever_their_widths() -> None:
+    """With biases, as vectors and as matrices; sizes that coincide make no difference."""
+    for widths in ((1, 4, 3), (3, 3, 3), (3, 4, 3)):
+        for shape in ((4,), (4, 2)):
+            layers = [(ab.Parameter(np.ones((n, 4))), ab.Parameter(np.ones(n))) for n in widths]
+            names = {id(p): f"p{k}" for k, p in enumerate(p for layer in layers for p in layer)}
+
+            def body(given: Any, layers: Any = layers) -> Any:
+                return [affine(w, given["x"], b) if given["x"].ndim == 1 else w @ given["x"] for w, b in layers]
+
+            program, _ = Tracer("wide", names).trace(body, {"x": Key("value", shape)})
+            rng = np.random.default_rng(0)
+            draw_parameters(program, rng)
+            stacked = stack_checked(program, rng)
+            check_cell_layout(plan_cell(program))
+            assert count_launches(stacked.vars, stacked.instructions) == (1, 0, 0)
+
+
+def test_products_without_rows_are_not_stacked_with_others() -> None:
+    parameters = [ab.Parameter(np.ones((n, 2))) for n in (0, 3, 0, 2)]
+    names = {id(p): f"p{k}" for k, p in enumerate(parameters)}
+    program, _ = Tracer("none", names).trace(lambda g: [p @ g["x"] for p in parameters], {"x": Key("value", (2,))})
+    stacked = stack_checked(program, np.random.default_rng(0))
+    assert [p.shape for p in stacked.parameters if isinstance(p, Stack)] == [(5, 2)]
+
+
 def count_stacked(programs: list[CellProgram], rng: np.random.Generator) -> tuple[int, int]:
     """Check programs stacked; the instructions that are fewer, and the stacks."""
     saved = n_stacks = 0
@@ -158,7 +186,7 @@ def test_cells_of_random_models_compute_the_same() -> None:
     for _ in range(15):
         model = draw_model(rng, smooth=True)
         programs += trace_types(model, draw_instances(rng, model, n=4))
-    assert (len(programs), *count_stacked(programs, rng)) == (426, 5, 5)
+    assert (len(programs), *count_stacked(programs, rng)) == (426, 19, 19)
 
 
 # Launches saved in the forward stage of all types of a model, and stacks: the models are written with wide parameters.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
@@ -13,6 +16,7 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import NamedTypes
 from autobatch.jit.arrays import FloatArray
+from autobatch.jit.patience import run_in_python
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
@@ -230,3 +234,50 @@ def test_what_the_bound_proves_optimal_is_not_searched(monkeypatch: pytest.Monke
     assert at_once > 10
     with pytest.raises(AssertionError, match="is searched"):
         Search().sequence(searched[0])
+
+
+@each("seed", range(40))
+def test_loops_in_python_find_the_same(seed: int) -> None:
+    """Only the steps of local search, and what compares suffixes, are compiled."""
+    dag, policy = tiny_dag(seed) if seed else hard_dags(SMALL)[0], Search(steps=60, seed=seed)
+    np.testing.assert_array_equal(run_in_python(policy.sequence, dag), policy.sequence(dag))
+
+
+FIRST_USE = """
+import sys
+from pathlib import Path
+from numba.core import event
+from autobatch.policies.search.search import Search
+from test_search import hard_dags
+
+class Begun(event.Listener):
+    def on_start(self, event):
+        print(len(open_loops), event.data["dispatcher"].py_func.__name__)
+        open_loops.append(event)
+    def on_end(self, event):
+        open_loops.pop()
+
+open_loops = []
+dags = hard_dags(Path(sys.argv[1]))
+event.register("numba:compile", Begun())
+for dag in dags:
+    assert Search().sequence(dag).size
+"""
+
+
+def hard_dags(folder: Path) -> list[Dag]:
+    """Trees and lattices whose chain bound proves nothing."""
+    trees = read_trees(folder / "sst" / "train.txt")[:64]
+    lattices = read_lattices(folder / "lattice" / "train.txt")[:16]
+    graphs = [make_two_type_tree_graph(trees, np.random.default_rng(0)), make_lattice_graph(lattices)]
+    return [to_dag(graph) for graph in graphs]
+
+
+def test_the_first_use_compiles_two_loops(tmp_path: Path) -> None:
+    """Counted, with all functions that are inlined in them; all else runs in Python, which takes less time."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    call = [sys.executable, "-c", FIRST_USE, str(SMALL)]
+    done = subprocess.run(call, env=environment, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    began = [line.split() for line in done.stdout.splitlines()]
+    assert sorted(name for depth, name in began if depth == "0") == ["_compare", "_search"]
+    assert len(began) <= 40, "129 were compiled before"

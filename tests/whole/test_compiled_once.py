@@ -26,7 +26,7 @@ from zoo.case import Case
 
 WIDTHS = (11, 16, 32, 5, 4, 2)
 """Also 2 tags and 5 classes, of which some models have as many."""
-MACHINE_WIDTHS = (11, 16, machines.SLOTS)
+MACHINE_WIDTHS = (11, 16, machines.SLOTS, machines.SHIFTS)
 TURING = next(case for case in machines.CASES if case.name == "neural turing machine")
 
 

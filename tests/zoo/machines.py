@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import autobatch as ab
 from zoo.case import Case, Rng, Weights, array, gru, linear, lstm
 
-DIM, WORDS, CLASSES, SLOTS = 3, 5, 3, 4
+DIM, WORDS, CLASSES, SLOTS, SHIFTS = 3, 5, 3, 4, 3
 
 
 class Program(NamedTuple):
@@ -170,7 +170,7 @@ class Turing(ab.Module):
         self.controller = ab.LSTMCell(2 * DIM, DIM, rng=rng)
         self.key = ab.Linear(DIM, DIM, rng=rng)
         self.strength, self.gate, self.sharpness = (ab.Linear(DIM, 1, rng=rng) for _ in range(3))
-        self.shift = ab.Linear(DIM, 3, rng=rng)
+        self.shift = ab.Linear(DIM, SHIFTS, rng=rng)
         self.erase, self.write = ab.Linear(DIM, DIM, rng=rng), ab.Linear(DIM, DIM, rng=rng)
         self.output = ab.Linear(2 * DIM, DIM, rng=rng)
         self.memory = array(rng, SLOTS, DIM)
@@ -182,7 +182,7 @@ class Turing(ab.Module):
         content = ab.softmax(ab.softplus(self.strength(h)) * (memory @ key / lengths))
         gate = ab.sigmoid(self.gate(h))
         w = gate * content + (1.0 - gate) * weights
-        back, stay, on = ab.split(ab.softmax(self.shift(h)), 3)
+        back, stay, on = ab.split(ab.softmax(self.shift(h)), SHIFTS)
         w = back * ab.concat((w[1:], w[:1])) + stay * w + on * ab.concat((w[-1:], w[:-1]))
         w = w ** (1.0 + ab.softplus(self.sharpness(h)))
         return w / ab.sum(w)

@@ -5,8 +5,9 @@ if none depends on another, and few batches are wanted. The choice is greedy. It
 signature at once, and prefers the signature of which the largest share is ready. Where every instruction of a signature
 waits only for others of the same signature, running it now is part of some sequence with the fewest batches.
 
-A product by a parameter runs only with products of the same input: together they are one product of stacked parameters.
-Other products run alone, as backends run them.
+A product by a parameter runs only with products of the same input: together they are one product of stacked parameters,
+of which each may have any number of rows. So it does not matter which sizes are equal by chance. Other products run
+alone, as backends run them.
 
 Branch and bound over all sequences and groupings saved one batch in 1 of the 181 cells of the zoo, the models and the
 literature, and no launch on any backend.
@@ -23,9 +24,12 @@ import numpy as np
 from autobatch.graph.dag import Dag
 from autobatch.ir.program import SHARED, Constant, Instruction
 from autobatch.memplan.cell.memory import Memory, is_number
+from autobatch.ops.define import Shape
 from autobatch.ops.linear import affine, matmul, outer
 
-PRODUCTS = (matmul, affine, outer)
+STACKED = (matmul, affine)  # weight and bias are stacked
+PRODUCTS = (*STACKED, outer)
+INPUT = 1  # the operand of these that is not stacked
 
 Batch: TypeAlias = tuple[int, ...]
 
@@ -111,22 +115,32 @@ def computed(memory: Memory, index: int) -> set[int]:
 
 
 def signature(memory: Memory, value: int) -> Hashable:
-    """All of an instruction but the places of its arguments; equal for instructions that may run as one."""
+    """All of an instruction but the places of its arguments; equal for instructions that may run as one.
+
+    Products whose parameters are stacked may have any numbers of rows.
+    """
     vars, source = memory.program.vars, memory.program.vars[value].source
     assert isinstance(source, Instruction)
+    by_parameter = source.op in STACKED and vars[source.args[0]].domain == SHARED
+    stacks = by_parameter and len(vars[source.args[0]].shape) == 2
+
+    def form(shape: Shape) -> Hashable:
+        return (shape[0] > 0, *shape[1:]) if stacks else shape
+
     arguments: list[Any] = []
-    for index in source.args:
+    for number, index in enumerate(source.args):
         read, var = memory.reads[index], vars[index]
         origin = vars[read.value]
         if is_number(origin) and isinstance(origin.source, Constant):
             arguments.append(np.asarray(origin.source.data).item())
         else:
-            arguments.append((var.shape, memory.area_of(read.value), read.strided))
+            shape = var.shape if number == INPUT else form(var.shape)
+            arguments.append((shape, memory.area_of(read.value), read.strided))
     together: Hashable = None
     if source.op in PRODUCTS:
-        by_parameter = source.op is not outer and vars[source.args[0]].domain == SHARED
-        together = memory.reads[source.args[1]] if by_parameter else value
-    return source.op, repr(sorted(source.static.items())), vars[value].shape, vars[value].domain, *arguments, together
+        together = memory.reads[source.args[INPUT]] if by_parameter else value
+    static = repr(sorted(source.static.items()))
+    return source.op, static, form(vars[value].shape), vars[value].domain, *arguments, together
 
 
 def is_product(memory: Memory, batch: Batch) -> bool:

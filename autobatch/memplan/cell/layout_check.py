@@ -85,16 +85,16 @@ def _check_view(
     """Check that the values of an operand lie as its pattern says, in the order of the batch."""
     batch, memory = layout.batches[number], layout.memory
     values = operands_of(memory, batch.values)[operand]
-    first_area, first = start[layout.span(values[0])[0]]
-    size = memory.reads[values[0]].stop - memory.reads[values[0]].start
-    for k, value in enumerate(values):
-        wanted = (first_area, first + size * k * (pattern == "full"))
+    wanted = start[layout.span(values[0])[0]]
+    for value in values:
         if start[layout.span(value)[0]] != wanted:
             raise _broken(
                 layout,
                 f"operand {operand} of batch {number} is said to be a view ({pattern}), and {memory.name(value)} lies "
                 f"at {start[layout.span(value)[0]]}, not at {wanted}",
             )
+        if pattern == "full":
+            wanted = (wanted[0], wanted[1] + memory.reads[value].stop - memory.reads[value].start)
 
 
 def _check_copies(layout: CellLayout) -> None:

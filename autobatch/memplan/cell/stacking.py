@@ -20,18 +20,16 @@ from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, 
 from autobatch.ir.program_check import check_cell
 from autobatch.ir.weights import stacks_in
 from autobatch.memplan.cell.constraints import RESULT
+from autobatch.memplan.cell.grouping import INPUT, STACKED
 from autobatch.memplan.cell.layout import CellLayout, InnerBatch
 from autobatch.memplan.cell.layout_cache import lay_out
 from autobatch.memplan.cell.memory import SHARED_VALUES, Read, is_number, seen_through
 from autobatch.ops.define import Shape
-from autobatch.ops.linear import affine, matmul
 from autobatch.ops.shaping import slice_
 from autobatch.params.parameter import Parameter
 from autobatch.params.stacks import make_stack, settle
 from autobatch.system.trust import checking
 
-STACKED = (matmul, affine)  # weight and bias are stacked
-INPUT = 1  # the operand of these that is not stacked
 MAX_INSTRUCTIONS = 200  # larger programs are not laid out, which would take long
 
 

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.jit.arrays import FloatArray, IntArray, LongArray, blank, filled
-from autobatch.jit.loops import compiled
+from autobatch.jit.arrays import FloatArray, IntArray, LongArray, blank, empty, filled, zeros
+from autobatch.jit.bits import count_ones
+from autobatch.jit.loops import compiled, laborious
 from autobatch.policies.search.suffix import BitArray, Suffixes, chains_after, grow, run_type
 
 TOLERANCE = 1e-9
@@ -62,7 +63,7 @@ class _Trie(NamedTuple):
     size: IntArray  # [1]
 
 
-@compiled
+@laborious(5)
 def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int, max_states: int) -> Outcome:
     """Search for the cheapest sequence that finishes the graph of the suffixes.
 
@@ -112,7 +113,8 @@ def _rest(ahead: IntArray, left: IntArray, cost: FloatArray) -> float:
     for kind in range(cost.size):
         most = 0
         for n in left:
-            most = max(most, ahead[n, kind])
+            if ahead[n, kind] > most:
+                most = ahead[n, kind]
         total += most * cost[kind]
     return total
 
@@ -120,8 +122,10 @@ def _rest(ahead: IntArray, left: IntArray, cost: FloatArray) -> float:
 @compiled
 def _first_layer(problem: _Problem) -> _Layer:
     first = problem.suffixes.first
+    ptr, total = zeros(2, np.int64), empty(1, np.float64)
+    ptr[1], total[0] = first.size, _rest(problem.ahead, first, problem.cost)
     return _Layer(
-        np.array([0, first.size]), first, np.zeros(1), np.array([_rest(problem.ahead, first, problem.cost)]),
+        ptr, first, zeros(1, np.float64), total,
         filled(1, -1), filled(1, -1),
     )  # fmt: skip
 
@@ -131,15 +135,15 @@ def _expand(problem: _Problem, layer: _Layer, limit: float) -> tuple[_Layer, flo
     """Run every type worth running in every state; give the distinct results, and the least cost above the limit."""
     suffixes, ahead, cost, slack = problem
     most = layer.paid.size * cost.size
-    ptr, left = np.zeros(most + 1, np.int64), blank(2 * layer.left.size + suffixes.type_id.size)
-    paid, total = np.empty(most), np.empty(most)
+    ptr, left = zeros(most + 1, np.int64), blank(2 * layer.left.size + suffixes.type_id.size)
+    paid, total = empty(most, np.float64), empty(most, np.float64)
     parent, kinds = blank(most), blank(most)
     n_slots = 16
     while n_slots < 2 * most:
         n_slots *= 2
     table = filled(n_slots, -1)
     result = blank(suffixes.type_id.size + 1)
-    may_run = np.empty(cost.size, np.bool_)
+    may_run = empty(cost.size, np.bool_)
     size, beyond = 0, np.inf
     for s in range(layer.paid.size):
         state = layer.left[layer.ptr[s] : layer.ptr[s + 1]]
@@ -216,19 +220,22 @@ def _find(table: IntArray, ptr: LongArray, left: IntArray, new: IntArray) -> int
 def _select(problem: _Problem, layer: _Layer, width: int) -> tuple[LongArray, float]:
     """Choose the states to keep, best first; return them, and the least cost dropped for the width."""
     n_states = layer.paid.size
-    rows = np.zeros((n_states, problem.suffixes.within.shape[1]), np.uint64)
+    rows = zeros((n_states, problem.suffixes.within.shape[1]), np.uint64)
     n_left = blank(n_states)
     for s in range(n_states):
         _close(problem.suffixes.within, layer.left[layer.ptr[s] : layer.ptr[s + 1]], rows[s])
         n_left[s] = _count_bits(rows[s])
     order = _rank(layer.total, n_left)
     room = layer.ptr[n_states] + 1
+    paid = empty(room, np.float64)
+    for node in range(room):
+        paid[node] = np.inf
     trie = _Trie(
-        blank(room), filled(room, -1), filled(room, -1), np.full(room, np.inf),
-        np.ones(1, np.int32),
+        blank(room), filled(room, -1), filled(room, -1), paid,
+        filled(1, 1),
     )  # fmt: skip
     stack = blank(room)
-    stay, n_stay = np.empty(min(n_states, width), np.int64), 0
+    stay, n_stay = empty(min(n_states, width), np.int64), 0
     for s in order:
         if not _is_worse(trie, rows[s], layer.paid[s], stack):
             if n_stay == width:
@@ -242,7 +249,7 @@ def _select(problem: _Problem, layer: _Layer, width: int) -> tuple[LongArray, fl
 @compiled
 def _rank(total: FloatArray, n_left: IntArray) -> LongArray:
     """Sort states by their total, then by `n_left`, then by their number: Shell's sort."""
-    order = np.empty(total.size, np.int64)
+    order = empty(total.size, np.int64)
     gap = 1
     while gap < total.size:
         gap = 3 * gap + 1
@@ -279,13 +286,9 @@ def _close(within: BitArray, state: IntArray, row: BitArray) -> None:
 
 @compiled
 def _count_bits(row: BitArray) -> int:
-    """Count ones, eight neighbours at a time (Warren, Hacker's Delight, figure 5-2)."""
     total = 0
     for bits in row:
-        pairs = bits - ((bits >> np.uint64(1)) & np.uint64(0x5555555555555555))
-        fours = (pairs & np.uint64(0x3333333333333333)) + ((pairs >> np.uint64(2)) & np.uint64(0x3333333333333333))
-        bytes_ = (fours + (fours >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-        total += int((bytes_ * np.uint64(0x0101010101010101)) >> np.uint64(56))
+        total += count_ones(bits)
     return total
 
 
@@ -328,11 +331,11 @@ def _enter(trie: _Trie, state: IntArray, paid: float) -> None:
 @compiled
 def _take(layer: _Layer, stay: LongArray) -> _Layer:
     """Keep some states of a layer, in the order given."""
-    ptr = np.zeros(stay.size + 1, np.int64)
+    ptr = zeros(stay.size + 1, np.int64)
     for i in range(stay.size):
         ptr[i + 1] = ptr[i] + layer.ptr[stay[i] + 1] - layer.ptr[stay[i]]
     left, parent, kind = blank(ptr[stay.size]), blank(stay.size), blank(stay.size)
-    paid, total = np.empty(stay.size), np.empty(stay.size)
+    paid, total = empty(stay.size, np.float64), empty(stay.size, np.float64)
     for i in range(stay.size):
         for k in range(ptr[i + 1] - ptr[i]):
             left[ptr[i] + k] = layer.left[layer.ptr[stay[i]] + k]

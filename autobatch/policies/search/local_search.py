@@ -13,11 +13,12 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.dag import Dag
+from autobatch.graph.dag import Dag, reverse
 from autobatch.jit.arrays import FloatArray, IntArray, blank, copied, filled, turned
-from autobatch.jit.loops import compiled
+from autobatch.jit.loops import compiled, laborious
+from autobatch.jit.patience import ALWAYS
 from autobatch.policies.cost import ROW, CostModel, batch_cost
-from autobatch.policies.sequences.compaction import compact, keep_from_left, keep_from_right
+from autobatch.policies.sequences.compaction import compact, keep_from_left
 from autobatch.policies.sequences.embedding import fill_early, fill_mirrored, index_stops
 
 DRAW_MODULUS, DRAW_FACTOR = 2**31 - 1, 48271  # Park, Miller, Stockmeyer 1993, Remarks on random number generators
@@ -70,14 +71,18 @@ def local_search(
     table = (CostModel.counting(dag.n_types) if costs is None else costs).array()
     state = np.array([rng.integers(1, DRAW_MODULUS)], np.int64)
     end = None if max_seconds is None else perf_counter() + max_seconds
-    current, compacted = sequence, compact(dag, sequence)
-    if sequence_cost(dag, compacted, table) <= sequence_cost(dag, sequence, table):
-        current = compacted
+    backward = reverse(dag)
+    current, cost = sequence, sequence_cost(dag, sequence, table)
+    compacted = compact(dag, sequence)
+    compacted_cost = sequence_cost(dag, compacted, table)
+    if compacted_cost <= cost:
+        current, cost = compacted, compacted_cost
     stride = max(max_steps, 1) if end is None else STEPS_PER_LOOK
     for done in range(0, max_steps, stride):
         if end is not None and perf_counter() > end:
             break
-        current, cost = _search(dag, current, table, min(stride, max_steps - done), enough, state)
+        n_steps = min(stride, max_steps - done)
+        current, cost = _search(dag, backward, current, cost, table, n_steps, enough, state)
         if cost <= enough:
             break
     return current
@@ -99,8 +104,10 @@ def sequence_cost(dag: Dag, sequence: IntArray, costs: FloatArray) -> float:
 
     Cost: O(K) if batches of a type cost the same, whatever their rows; else O(N + E + K).
     """
-    total = 0.0
-    if not costs[ROW].any():
+    total, by_row = 0.0, False
+    for us in costs[ROW]:
+        by_row |= us != 0
+    if not by_row:
         for kind in sequence:
             total += batch_cost(costs, kind, 0)
         return total
@@ -115,35 +122,41 @@ def sequence_cost(dag: Dag, sequence: IntArray, costs: FloatArray) -> float:
     return total
 
 
-@compiled
+@laborious(ALWAYS)
 def _search(
-    dag: Dag, sequence: IntArray, costs: FloatArray, n_steps: int, enough: float, state: NDArray[np.int64]
-) -> tuple[IntArray, float]:
-    """Do `n_steps` steps; give the final sequence and its cost. `state` is the state of the random numbers."""
-    current, cost = copied(sequence, sequence.size), sequence_cost(dag, sequence, costs)
+    dag: Dag, backward: Dag, sequence: IntArray, cost: float, costs: FloatArray,
+    n_steps: int, enough: float, state: NDArray[np.int64],
+) -> tuple[IntArray, float]:  # fmt: skip
+    """Do `n_steps` steps; give the final sequence and its cost. `state` is the state of the random numbers.
+
+    Compacting from the right is compacting the reversed sequence for the reversed graph (`backward`) from the left.
+    """
+    current = sequence
     position = blank(dag.type_id.size)
     for _ in range(n_steps):
         if cost <= enough or current.size == 0:
             break
-        disturbed = _disturb(current, dag.n_types, state)
-        kept = blank(disturbed.size)
-        count = _compact_once(dag, disturbed, _draw(state, 2) == 0, position, kept)
+        other = _disturb(current, dag.n_types, state)
+        left = _draw(state, 2) == 0
+        if not left:
+            other = turned(other, other.size)
+        kept = blank(other.size)
+        count = _compact_once(dag if left else backward, other, position, kept)
         if count >= 0:
-            other = sequence_cost(dag, kept[:count], costs)
-            if other <= cost:
-                current, cost = copied(kept, count), other
+            other = copied(kept, count) if left else turned(kept, count)
+            other_cost = sequence_cost(dag, other, costs)
+            if other_cost <= cost:
+                current, cost = other, other_cost
     return current, cost
 
 
 @compiled
-def _compact_once(dag: Dag, sequence: IntArray, left: bool, position: IntArray, kept: IntArray) -> int:
-    """Write what one pass of compaction keeps to `kept`; return its length, or -1 if the graph is not finished."""
+def _compact_once(dag: Dag, sequence: IntArray, position: IntArray, kept: IntArray) -> int:
+    """Write what compaction from the left keeps to `kept`; return its length, or -1 if the graph is not finished."""
     n_nodes = dag.type_id.size
-    mirrored = index_stops(turned(sequence, sequence.size), dag.n_types, n_nodes)
-    forward = index_stops(sequence, dag.n_types, n_nodes)
-    if left:
-        return keep_from_left(dag, forward, position, kept) if fill_mirrored(dag, mirrored, position) else -1
-    return keep_from_right(dag, mirrored, position, kept) if fill_early(dag, forward, position) else -1
+    if not fill_mirrored(dag, index_stops(turned(sequence, sequence.size), dag.n_types, n_nodes), position):
+        return -1
+    return keep_from_left(dag, index_stops(sequence, dag.n_types, n_nodes), position, kept)
 
 
 @compiled

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.dag import Dag, reverse_edges
-from autobatch.jit.arrays import IntArray, blank, copied, filled
-from autobatch.jit.loops import compiled
+from autobatch.jit.arrays import IntArray, blank, copied, filled, zeros
+from autobatch.jit.loops import compiled, laborious
+from autobatch.jit.patience import ALWAYS
 
 BoolArray = NDArray[np.bool_]
 BitArray = NDArray[np.uint64]
@@ -115,7 +116,7 @@ def to_suffixes(dag: Dag, kept: BoolArray, compare: bool) -> tuple[Suffixes, Int
 @compiled
 def chains_after(suffixes: Suffixes) -> IntArray:
     """Count, per suffix and type, the most suffixes of that type on a path from the suffix on: int32[S, T]."""
-    ahead = np.zeros((suffixes.type_id.size, suffixes.n_types), np.int32)
+    ahead = zeros((suffixes.type_id.size, suffixes.n_types), np.int32)
     for n in range(suffixes.type_id.size):
         for a in range(suffixes.after_ptr[n], suffixes.after_ptr[n + 1]):
             for kind in range(suffixes.n_types):
@@ -218,9 +219,9 @@ def _start(links: _Links, n_types: int, compare: bool) -> _Found:
     n_links = links.order.size
     return _Found(
         blank(n_kept), filled(n_kept + 1, 0), blank(n_kept),
-        filled(n_types, -1), np.zeros((n_rows, n_words), np.uint64), filled(n_slots, -1),
-        filled(n_links, -1), np.zeros((n_links, 2), np.int64), filled(n_kept, -1),
-        blank(n_kept), np.zeros(n_words, np.uint64),
+        filled(n_types, -1), zeros((n_rows, n_words), np.uint64), filled(n_slots, -1),
+        filled(n_links, -1), zeros((n_links, 2), np.int64), filled(n_kept, -1),
+        blank(n_kept), zeros(n_words, np.uint64),
     )  # fmt: skip
 
 
@@ -305,7 +306,7 @@ def _append(found: _Found, after: IntArray, kind: int, here: IntArray, size: int
     found.last[kind] = size
 
 
-@compiled
+@laborious(ALWAYS)
 def _compare(found: _Found, after: IntArray, start: int, end: int) -> None:
     """Find the suffixes within each of `start` to `end`, which are all of one level, the highest so far."""
     n_words = (end + 63) // 64
