@@ -26,10 +26,12 @@ class CudaNest(Nest):
     def __init__(self, writer: CudaWriter, spot: Spot, block: Block, part: Pass) -> None:
         super().__init__(writer, spot, block)
         self.part, self.mapping = part, part.mapping
+        self._stores: list[str] = []
 
-    def accesses(self) -> list[Access]:
-        """The elements of memory that the threads of a row read and write."""
-        return [found for loop in self.part.loops for found in self._accesses(loop)]
+    def accesses(self, is_store: bool) -> list[Access]:
+        """The elements of memory that the threads of a row read and write: inside the loops, or in `store`."""
+        found = [found for loop in self.part.loops for found in self._accesses(loop)]
+        return [found for found, is_late in found if is_late == is_store]
 
     def write(self) -> None:
         """Write the loops and their statements."""
@@ -43,15 +45,25 @@ class CudaNest(Nest):
             if axis not in self.mapping.along:
                 size, index = writer.size(axes[axis], self.spot, axis), self._index(axis)
                 writer.open(f"for (int {index} = 0; {index} < {size}; ++{index})")
-        statements = []
-        for loop in self.part.loops:
-            reads, targets = self.reads(loop), self.targets(loop)
-            if id(loop) in self.part.again:
-                targets = targets[:1]
-            statements += self.lines(loop, reads, targets)
-        for line in statements:
+        for line in [line for loop in self.part.loops for line in self._statements(loop)]:
             writer.line(line)
         writer.close(depth)
+
+    def store(self) -> None:
+        """Write what one thread stores of the values that each has in variables."""
+        for line in self._stores:
+            self.writer.line(line)
+
+    def _statements(self, loop: Loop) -> list[str]:
+        """The statements of a loop. Of a single index, all threads make the values before one stores them."""
+        reads, targets = self.reads(loop), self.targets(loop)
+        if id(loop) in self.part.again:
+            return self.lines(loop, reads, targets[:1])
+        if self.mapping.who != "all" or loop.combine:
+            return self.lines(loop, reads, targets)
+        first = targets[0] if not targets[0].at else Element(self.writer.new_variable())
+        self._stores += [self.assign(element, first.array) for element in targets if element.at]
+        return self.lines(loop, reads, [first])
 
     def numbers(self) -> list[tuple[Loop, str]]:
         """The reductions to one number, and the statement that adds up what the threads have; "" if each has all."""
@@ -99,7 +111,8 @@ class CudaNest(Nest):
             quotient = f"at / ({inner})" if inner else "at"
             writer.line(f"const int {self._index(axis)} = {quotient}{f' % {sizes[number]}' if number else ''};")
 
-    def _accesses(self, loop: Loop) -> Iterator[Access]:
+    def _accesses(self, loop: Loop) -> Iterator[tuple[Access, bool]]:
+        """What a loop reads and writes, and whether it does so in `store`."""
         writer, lowered = self.writer, self.writer.lowered
         strides = loop.nest[1]
         for operand, along in zip(loop.operands, strides[1:], strict=True):
@@ -108,14 +121,14 @@ class CudaNest(Nest):
             region, start = writer.region(operand.view)
             if operand.moved is not None:
                 region, start = writer.region(operand.view._replace(offset=0))
-                yield anywhere(region, start, lowered.sizes[operand.view.value])
+                yield anywhere(region, start, lowered.sizes[operand.view.value]), False
             elif region is not None:
-                yield access(region, start, self.mapping, along, is_write=False)
+                yield access(region, start, self.mapping, along, is_write=False), False
         if id(loop) in self.part.again or (loop.combine and is_number(lowered, loop)):
             return
-        value = loop.target.value
+        value, is_late = loop.target.value, self.mapping.who == "all" and not loop.combine
         if loop.stored is not None:
-            yield access(*writer.stored_region(loop), self.mapping, strides[0], is_write=True)
+            yield access(*writer.stored_region(loop), self.mapping, strides[0], is_write=True), is_late
         elif value in writer.storage.homes or value in writer.storage.aliases:
             region, start = writer.region(loop.target)
-            yield access(region, start, self.mapping, strides[0], is_write=True)
+            yield access(region, start, self.mapping, strides[0], is_write=True), is_late

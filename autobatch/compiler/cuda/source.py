@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.compiler.assignment import Spot, is_number
-from autobatch.compiler.cuda.hazards import Hazards, whole
+from autobatch.compiler.cuda.hazards import Access, Hazards, whole
 from autobatch.compiler.cuda.mapping import divide
 from autobatch.compiler.cuda.nest import CudaNest
 from autobatch.compiler.cuda.writer import CUDA_SLOTS, CudaWriter, slot_type
@@ -142,8 +142,7 @@ class _KernelWriter(CudaWriter):
                 self._write_initial(loop)
         depth, outer = self.indent, self.hazards
         if is_edges:
-            if outer.need_barrier([found for nest in nests for found in nest.accesses()]):
-                self.line("team.sync();")
+            self._wait_for([found for nest in nests for is_store in (False, True) for found in nest.accesses(is_store)])
             self.hazards = Hazards()
             self.groups.add(block.domain)
             letter = letter_of(block.domain)
@@ -152,9 +151,10 @@ class _KernelWriter(CudaWriter):
                 if loop.combine and self._domain_of(loop) != NODE:
                     self._write_initial(loop)
         for nest in nests:
-            if self.hazards.need_barrier(nest.accesses()):
-                self.line("team.sync();")
+            self._wait_for(nest.accesses(is_store=False))
             nest.write()
+            self._wait_for(nest.accesses(is_store=True))
+            nest.store()
             for loop, text in nest.numbers():
                 if self._domain_of(loop) == block.domain:
                     self._finish_number(loop, text)
@@ -166,6 +166,11 @@ class _KernelWriter(CudaWriter):
                 for loop, text in nest.numbers():
                     if self._domain_of(loop) == NODE:
                         self._finish_number(loop, text)
+
+    def _wait_for(self, accesses: list[Access]) -> None:
+        """Write a barrier if these accesses need one before them."""
+        if self.hazards.need_barrier(accesses):
+            self.line("team.sync();")
 
     def _domain_of(self, loop: Loop) -> int:
         return self.lowered.domains[loop.target.value]
@@ -179,8 +184,7 @@ class _KernelWriter(CudaWriter):
             return
         size = self.lowered.sizes[value]
         view = View(value, 0, (size,), (1,))
-        if self.hazards.need_barrier([whole(*self.region(view), size, is_write=True)]):
-            self.line("team.sync();")
+        self._wait_for([whole(*self.region(view), size, is_write=True)])
         array, first = self.address(view)
         head = f"for (int i = team.lane; i < {self.size(size, value)}; i += team.size)"
         self.line(f"{head} {array}[{add([first, 'i'])}] = {initial};")
@@ -193,8 +197,7 @@ class _KernelWriter(CudaWriter):
         if value in self.storage.homes or value in self.storage.aliases:
             view = View(value, 0, (), ())
             region, start = self.region(view)
-            if self.hazards.need_barrier([whole(region, start, 1, is_write=True)._replace(who="one")]):
-                self.line("team.sync();")
+            self._wait_for([whole(region, start, 1, is_write=True)._replace(who="one")])
             array, first = self.address(view)
             self.line(f"if (team.lane == 0) {array}[{first}] = {self.variable(value)};")
 
@@ -234,8 +237,7 @@ class _KernelWriter(CudaWriter):
         for number in [number for area, number in self.kernel.spares if area is Area.OUTPUT]:
             written = self.kernel.written(number)
             reads = [whole((Area.OUTPUT, number), first, size, is_write=False) for first, size in written]
-            if self.hazards.need_barrier(reads):
-                self.line("team.sync();")
+            self._wait_for(reads)
             depth = self.indent
             self.open(f"for (int64 j = next_{number}; j < last_{number}; ++j)")
             for first, size in written:

@@ -32,6 +32,10 @@ class CudaWriter(Writer):
         self.line(f"{head} {{")
         self.indent += 1
 
+    def new_variable(self) -> str:
+        """A new variable, which holds no value of the stage."""
+        return self.variable(-2 - len(self.variables))
+
     def close(self, indent: int) -> None:
         """End compound statements until this depth."""
         while self.indent > indent:

@@ -123,6 +123,44 @@ def test_a_missing_barrier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         compare(model.loss, instances, HostDevice())
 
 
+def test_a_number_is_not_written_over_before_all_threads_read_it() -> None:
+    """The gradient of a number takes the place of a residual that each thread reads."""
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.weight, self.scale = ab.Parameter(np.linspace(-1.0, 1.0, 15).reshape(5, 3)), ab.Parameter(0.7)
+
+        @ab.cell
+        def cell(self, children: Any) -> Any:
+            scores = ab.logsumexp_n([self.weight @ (1.5 + ab.tanh(x)) ** 1.5 for x in children])
+            return ab.sigmoid(ab.cross_entropy(scores, 2) * self.scale)
+
+        def loss(self, rows: Any) -> Any:
+            return self.cell(list(rows))
+
+    model = Model().astype("float64")
+    instances = [np.random.default_rng(seed).standard_normal((2, 3)) for seed in range(3)]
+    for seed in range(5):
+        compare(model.loss, instances, HostDevice(seed))
+
+
+def test_matrices_that_run_backwards() -> None:
+    weight = ab.Parameter(np.linspace(-1.0, 1.0, 9).reshape(3, 3))
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.weight = weight
+
+        @ab.cell
+        def cell(self, x: Any) -> Any:
+            return ab.transpose(self.weight[::-1]) @ x + self.weight[:, ::-1] @ x
+
+        def loss(self, x: Any) -> Any:
+            return ab.sum(self.cell(x))
+
+    compare(Model().astype("float64").loss, [np.array([1.0, -2.0, 0.5]), np.ones(3)], HostDevice())
+
+
 def test_rows_that_do_not_fit_in_shared_memory() -> None:
     class Model(ab.Module):
         def __init__(self) -> None:
