@@ -155,5 +155,5 @@ def apply(device: Device, kernel: Any, name: str, x: NDArray[Any]) -> NDArray[An
     """A function of `FUNCTIONS` of each element."""
     held, out = device.put(x), device.empty(x.size, x.dtype)
     args = device.address(held), device.address(out), APPLIED.index(name)
-    device.launch(kernel, Launch(x.size, 1, 1, 0, args))
+    device.launch(kernel, Launch(x.size, 1, 0, args))
     return device.get(out)

@@ -25,9 +25,7 @@ SECONDS_BETWEEN_LINES = 20.0
 @click.option("--seed", type=int, help="Show and run a single one.")
 @click.option("--state", "path", type=click.Path(path_type=Path), help="Where to keep what was found, and go on from.")
 @click.option("--jitted", default="0", metavar="N|all", help="Compile every N-th.")
-@click.option(
-    "--cuda", default="0", metavar="N|all", help="Run every N-th on the cuda backend too, without a GPU."
-)
+@click.option("--cuda", default="0", metavar="N|all", help="Run every N-th on the cuda backend too, without a GPU.")
 @click.option("--shrink", "seconds", default=40.0, help="Seconds to make a failing program small; 0 leaves it.")
 @click.option("--containing", default="", metavar="REGEX", help="Only programs whose text contains this.")
 def main(

@@ -318,7 +318,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
                 kernel = executable.backend.sweep(executable.kernels[name], options.dtype.name, place)
                 blocks = min(part.blocks, device.n_processors)
                 args = address, part.first, part.end
-                device.launch(kernel, Launch(blocks, THREADS, 1, sweep.shared_bytes, args))
+                device.launch(kernel, Launch(blocks, THREADS, sweep.shared_bytes, args))
 
     def _lap(self, name: str, batch: Batch | None) -> None:
         """Tell the timer, if there is one, that a batch is done."""

@@ -22,17 +22,14 @@ class Launch(NamedTuple):
     """The threads of a launch, and the arguments of its kernel.
 
     Attributes:
-        grid: the number of blocks.
-        team: the number of threads that work on one row of a batch: `blockDim.x`, a power of two.
-        teams: teams per block: `blockDim.y`; 1 if a team is larger than a warp.
+        grid: the number of blocks. All of them run at the same time, so that they may wait for each other.
+        threads: per block.
         shared_bytes: dynamic shared memory per block.
-        args: the three 64-bit ints that every kernel takes: the address of the slots of its stage's memory, the address
-            of its own numbers, and the number of a row of the table of pieces.
+        args: the three 64-bit ints that every kernel takes.
     """
 
     grid: int
-    team: int
-    teams: int
+    threads: int
     shared_bytes: int
     args: tuple[int, int, int]
 
@@ -125,7 +122,11 @@ class Device(Store, Protocol):
         """
 
     def launch(self, kernel: Any, launch: Launch) -> None:
-        """Run a kernel, after all work that was asked for before."""
+        """Run a kernel, after all work that was asked for before.
+
+        Raises:
+            BackendError: so many blocks cannot run at the same time.
+        """
 
     def multiply(self, product: Product) -> None:
         """Multiply matrices, after all work that was asked for before."""

@@ -112,9 +112,9 @@ class GpuDevice:
 
     def launch(self, kernel: Any, launch: Launch) -> None:
         """See `Device`."""
-        grid, team, teams, shared_bytes, args = launch
+        grid, threads, shared_bytes, args = launch
         self.traffic.launches += 1
-        kernel((grid,), (team, teams), tuple(map(np.int64, args)), shared_mem=shared_bytes)
+        kernel.kernel((grid,), (threads,), tuple(map(np.int64, args)), shared_bytes, enable_cooperative_groups=True)
 
     def multiply(self, product: Product) -> None:
         """See `Device`."""

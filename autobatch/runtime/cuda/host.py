@@ -148,8 +148,8 @@ class HostDevice:
         Raises:
             BackendError: the GPU could not launch it, or it would never end there.
         """
-        grid, team, teams, shared_bytes, args = launch
-        if not (grid > 0 and 0 < team * teams <= MOST_THREADS and 0 <= shared_bytes <= MOST_SHARED_BYTES):
+        grid, threads, shared_bytes, args = launch
+        if not (grid > 0 and 0 < threads <= MOST_THREADS and 0 <= shared_bytes <= MOST_SHARED_BYTES):
             raise BackendError(
                 f"{kernel.about}: kernel {kernel.name!r} cannot run as {launch}: a launch has at least one block, a "
                 f"block from 1 to {MOST_THREADS} threads and at most {MOST_SHARED_BYTES} bytes of shared memory."
@@ -158,7 +158,7 @@ class HostDevice:
         seed = (self._seed << 32) + self.traffic.launches
         with _one_at_a_time:
             failed = kernel.run(
-                kernel.address, grid, team, teams, shared_bytes, seed, *args, self._message, MESSAGE_BYTES
+                kernel.address, grid, threads, 1, shared_bytes, seed, *args, self._message, MESSAGE_BYTES
             )
         if failed:
             why = self._message.value.decode()

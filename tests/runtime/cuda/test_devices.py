@@ -46,7 +46,7 @@ def reduce_rows(device: Device, rows: list[NDArray[Any]], team: int) -> tuple[An
     x, starts = device.put(np.concatenate(rows)), device.put(starts)
     sums, largest = (device.empty(len(rows), rows[0].dtype) for _ in range(2))
     about = device.put(np.array([*map(device.address, (x, starts, sums, largest)), len(rows)]))
-    device.launch(kernel, Launch(2, THREADS, 1, 32 * rows[0].itemsize, (device.address(about), team, 0)))
+    device.launch(kernel, Launch(2, THREADS, 32 * rows[0].itemsize, (device.address(about), team, 0)))
     return device.get(sums), device.get(largest)
 
 
@@ -80,7 +80,7 @@ def test_threads_of_a_team_share_memory(device: Device) -> None:
         held, out = device.put(x), device.empty(x.size, x.dtype)
         about = device.put(np.array([device.address(held), device.address(out), len(x), n]))
         shared = (32 + n * teams) * x.itemsize
-        device.launch(kernel, Launch(2, THREADS, 1, shared, (device.address(about), team, 0)))
+        device.launch(kernel, Launch(2, THREADS, shared, (device.address(about), team, 0)))
         np.testing.assert_array_equal(device.get(out).reshape(x.shape), np.roll(x, -1, axis=1))
 
 
@@ -88,7 +88,7 @@ def test_threads_of_a_warp_exchange_numbers(device: Device) -> None:
     kernel = MODULES["warps"].load(device)["exchange"]
     for width in (2, 8, 32):
         held = device.empty(32 * 8, np.dtype(np.int64))
-        device.launch(kernel, Launch(1, 32, 1, 0, (device.address(held), width, 0)))
+        device.launch(kernel, Launch(1, 32, 0, (device.address(held), width, 0)))
         found = device.get(held).reshape(32, 8)
         lane = np.arange(32)
         first, last = lane // width * width, lane // width * width + width - 1
@@ -108,7 +108,7 @@ def test_all_blocks_wait_for_each_other(device: Device) -> None:
         n = blocks * 64
         places, out = (device.empty(n, np.dtype(np.int32)) for _ in range(2))
         arrived = device.put(np.zeros(6, np.int64))
-        device.launch(kernel, Launch(blocks, 64, 1, 0, tuple(map(device.address, (places, out, arrived)))))  # type: ignore[arg-type]
+        device.launch(kernel, Launch(blocks, 64, 0, tuple(map(device.address, (places, out, arrived)))))  # type: ignore[arg-type]
         assert (device.get(out) == 3 * sum(range(n)) + 3 * n).all()
         assert (device.get(arrived) == blocks).all()
 
@@ -117,7 +117,7 @@ def test_threads_of_all_blocks_count(device: Device) -> None:
     kernel = MODULES["warps"].load(device)["count"]
     held = [device.put(np.zeros(1, kind)) for kind in (np.int32, np.uint32, np.uint64)]
     ints, unsigneds, wide = map(device.address, held)
-    device.launch(kernel, Launch(5, 8, 6, 0, (ints, unsigneds, wide)))
+    device.launch(kernel, Launch(5, 48, 0, (ints, unsigneds, wide)))
     assert [int(device.get(array)[0]) for array in held] == [-240, 240, 240 << 33]
 
 

@@ -78,6 +78,10 @@ class FakeKernel:
     def __init__(self, code: str, name: str, options: tuple[str, ...]) -> None:
         self.name, self.launches, self.shared_size_bytes = name, [], 0  # type: ignore[var-annotated]
 
+    def kernel(self, grid: Any, block: Any, args: Any, shared_mem: int, enable_cooperative_groups: bool) -> None:
+        assert enable_cooperative_groups
+        self(grid, block, args, shared_mem)
+
     def __call__(self, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
         assert all(type(arg) is np.int64 for arg in args)
         self.launches.append((grid, block, args, shared_mem))
@@ -163,8 +167,8 @@ def test_a_gpu_that_is_too_old_for_a_precision_is_told(gpu: GpuDevice) -> None:
 def test_launches_and_limits(gpu: GpuDevice) -> None:
     kernels = gpu.load("void first() void second()", ["first", "second"], "cell 'leaf' (forward)")
     assert [kernel.max_dynamic_shared_size_bytes for kernel in kernels.values()] == [gpu.most_shared_bytes] * 2
-    gpu.launch(kernels["second"], Launch(5, 8, 4, 100, (1 << 40, 2, 3)))
-    assert kernels["second"].launches == [((5,), (8, 4), (1 << 40, 2, 3), 100)]
+    gpu.launch(kernels["second"], Launch(5, 32, 100, (1 << 40, 2, 3)))
+    assert kernels["second"].launches == [((5,), (32,), (1 << 40, 2, 3), 100)]
     assert (gpu.name, gpu.n_processors, gpu.traffic.launches) == ("a GPU", 132, 1)
     with pytest.raises(BackendError, match=r"cell 'leaf' \(forward\): NVRTC .* kernels: kernels.cu\(3\): error: what"):
         gpu.load("void first()", ["other"], "cell 'leaf' (forward)")
@@ -188,7 +192,7 @@ extern "C" __global__ void wrapped(int64 x, int64 out, int64 width) {
     x[1, :3] = 0x7F800001, 0xFF80FFFF, 0x7FFFFFFF
     held, out = device.put(x), device.put(np.full((7, 103), 9, np.uint16))
     kernel = Module(text, ("wrapped",)).load(device)
-    device.launch(kernel, Launch(3, 256, 1, 0, (device.address(held), device.address(out), 100)))
+    device.launch(kernel, Launch(3, 256, 0, (device.address(held), device.address(out), 100)))
     expected = (rounded(x[:, :100].view(np.float32)).view(np.uint32) >> 16).astype(np.uint16)
     np.testing.assert_array_equal(out[:, :100], expected)
     assert (out[:, 100:] == 9).all()

@@ -91,7 +91,7 @@ def turn_rows(seed: int, name: str) -> Any:
     x = device.put(np.arange(12 * 64, dtype=np.float32))
     out = device.empty(x.size, x.dtype)
     about = device.put(np.array([device.address(x), device.address(out), 12, 64]))
-    launch = Launch(1, 256, 1, (32 + 4 * 64) * 4, (device.address(about), 64, 0))
+    launch = Launch(1, 256, (32 + 4 * 64) * 4, (device.address(about), 64, 0))
     device.launch(MODULES["neighbours"].load(device)[name], launch)
     return device.get(out).reshape(12, 64)
 
@@ -129,7 +129,7 @@ extern "C" __global__ void totals(int64 out, int64 waits, int64) {
     for seed, waits in ((seed, waits) for seed in SEEDS for waits in wrong):
         device = HostDevice(seed)
         out = device.empty(64 * 4, np.dtype(np.int32))
-        device.launch(module.load(device), Launch(1, 64, 1, 8, (device.address(out), waits, 0)))
+        device.launch(module.load(device), Launch(1, 64, 8, (device.address(out), waits, 0)))
         wrong[waits] += bool((device.get(out).reshape(64, 4) != 2 * np.arange(4)).any())
     assert wrong[1] == 0
     assert wrong[0] > 0
@@ -142,7 +142,7 @@ def test_orders_of_threads_repeat_and_differ_between_launches_and_seeds() -> Non
         found = []
         for _ in range(3):
             counter, out = device.put(np.zeros(1, np.int32)), device.empty(4 * 32, np.dtype(np.int32))
-            device.launch(kernel, Launch(4, 32, 1, 0, (device.address(counter), device.address(out), 0)))
+            device.launch(kernel, Launch(4, 32, 0, (device.address(counter), device.address(out), 0)))
             assert sorted(out) == list(range(4 * 32))
             found.append(out.tobytes())
         return found
@@ -172,7 +172,7 @@ def test_what_never_ends_is_told() -> None:
         kernels = STUCK.load(device)
         for name, why in told.items():
             count = device.put(np.zeros(1, np.int64))
-            launch = Launch(3, 64, 1, 40, (device.address(count), 0, 0))
+            launch = Launch(3, 64, 40, (device.address(count), 0, 0))
             with pytest.raises(
                 BackendError, match=rf"^cell 'tested' \(forward\): kernel '{name}' cannot run: .*({why})"
             ):
@@ -183,7 +183,7 @@ def test_what_never_ends_is_told() -> None:
 def test_shared_memory_begins_as_nan_in_each_block() -> None:
     device = HostDevice()
     out = device.put(np.zeros((5, 2, 16), np.float32))
-    device.launch(MEMORY.load(device)["peek"], Launch(5, 16, 1, 64, (device.address(out), 0, 0)))
+    device.launch(MEMORY.load(device)["peek"], Launch(5, 16, 64, (device.address(out), 0, 0)))
     assert np.isnan(out).all()
 
 
@@ -192,7 +192,7 @@ def test_blocks_that_wait_for_the_grid_keep_their_memory() -> None:
     for seed, blocks in ((0, 6), (1, 6), (2, 200)):
         device = HostDevice(seed)
         out, arrived = device.empty(blocks * 16, np.dtype(np.int32)), device.put(np.zeros(1, np.int64))
-        launch = Launch(blocks, 16, 1, 64, (device.address(out), device.address(arrived), 0))
+        launch = Launch(blocks, 16, 64, (device.address(out), device.address(arrived), 0))
         device.launch(MEMORY.load(device)["keep"], launch)
         assert (out == 1).all()
         with pytest.raises(BackendError, match="at grid_barrier: the count was not 0 before"):
@@ -202,11 +202,11 @@ def test_blocks_that_wait_for_the_grid_keep_their_memory() -> None:
 def test_launches_that_no_gpu_runs_are_refused() -> None:
     device = HostDevice()
     kernel = STUCK.load(device)["leaves"]
-    for grid, team, teams, shared in ((0, 32, 1, 0), (1, 64, 32, 0), (1, 0, 1, 0), (1, 32, 1, 65 << 10)):
+    for grid, threads, shared in ((0, 32, 0), (1, 2048, 0), (1, 0, 0), (1, 32, 65 << 10)):
         with pytest.raises(
             BackendError, match=r"kernel 'leaves' cannot run as Launch\(.*a block from 1 to 1024 threads"
         ):
-            device.launch(kernel, Launch(grid, team, teams, shared, (0, 0, 0)))
+            device.launch(kernel, Launch(grid, threads, shared, (0, 0, 0)))
 
 
 def test_new_arrays_hold_no_numbers_and_are_no_arrays_of_the_host() -> None:
@@ -265,7 +265,7 @@ def test_built_modules_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="cannot keep compiled kernels in"):
         kernels = HostDevice().load(text + "// other", ["kept"], "cell")
-    HostDevice().launch(kernels["kept"], Launch(1, 1, 1, 0, (0, 0, 0)))
+    HostDevice().launch(kernels["kept"], Launch(1, 1, 0, (0, 0, 0)))
 
 
 def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
