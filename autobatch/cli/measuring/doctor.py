@@ -19,9 +19,11 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.threads import DEFAULT_THREADS, threads_in_force, use_threads
 from autobatch.cli.workload import load_workload
+from autobatch.errors import BackendError
 from autobatch.models.data.listops import N_CLASSES, draw_trees
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.tree_lstm import TreeLSTM
+from autobatch.runtime.cuda.finding import find_device
 from autobatch.system.processor import cpu_name, usable_cores
 
 REQUIRED = ("numpy", "numba", "click", "rich", "safetensors", "threadpoolctl")
@@ -35,7 +37,7 @@ OPTIONAL = {
     "sb3_contrib": "learns networks (policy learn --algorithm ppo)",
     "torch": "learns networks, and runs the twins that the tests compare with",
     "tensorboard": "shows training (train --tensorboard)",
-    "cupy": "runs on GPUs",
+    "cupy": "runs on GPUs, see cuda below",
 }
 CALIBRATED = "tree-lstm"
 TOLERANCE = 1e-10  # relative, in float64: batched and eager runs differ in the order of sums only
@@ -93,7 +95,7 @@ def doctor(model: str | None, matmul: bool, data: str | None, dim: int) -> int:
         show_speeds()
         return 0
     checks = {"matmul": describe_providers, "bf16": describe_bf16, "compiler": _compile, "self-check": _train_a_step}
-    findings = [*_versions(), *_hardware(), *(_try(what, check) for what, check in checks.items())]
+    findings = [*_versions(), *_hardware(), _gpu(), *(_try(what, check) for what, check in checks.items())]
     width = max(len(finding.what) for finding in findings)
     for state, what, detail in findings:
         click.echo(f"{state:<5}  {what:<{width}}  {detail}")
@@ -134,6 +136,14 @@ def _versions() -> Iterator[Finding]:
 def _hardware() -> Iterator[Finding]:
     yield Finding("ok", "processor", f"{cpu_name()}, {usable_cores()} cores to use")
     yield Finding("ok", "BLAS", f"{blas_name()}, threads: {threads_in_force()}")
+
+
+def _gpu() -> Finding:
+    """The device of the cuda backend, or why there is none; nobody needs one."""
+    try:
+        return Finding("ok", "cuda", find_device().name)
+    except BackendError as error:
+        return Finding("none", "cuda", str(error))
 
 
 def _try(what: str, check: Callable[[], str]) -> Finding:
