@@ -16,12 +16,13 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from autobatch.compiler.cuda.support import module_text
+from autobatch.ir.program import Weight
 from autobatch.jit.compiling import compiling
 from autobatch.ops.randomness import Randomness
 from autobatch.params.parameter import Parameter
-from autobatch.params.sparse_rows import Gradient
+from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.params.stacks import refresh
-from autobatch.plan.plan import Batch, Plan, PlannedTypes
+from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 from autobatch.runtime.activity import Activity
 from autobatch.runtime.backend import Counts, RunOptions, Timer
 from autobatch.runtime.cuda.device import Device, Launch
@@ -33,7 +34,6 @@ from autobatch.runtime.cuda.sums import find_sums
 from autobatch.runtime.cuda.sweeps import MEMORY, PlannedStage, Sweep
 from autobatch.runtime.interpreter.frame import RowRange
 from autobatch.runtime.interpreter.interpreter import Interpreter
-from autobatch.runtime.interpreter.reference import gradient_on
 from autobatch.runtime.interpreter.values import Values
 from autobatch.runtime.memory import MemoryPool
 from autobatch.runtime.preparing import PreparedTypes
@@ -98,11 +98,12 @@ class DevicePlan:
     """A plan with all that a run needs except memory; see `Executable`.
 
     Attributes:
-        packing: the ints of the plan, and room for the slots and the steps of each stage.
+        packing: the ints of the plan, and room for the slots and the steps of each stage, and for parameters.
         places: where an array begins in the packed ints, by type and name; type -1 has those that all types share.
         slots: where the slots of a stage of a type begin.
         sweeps: the steps of each stage.
         steps: where they begin.
+        parameters: those that the cells of the plan read, and where they begin in the packed memory.
         kernels: the definitions of the kernels of each stage, by name, in the order of names.
     """
 
@@ -122,6 +123,8 @@ class DevicePlan:
         rows_size = backend.device.n_processors * max((stage.rows_size for stage in stages), default=0)
         self.sizes = plan.size + self.sums.size, self.prepared.scratch_size, self.prepared.kept_size, rows_size
         self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
+        read = {id(p): p for kind in self.prepared.tables for p in parameters_of(cells.cells[kind])}
+        self.parameters = [(p, self.packing.reserve(p.data.nbytes)) for p in read.values()]
 
     def forward(self, randomness: Randomness, timer: Timer | None = None) -> DeviceRun:
         """Compute all values; see `Executable`."""
@@ -181,9 +184,9 @@ class DeviceRun(PooledRun[DeviceMemory]):
             self.memory.poison()
         self._allocations, self._launches = self.memory.take_allocations(), 0
         self._values = Values(plan, executable.cells, self.memory.buffer, self._device)
-        self._interpreter = Interpreter(self._values, options, self._randomness)
         self._copied_bytes = refresh(executable.cells.stacks)
         self._parameters: dict[int, Any] = {}
+        self._interpreter = Interpreter(self._values, options, self._randomness, self._parameters)
         self._stages = self._upload()
         self._sweep("forward", None)
         return self._values.outputs()
@@ -197,7 +200,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
         )
         activity.mark(plan, cells, seeds)
         targets = self.memory.targets(into, cells.stacks)
-        gradients = {key: gradient_on(device, target) for key, target in targets.arrays.items()}
+        gradients, added = self._zeros(targets.arrays)
         for slot in range(len(cells.slot_shapes)):
             self._values.slot(slot, plan.mirror)[...] = device.put(seeds[slot]) if slot in seeds else 0
         self._sweep("backward", None if activity.is_whole else activity)
@@ -209,10 +212,23 @@ class DeviceRun(PooledRun[DeviceMemory]):
             if active.any():
                 self._interpreter.weight_gradients(kind, active, gradients)
                 self._lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
-        for key, target in targets.arrays.items():
-            if gradients[key] is not target:
-                target += device.get(gradients[key])
+        found, first = device.get(added), 0
+        for target in targets.arrays.values():
+            if not isinstance(target, Rows):
+                target += found[first : first + target.size].reshape(target.shape)
+                first += target.size
         self._copied_bytes += targets.finish()
+
+    def _zeros(self, targets: Mapping[int, Gradient]) -> tuple[dict[int, Any], Any]:
+        """Zeros on the device for the gradients, one after the other; and all of them as one array."""
+        arrays = {key: target for key, target in targets.items() if not isinstance(target, Rows)}
+        added = self.memory.zero_gradients(sum(a.size for a in arrays.values()), self._executable.options.dtype)
+        gradients: dict[int, Any] = dict(targets)
+        first = 0
+        for key, target in arrays.items():
+            gradients[key] = added[first : first + target.size].reshape(target.shape)
+            first += target.size
+        return gradients, added
 
     def _gradients(self, kind: int) -> Any:
         return self._values.output_gradients(kind, self.memory.activity)
@@ -234,14 +250,20 @@ class DeviceRun(PooledRun[DeviceMemory]):
         """Set up the stages of all types, and copy the ints of the mini-batch to the device."""
         executable, device, memory = self._executable, self._device, self.memory
         packing, places = executable.packing, executable.places
+        for parameter, first in executable.parameters:
+            part = memory.packed[first : first + parameter.data.nbytes]
+            self._parameters[id(parameter)] = part.view(parameter.dtype).reshape(parameter.shape)
         pinned, base = memory.borrow_pinned(packing.n_bytes), device.address(memory.packed)
         packing.fill(pinned)
+        for parameter, first in executable.parameters:
+            part = pinned[first : first + parameter.data.nbytes]
+            part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.data
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
         found: dict[str, list[StageRun]] = {name: [] for name in executable.types.stages}
         for name, runs in found.items():
             for kind, table in executable.prepared.tables.items():
                 stage = executable.types.cells[kind].stage(name)
-                stage.shared.update(self._parameter)
+                stage.shared.update(lambda parameter: self._parameters[id(parameter)])
                 arrays = common | self._data(kind)
                 run = StageRun(stage, executable.plan, kind, arrays, table, self._randomness)
                 runs.append(run)
@@ -274,12 +296,6 @@ class DeviceRun(PooledRun[DeviceMemory]):
             first = executable.places[kind, name]
             found[name] = self.memory.packed[first : first + data.nbytes].view(data.dtype)
         return found
-
-    def _parameter(self, parameter: Parameter) -> Any:
-        """The array of a parameter on the device."""
-        if id(parameter) not in self._parameters:
-            self._parameters[id(parameter)] = self._device.put(parameter.data)
-        return self._parameters[id(parameter)]
 
     # Batches.
 
@@ -325,3 +341,9 @@ class DeviceRun(PooledRun[DeviceMemory]):
         if self._timer is not None:
             self._device.synchronize()
             self.lap(name, batch)
+
+
+def parameters_of(cell: PlannedCell) -> list[Parameter]:
+    """The parameters that a cell reads, in any stage."""
+    vars = cell.program.vars if cell.derivative is None else cell.derivative.vars
+    return [var.source.parameter for var in vars if isinstance(var.source, Weight)]

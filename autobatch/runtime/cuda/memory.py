@@ -19,13 +19,14 @@ class DeviceMemory(Memory):
         scratch: values of a batch.
         kept: values of all rows of types.
         rows: rows of kernels that do not fit in shared memory.
-        packed: ints of the plan, as bytes.
+        packed: ints of the plan and parameters, as bytes.
+        gradients: of parameters.
     """
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._device = device
-        self.scratch = self.kept = self.rows = self.buffer
+        self.scratch = self.kept = self.rows = self.gradients = self.buffer
         self.packed: Any = device.empty(0, np.dtype(np.uint8))
         self._pinned: NDArray[np.uint8] = device.pinned(0)
         self._wait: Callable[[], None] = lambda: None
@@ -33,7 +34,9 @@ class DeviceMemory(Memory):
     @property
     def n_bytes(self) -> int:
         """Bytes held on the device."""
-        return super().n_bytes + sum(int(a.nbytes) for a in (self.scratch, self.kept, self.rows, self.packed))
+        return super().n_bytes + sum(
+            int(a.nbytes) for a in (self.scratch, self.kept, self.rows, self.gradients, self.packed)
+        )
 
     def reserve_all(
         self, sizes: tuple[int, int, int, int], n_packed: int, dtype: np.dtype[Any], max_bytes: int | None
@@ -44,6 +47,13 @@ class DeviceMemory(Memory):
         for name, size in zip(("scratch", "kept", "rows"), sizes[1:], strict=True):
             setattr(self, name, self._reserved(getattr(self, name), size, dtype))
         self.packed = self._reserved(self.packed, n_packed, np.dtype(np.uint8))
+
+    def zero_gradients(self, size: int, dtype: np.dtype[Any]) -> Any:
+        """A flat array of zeros."""
+        self.gradients = self._reserved(self.gradients, size, dtype)
+        found = self.gradients[:size]
+        found[...] = 0
+        return found
 
     def borrow_pinned(self, n_bytes: int) -> NDArray[np.uint8]:
         """Memory of the host to fill and upload; waits until the last upload is done."""

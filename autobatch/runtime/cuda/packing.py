@@ -1,4 +1,4 @@
-"""Pack the ints that a run reads into one piece of memory, so that one copy takes them to the device."""
+"""Pack what a run reads into one piece of memory, so that one copy takes it to the device."""
 
 from __future__ import annotations
 

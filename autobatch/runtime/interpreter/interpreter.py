@@ -34,17 +34,20 @@ class Interpreter:
     Args:
         values: the values of the run.
         randomness: the randomness of the whole mini-batch.
+        parameters: the arrays of parameters that are on the device already, by `id`; others are added.
 
     Attributes:
         launches: ops, scatters and gathers so far.
         copied_bytes: bytes moved by launches that compute nothing.
     """
 
-    def __init__(self, values: Values, options: RunOptions, randomness: Randomness) -> None:
+    def __init__(
+        self, values: Values, options: RunOptions, randomness: Randomness, parameters: dict[int, Array] | None = None
+    ) -> None:
         self.values, self.options, self.randomness = values, options, randomness
         self.plan, self.cells, self.store = values.plan, values.cells, values.store
         self.launches = self.copied_bytes = 0
-        self._parameters: dict[int, Array] = {}
+        self._parameters = {} if parameters is None else parameters
 
     # Stages.
 
