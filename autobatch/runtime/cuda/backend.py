@@ -3,7 +3,7 @@
 One launch runs all batches of a stage: every block of threads goes through the steps of all batches in order, matrix
 products and generated kernels, and waits for the others where a step reads what they wrote. Only for steps that the
 host runs, interpreted ops or products by a library, is there a launch for what lies between. The ints that describe a
-mini-batch reach the device in one copy, and nothing waits for the device until the outputs are read.
+mini-batch reach the device in one copy, parameters in another, and nothing waits for the device until the outputs are read.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class DevicePlan:
     """A plan with all that a run needs except memory; see `Executable`.
 
     Attributes:
-        packing: the ints of the plan, and room for the slots and the steps of each stage, and for parameters.
+        packing: the ints of the plan, and room for the slots and the steps of each stage; then, from byte `n_ints` on,
+            for parameters.
         places: where an array begins in the packed ints, by type and name; type -1 has those that all types share.
         slots: where the slots of a stage of a type begin.
         sweeps: the steps of each stage.
@@ -123,6 +124,7 @@ class DevicePlan:
         rows_size = backend.device.n_processors * max((stage.rows_size for stage in stages), default=0)
         self.sizes = plan.size + self.sums.size, self.prepared.scratch_size, self.prepared.kept_size, rows_size
         self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
+        self.n_ints = self.packing.n_bytes
         read = {id(p): p for kind in self.prepared.tables for p in parameters_of(cells.cells[kind])}
         self.parameters = [(p, self.packing.reserve(p.data.nbytes)) for p in read.values()]
 
@@ -258,6 +260,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
         for parameter, first in executable.parameters:
             part = pinned[first : first + parameter.data.nbytes]
             part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.data
+        memory.upload(pinned, executable.n_ints, packing.n_bytes)
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
         found: dict[str, list[StageRun]] = {name: [] for name in executable.types.stages}
         for name, runs in found.items():
@@ -280,7 +283,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
         ]  # fmt: skip
-        memory.upload(pinned)
+        memory.upload(pinned, 0, executable.n_ints)
         return found
 
     def _slot(self, run: StageRun, name: str) -> int:

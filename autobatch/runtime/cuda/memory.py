@@ -62,9 +62,10 @@ class DeviceMemory(Memory):
             self._pinned = self._device.pinned(n_bytes * 5 // 4)
         return self._pinned[:n_bytes]
 
-    def upload(self, pinned: NDArray[np.uint8]) -> None:
-        """Begin to copy borrowed memory to `packed`."""
-        self._wait = self._device.copy_in(pinned, self.packed[: pinned.size])
+    def upload(self, pinned: NDArray[np.uint8], first: int, end: int) -> None:
+        """Begin to copy some bytes of borrowed memory to the same place of `packed`."""
+        if first < end:
+            self._wait = self._device.copy_in(pinned[first:end], self.packed[first:end])
 
     def poison(self) -> None:
         """Fill all memory with NaN."""
