@@ -9,12 +9,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from importlib import import_module
 
 from autobatch.errors import BackendError
 from autobatch.runtime.backend import Backend
 
-NAMES = ("reference", "cpu", "cuda")
+CLASSES = {
+    "reference": ("interpreter.reference", "Reference"),
+    "cpu": ("cpu.backend", "Cpu"),
+    "cuda": ("cuda.backend", "Cuda"),
+}
+"""The module and the class of each backend; it is imported when it is asked for."""
+NAMES = tuple(CLASSES)
 VARIABLE = "AUTOBATCH_BACKEND"
 
 
@@ -24,10 +30,6 @@ def make_backend(backend: str | Backend) -> Backend:
     Raises:
         BackendError: no backend has this name, or it cannot run here; says why.
     """
-    from autobatch.runtime.cpu.backend import Cpu
-    from autobatch.runtime.cuda.backend import Cuda
-    from autobatch.runtime.interpreter.reference import Reference
-
     if not isinstance(backend, str):
         if isinstance(backend, type) or not hasattr(backend, "prepare"):
             raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
@@ -38,5 +40,6 @@ def make_backend(backend: str | Backend) -> Backend:
         raise BackendError(
             f"there is no backend {name!r}{where} in this version; there are {', '.join(NAMES)} and auto."
         )
-    makers: dict[str, Callable[[], Backend]] = {"reference": Reference, "cuda": Cuda}
-    return makers.get(name, Cpu)()
+    module, maker = CLASSES.get(name, CLASSES["cpu"])
+    made: Backend = getattr(import_module(f"autobatch.runtime.{module}"), maker)()
+    return made

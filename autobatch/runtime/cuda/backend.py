@@ -3,7 +3,7 @@
 One launch runs all batches of a stage: every block of threads goes through the steps of all batches in order, matrix
 products and generated kernels, and waits for the others where a step reads what they wrote. Only for steps that the
 host runs, interpreted ops or products by a library, is there a launch for what lies between. The ints that describe a
-mini-batch reach the device in one copy, parameters in another, and nothing waits for the device until the outputs are read.
+mini-batch reach the device in one copy, parameters in another. Nothing waits for the device until outputs are read.
 """
 
 from __future__ import annotations
