@@ -64,7 +64,7 @@ class Nest(ABC):
                     return self.writer.real(data)
                 case EdgeCount(group):
                     self.writer.groups.add(group)
-                    return f"real(edges_{group})"
+                    return f"real(end_{group} - first_{group})"
                 case Position():
                     return "i" if loop.axes else "0"
             raise TypeError(f"{leaf!r} is no leaf of a loop")

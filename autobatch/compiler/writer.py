@@ -190,7 +190,6 @@ class Writer:
         base = self.column(column_of(home, self.lowered.stage))
         width = self.size(self._width(area, domain), "row", area, domain)
         if domain != NODE:
-            self.groups.add(domain)
             return add([base, multiply("e", width)])
         self.tops[f"{base}_r"] = add([base, multiply("r", width)])
         return f"{base}_r"

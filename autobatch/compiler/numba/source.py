@@ -166,7 +166,6 @@ class _KernelWriter(Writer):
             row += [
                 f"        first_{group} = segments_{group}[start + r] - base_{group}",
                 f"        end_{group} = segments_{group}[start + r + 1] - base_{group}",
-                f"        edges_{group} = end_{group} - first_{group}",
             ]
         row += windows
         top = [f"    {name} = sizes[{k}]" for k, (name, _) in enumerate(self.sizes.values())]
