@@ -13,8 +13,11 @@ import pytest
 import autobatch as ab
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.explaining.cells import TITLES, show_cells
+from autobatch.cli.explaining.gpus import COLUMNS, NO_COMPILER
 from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
+from autobatch.compiler.cuda.resources import GPUS, has_compiler
+from autobatch.compiler.cuda.source import print_stage
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.numba.sources import write_sources
 from autobatch.compiler.stage import compile_backward, compile_forward
@@ -151,6 +154,45 @@ def test_the_command_shows_a_cell_and_why_kernels_stay_apart(
     assert re.search(r"%\d+ is a max, known only after its loop\n", text)
     assert text.count("def kernel(") == 1 + training
     assert "policy" not in out
+
+
+def test_the_kernels_of_the_cuda_backend_are_shown_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "tree-lstm --dim 6 --batch-size 4 --cell merge --training --backend cuda --pass source"
+    status, out, _ = explain(capsys, words)
+    assert status == 0
+    graph, planner = merge("tree-lstm")
+    (kind,) = (kind for kind, name in enumerate(graph.types.names) if name == "merge")
+    cell = planner.plan_cell(graph.types[kind], True)
+    for stage in (compile_forward(cell), compile_backward(cell)):
+        source = print_stage(stage)
+        assert indent(str(source), "  ") in out
+        assert all(f"    | {line}\n" in out for text in source.texts.values() for line in text.splitlines())
+    assert out.count("__device__") == 2
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs nvcc")
+def test_a_table_says_what_kernels_need_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "tree-lstm --dim 6 --batch-size 4 --cell merge --training --backend cuda --pass resources"
+    status, out, _ = explain(capsys, words)
+    assert status == 0
+    head, *rows = out.split(f"{TITLES['resources']}\n")[1].splitlines()
+    assert head.split("  ")[-1] == COLUMNS[-1]
+    assert [row.split()[:4] for row in rows] == [
+        [f"{stage},", "step", step, gpu] for stage, step in (("forward", "1"), ("backward", "0")) for gpu in GPUS
+    ]
+    for row in rows:
+        threads, registers, spilled_bytes, shared_bytes = map(int, row.split()[4:])
+        assert (threads, spilled_bytes) == (8, 0)
+        assert 0 < registers < 256
+        assert shared_bytes > 0
+
+
+def test_without_a_compiler_a_line_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    words = "tree-lstm --dim 6 --batch-size 4 --cell leaf --backend cuda --pass resources"
+    status, out, _ = explain(capsys, words)
+    assert status == 0
+    assert out.endswith(f"\n\n{TITLES['resources']}\n  {NO_COMPILER}\n")
 
 
 def test_an_unknown_cell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,16 +1,19 @@
 """Print how a cell is compiled: its program after every pass, from the trace to the source of its kernels.
 
-Every result is checked from its definition before it is shown. The kernels are always those of the cpu backend. Below
-the steps is a reason for each pair of neighbours that are not in one loop nest.
+Every result is checked from its definition before it is shown. The kernels are those of the cpu backend or of the cuda
+backend; of the latter a table says what they need of GPUs. Below the steps is a reason for each pair of neighbours
+that are not in one loop nest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from textwrap import indent
 
 import numpy as np
 
+from autobatch.cli.explaining.gpus import show_resources
+from autobatch.compiler.cuda.source import CudaSource, print_stage
 from autobatch.compiler.numba.sources import write_sources
 from autobatch.compiler.stage import Note, StageProgram, compile_backward, compile_forward
 from autobatch.errors import DataError
@@ -38,13 +41,21 @@ TITLES = {
     "hoisted": "hoisted: what runs once for all rows of the type",
     "fused": "fused: steps, and loop nests of kernels",
     "storage": "storage",
-    "source": "steps of the cpu backend",
+    "source": "steps, and the source of their kernels",
+    "resources": "what the kernels need of GPUs, per thread and block",
     "weights": "weights: what runs once over all rows of the type, for the gradients of parameters",
 }
 AS_BEFORE = "as before"
 
 
-def show_cells(graph: Graph, planner: Planner, name: str, training: bool, passes: Sequence[str] = ()) -> str:
+def show_cells(
+    graph: Graph,
+    planner: Planner,
+    name: str,
+    training: bool,
+    passes: Sequence[str] = (),
+    gpu_dtype: str = "",
+) -> str:
     """Describe the types of a cell, one after the other.
 
     Args:
@@ -53,8 +64,10 @@ def show_cells(graph: Graph, planner: Planner, name: str, training: bool, passes
         name: of the cell, for all its types; or of a type as reports number them, such as `merge#2`.
         training: plan for backward too, and show it.
         passes: what to show, of `TITLES`; all if there are none.
+        gpu_dtype: the model's float type, for the kernels of the cuda backend; "" for those of the cpu backend.
 
     Raises:
+        BackendError: kernels cannot be compiled for GPUs.
         DataError: no node of the mini-batch is of such a cell.
         GraphError, PlanError: what a pass made is wrong; a defect of autobatch.
 
@@ -74,30 +87,39 @@ def show_cells(graph: Graph, planner: Planner, name: str, training: bool, passes
         head = f"{names[kind]}, {counts[kind]} {'node' if counts[kind] == 1 else 'nodes'}: {node_type.signature}"
         sections = [
             f"\n{title}\n{indent(text, '  ')}"
-            for key, title, text in _sections(planner.plan_cell(node_type, training))
-            if not passes or key in passes
+            for key, title, text in _sections(planner.plan_cell(node_type, training), passes or TITLES, gpu_dtype)
+            if key in (passes or TITLES)
         ]
         texts.append("\n".join([head, *(sections or ["\n(none of these passes is run for it)"])]))
     return "\n\n".join(texts)
 
 
-def _sections(cell: PlannedCell) -> Iterator[tuple[str, str, str]]:
+def _sections(cell: PlannedCell, passes: Collection[str], gpu_dtype: str) -> Iterator[tuple[str, str, str]]:
     """The pass, title and text of each result, in the order in which one is made from the other."""
     yield from _programs(cell)
     yield "layout", TITLES["layout"], str(cell.layout) or "no columns: nothing is read from other nodes or saved"
     stages = {"forward": compile_forward} | ({} if cell.derivative is None else {"backward": compile_backward})
+    sources: list[CudaSource] = []
     for name, compile_stage in stages.items():
-        for key, text in _noted(cell, compile_stage):
+        noted, stage = _noted(cell, compile_stage)
+        for key, text in noted:
             yield key, f"{name}, {TITLES[key]}", text
+        if gpu_dtype:
+            sources.append(print_stage(stage))
+        yield "source", f"{name}, {TITLES['source']}", str(sources[-1] if gpu_dtype else write_sources(stage))
+    if gpu_dtype and "resources" in passes:
+        yield "resources", TITLES["resources"], show_resources(sources, gpu_dtype, f"cell {cell.program.name!r}")
     if cell.derivative is not None:
         yield "weights", TITLES["weights"], _show_weights(cell.derivative)
 
 
-def _noted(cell: PlannedCell, compile_stage: Callable[[PlannedCell, Note], StageProgram]) -> list[tuple[str, str]]:
-    """The passes over a stage, and what each made."""
+def _noted(
+    cell: PlannedCell, compile_stage: Callable[[PlannedCell, Note], StageProgram]
+) -> tuple[list[tuple[str, str]], StageProgram]:
+    """The passes over a stage with what each made, and the stage."""
     noted: list[tuple[str, str]] = []
     stage = compile_stage(cell, lambda key, text: noted.append((key, text)))
-    return [*noted, ("source", str(write_sources(stage)))]
+    return noted, stage
 
 
 def _programs(cell: PlannedCell) -> Iterator[tuple[str, str, str]]:

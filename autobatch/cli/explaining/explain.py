@@ -84,6 +84,7 @@ def explain(
     \b
     Example:
       autobatch explain tree-lstm --batch-size 32 --policy auto,agenda
+      autobatch explain tree-lstm --cell merge --backend cuda
     """
     if cell is not None and (memory or plot_path is not None):
         raise click.UsageError("--cell shows a cell and no mini-batch; --memory and --plot do not go with it.")
@@ -94,12 +95,15 @@ def explain(
     use_threads(threads)
     workload = load_workload(model, data, dim, seed).with_options(threads, tune)
     instances = workload.up_to(batch_size)
-    losses = [workload.batched("loss", policy, backend, max_bytes) for policy in policies]
+    on_gpu = cell is not None and backend == "cuda"  # nothing runs, so that no GPU is needed
+    losses = [workload.batched("loss", policy, "reference" if on_gpu else backend, max_bytes) for policy in policies]
     which = f"the first {batch_size}" if len(instances) == batch_size else f"all {len(instances)}"
     click.echo(f"{model}, {which} instances of {workload.dataset.name}")
     if cell is not None:
         loss = losses[0]
-        click.echo(f"\n{show_cells(loss.merged(record(loss, instances)), loss.planner, cell, training, passes)}")
+        gpu_dtype = workload.model.dtype.name if on_gpu or loss.backend.name == "cuda" else ""
+        graph = loss.merged(record(loss, instances))
+        click.echo(f"\n{show_cells(graph, loss.planner, cell, training, passes, gpu_dtype)}")
         return
     reports = []
     for loss in losses:

@@ -29,6 +29,7 @@ from autobatch.compiler.cuda.mapping import divide
 from autobatch.compiler.cuda.nest import CudaNest
 from autobatch.compiler.cuda.writer import CUDA_SLOTS, CudaWriter, slot_type
 from autobatch.compiler.fusion import Block, Kernel
+from autobatch.compiler.listing import list_steps
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.stage import StageProgram
@@ -85,6 +86,9 @@ class CudaSource:
     def texts(self) -> dict[str, str]:
         """The definitions of all kernels, by name."""
         return {kernel.name: kernel.text for kernel in self.kernels if kernel is not None}
+
+    def __str__(self) -> str:
+        return list_steps(self.stage, ["" if kernel is None else kernel.text for kernel in self.kernels])
 
 
 def print_stage(stage: StageProgram) -> CudaSource:
@@ -260,7 +264,6 @@ class _KernelWriter(CudaWriter):
             row += [
                 f"const int64 first_{group} = segments_{group}[start + r] - base_{group};",
                 f"const int64 end_{group} = segments_{group}[start + r + 1] - base_{group};",
-                f"const int64 edges_{group} = end_{group} - first_{group};",
             ]
         if self.variables:
             row.append(f"real {', '.join(self.variables.values())};")

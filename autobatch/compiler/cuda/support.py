@@ -8,6 +8,7 @@ from pathlib import Path
 
 REALS = {"float32": "float", "float64": "double"}
 PLACES = {"int32": "int", "int64": "long long"}
+ENTRY = "entry_"
 MULTIPLY, ADD_UP, FIRST_KERNEL = 0, 1, 2
 """The numbers of the functions that steps of a sweep call: those of `sweep.cuh`, then kernels in the order of names."""
 
@@ -20,7 +21,6 @@ def module_text(kernels: Mapping[str, str], dtype: str, place: str) -> str:
         dtype: the model's float type.
         place: the type of destinations.
     """
-    types = f"typedef {REALS[dtype]} real;\ntypedef {PLACES[place]} place;\n"
     names = sorted(kernels)
     cases = [
         f"    case {number}: {name}(worker, step.memory, step.own, step.k, (int)step.team); break;"
@@ -35,7 +35,23 @@ def module_text(kernels: Mapping[str, str], dtype: str, place: str) -> str:
         "    }",
         "}",
     ]
-    return "\n".join([types, _text("support.cuh"), *(kernels[name] for name in names), _text("sweep.cuh"), *call, ""])
+    return "\n".join([_kernels_text(kernels, dtype, place), _text("sweep.cuh"), *call, ""])
+
+
+def entries_text(kernels: Mapping[str, str], dtype: str, place: str) -> str:
+    """The text of a module that has a function `entry_NAME` for each kernel, which runs it alone; see `module_text`."""
+    entries = [
+        f'extern "C" __global__ void __launch_bounds__(THREADS, 1)\n{ENTRY}{name}(int64 memory, int64 own, int64 k, '
+        "int team) {\n    BLOCK_MEMORY(shared);\n    const Worker worker = {shared, blockIdx.x, gridDim.x};\n"
+        f"    {name}(worker, memory, own, k, team);\n}}\n"
+        for name in sorted(kernels)
+    ]
+    return "\n".join([_kernels_text(kernels, dtype, place), *entries])
+
+
+def _kernels_text(kernels: Mapping[str, str], dtype: str, place: str) -> str:
+    types = f"typedef {REALS[dtype]} real;\ntypedef {PLACES[place]} place;\n"
+    return "\n".join([types, _text("support.cuh"), *(kernels[name] for name in sorted(kernels))])
 
 
 @cache

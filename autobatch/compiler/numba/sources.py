@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autobatch.compiler.fusion import Kernel
+from autobatch.compiler.listing import list_steps
 from autobatch.compiler.numba.source import Source, write_kernel
-from autobatch.compiler.printing import show_axes
 from autobatch.compiler.stage import StageProgram
-from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.writer import SLOTS, Common
 
 
@@ -26,28 +25,7 @@ class StageSources:
     slots: dict[str, int]
 
     def __str__(self) -> str:
-        stage = self.stage
-        lines = [f"{stage.lowered.name}, {stage.lowered.stage}"]
-        for number, (step, source) in enumerate(zip(stage.steps, self.kernels, strict=True)):
-            if number == stage.n_before > 0:
-                lines.append("for every batch:")
-            if number == len(stage.steps) - stage.n_after:
-                lines.append("after all batches:")
-            match step:
-                case Kernel(blocks=blocks):
-                    lines.append(f"step {number}: kernel")
-                    lines += [
-                        f"  block {b} over {show_axes(block.axes)}, loops: {len(block.loops)}"
-                        for b, block in enumerate(blocks)
-                    ]
-                    assert source is not None
-                    lines += ["  | " + line for line in source.text.splitlines()]
-                case Product(terms=terms, target=target):
-                    text = " + ".join(f"%{t.rows.value} @ %{t.weight}{'.T' if t.transposed else ''}" for t in terms)
-                    lines.append(f"step {number}: product %{target} {'+=' if step.adds else '='} {text}")
-                case Interpreted(target=target, why=why):
-                    lines.append(f"step {number}: %{target} is interpreted: {why.value}")
-        return "\n".join(lines)
+        return list_steps(self.stage, ["" if source is None else source.text for source in self.kernels])
 
 
 def write_sources(stage: StageProgram) -> StageSources:

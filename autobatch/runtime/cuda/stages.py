@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,17 +187,11 @@ class KernelStep:
     """
 
     def __init__(self, stage: DeviceStage, kernel: CudaKernel) -> None:
-        self.name, self._own, size = kernel.name, Own(stage.device, kernel.own), stage.dtype.itemsize
-        self.own, self.team, self.rows_size = self._own.address, team_of(kernel.width), 0
-        self._n_rows = stage.columns.index("rows_n")
-        width = stage.storage.row_width if kernel.uses_row else 0
-        room = stage.device.most_shared_bytes // size - SPARE
-        while self.team < THREADS and THREADS // self.team * width > room:
-            self.team *= 2
-        in_rows = THREADS // self.team * width
-        if in_rows > room:
-            self.rows_size, in_rows = in_rows, 0
-        self.shared_bytes = (SPARE + in_rows) * size
+        self.name, self._own = kernel.name, Own(stage.device, kernel.own)
+        self.own, self._n_rows = self._own.address, stage.columns.index("rows_n")
+        self.team, self.shared_bytes, self.rows_size = fit_rows(
+            kernel, stage.storage.row_width, stage.dtype.itemsize, stage.device.most_shared_bytes
+        )
 
     def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many blocks have work, for each piece."""
@@ -284,6 +278,35 @@ class InterpretedStep:
 
 
 Step = KernelStep | ProductStep | InterpretedStep
+
+
+class Fit(NamedTuple):
+    """How a kernel runs on a device: see the attributes of `KernelStep`."""
+
+    team: int
+    shared_bytes: int
+    rows_size: int
+
+
+def fit_rows(kernel: CudaKernel, row_width: int, itemsize: int, most_shared_bytes: int) -> Fit:
+    """Choose the threads per row: more work on one where else the rows of a block do not fit in shared memory.
+
+    Args:
+        row_width: elements of the row storage of the kernel's stage.
+        itemsize: bytes of an element.
+        most_shared_bytes: shared memory that a block may have on the device.
+    """
+    team, width, room = (
+        team_of(kernel.width),
+        row_width if kernel.uses_row else 0,
+        most_shared_bytes // itemsize - SPARE,
+    )
+    while team < THREADS and THREADS // team * width > room:
+        team *= 2
+    in_rows = THREADS // team * width
+    if in_rows > room:
+        return Fit(team, SPARE * itemsize, in_rows)
+    return Fit(team, (SPARE + in_rows) * itemsize, 0)
 
 
 def team_of(width: int) -> int:

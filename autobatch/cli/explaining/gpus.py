@@ -1,0 +1,51 @@
+"""Show what the kernels of a cell need of GPUs: registers, shared memory and spilled bytes; no GPU is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autobatch.cli.results import format_table
+from autobatch.compiler.cuda.resources import COMPILER, GPUS, has_compiler, measure_resources
+from autobatch.compiler.cuda.source import CudaSource
+from autobatch.runtime.cuda.stages import fit_rows
+
+NO_COMPILER = (
+    f"{COMPILER} is not here, which compiles kernels for GPUs: install NVIDIA's CUDA toolkit to see this table"
+)
+NO_KERNELS = "nothing: there are no kernels"
+PLACE = "int32"  # of mini-batches whose values are no more than 2**31 elements
+COLUMNS = ("kernel", "GPU", "threads per row", "registers", "spilled bytes", "shared bytes")
+
+
+def show_resources(sources: Sequence[CudaSource], dtype: str, about: str) -> str:
+    """A table with a line for each kernel of these stages on each GPU, or why there is none.
+
+    Registers and spilled bytes are those of a thread, shared bytes those of a block.
+
+    Args:
+        dtype: the model's float type.
+        about: what they belong to, for messages.
+
+    Raises:
+        BackendError: they cannot be compiled.
+    """
+    if not has_compiler():
+        return NO_COMPILER
+    texts = {name: text for source in sources for name, text in source.texts.items()}
+    if not texts:
+        return NO_KERNELS
+    resources = measure_resources(texts, dtype, PLACE, about)
+    rows = []
+    for source in sources:
+        for number, kernel in enumerate(source.kernels):
+            if kernel is None:
+                continue
+            for gpu, most_shared_bytes in GPUS.items():
+                found = resources[gpu][kernel.name]
+                fit = fit_rows(kernel, source.stage.storage.row_width, np.dtype(dtype).itemsize, most_shared_bytes)
+                shared_bytes = found.shared_bytes + fit.shared_bytes
+                figures = (fit.team, found.registers, found.spilled_bytes, shared_bytes)
+                rows.append([f"{source.stage.lowered.stage}, step {number}", gpu, *map(str, figures)])
+    return format_table(COLUMNS, rows)
