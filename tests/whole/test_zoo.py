@@ -14,39 +14,9 @@ import autobatch as ab
 from autobatch.runtime.backend import Backend
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
-from zoo import (
-    dynamic,
-    first,
-    graphs,
-    language,
-    latent,
-    machines,
-    products,
-    seq2seq,
-    sets,
-    taggers,
-    transformer,
-    trees,
-    walks,
-)
 from zoo.case import Case, to_torch
+from zoo.cases import CASES
 
-FAMILIES = (
-    first,
-    products,
-    trees,
-    seq2seq,
-    transformer,
-    graphs,
-    taggers,
-    machines,
-    language,
-    sets,
-    latent,
-    dynamic,
-    walks,
-)
-CASES = [case for family in FAMILIES for case in family.CASES]
 POLICIES = ("auto", "depth", "agenda", "sufficient", "critical", "score+both+compact", "unbatched")
 RELATIVE = 1e-9
 N_INSTANCES, N_ALONE = 64, 2

@@ -75,9 +75,7 @@ def test_each_kernel_has_figures_of_its_own() -> None:
 
 @needs_compiler
 def test_what_does_not_compile_is_told() -> None:
-    with pytest.raises(
-        BackendError, match="^cell .test.: nvcc cannot compile its kernels: .*missing.* is undefined"
-    ):
+    with pytest.raises(BackendError, match=r"^cell .test.: nvcc cannot compile its kernels: .*missing.* is undefined"):
         measure_resources(kernel("wrong", "missing(k);"), "float32", "int32", "cell 'test'")
 
 

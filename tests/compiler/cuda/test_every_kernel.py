@@ -1,0 +1,40 @@
+"""The kernels of all models compile for GPUs, and those of the literature's cells need no memory for registers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autobatch.compiler.cuda.resources import GPUS, Resources, measure_resources
+from autobatch.compiler.cuda.source import print_stage
+from autobatch.compiler.cuda.support import REALS, module_text
+from every_model import LITERATURE, MODELS, models, stages_of
+from gpu_compiler import compile_for_gpus, needs_compiler
+from ways import each
+
+PLACE = "int32"
+NEVER_READ = 550  # warns of variables that are set and never read, as of loops whose results nobody uses
+
+
+def kernels_of(name: str) -> dict[str, str]:
+    """The kernels of a model by name."""
+    return {kernel: text for stage in stages_of(name) for kernel, text in print_stage(stage).texts.items()}
+
+
+@needs_compiler
+@models(MODELS, quick=("tree-lstm", "lattice-lstm", "child-sum tree-lstm"))
+@each("dtype", REALS)
+def test_kernels_compile_without_a_warning(name: str, dtype: str, tmp_path: Path) -> None:
+    compile_for_gpus(module_text(kernels_of(name), dtype, PLACE), tmp_path, NEVER_READ)
+
+
+@needs_compiler
+@models(LITERATURE, quick=("tree-lstm",))
+@each("dtype", REALS)
+def test_the_cells_of_the_literature_fit_in_registers(name: str, dtype: str) -> None:
+    kernels = kernels_of(name)
+    found = measure_resources(kernels, dtype, PLACE, name)
+    assert list(found) == list(GPUS)
+    for resources in found.values():
+        assert resources.keys() == kernels.keys()
+        spilled = {kernel: own for kernel, own in resources.items() if own.spilled_bytes or own.reloaded_bytes}
+        assert spilled == dict[str, Resources]()
