@@ -37,7 +37,7 @@ LITERATURE = (
 """Models whose cells are published ones: LSTM, GRU and their trees and lattices, MV-RNN."""
 
 
-def models(names: Collection[str], quick: Collection[str]) -> Any:
+def models(names: Collection[str], quick: Collection[str]) -> pytest.MarkDecorator:
     """Parametrize a test by the names of models, which are slow but for some."""
     assert set(quick) <= set(names) <= set(MODELS)
     params = [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
@@ -47,5 +47,10 @@ def models(names: Collection[str], quick: Collection[str]) -> Any:
 def stages_of(name: str) -> list[StageProgram]:
     """The stages of the cells of a model, forward and backward."""
     model, instances = MODELS[name]()
-    cells = place_batch(model.loss, instances, training=True).used
+    return stages_of_cells(model.loss, instances)
+
+
+def stages_of_cells(function: Any, instances: list[Any]) -> list[StageProgram]:
+    """The stages of the cells that a function calls, forward and backward."""
+    cells = place_batch(function, instances, training=True).used
     return [compile_stage(cell) for cell in cells for compile_stage in (compile_forward, compile_backward)]

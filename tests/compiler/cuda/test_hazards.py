@@ -12,10 +12,8 @@ from autobatch.compiler.cuda.hazards import Access, Hazards, access, anywhere, w
 from autobatch.compiler.cuda.mapping import Mapping
 from autobatch.compiler.cuda.nest import CudaNest
 from autobatch.compiler.cuda.source import print_stage
-from autobatch.compiler.stage import compile_backward, compile_forward
-from planned import place_batch
+from every_model import MODELS, models, stages_of
 from touches import TEAMS, meet, touches, touches_of
-from twin_cases import CASES, Case
 
 N_PAIRS = 4000
 MOST_NEEDLESS = 0.2  # of the barriers between loops drawn at random; it is 0.18
@@ -100,8 +98,8 @@ def test_accesses_before_a_barrier_are_forgotten() -> None:
     assert one.need_barrier([read])
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_barriers_of_models(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+@models(MODELS, quick=("tree-lstm", "lattice-lstm", "neural turing machine"))
+def test_the_barriers_of_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between loop nests; within a nest, what one thread writes is touched by no other."""
     asked: list[tuple[Access, Access]] = []
     nests: list[list[Access]] = []
@@ -118,10 +116,8 @@ def test_the_barriers_of_models(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Hazards, "need_barrier", note_pairs)
     monkeypatch.setattr(CudaNest, "write", note_nest)
-    model, instances = case.draw(seed=3, n_instances=3, dim=5)
-    for cell in place_batch(model.loss, instances, training=True).used:
-        for compile_stage in (compile_forward, compile_backward):
-            print_stage(compile_stage(cell))
+    for stage in stages_of(name):
+        print_stage(stage)
     assert asked
     assert nests
 
