@@ -38,7 +38,7 @@ def touches_of(access: Access, team: int) -> set[Touch]:
     """What an access says is touched."""
     axes = (*access.along, *access.inside)
     sizes, strides = tuple(size for size, _ in axes), tuple(stride for _, stride in axes)
-    if access.who == "divided" and access.along:
+    if access.who == "divided":
         mapping = Mapping(sizes, tuple(range(len(access.along))))
         return touches(mapping, access.start, strides, access.is_write, team)
     elements = {element for _, element in touches(Mapping(sizes, ()), access.start, strides, False, 1)}

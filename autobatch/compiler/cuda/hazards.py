@@ -50,11 +50,16 @@ class Access(NamedTuple):
 
 
 def access(region: Hashable, start: int, mapping: Mapping, strides: tuple[int, ...], is_write: bool) -> Access:
-    """The access of a loop: writes of a single index are by one thread, its reads by each."""
+    """The access of a loop.
+
+    Of a single index, one thread writes and each reads; of an index that is dealt out, one thread does both. Axes along
+    which a thread runs over the same elements again are left out.
+    """
     along = _joined([(mapping.axes[axis], strides[axis]) for axis in mapping.along])
     inside = [(size, strides[axis]) for axis, size in enumerate(mapping.axes) if axis not in mapping.along]
-    who: Who = "one" if mapping.who == "all" and is_write else mapping.who
-    return Access(region, start, along, tuple(inside), who, is_write)
+    is_by_one = is_write if mapping.who == "all" else not along
+    who: Who = "one" if is_by_one else mapping.who
+    return Access(region, start, along, tuple(axis for axis in inside if axis[1]), who, is_write)
 
 
 def whole(region: Hashable, start: int, size: int, is_write: bool) -> Access:
