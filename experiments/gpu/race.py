@@ -38,7 +38,7 @@ SETTINGS = [
 ]
 """Model, dim and instances of a mini-batch, the most important first."""
 N_MINIBATCHES = 2
-MOST_RECORDED = 256  # instances of a mini-batch, where all are recorded in each step
+SMALL = 256  # instances of a mini-batch, up to which it is also recorded in each step, and timed more often
 LR = 1e-4
 AHEAD = ("merged ahead", "CUDA graph")
 """The ways of PyTorch whose mini-batches are prepared ahead of time; the others merge recorded instances each time."""
@@ -87,7 +87,7 @@ def our_ways(check: Check, workload: Workload, instances: Sequence[Any], size: i
         "recorded graphs": our_way(workload, planned, record(planned, instances), size),
         "cached plans": our_way(workload, cached, record(cached, instances), size),
     }
-    if size <= MOST_RECORDED:
+    if size <= SMALL:
         ways["recorded afresh"] = our_way(workload, planned, instances, size)
     return {f"autobatch, {name}": way for name, way in ways.items()}
 
@@ -123,7 +123,7 @@ def their_ways(check: Check, workload: Workload, instances: Sequence[Any], size:
 
 def time_ways(check: Check, result: Result, about: tuple[Any, ...], ways: Mapping[str, Way]) -> None:
     """Let all ways take turns, and note what each took."""
-    mode = about[-1]
+    *_, size, mode = about
     parts: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
 
     def ran(name: str, repeat: int) -> None:
@@ -131,7 +131,8 @@ def time_ways(check: Check, result: Result, about: tuple[Any, ...], ways: Mappin
         if repeat and loss is not None:
             parts[name].append(tuple(getattr(loss.last, f"{part}_ms") for part in PARTS))
 
-    times = take_turns({name: getattr(way, mode) for name, way in ways.items()}, N_MINIBATCHES, check.choose(9, 1), ran)
+    runs = {name: getattr(way, mode) for name, way in ways.items()}
+    times = take_turns(runs, N_MINIBATCHES, check.choose(9 if size <= SMALL else 3, 1), ran)
     ms = {name: 1e3 * statistics.fmean(map(statistics.median, laps)) for name, laps in times.items()}
     theirs = {name: took for name, took in ms.items() if ways[name].loss is None}
     merging = min((took for name, took in theirs.items() if not name.endswith(AHEAD)), default=None)
