@@ -37,7 +37,7 @@ class Sweeps:
         first = self._ran * self._n
         self._ran += 1
         args = self._device.address(self._steps), first, first + self._n
-        self._device.launch(self._kernel, Launch(self._blocks, THREADS, 1, SHARED_BYTES, args))
+        self._device.launch(self._kernel, Launch(self._blocks, THREADS, SHARED_BYTES, args))
 
 
 def empty_steps(n: int) -> NDArray[np.int64]:
