@@ -4,6 +4,7 @@ An experiment is a frozen dataclass of settings and a function that measures; `r
 the command line by name:
 
     python experiments/policies.py dim=128 repeats=3 out=/tmp
+    python experiments/policies.py --dim 128 --repeats 3 --out /tmp
 
 A run prints a table and writes one JSON file: command, settings, commit, machine, raw seconds, figures made of them.
 """
@@ -66,7 +67,7 @@ def run(settings: S, measure: Callable[[S], Findings | Iterator[Findings]], name
 
     Records bear the name of the script, or the one that is given. Errors that a user can cause end in a sentence.
     """
-    changes = dict(word.partition("=")[::2] for word in sys.argv[1:])
+    changes = read_words(sys.argv[1:])
     out = Path(changes.pop("out", ROOT / "experiments" / "results"))
     unknown = sorted(changes.keys() - {field.name for field in fields(settings)})
     if unknown:
@@ -152,6 +153,25 @@ def load_sst_or_listops(seed: int) -> Dataset:
 def name_of(dataset: Dataset) -> str:
     """The name of the data, without the folder that it lies in."""
     return Path(dataset.name).name
+
+
+def read_words(words: Sequence[str]) -> dict[str, str]:
+    """Read settings by name: `dim=128`, or `--dim 128` as of other commands; `--quick` alone is `quick=True`.
+
+    >>> read_words(["dim=128", "--section", "race", "--quick", "out=/tmp"])
+    {'dim': '128', 'section': 'race', 'quick': 'True', 'out': '/tmp'}
+    """
+    changes: dict[str, str] = {}
+    waiting = ""
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if equals:
+            changes[name], waiting = value, ""
+        elif word.startswith("--"):
+            changes[name], waiting = "True", name
+        else:
+            changes[waiting or name], waiting = word if waiting else "", ""
+    return changes
 
 
 def read_setting(name: str, text: str, default: Any) -> Any:

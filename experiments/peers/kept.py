@@ -39,9 +39,8 @@ class Kept(Peer):
         """Give rows of an array that is kept, and made anew where it is too short; what they hold is arbitrary."""
         kept = self.kept.get(name)
         if kept is None or len(kept) < n_rows:
-            dtype = next(self.parameters()).dtype
             with torch.inference_mode(False):  # for training as well
-                kept = self.kept[name] = torch.empty(n_rows + n_rows // 4, width, dtype=dtype)
+                kept = self.kept[name] = next(self.parameters()).new_empty(n_rows + n_rows // 4, width)
         return kept[:n_rows]
 
     def multiply(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:

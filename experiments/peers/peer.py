@@ -38,12 +38,17 @@ class Peer(nn.Module, ABC):
         self.zero_grad()
         torch.autograd.backward(self.losses(minibatch).mean())
 
+    def placed(self, minibatch: Any) -> Any:
+        """Move the tensors of a mini-batch to where the parameters are."""
+        return placed(minibatch, next(self.parameters()).device)
+
     def answer(self, minibatch: Any) -> tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
         """Compute losses, and the gradients of their mean by name."""
+        minibatch = self.placed(minibatch)
         with torch.inference_mode():
-            losses = self.losses(minibatch).numpy()
+            losses = self.losses(minibatch).numpy(force=True)
         self.backward(minibatch)
-        return losses, {name: p.grad.numpy() for name, p in self.named_parameters() if p.grad is not None}
+        return losses, {name: p.grad.numpy(force=True) for name, p in self.named_parameters() if p.grad is not None}
 
     def translate(self, arrays: Arrays) -> dict[str, npt.NDArray[np.floating[Any]]]:
         """Name and arrange as here what belongs to autobatch's parameters: their values, or their gradients."""
@@ -52,6 +57,15 @@ class Peer(nn.Module, ABC):
     def copy_parameters(self, state: Arrays) -> None:
         """Take over the `state_dict()` of the same model in autobatch."""
         self.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in self.translate(state).items()})
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """Move tensors, and those in tuples and lists, to a device."""
+    if hasattr(value, "to"):  # also packed sequences
+        return value.to(device)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(placed(one, device) for one in value))
+    return type(value)(placed(one, device) for one in value) if isinstance(value, list | tuple) else value
 
 
 def as_ids(numbers: Iterable[int]) -> Tensor:

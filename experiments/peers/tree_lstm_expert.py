@@ -34,13 +34,12 @@ from peers.kept import (
 )
 from peers.tree_lstm_levels import LevelTreeLSTM
 
-BLOCK = 1 << 18  # gates (rows × 5H) that a level is cut into at most
-
 
 class ExpertTreeLSTM(Kept, LevelTreeLSTM):
     """The same parameters as a good user's."""
 
     by_depth = False
+    block = 1 << 18  # gates (rows × 5H) that a level is cut into at most
 
     def losses(self, minibatch: Forest) -> Tensor:
         """Sum the cross-entropies of the nodes of each tree: (B,)."""
@@ -49,12 +48,12 @@ class ExpertTreeLSTM(Kept, LevelTreeLSTM):
 
     def block_sizes(self, forest: Forest) -> list[int]:
         """Cut the rows of inner nodes, level by level."""
-        most = max(1, BLOCK // (5 * self.embedding.shape[1]))
+        most = max(1, self.block // (5 * self.embedding.shape[1]))
         return [min(most, inner - start) for _, inner in forest.levels for start in range(0, inner, most)]
 
     def leaf_block_sizes(self, forest: Forest) -> list[int]:
         """Cut the rows of leaves."""
-        most, n_leaves = max(1, BLOCK // (3 * self.embedding.shape[1])), len(forest.words)
+        most, n_leaves = max(1, self.block // (3 * self.embedding.shape[1])), len(forest.words)
         return [min(most, n_leaves - start) for start in range(0, n_leaves, most)]
 
 

@@ -46,7 +46,7 @@ class LevelTreeLSTM(Peer):
         """Sum the cross-entropies of the nodes of each tree: (B,)."""
         scores = self.output(self.hidden(minibatch))
         losses = nn.functional.cross_entropy(scores, minibatch.labels, reduction="none")
-        return torch.zeros(minibatch.n_trees, dtype=losses.dtype).index_add(0, minibatch.trees, losses)
+        return losses.new_zeros(minibatch.n_trees).index_add(0, minibatch.trees, losses)
 
     def hidden(self, forest: Forest) -> Tensor:
         """Compute the hidden states of all nodes: (N, H)."""

@@ -1,0 +1,99 @@
+"""How close does a fused kernel come to the speed of memory? Many rows of a small cell, beside a copy as large."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from gpu.check import Check, Result
+
+WIDTHS = (256, 64, 1024, 128, 512)
+ELEMENTS = 1 << 25  # of all rows: 128 MB, more than a cache holds
+ROWS = 512  # of a recorded instance; the mini-batch has it many times
+WORDS = 100
+
+
+class Rows(ab.Module):
+    """Reads rows of a table, computes one fused kernel on each, and sums it up."""
+
+    def __init__(self, width: int, rng: np.random.Generator) -> None:
+        self.table = ab.Parameter(rng.standard_normal((WORDS, width)))
+        self.a, self.b = (ab.Parameter(rng.standard_normal(width)) for _ in range(2))
+
+    @ab.cell
+    def read(self, word: Any) -> Any:
+        """A row of the table."""
+        return ab.lookup(self.table, word)
+
+    @ab.cell
+    def fused(self, x: Any) -> Any:
+        """The kernel that is timed: reads a row and writes one."""
+        return ab.tanh(self.a * x + self.b)
+
+    @ab.cell
+    def total(self, x: Any) -> Any:
+        """Reads a row."""
+        return ab.sum(x)
+
+    def loss(self, words: Sequence[int]) -> Any:
+        """The sum of all rows."""
+        return ab.sum_n([self.total(self.fused(self.read(word))) for word in words])
+
+
+def time_kernels(check: Check) -> Result:
+    """Time a fused kernel, a sum, and a copy of as many rows, each with its launch and the wait for it."""
+    columns = ("width", "rows", "copy GB/s", "tanh(a x + b) GB/s", "of the copy", "sum(x) GB/s", "of the copy, sum")
+    result = Result("bandwidth of fused kernels, bytes read and written", columns)
+    widths = check.choose(WIDTHS, (8, 16))
+    check.measure_each(result, [(width,) for width in widths], partial(time_width, check, result))
+    return result
+
+
+def time_width(check: Check, result: Result, width: int) -> None:
+    """Time rows of a width."""
+    repeats, n_rows = check.choose((11, ELEMENTS // width), (1, 2 * ROWS))
+    n_bytes = 4 * n_rows * width
+    seconds = time_batches(check, width, n_rows, repeats) | {"copy": time_copy(check, n_rows * width, repeats)}
+    result.seconds |= {f"width {width}: {what}": laps for what, laps in seconds.items()}
+    moved = {"copy": 2 * n_bytes, "fused": 2 * n_bytes, "total": n_bytes}
+    copy, fused, total = (moved[what] / 1e9 / statistics.median(seconds[what]) for what in moved)
+    result.add(width, n_rows, copy, fused, fused / copy, total, total / copy)
+
+
+def time_copy(check: Check, size: int, repeats: int) -> list[float]:
+    """Seconds of copies from the device to itself."""
+    device = check.device
+    source, target = (device.empty(size, np.dtype(np.float32)) for _ in range(2))
+    source[...] = 1.0
+    copy = check.waited(lambda: target.__setitem__(..., source))
+    copy()
+    seconds = []
+    for _ in range(repeats):
+        start = perf_counter()
+        copy()
+        seconds.append(perf_counter() - start)
+    return seconds
+
+
+def time_batches(check: Check, width: int, n_rows: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of the batch of each cell, by its name, from a profile, which waits for the device after each."""
+    rng = np.random.default_rng(check.seed)
+    model = Rows(width, rng).astype("float32")
+    loss: Any = ab.batched(model.loss, backend=check.backend(), policy="agenda")
+    graphs = loss.record_all([rng.integers(WORDS, size=ROWS).tolist()]) * (n_rows // ROWS)
+    loss(graphs)
+    with loss.profile(n_calls=repeats) as profile:
+        for _ in range(repeats):
+            loss(graphs)
+    names = loss.last.graph.types.names
+    found: dict[str, list[float]] = {}
+    for call in profile.calls:
+        for batch in call.batches:
+            found.setdefault(names[batch.kind].rpartition(".")[2], []).append(batch.end - batch.start)
+    return found

@@ -1,0 +1,75 @@
+"""Does the device compute what the processor computes? All models in both float types, and all policies on lattices."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.cli.workload import Workload, load_workload, record
+from autobatch.models.registry import MODELS
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
+from gpu.check import Check, Result
+
+TOLERANCES = {"float64": 1e-10, "float32": 2e-5}
+POLICIES = (
+    "unbatched",
+    "depth",
+    "agenda",
+    "sufficient",
+    "critical",
+    "score",
+    "score+both+compact",
+    "network",
+    "search",
+)
+BACKENDS = {"reference": Reference, "cpu": Cpu}
+
+
+def check_correctness(check: Check) -> Result:
+    """Compare losses and gradients, relative to the largest number of each array."""
+    result = Result("correctness", ("model", "policy", "dtype", "against", "losses differ by", "gradients differ by"))
+    cases = [(model, "auto", dtype, "reference") for model in MODELS for dtype in TOLERANCES]
+    cases += [("lattice-lstm", policy, "float64", "reference") for policy in POLICIES]
+    cases += [(model, "auto", dtype, "cpu") for dtype in check.choose(TOLERANCES, ("float64",)) for model in MODELS]
+    load = cache(partial(load_workload, data=None, dim=check.choose(64, 5), seed=check.seed))
+    check.measure_each(result, cases, partial(compare, check, result, load))
+    return result
+
+
+def compare(check: Check, result: Result, load: Any, model: str, policy: str, dtype: str, against: str) -> None:
+    """Run a model on the device and on another backend; note what differs by more than the tolerance."""
+    workload: Workload = load(model)
+    instances = workload.first(check.choose(24, 3))
+    module = workload.model.astype(dtype)
+    found = answer(module, instances, policy, check.backend(poison=True))
+    expected = answer(module, instances, "agenda", BACKENDS[against]())
+    errors = {name: error_of(found[name], expected[name]) for name in expected}
+    losses = errors.pop("losses")
+    worst = max(errors, key=lambda name: errors[name])
+    result.add(model, policy, dtype, against, losses, errors[worst])
+    for name, error in (("losses", losses), (f"gradients of {worst}", errors[worst])):
+        if error > TOLERANCES[dtype]:
+            result.failures.append(f"{model}, {policy}, {dtype}: {name} differ from {against} by {error:.2g}")
+
+
+def answer(model: Any, instances: list[Any], policy: str, backend: Any) -> dict[str, Any]:
+    """The losses of inference, the loss of training, and the gradients of a weighted mean, by name."""
+    loss = ab.batched(model.loss, policy=policy, backend=backend)
+    graphs = record(loss, instances)
+    weights = np.random.default_rng(0).uniform(0.5, 2.0, len(instances))
+    losses = loss(graphs)
+    value, gradients = loss.value_and_grad(graphs, reduce=weights)
+    return {
+        "losses": np.append(losses, value),
+        **{name: np.array(gradient) for name, gradient in gradients.items()},
+    }
+
+
+def error_of(found: Any, expected: Any) -> float:
+    """The largest difference, relative to the largest number; infinite if there is a NaN."""
+    error = np.max(np.abs(found - expected)) / max(np.max(np.abs(expected)), 1e-3)
+    return float(np.nan_to_num(error, nan=np.inf))

@@ -1,0 +1,144 @@
+"""How long does a step take, beside PyTorch on the same GPU, and how much of it is the host's?
+
+Steps of mini-batches that are recorded each time, planned each time, or have cached plans, in turn with the models that
+are batched by hand in `peers`: merged each time, merged ahead, and replayed as a CUDA graph. Training ends with a step
+of Adam.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import autobatch as ab
+from autobatch.cli.measuring.racing import take_turns
+from autobatch.cli.workload import Workload, load_workload, record
+from gpu.check import Check, Result
+
+MODES = ("infer", "train")
+PARTS = ("record", "schedule", "place", "execute")  # of `loss.last`
+SETTINGS = [
+    ("tree-lstm", 256, 256),
+    ("lattice-lstm", 256, 256),
+    ("tree-lstm", 64, 256),
+    ("bilstm-tagger", 256, 256),
+    ("tree-lstm", 1024, 256),
+    ("tree-lstm", 256, 1),
+    ("tree-lstm", 256, 4096),
+    ("tree-lstm", 256, 16),
+    ("lattice-lstm", 64, 64),
+    ("tree-lstm", 64, 4096),
+    ("tree-lstm", 64, 1),
+    ("lattice-lstm", 1024, 64),
+    ("tree-lstm", 1024, 1),
+    ("tree-lstm", 1024, 4096),
+]
+"""Model, dim and instances of a mini-batch, the most important first."""
+N_MINIBATCHES = 2
+SMALL = 256  # instances of a mini-batch, up to which it is also recorded in each step, and timed more often
+LR = 1e-4
+AHEAD = ("merged ahead", "CUDA graph")
+"""The ways of PyTorch whose mini-batches are prepared ahead of time; the others merge recorded instances each time."""
+
+
+class Way(NamedTuple):
+    """A way to infer and to train on the mini-batch of a number; and the batched loss, if it is autobatch's."""
+
+    infer: Callable[[int], object]
+    train: Callable[[int], object]
+    loss: Any = None
+
+
+def race(check: Check) -> Result:
+    """Time all settings that there is time for."""
+    columns = ("model", "dim", "mini-batch", "mode", "way", "ms", "x merging", "x merged ahead", *PARTS)
+    title = "ms per step; how many times as fast as the fastest of PyTorch; of autobatch, ms of the parts of a step"
+    result = Result(title, columns)
+    settings = check.choose(SETTINGS, [(model, 5, 3) for model in ("tree-lstm", "lattice-lstm", "bilstm-tagger")])
+    check.measure_each(result, settings, partial(race_setting, check, result))
+    return result
+
+
+def race_setting(check: Check, result: Result, model: str, dim: int, size: int) -> None:
+    """Time all ways of one model at one size."""
+    workload = load_workload(model, None, dim, check.seed)
+    instances = draw(workload, size * N_MINIBATCHES)
+    ways = our_ways(check, workload, instances, size) | their_ways(check, workload, instances, size, result)
+    for mode in MODES:
+        time_ways(check, result, (model, dim, size, mode), ways)
+
+
+def draw(workload: Workload, n_instances: int) -> list[Any]:
+    """The first instances; from the beginning again where there are fewer."""
+    items = workload.up_to(n_instances)
+    return [items[number % len(items)] for number in range(n_instances)]
+
+
+def our_ways(check: Check, workload: Workload, instances: Sequence[Any], size: int) -> dict[str, Way]:
+    """autobatch: planned each time, with cached plans, and, of small mini-batches, recorded each time as well."""
+    planned, cached = (
+        ab.batched(workload.model.loss, backend=check.backend(), plan_cache=n_plans)
+        for n_plans in (0, 2 * N_MINIBATCHES)
+    )
+    ways = {
+        "recorded graphs": our_way(workload, planned, record(planned, instances), size),
+        "cached plans": our_way(workload, cached, record(cached, instances), size),
+    }
+    if size <= SMALL:
+        ways["recorded afresh"] = our_way(workload, planned, instances, size)
+    return {f"autobatch, {name}": way for name, way in ways.items()}
+
+
+def our_way(workload: Workload, loss: Any, instances: Sequence[Any], size: int) -> Way:
+    """Run autobatch on instances or graphs; losses come back to the host, gradients too."""
+    minibatches, optimizer = list(ab.minibatches(instances, size)), ab.optim.Adam(workload.model, lr=LR)
+
+    def train(number: int) -> None:
+        _, gradients = loss.value_and_grad(minibatches[number])
+        optimizer.step(gradients)
+
+    return Way(lambda number: loss(minibatches[number]), train, loss)
+
+
+def their_ways(check: Check, workload: Workload, instances: Sequence[Any], size: int, result: Result) -> dict[str, Way]:
+    """PyTorch in all ways that run here; a note says why others do not."""
+    if find_spec("torch") is None:
+        result.note("PyTorch is left out, for it is not installed")
+        return {}
+    from gpu import torch_ways
+
+    if check.is_gpu and not torch_ways.has_gpu():
+        result.note("PyTorch is left out, for it finds no GPU: torch.cuda.is_available() is false")
+        return {}
+    if difference := torch_ways.find_difference(workload, instances, check.is_gpu):
+        result.failures.append(f"{workload.spec.name}, dim {workload.dim}: {difference}")
+    runs, reasons = torch_ways.make_ways(workload, instances, size, LR, check.is_gpu)
+    for reason in reasons:
+        result.note(reason)
+    return {f"PyTorch, {name}": Way(*modes) for name, modes in runs.items()}
+
+
+def time_ways(check: Check, result: Result, about: tuple[Any, ...], ways: Mapping[str, Way]) -> None:
+    """Let all ways take turns, and note what each took."""
+    *_, size, mode = about
+    parts: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
+
+    def ran(name: str, repeat: int) -> None:
+        loss = ways[name].loss
+        if repeat and loss is not None:
+            parts[name].append(tuple(getattr(loss.last, f"{part}_ms") for part in PARTS))
+
+    runs = {name: getattr(way, mode) for name, way in ways.items()}
+    times = take_turns(runs, N_MINIBATCHES, check.choose(9 if size <= SMALL else 3, 1), ran)
+    ms = {name: 1e3 * statistics.fmean(map(statistics.median, laps)) for name, laps in times.items()}
+    theirs = {name: took for name, took in ms.items() if ways[name].loss is None}
+    merging = min((took for name, took in theirs.items() if not name.endswith(AHEAD)), default=None)
+    ahead = min((took for name, took in theirs.items() if name.endswith(AHEAD)), default=None)
+    for name, by_minibatch in times.items():
+        result.seconds[", ".join(map(str, (*about, name)))] = [lap for laps in by_minibatch for lap in laps]
+        speeds = (None if fastest is None else fastest / ms[name] for fastest in (merging, ahead))
+        medians = map(statistics.median, zip(*parts[name], strict=True)) if parts[name] else [None] * len(PARTS)
+        result.add(*about, name, ms[name], *speeds, *medians)

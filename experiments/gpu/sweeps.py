@@ -1,0 +1,99 @@
+"""Steps of a sweep that are written by hand, to be timed apart from any model: products, and steps that do nothing."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.compiler.cuda.support import MULTIPLY, module_text
+from autobatch.runtime.cuda.device import Device, Launch
+from autobatch.runtime.cuda.device import Product as LibraryProduct
+from autobatch.runtime.cuda.stages import DEPTH, FEW_ROWS, THREADS, TILE, TILES
+from autobatch.runtime.cuda.sweeps import WORDS
+
+REAL = np.dtype(np.float32)
+NOTHING = -1  # no function has this number
+SHARED_BYTES = max(rows * (DEPTH + 1) + DEPTH * (TILE + 1) for rows in TILES) * REAL.itemsize
+
+
+class Sweeps:
+    """Launches of the same steps, all blocks waiting after each; a count of arrivals serves once, so each has its own.
+
+    Args:
+        steps: [n, WORDS] see `Step` in `sweep.cuh`.
+        launches: how many there can be.
+    """
+
+    def __init__(self, device: Device, steps: NDArray[np.int64], blocks: int, launches: int) -> None:
+        source = module_text({}, REAL.name, "int32")
+        self._device, self._kernel = device, device.load(source, ["sweep"], "the steps of gpu_check")["sweep"]
+        self._steps, self._n = device.put(np.tile(steps, (launches, 1))), len(steps)
+        self._blocks, self._ran = blocks, 0
+
+    def launch(self) -> None:
+        """Run the steps once."""
+        first = self._ran * self._n
+        self._ran += 1
+        args = self._device.address(self._steps), first, first + self._n
+        self._device.launch(self._kernel, Launch(self._blocks, THREADS, SHARED_BYTES, args))
+
+
+def empty_steps(n: int) -> NDArray[np.int64]:
+    """Steps that do nothing but wait for all blocks."""
+    steps = np.zeros((n, WORDS), np.int64)
+    steps[:, 0], steps[:, 5] = NOTHING, 1
+    return steps
+
+
+class Sizes(NamedTuple):
+    """Of a product: rows [n_rows, inner] times the transpose of a weight [n, inner], as of `ab.Linear`."""
+
+    n_rows: int
+    n: int
+    inner: int
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.n_rows * self.n * self.inner
+
+
+class Product:
+    """A product that the sweep computes in tiles, and a library as well, into arrays of their own."""
+
+    def __init__(self, device: Device, sizes: Sizes, rng: np.random.Generator) -> None:
+        n_rows, n, inner = sizes
+        self.device, self.sizes = device, sizes
+        self.rows, self.weight = (rng.standard_normal(shape).astype(REAL) for shape in ((n_rows, inner), (n, inner)))
+        self._held = [device.put(array) for array in (self.rows, self.weight)]
+        self._outs = [device.empty(n_rows * n, REAL) for _ in range(2)]
+        a, b, own, library = map(device.address, (*self._held, *self._outs))
+        self._library = LibraryProduct(REAL, "float32", n_rows, n, inner, a, inner, b, inner, True, library, n, False)
+        self._table = device.put(np.array([n_rows, 0, 0], np.int64))
+        self._slots = device.put(np.array([device.address(self._table), a, b, own, inner], np.int64))
+        self._own = device.put(np.array([0, 1, 2, 3, 0, 1, 0, inner, 2, 0, n, 4, n, inner, 1, 3], np.int64))
+
+    def sweeps(self, times: int, launches: int) -> Sweeps:
+        """Launches that compute it that often."""
+        steps = np.zeros((times, WORDS), np.int64)
+        steps[:, :6] = MULTIPLY, self.device.address(self._slots), self.device.address(self._own), 0, THREADS, 1
+        n_rows, n, _ = self.sizes
+        tiles = -(-n_rows // (TILES[0] if n_rows <= FEW_ROWS else TILES[1])) * -(-n // TILE)
+        return Sweeps(self.device, steps, min(tiles, self.device.n_processors), launches)
+
+    def ask_library(self) -> None:
+        """Have the library compute it."""
+        self.device.multiply(self._library)
+
+    def errors(self) -> tuple[float, float]:
+        """How far the sweep's and the library's rows are from float64, relative to the largest number."""
+        some = np.unique(np.r_[: min(16, len(self.rows)), max(len(self.rows) - 16, 0) : len(self.rows)])
+        expected = self.rows[some].astype(np.float64) @ self.weight.astype(np.float64).T
+        own, library = (self._error(out, some, expected) for out in self._outs)
+        return own, library
+
+    def _error(self, out: Any, some: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
+        found = self.device.get(out).reshape(self.sizes.n_rows, self.sizes.n)[some]
+        return float(np.nan_to_num(np.abs(found - expected).max() / np.abs(expected).max(), nan=np.inf))

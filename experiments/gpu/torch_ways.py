@@ -1,0 +1,129 @@
+"""PyTorch on a GPU: the models that are batched by hand in `peers`, and the fastest of them as CUDA graphs.
+
+A CUDA graph replays a mini-batch that was captured before, so it stands beside autobatch's cached plans; no user of
+PyTorch has one for each mini-batch. `torch.compile` is left out: it compiles a program for every forest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import autobatch as ab
+from autobatch.cli.workload import Workload
+from peers.peer import Peer
+from peers.tree_lstm_expert import ExpertTreeLSTM
+from peers.ways import PEERS, PER_INSTANCE, check_equal
+
+N_CHECKED = 16  # instances whose losses and gradients are compared with autobatch's
+WARM_UPS = 3  # before a capture, as PyTorch's documentation has it
+CAPTURED = {"tree-lstm": "expert", "lattice-lstm": "expert", "bilstm-tagger": "packed"}
+NO_COMPILE = "torch.compile is left out: it compiles a program per mini-batch, and CUDA graphs save the same launches"
+
+Run = Callable[[int], object]
+Step = Callable[[Any], object]
+
+
+def has_gpu() -> bool:
+    """Whether PyTorch finds a GPU."""
+    return torch.cuda.is_available()
+
+
+def make_ways(
+    workload: Workload, instances: Sequence[Any], size: int, lr: float, on_gpu: bool
+) -> tuple[dict[str, list[Run]], list[str]]:
+    """What infers and what trains on the mini-batch of a number, by name; and what is left out, and why."""
+    peers = make_peers(workload, torch.device("cuda" if on_gpu else "cpu"))
+    ways: dict[str, list[Run]] = {}
+    reasons = [NO_COMPILE] if on_gpu else [NO_COMPILE, "CUDA graphs are left out, for there is no GPU"]
+    for name, peer in peers.items():
+        prepared = list(ab.minibatches([peer.prepare(instance) for instance in instances], size))
+        merged = [peer.placed(peer.merge(minibatch)) for minibatch in prepared]
+        steps = make_steps(peer, lr, on_gpu)
+        ways[name] = [merging(peer, step, prepared) for step in steps]
+        ways[f"{name}, merged ahead"] = [merged_ahead(step, merged) for step in steps]
+        if on_gpu and name == CAPTURED[workload.spec.name]:
+            try:
+                ways[f"{name}, CUDA graph"] = [capture(step, merged) for step in steps]
+            except RuntimeError as error:
+                reasons.append(f"{workload.spec.name}, {name}: no CUDA graph: {str(error).splitlines()[0]}")
+    return {name: [waited(run, on_gpu) for run in runs] for name, runs in ways.items()}, reasons
+
+
+def find_difference(workload: Workload, instances: Sequence[Any], on_gpu: bool) -> str | None:
+    """How losses and gradients here differ from those of autobatch, if they do."""
+    try:
+        check_equal(
+            workload, make_peers(workload, torch.device("cuda" if on_gpu else "cpu")), ["cuda"], instances[:N_CHECKED]
+        )
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
+def make_peers(workload: Workload, device: torch.device) -> dict[str, Peer]:
+    """The same models in PyTorch, with the parameters of a workload; without those that only a processor can run."""
+    torch.backends.cudnn.allow_tf32 = False
+    peers = {}
+    for name, make in PEERS[workload.spec.name].items():
+        if name != PER_INSTANCE and "oneDNN" not in name:
+            peer = peers[name] = make(dim=workload.dim, **workload.dataset.sizes).to(device)
+            peer.copy_parameters(workload.model.state_dict())
+            if isinstance(peer, ExpertTreeLSTM) and device.type == "cuda":
+                peer.block = 1 << 40  # a level at once
+    return peers
+
+
+def make_steps(peer: Peer, lr: float, on_gpu: bool) -> list[Step]:
+    """What infers and what trains on a merged mini-batch."""
+    optimizer = torch.optim.Adam(peer.parameters(), lr=lr, fused=True, capturable=on_gpu)
+
+    def infer(minibatch: Any) -> None:
+        with torch.inference_mode():
+            peer.losses(minibatch)
+
+    def train(minibatch: Any) -> None:
+        peer.backward(minibatch)
+        optimizer.step()
+
+    return [infer, train]
+
+
+def merging(peer: Peer, step: Step, prepared: Sequence[Any]) -> Run:
+    """Merge prepared instances, bring them to the GPU, and run them."""
+    return lambda number: step(peer.placed(peer.merge(prepared[number])))
+
+
+def merged_ahead(step: Step, merged: Sequence[Any]) -> Run:
+    """Run what is merged and on the GPU."""
+    return lambda number: step(merged[number])
+
+
+def waited(run: Run, on_gpu: bool) -> Run:
+    """Run, and wait for the GPU."""
+
+    def run_and_wait(number: int) -> None:
+        run(number)
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    return run_and_wait
+
+
+def capture(step: Step, merged: Sequence[Any]) -> Run:
+    """Capture a graph of each mini-batch, after all of them have run: from then on, arrays that are kept stay."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for minibatch in [*merged] * WARM_UPS:
+            step(minibatch)
+    torch.cuda.current_stream().wait_stream(stream)
+    graphs = []
+    for minibatch in merged:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step(minibatch)
+        graphs.append(graph)
+    return lambda number: graphs[number].replay()

@@ -1,0 +1,117 @@
+"""Check: does the cuda backend work on this GPU, and how fast is it? The first thing to run on a machine that has one.
+
+Each section runs in a process of its own, so that one that fails or hangs does not end the others; each writes a record
+and prints a table. The exit status is 1 if one failed. It takes less than ten minutes.
+
+    python experiments/gpu_check.py
+    python experiments/gpu_check.py --section products --minutes 3
+    AUTOBATCH_CUDA=host python experiments/gpu_check.py --quick
+
+The last needs no GPU: a processor runs the same kernels, with sizes so small that it takes a minute or two. What is
+right there is right; times mean nothing, and say so.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autobatch.cli.results import format_table
+from autobatch.runtime.cuda.finding import find_device
+from gpu.bandwidth import time_kernels
+from gpu.check import Check, Result
+from gpu.correctness import check_correctness
+from gpu.policies import time_policies
+from gpu.products import time_launches, time_products
+from gpu.race import race
+from gpu.traffic import count_traffic
+from harness import Findings, Settings, run
+
+
+class Part(NamedTuple):
+    """A section, and its share of the time; what one leaves, the next ones share."""
+
+    section: Callable[[Check], Result]
+    share: float
+
+
+SECTIONS = {
+    "correctness": Part(check_correctness, 0.35),
+    "traffic": Part(count_traffic, 0.05),
+    "launches": Part(time_launches, 0.03),
+    "products": Part(time_products, 0.12),
+    "bandwidth": Part(time_kernels, 0.07),
+    "race": Part(race, 0.28),
+    "policies": Part(time_policies, 0.10),
+}
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """How much is measured."""
+
+    quick: bool = False
+    """As little as can be, to see that the check itself runs."""
+    minutes: float = 8.0
+    """After them nothing new begins; what is left out is said."""
+    section: str = ""
+    """The only one to run: correctness, traffic, launches, products, bandwidth, race or policies."""
+
+
+def measure(config: Config) -> Iterator[Findings]:
+    """Run a section, or all of them."""
+    if config.section and config.section not in SECTIONS:
+        sys.exit(f"there is no section {config.section!r}; give one of {', '.join(SECTIONS)}")
+    device = find_device()
+    if not config.section:
+        sys.exit(run_all(config))
+    started = time.perf_counter()
+    faulthandler.dump_traceback_later(seconds_until_killed(config.minutes) - 1)
+    check = Check(device, config.quick, config.seed, started + 60 * config.minutes)
+    result = SECTIONS[config.section].section(check)
+    figures = {**check.describe(), **result.figures()}
+    device_name = re.sub(r"\W+", "-", device.name.lower()) if check.is_gpu else "host"
+    yield Findings(result.seconds, figures, result.table(check.say_device()), f"{device_name}-{config.section}")
+    faulthandler.cancel_dump_traceback_later()
+    if result.failures:
+        sys.exit(f"{config.section}: {len(result.failures)} failures")
+
+
+def run_all(config: Config) -> int:
+    """Run all sections, each in a process; give the exit status."""
+    rows, deadline = [], time.perf_counter() + 60 * config.minutes
+    shares = sum(part.share for part in SECTIONS.values())
+    for name, part in SECTIONS.items():
+        started = time.perf_counter()
+        minutes = max(deadline - started, 0) / 60 * part.share / shares
+        shares -= part.share
+        print(f"\n=== {name}\n", flush=True)
+        ended = run_section(name, minutes)
+        rows.append((name, ended, f"{time.perf_counter() - started:.0f}"))
+    print("\n" + format_table(("section", "", "seconds"), rows))
+    return int(any(ended != "ok" for _, ended, _ in rows))
+
+
+def run_section(name: str, minutes: float) -> str:
+    """Run a section in a process of its own; say how it ended."""
+    command = [sys.executable, *sys.argv, f"section={name}", f"minutes={minutes:.3f}"]
+    try:
+        status = subprocess.run(command, check=False, timeout=seconds_until_killed(minutes)).returncode
+    except subprocess.TimeoutExpired:
+        return "FAILED, did not end"
+    return "ok" if status == 0 else f"FAILED, exit status {status}"
+
+
+def seconds_until_killed(minutes: float) -> float:
+    """How long a section may take: what began in time is given some time to end, and kernels to compile."""
+    return 60 * minutes + 120
+
+
+if __name__ == "__main__":
+    run(Config(), measure)

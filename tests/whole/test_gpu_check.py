@@ -1,0 +1,112 @@
+"""The check of a GPU runs on the processor as well, finds what is wrong, and goes on after it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpu_check
+from autobatch.runtime.cuda.host import HostDevice
+from gpu import correctness, products
+from gpu.check import Check, Result
+from harness import read_words
+
+SCRIPT = Path(gpu_check.__file__)
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which builds kernels here")
+
+
+@pytest.fixture
+def check() -> Check:
+    return Check(HostDevice(), quick=True, seed=0, deadline=math.inf)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_all_sections_run_on_the_processor(tmp_path: Path) -> None:
+    environment = {**os.environ, "AUTOBATCH_CUDA": "host", "AUTOBATCH_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, str(SCRIPT), "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("times mean nothing here") == len(gpu_check.SECTIONS)
+    for name in gpu_check.SECTIONS:
+        figures = json.loads((tmp_path / f"gpu_check-host-{name}.json").read_text())["figures"]
+        assert figures["device"] == HostDevice.name
+        assert not figures["times_mean_something"]
+        assert figures["rows"], name
+        assert not figures["failures"], name
+
+
+@needs_compiler
+def test_products_and_launches_are_timed(check: Check) -> None:
+    for found, n_rows in ((products.time_products(check), 8), (products.time_launches(check), 9)):
+        assert len(found.rows) == n_rows
+        assert not found.failures
+        assert all(math.isfinite(value) for *_, value in found.rows)
+
+
+@needs_compiler
+def test_a_wrong_product_is_found(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostDevice, "multiply", lambda self, product: None)
+    found = products.time_products(check)
+    assert len(found.failures) == len(found.rows)
+    assert all("product of the library" in failure for failure in found.failures)
+
+
+@needs_compiler
+def test_wrong_gradients_are_found(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(model: Any, instances: list[Any], policy: str, backend: Any) -> dict[str, Any]:
+        if policy == "depth":
+            raise ValueError("broken")
+        wrong = {"sufficient": 2.0, "critical": np.nan}.get(policy, 1.0)
+        return {"losses": np.ones(3), "weight": np.array([1.0, wrong])}
+
+    monkeypatch.setattr(correctness, "answer", answer)
+    monkeypatch.setattr(correctness, "MODELS", ("lattice-lstm",))
+    found = correctness.check_correctness(check)
+    assert found.failures == [
+        "('lattice-lstm', 'depth', 'float64', 'reference'): ValueError: broken",
+        "lattice-lstm, sufficient, float64: gradients of weight differ from reference by 1",
+        "lattice-lstm, critical, float64: gradients of weight differ from reference by inf",
+    ]
+
+
+@needs_compiler
+def test_what_there_is_no_time_for_is_noted() -> None:
+    result = Result("counts", ("number",))
+    done: list[int] = []
+    Check(HostDevice(), quick=True, seed=0, deadline=0.0).measure_each(result, [(1,), (2,), (3,)], done.append)
+    assert done == [1]
+    assert result.notes == ["no time was left for [(2,), (3,)]"]
+
+
+def test_a_section_that_fails_ends_no_others(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["-c", "import sys; sys.exit(sys.argv[1] == 'section=traffic')"])
+    monkeypatch.setattr(gpu_check, "SECTIONS", {name: gpu_check.SECTIONS[name] for name in ("traffic", "race")})
+    assert gpu_check.run_all(gpu_check.Config()) == 1
+    lines = [line.rstrip("0123456789").split() for line in capfd.readouterr().out.splitlines()[-2:]]
+    assert lines == [["traffic", "FAILED,", "exit", "status", "1"], ["race", "ok"]]
+
+
+def test_a_section_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(gpu_check, "seconds_until_killed", lambda minutes: 0.2)
+    assert gpu_check.run_section("race", 1.0) == "FAILED, did not end"
+
+
+def test_settings_are_read_as_options_too() -> None:
+    assert read_words(["dim=128", "--section", "race", "--quick", "out=/tmp"]) == {
+        "dim": "128", "section": "race", "quick": "True", "out": "/tmp",
+    }  # fmt: skip
+    assert read_words(["--quick", "--out=/tmp"]) == {"quick": "True", "out": "/tmp"}
+    assert read_words(["wide"]) == {"wide": ""}
