@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.runtime.cpu import pieces
+from autobatch.runtime import pieces
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.pieces import BatchList, count_pieces, find_alone, rows_of_piece
 from parity import TOLERANCES, compare, compare_gradients
