@@ -1,7 +1,7 @@
 """Check: does the cuda backend work on this GPU, and how fast is it? The first thing to run on a machine that has one.
 
 Each section runs in a process of its own, so that one that fails or hangs does not end the others; each writes a record
-and prints a table. The exit status is 1 if one failed. It takes less than ten minutes.
+and prints a table. The exit status is 1 if one failed, 69 without a GPU. It takes less than ten minutes.
 
     python experiments/gpu_check.py
     python experiments/gpu_check.py --section products --minutes 3
@@ -22,7 +22,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from autobatch.cli.experiment import UNAVAILABLE
 from autobatch.cli.results import format_table
+from autobatch.errors import BackendError
 from autobatch.runtime.cuda.finding import find_device
 from gpu.bandwidth import time_kernels
 from gpu.check import Check, Result
@@ -68,7 +70,11 @@ def measure(config: Config) -> Iterator[Findings]:
     """Run a section, or all of them."""
     if config.section and config.section not in SECTIONS:
         sys.exit(f"there is no section {config.section!r}; give one of {', '.join(SECTIONS)}")
-    device = find_device()
+    try:
+        device = find_device()
+    except BackendError as error:
+        print(error, file=sys.stderr)
+        sys.exit(UNAVAILABLE)
     if not config.section:
         sys.exit(run_all(config))
     started = time.perf_counter()

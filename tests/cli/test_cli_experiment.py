@@ -42,6 +42,16 @@ def test_all_run_in_turn_until_one_fails(command: Command, folder: Path) -> None
     ]  # fmt: skip
 
 
+def test_all_leave_out_what_this_machine_cannot_run(command: Command, folder: Path) -> None:
+    (folder / "first.py").write_text(SCRIPT.format(name="first", status=experiment.UNAVAILABLE))
+    assert command("experiment", "first")[0] == experiment.UNAVAILABLE
+    (folder / "third.py").write_text(SCRIPT.format(name="third", status=0))
+    status, out, _ = command("experiment", "all")
+    assert status == 0
+    assert "second was told" in out
+    assert "third was told" in out
+
+
 def test_an_unknown_experiment_is_refused(command: Command, folder: Path) -> None:
     status, out, err = command("experiment", "fourth")
     assert (status, out) == (2, "")
