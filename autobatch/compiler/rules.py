@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from autobatch.compiler.lowered import Lowering
 from autobatch.compiler.reasons import Reason
@@ -11,7 +12,7 @@ from autobatch.compiler.statement import Combine, EdgeCount, Index, Operand, Pos
 from autobatch.compiler.view import View, steps
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight
 from autobatch.ops.define import Shape
-from autobatch.ops.expression import Call, Expression, Number, Read, call, replace_leaves
+from autobatch.ops.expression import COMPARISONS, Call, Expression, Number, Read, call
 
 FEW_IDS = 8  # an op that looks up more rows at once is interpreted
 
@@ -31,7 +32,7 @@ def lower_elementwise(low: Lowering, index: int, source: Instruction) -> None:
     shape, scalar = low.shape(index), source.op.scalar
     assert scalar is not None, "only element-wise ops have this rule"
     args = [low.operand(arg, shape) for arg in source.args]
-    bound = replace_leaves(scalar, lambda leaf: args[leaf.number] if isinstance(leaf, Read) else leaf)
+    bound = _bind(scalar, args, [_is_int(low, arg) for arg in source.args])
     match bound:
         case Call("power", (base, Number(exponent))) if exponent in POWERS:
             bound = POWERS[exponent](base)
@@ -285,6 +286,20 @@ def _axes(shape: Shape, axis: int | Sequence[int] | None) -> tuple[int, ...]:
 
 def _broadcast(view: View, shape: Shape) -> Operand:
     return Operand(view.broadcast(shape))
+
+
+def _bind(tree: Expression, args: Sequence[Expression], are_ints: Sequence[bool]) -> Expression:
+    """The expression of an op with its arguments in place of reads; ints are compared with ints as such, unrounded."""
+    match tree:
+        case Read(number):
+            return args[number]
+        case Call(name, (Read(x), Read(y))) if name in COMPARISONS and are_ints[x] and are_ints[y]:
+            return Call(
+                name, tuple(replace(arg, is_int=True) for arg in (args[x], args[y]) if isinstance(arg, Operand))
+            )
+        case Call(name, inner):
+            return Call(name, tuple(_bind(arg, args, are_ints) for arg in inner))
+    return tree
 
 
 def _is_int(low: Lowering, index: int) -> bool:

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 import autobatch as ab
 from autobatch import ops
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.interpreter.reference import Reference
 from counting_backend import Counting
 from op_cases import CASES, OPERATORS, Case, CaseModel
 from ways import each
@@ -216,10 +218,10 @@ def test_gelu_has_the_two_forms_of_torch() -> None:
 # Data in arithmetic, ids and labels.
 
 
-def batched_call(compute: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> Any:
+def batched_call(compute: Callable[..., Any], arguments: list[tuple[Any, ...]], backend: Any = "auto") -> Any:
     """Call a cell once per instance, with these arguments."""
     call = ab.cell(compute)
-    return ab.batched(lambda instance: call(*instance))(arguments)
+    return ab.batched(lambda instance: call(*instance), backend=backend)(arguments)
 
 
 @each(
@@ -241,10 +243,12 @@ def batched_call(compute: Callable[..., Any], arguments: list[tuple[Any, ...]]) 
         (lambda x, a, b: ops.concat((x, a)) * b, (np.array([1, 2]), 3)),
     ],
 )
-@each("n_instances", [1, 3])
-def test_ints_and_floats_of_a_node_are_numbers_like_any(compute: Any, data: tuple[Any, ...], n_instances: int) -> None:
+@each("n_instances, backend", [(1, Reference()), (3, Reference()), (3, Cpu(jitted=False))])
+def test_ints_and_floats_of_a_node_are_numbers_like_any(
+    compute: Any, data: tuple[Any, ...], n_instances: int, backend: Any
+) -> None:
     x = np.array([1.0, 2.0, 3.0], np.float32)
-    found = batched_call(compute, [(x, *data)] * n_instances)
+    found = batched_call(compute, [(x, *data)] * n_instances, backend)
     assert_close(found, [compute(x, *data)] * n_instances, 1e-6)
     assert found.dtype == np.float32
 

@@ -158,6 +158,24 @@ def test_a_number_is_not_written_over_before_all_threads_read_it() -> None:
         compare(model.loss, instances, HostDevice(seed))
 
 
+def test_ints_are_compared_as_ints() -> None:
+    """These two are one float32."""
+    scale = ab.Parameter(np.ones(3))
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.scale = scale
+
+        @ab.cell
+        def choose(self, i: int, j: int) -> Any:
+            return ab.sum(ab.where(i == j, self.scale, -self.scale))
+
+        def loss(self, ints: Any) -> Any:
+            return self.choose(*ints)
+
+    compare(Model().loss, [(16_777_217, 16_777_216), (5, 5)], HostDevice(), dtype="float32")
+
+
 def test_matrices_that_run_backwards() -> None:
     weight = ab.Parameter(np.linspace(-1.0, 1.0, 9).reshape(3, 3))
 
