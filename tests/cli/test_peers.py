@@ -58,7 +58,7 @@ def test_losses_and_gradients_are_autobatchs(
     model: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "LARGE", 0)  # oneDNN, which has float32 only, multiplies these too
-    monkeypatch.setattr(tree_lstm_expert, "BLOCK", 300)
+    monkeypatch.setattr(tree_lstm_expert.ExpertTreeLSTM, "block", 300)
     monkeypatch.setattr(kept, "PART", 20)
     ours, instances, peer = make(model, name, 6, dtype)
     loss = ab.batched(ours.loss, backend="reference")
