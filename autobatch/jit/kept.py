@@ -126,7 +126,10 @@ class _Files:
         digest, content = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
         if digest != sha256(content).digest():
             return None
-        made_for, data = pickle.loads(content)
+        try:
+            made_for, data = pickle.loads(content)
+        except (ImportError, AttributeError):  # an earlier version wrote it: a class has another name now
+            return None
         return data if made_for == self._made_for(key) else None
 
     def make_tally(self) -> Tally:

@@ -44,9 +44,12 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "deep": lambda content: b"[" * 100_000,
 }
 FOREIGN = pickle.dumps(((0, 0, 0), None))
+MOVED, RENAMED = b"cautobatch.nowhere\nCalls\n.", b"cautobatch.errors\nNoSuchError\n."  # pickles of a class
 CODE_DAMAGES = DAMAGES | {
     "a bit": lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
     "something else, whole": lambda content: sha256(FOREIGN).digest() + FOREIGN,
+    "of a class that another version moved": lambda content: sha256(MOVED).digest() + MOVED,
+    "of a class that another version renamed": lambda content: sha256(RENAMED).digest() + RENAMED,
 }
 
 
