@@ -127,9 +127,7 @@ class StageRun:
             case "matrix":
                 return device.address(self._matrix(int(value)))
             case "pitch":
-                matrix = self._matrix(int(value))
-                rows, columns = (int(stride) // int(matrix.itemsize) for stride in matrix.strides)
-                return rows if columns == 1 else -columns
+                return _pitch(self._matrix(int(value))) or 1
             case "shared":
                 whole = self._read[name] = device.xp.ascontiguousarray(whole)
         return int(whole.strides[1]) // int(whole.itemsize) if is_step(name) else device.address(whole)
@@ -139,7 +137,7 @@ class StageRun:
         name = f"matrix_{value}"
         if name not in self._read:
             matrix = self.stage.shared.arrays[value][0]
-            self._read[name] = matrix if _has_lines(matrix) else self.stage.device.xp.ascontiguousarray(matrix)
+            self._read[name] = matrix if _pitch(matrix) is not None else self.stage.device.xp.ascontiguousarray(matrix)
         return self._read[name]
 
     def rows(self, k: int) -> RowRange:
@@ -325,10 +323,17 @@ def overlap(one: Place, other: Place) -> bool:
     return one.offset < other.offset + other.shape[0] and other.offset < one.offset + one.shape[0]
 
 
-def _has_lines(matrix: Any) -> bool:
-    """Whether the rows of a matrix, or its columns, are contiguous and lie one after the other."""
-    (rows, columns), (n_rows, n_columns), size = matrix.strides, matrix.shape, matrix.itemsize
-    return bool((columns == size and rows >= n_columns * size) or (rows == size and columns >= n_rows * size))
+def _pitch(matrix: Any) -> int | None:
+    """The elements from row to row if rows are contiguous and in order; minus those between columns if columns are.
+
+    None if neither are. Axes of length one have no order.
+    """
+    (rows, columns), (n_rows, n_columns) = (int(s) // int(matrix.itemsize) for s in matrix.strides), matrix.shape
+    if (n_columns <= 1 or columns == 1) and (n_rows <= 1 or rows >= n_columns):
+        return rows if n_rows > 1 else max(n_columns, 1)
+    if (n_rows <= 1 or rows == 1) and (n_columns <= 1 or columns >= n_rows):
+        return -columns if n_columns > 1 else -max(n_rows, 1)
+    return None
 
 
 def _find_waits(steps: list[Step]) -> list[bool]:

@@ -177,15 +177,16 @@ def test_ints_are_compared_as_ints() -> None:
 
 
 def test_matrices_that_run_backwards() -> None:
-    weight = ab.Parameter(np.linspace(-1.0, 1.0, 9).reshape(3, 3))
+    weight, row = ab.Parameter(np.linspace(-1.0, 1.0, 9).reshape(3, 3)), ab.Parameter(np.array([[1.0, 2.0, 4.0]]))
 
     class Model(ab.Module):
         def __init__(self) -> None:
-            self.weight = weight
+            self.weight, self.row = weight, row
 
         @ab.cell
         def cell(self, x: Any) -> Any:
-            return ab.transpose(self.weight[::-1]) @ x + self.weight[:, ::-1] @ x
+            turned = ab.transpose(self.weight[::-1]) @ x + self.weight[:, ::-1] @ x
+            return turned + self.row[::-1] @ turned + ab.transpose(self.row[::-1]) @ (self.row[:, ::-1] @ x)
 
         def loss(self, x: Any) -> Any:
             return ab.sum(self.cell(x))
