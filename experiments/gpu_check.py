@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from autobatch.cli.experiment import UNAVAILABLE
 from autobatch.cli.results import format_table
+from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError
-from autobatch.runtime.cuda.finding import find_device
 from gpu.bandwidth import time_kernels
 from gpu.check import Check, Result
 from gpu.correctness import check_correctness

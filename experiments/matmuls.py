@@ -28,12 +28,12 @@ from autobatch.compiler.lowering import homes_of
 from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
 from autobatch.compiler.statement import Product, Term
 from autobatch.compiler.view import View, views_of
+from autobatch.devices.store import HOST
 from autobatch.ir.program import NODE, Instruction, Weight
 from autobatch.jit.addresses import address_of
 from autobatch.jit.loops import compiled
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import Targets
-from autobatch.params.store import HOST
 from autobatch.plan.plan import Batch, PlannedCell
 from autobatch.runtime.activity import Activity
 from autobatch.runtime.cpu.backend import CompiledPlan

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import autobatch
-from autobatch.runtime.cuda.device import Device, Launch
+from autobatch.devices.device import Device, Launch
 
 SUPPORT = Path(autobatch.__file__).parent / "compiler" / "cuda" / "support.cuh"
 

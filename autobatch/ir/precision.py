@@ -27,7 +27,6 @@ from autobatch.ops.linear import affine, matmul
 
 PRECISIONS = ("float32", "tf32", "bf16")
 GRADIENTS = ("row_sum_outer", "row_sum_matmul")  # of matrices that all rows share
-QUIET = np.uint32(0x40)  # keeps a NaN one when its second half is cut off
 
 
 def check_precision(precision: str, dtype: np.dtype[Any], backend: str) -> None:
@@ -63,20 +62,3 @@ def rounded_args(vars: Sequence[Var], index: int) -> tuple[int, ...]:
     if (sums_rows and not shared and len(vars[index].shape) == 2) or (not sums_rows and shared == [2]):
         return 0, 1
     return ()
-
-
-def rounded(x: Any, xp: Any = np) -> Any:
-    """Round numbers to bf16, as float32 whose second half is zero.
-
-    Args:
-        x: an array of a device.
-        xp: the array functions of that device.
-
-    >>> rounded(np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)).tolist()  # ties: the even one of two neighbours
-    [1.0, 1.015625]
-    """
-    bits = xp.asarray(x, np.float32).view(np.uint32)
-    high = bits >> np.uint32(16)
-    nearest = (bits + (np.uint32(0x7FFF) + (high & np.uint32(1)))) >> np.uint32(16)
-    kept = xp.where(xp.isnan(x), high | QUIET, nearest) << np.uint32(16)
-    return kept.view(np.float32)

@@ -7,9 +7,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from autobatch.devices.store import Store
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import Stack, Targets
-from autobatch.params.store import Store
 from autobatch.runtime.activity import Activity
 
 

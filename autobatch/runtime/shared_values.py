@@ -10,10 +10,10 @@ import numpy as np
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Product
+from autobatch.devices.store import Store
 from autobatch.ir.program import SHARED, Constant, Instruction, Weight
 from autobatch.ops.define import run_kernel
 from autobatch.params.parameter import Parameter
-from autobatch.params.store import Store
 from autobatch.runtime.interpreter.frame import constant_row
 
 

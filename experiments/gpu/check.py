@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from autobatch.cli.results import format_table
+from autobatch.devices.device import Device
 from autobatch.runtime.cuda.backend import Cuda
-from autobatch.runtime.cuda.device import Device
 
 MEANINGLESS = "; times mean nothing here, where a processor stands in for a GPU"
 PACKAGES = ("numpy", "torch", "cupy-cuda12x", "cupy-cuda13x")

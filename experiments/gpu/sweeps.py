@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.compiler.cuda.support import MULTIPLY, module_text
-from autobatch.runtime.cuda.device import Device, Launch
-from autobatch.runtime.cuda.device import Product as LibraryProduct
+from autobatch.devices.device import Device, Launch
+from autobatch.devices.device import Product as LibraryProduct
 from autobatch.runtime.cuda.stages import DEPTH, FEW_ROWS, THREADS, TILE, TILES
 from autobatch.runtime.cuda.sweeps import WORDS
 

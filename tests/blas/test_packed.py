@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autobatch.blas.own import gemm, packed, tiles
-from autobatch.ir.precision import rounded
+from autobatch.jit.bits import rounded
 from ways import each
 
 Array = Any

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.devices.store import HOST
 from autobatch.graph.build import make_graph
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.rewrite.passes import PASSES
-from autobatch.params.store import HOST
 from autobatch.plan.budget import cut
 from autobatch.plan.plan import Plan
 from autobatch.runtime.backend import RunOptions

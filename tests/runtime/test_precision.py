@@ -26,7 +26,7 @@ from autobatch.blas.own.tiles import can_tile
 from autobatch.cli.main import commands
 from autobatch.cli.measuring import products
 from autobatch.errors import BackendError
-from autobatch.ir.precision import rounded
+from autobatch.jit.bits import rounded
 from autobatch.runtime.backend import Backend
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cpu.rounding import RoundedStep, multiply_in_float32

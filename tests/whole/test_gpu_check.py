@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gpu_check
-from autobatch.runtime.cuda.host import HostDevice
+from autobatch.devices.host import HostDevice
 from gpu import correctness, products
 from gpu.check import Check, Result
 from harness import read_words

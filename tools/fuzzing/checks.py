@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
+from autobatch.devices.host import HostDevice
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
-from autobatch.runtime.cuda.host import HostDevice
 from autobatch.runtime.interpreter.reference import Reference
 from fuzzing.program import Program
 from fuzzing.specs import State

@@ -19,11 +19,11 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.threads import DEFAULT_THREADS, threads_in_force, use_threads
 from autobatch.cli.workload import load_workload
+from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError
 from autobatch.models.data.listops import N_CLASSES, draw_trees
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.runtime.cuda.finding import find_device
 from autobatch.system.processor import cpu_name, usable_cores
 
 REQUIRED = ("numpy", "numba", "click", "rich", "safetensors", "threadpoolctl")

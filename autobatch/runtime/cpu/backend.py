@@ -18,10 +18,10 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from autobatch.blas.choosing import BY_SIZE, Chooser
 from autobatch.blas.threads import limit_threads
 from autobatch.compiler.numba.loading import is_jitted
+from autobatch.devices.store import HOST
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import refresh
-from autobatch.params.store import HOST
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 from autobatch.runtime.activity import Activity
 from autobatch.runtime.backend import Counts, RunOptions, Timer

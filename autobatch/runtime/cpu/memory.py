@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.devices.store import HOST
 from autobatch.jit.addresses import aligned
-from autobatch.params.store import HOST
 from autobatch.runtime.memory import Memory
 from autobatch.runtime.preparing import Prepared
 

@@ -33,8 +33,8 @@ from autobatch.blas.product import readable
 from autobatch.blas.provider import Provider
 from autobatch.compiler.statement import Product
 from autobatch.compiler.writer import SLOTS
-from autobatch.ir.precision import rounded
 from autobatch.jit.addresses import address_of, array_at
+from autobatch.jit.bits import rounded
 from autobatch.jit.loops import by_address, compiled
 from autobatch.runtime.cpu.stage_values import StageRun, StageValues
 from autobatch.runtime.cpu.steps import (

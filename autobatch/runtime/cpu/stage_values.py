@@ -14,9 +14,9 @@ from autobatch.compiler.numba.sources import StageSources
 from autobatch.compiler.numba.support import transpose
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import ARRAYS, COMMON, is_step
+from autobatch.devices.store import HOST
 from autobatch.jit.addresses import LINE
 from autobatch.ops.randomness import Randomness
-from autobatch.params.store import HOST
 from autobatch.plan.plan import Batch, Plan
 from autobatch.runtime.interpreter.frame import RowRange
 from autobatch.runtime.places import DATA, StagePlaces

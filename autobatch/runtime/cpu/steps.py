@@ -25,9 +25,10 @@ from autobatch.compiler.piece_table import letter_of
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import SLOTS
-from autobatch.ir.precision import rounded, rounded_args
+from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction
 from autobatch.jit.addresses import address_of, aligned, array_at, call_at
+from autobatch.jit.bits import rounded
 from autobatch.jit.compiling import compiling
 from autobatch.jit.loops import by_address, compiled
 from autobatch.ops.define import run_kernel

@@ -16,6 +16,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from autobatch.compiler.cuda.support import module_text
+from autobatch.devices.device import Device, Launch
+from autobatch.devices.finding import find_device
 from autobatch.ir.program import Weight
 from autobatch.jit.compiling import compiling
 from autobatch.ops.randomness import Randomness
@@ -25,8 +27,6 @@ from autobatch.params.stacks import refresh
 from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 from autobatch.runtime.activity import Activity
 from autobatch.runtime.backend import Counts, RunOptions, Timer
-from autobatch.runtime.cuda.device import Device, Launch
-from autobatch.runtime.cuda.finding import find_device
 from autobatch.runtime.cuda.memory import DeviceMemory
 from autobatch.runtime.cuda.packing import Packing
 from autobatch.runtime.cuda.stages import THREADS, DeviceCell, KernelStep, StageRun

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.runtime.cuda.device import Device
+from autobatch.devices.device import Device
 from autobatch.runtime.memory import Memory
 
 

@@ -13,14 +13,15 @@ from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import ARRAYS, is_step
-from autobatch.ir.precision import rounded, rounded_args
+from autobatch.devices.device import Device
+from autobatch.devices.device import Product as DeviceProduct
+from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import SHARED, Attribute, Instruction
+from autobatch.jit.bits import rounded
 from autobatch.jit.compiling import compiling
 from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Batch, Plan, PlannedCell
-from autobatch.runtime.cuda.device import Device
-from autobatch.runtime.cuda.device import Product as DeviceProduct
 from autobatch.runtime.interpreter.frame import RowRange
 from autobatch.runtime.places import DATA, Place, StagePlaces
 from autobatch.runtime.shared_values import SharedValues

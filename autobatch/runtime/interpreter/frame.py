@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from autobatch.devices.store import Store
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED, Instruction, Var
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments
-from autobatch.params.store import Store
 from autobatch.plan.plan import Batch, Plan
 
 Array: TypeAlias = Any  # an array of the device, or of NumPy

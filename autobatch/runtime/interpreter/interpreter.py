@@ -16,8 +16,9 @@ import numpy as np
 
 from autobatch.ir.derivative import Scatter
 from autobatch.ir.layout import Join
-from autobatch.ir.precision import rounded, rounded_args
+from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Port, Var, Weight
+from autobatch.jit.bits import rounded
 from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments, segment_sum

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from autobatch.blas.threads import limit_threads
+from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.params.stacks import refresh
-from autobatch.params.store import HOST, Store
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 from autobatch.runtime.backend import Counts, RunOptions, Timer
 from autobatch.runtime.interpreter.interpreter import Interpreter

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.devices.store import Store
 from autobatch.ir.layout import Place
 from autobatch.ir.program import NODE, Var
-from autobatch.params.store import Store
 from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 from autobatch.runtime.activity import Activity
 from autobatch.runtime.interpreter.frame import Array, Env, RowRange

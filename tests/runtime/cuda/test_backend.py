@@ -10,12 +10,12 @@ import pytest
 
 import autobatch as ab
 from autobatch.compiler.cuda.hazards import Hazards
+from autobatch.devices.device import Device
+from autobatch.devices.finding import find_device
+from autobatch.devices.host import HostDevice
 from autobatch.errors import BackendError
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.runtime.cuda.backend import Cuda
-from autobatch.runtime.cuda.device import Device
-from autobatch.runtime.cuda.finding import find_device
-from autobatch.runtime.cuda.host import HostDevice
 from autobatch.runtime.interpreter.reference import Reference
 from parity import TOLERANCES, assert_equal
 from random_programs import draw_instances, draw_model

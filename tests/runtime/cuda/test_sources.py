@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autobatch.compiler.cuda.support import PLACES, REALS, module_text
-from autobatch.runtime.cuda.gpu import TO_BF16
+from autobatch.devices.gpu import TO_BF16
 from device_kernels import MODULES, Module
 from gpu_compiler import compile_for_gpus, needs_compiler
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from autobatch.devices.finding import find_device
+from autobatch.devices.host import HostDevice
 from autobatch.errors import BackendError
-from autobatch.runtime.cuda.finding import find_device
-from autobatch.runtime.cuda.host import HostDevice
 
 
 class CUDARuntimeError(RuntimeError):

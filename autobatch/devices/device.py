@@ -1,6 +1,6 @@
 """What the cuda backend asks of a device: memory, copies, kernels and matrix products, in the order of one stream.
 
-There are two makers: `autobatch.runtime.cuda.gpu` runs on an NVIDIA GPU through CuPy, and `autobatch.runtime.cuda.host`
+There are two makers: `autobatch.devices.gpu` runs on an NVIDIA GPU through CuPy, and `autobatch.devices.host`
 runs the same kernels on the processor, built by `g++`, to try programs and to test the backend where there is no GPU.
 
     AUTOBATCH_CUDA=host     the cuda backend runs on the processor
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.params.store import Store
+from autobatch.devices.store import Store
 
 
 class Launch(NamedTuple):

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from autobatch.devices.device import Device, Launch, Product
+from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError
-from autobatch.ir.precision import rounded
+from autobatch.jit.bits import rounded
 from autobatch.ops import error_function
-from autobatch.runtime.cuda.device import Device, Launch, Product
-from autobatch.runtime.cuda.finding import find_device
 from device_kernels import MODULES, apply
 
 THREADS = 256  # of a block, see `support.cuh`

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from autobatch.devices.device import Launch, Product
+from autobatch.devices.gpu import TO_BF16, GpuDevice
+from autobatch.devices.host import HostDevice
 from autobatch.errors import BackendError
-from autobatch.ir.precision import rounded
-from autobatch.runtime.cuda.device import Launch, Product
-from autobatch.runtime.cuda.gpu import TO_BF16, GpuDevice
-from autobatch.runtime.cuda.host import HostDevice
+from autobatch.jit.bits import rounded
 from device_kernels import Module
 
 KINDS: dict[int, Any] = {0: np.float32, 1: np.float64, 14: np.uint16}  # `cudaDataType`

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from autobatch.devices.device import Device
 from autobatch.errors import BackendError
-from autobatch.runtime.cuda.device import Device
 
 VARIABLE = "AUTOBATCH_CUDA"
 LEAST_CAPABILITY = 70  # threads of a warp run independently from here on
@@ -24,7 +24,7 @@ def find_device() -> Device:
     """
     chosen = os.environ.get(VARIABLE, "")
     if chosen == "host":
-        from autobatch.runtime.cuda.host import HostDevice
+        from autobatch.devices.host import HostDevice
 
         return HostDevice()
     if chosen:
@@ -32,7 +32,7 @@ def find_device() -> Device:
             f"{VARIABLE}={chosen!r}: set it to host, to run on the processor, or leave it unset for a GPU."
         )
     _check_gpu(_import_cupy())
-    from autobatch.runtime.cuda.gpu import GpuDevice
+    from autobatch.devices.gpu import GpuDevice
 
     return GpuDevice()
 

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.devices.device import Launch, Product, Traffic
 from autobatch.errors import BackendError
-from autobatch.ir.precision import rounded
 from autobatch.jit.addresses import address_of, aligned
-from autobatch.runtime.cuda.device import Launch, Product, Traffic
+from autobatch.jit.bits import rounded
 from autobatch.system.cache import cache_folder
 from autobatch.system.files import write_whole
 

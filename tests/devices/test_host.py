@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autobatch.devices import host
+from autobatch.devices.device import Launch
+from autobatch.devices.host import HostArray, HostDevice, rounded_to_tf32
 from autobatch.errors import BackendError
-from autobatch.runtime.cuda import host
-from autobatch.runtime.cuda.device import Launch
-from autobatch.runtime.cuda.host import HostArray, HostDevice, rounded_to_tf32
 from device_kernels import MODULES, Module
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.devices.device import Launch, Product, Traffic
 from autobatch.errors import BackendError
-from autobatch.runtime.cuda.device import Launch, Product, Traffic
 
 OPTIONS = ("--std=c++17",)
 REAL32, REAL64, BF16 = 0, 1, 14  # `cudaDataType`; CuPy 13 does not name the last
