@@ -194,5 +194,5 @@ extern "C" __global__ void wrapped(int64 x, int64 out, int64 width) {
     kernel = Module(text, ("wrapped",)).load(device)
     device.launch(kernel, Launch(3, 256, 0, (device.address(held), device.address(out), 100)))
     expected = (rounded(x[:, :100].view(np.float32)).view(np.uint32) >> 16).astype(np.uint16)
-    np.testing.assert_array_equal(out[:, :100], expected)
-    assert (out[:, 100:] == 9).all()
+    np.testing.assert_array_equal(device.get(out)[:, :100], expected)
+    assert (device.get(out)[:, 100:] == 9).all()

@@ -108,7 +108,7 @@ class RowRange:
 
 
 def constant_row(data: Any, dtype: np.dtype[Any]) -> Any:
-    """A constant as a single row, on the host; ints stay ints, because they may be ids, and scalars stay scalars."""
+    """A constant as a single row, on the host; ints stay ints, because they may be ids; a scalar is one of Python."""
     if isinstance(data, (int, float)):
-        return data
+        return data.item() if isinstance(data, np.generic) else data
     return (data if data.dtype.kind in "iu" else data.astype(dtype, copy=False))[None]
