@@ -369,6 +369,7 @@ class Batched:
         choices = Choices(
             self.policy, self.rewrites, self.max_bytes, self._executor.dtype,
             self._executor.purpose(training), self.backend, self.precision, self.threads, has_aux,
+            store=self._executor.store,
         )  # fmt: skip
         tuning = self._tune()
         if tuning.is_off:

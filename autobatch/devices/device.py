@@ -96,9 +96,6 @@ class Device(Store, Protocol):
     most_shared_bytes: int
     traffic: Traffic
 
-    def address(self, array: Any) -> int:
-        """The address of the first element of an array of the device."""
-
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
         """Memory of the host that the device can copy from while the host goes on."""
 

@@ -18,6 +18,7 @@ from autobatch.errors import BackendError
 
 OPTIONS = ("--std=c++17",)
 REAL32, REAL64, BF16 = 0, 1, 14  # `cudaDataType`; CuPy 13 does not name the last
+ON_CUDA = 2  # as DLPack numbers devices
 BF16_CAPABILITY = 80  # of the first GPUs that multiply bf16 and tf32
 ALIGNED = 8  # bf16 numbers, which are 16 bytes: rows that begin there are read fastest
 
@@ -37,6 +38,8 @@ THREADS = 256  # per block of `to_bf16`
 
 class GpuDevice:
     """A GPU as a device of the cuda backend: the current one of CuPy; see `Device`."""
+
+    kind = "cuda"
 
     def __init__(self) -> None:
         import cupy
@@ -78,8 +81,19 @@ class GpuDevice:
         found: NDArray[Any] = array.get(order="C")
         return found
 
+    def adopt(self, values: Any) -> Any | None:
+        """See `Store`."""
+        if isinstance(values, self.xp.ndarray):
+            return values
+        tensor = values.detach() if hasattr(values, "detach") else values
+        lies_on = getattr(tensor, "__dlpack_device__", None)
+        return self.xp.from_dlpack(tensor) if lies_on is not None and lies_on()[0] == ON_CUDA else None
+
+    def __deepcopy__(self, memo: object) -> GpuDevice:
+        return self
+
     def address(self, array: Any) -> int:
-        """See `Device`."""
+        """See `Store`."""
         address: int = array.data.ptr
         return address
 

@@ -121,6 +121,7 @@ class HostDevice:
         seed: of the orders in which threads run; each launch draws others.
     """
 
+    kind = "cuda"
     xp: Any = HostFunctions()
     name = "the processor, in place of a GPU"
     n_processors = N_PROCESSORS
@@ -159,8 +160,15 @@ class HostDevice:
         self.synchronize()
         return np.array(array, order="C", subok=False)
 
+    def adopt(self, values: Any) -> Any | None:
+        """See `Store`."""
+        return values if isinstance(values, HostArray) else None
+
+    def __deepcopy__(self, memo: object) -> HostDevice:
+        return self
+
     def address(self, array: Any) -> int:
-        """See `Device`."""
+        """See `Store`."""
         return address_of(array)
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from autobatch.devices.store import HOST, Store
+from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
@@ -32,6 +34,7 @@ class RunOptions:
         max_bytes: upper bound on the memory that a run holds and keeps for the next one, unless the plan alone needs
             more; None is no limit.
         matmul: the name of the library that multiplies matrices, for backends that have several; None: they choose.
+        store: the memory of the device on which the parameters are, and to which their gradients are added.
     """
 
     dtype: np.dtype[Any]
@@ -39,6 +42,15 @@ class RunOptions:
     threads: int = 1
     max_bytes: int | None = None
     matmul: str | None = None
+    store: Store = HOST
+
+    def check_store(self, backend: str, *stores: Store) -> None:
+        """Raise a BackendError if the parameters are in none of the memories that a backend reads them in."""
+        if not any(self.store is store for store in stores):
+            raise BackendError(
+                f"the parameters are on {self.store.kind}, where backend {backend!r} does not read them: call "
+                f'to("{stores[0].kind}") on the module, or choose another backend.'
+            )
 
 
 class Counts(NamedTuple):
@@ -133,4 +145,8 @@ class Backend(Protocol):
     name: str
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> Executable:
-        """Prepare a plan of these types. Other executables are not affected; machine code is made later."""
+        """Prepare a plan of these types. Other executables are not affected; machine code is made later.
+
+        Raises:
+            BackendError: the backend does not read parameters on the device on which they are.
+        """

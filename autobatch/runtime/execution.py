@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers
 from autobatch.params.parameter import Parameter
@@ -38,6 +39,7 @@ class Executor:
 
     Attributes:
         dtype: float type of all values: that of the module's parameters; float32 without a module.
+        store: the memory of the device on which the parameters are.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -46,6 +48,7 @@ class Executor:
         self._parameters: dict[str, Parameter] = {}
         self._trainable: dict[str, Parameter] = {}
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.store: Store = HOST
 
     def refresh(self) -> None:
         """Look up the parameters of the module; once per call."""
@@ -56,6 +59,8 @@ class Executor:
         self._trainable = {name: p for name, p in self._parameters.items() if p.trainable}
         dtypes = {p.dtype for p in self._parameters.values()}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else module.dtype
+        stores = {id(p.store): p.store for p in self._parameters.values()}
+        self.store = stores.popitem()[1] if len(stores) == 1 else module.store
 
     def trainable(self) -> dict[str, Parameter]:
         """The parameters that have gradients, by name."""
@@ -134,7 +139,7 @@ class Executor:
         else:
             for name, parameter in trainable.items():
                 if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
-                    out[name] = np.asarray(out[name])
+                    out[name] = parameter.store.put(np.asarray(out[name]))
         run.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
         step.clock.lap("backward")
         return out

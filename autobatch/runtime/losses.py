@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError, GraphError, NumericError, ShapeError
 from autobatch.graph.graph import Graph
 from autobatch.ir.arguments import Key
@@ -71,16 +72,17 @@ def take_gradients(out: dict[str, Gradient], trainable: Mapping[str, Parameter],
         ShapeError: `out` does not hold an array or `Rows`, of its shape and type, for each trainable parameter.
     """
     _check_gradients(out, trainable)
-    if not apart and all(_lies_in_rows(gradient) for gradient in out.values()):
+    if not apart and all(_lies_in_rows(out[name], parameter.store) for name, parameter in trainable.items()):
         return out
-    return {name: np.array(g) if isinstance(g, np.ndarray) else g.copy() for name, g in out.items()}
+    return {name: gradient.copy() for name, gradient in out.items()}
 
 
 def _check_gradients(out: Mapping[str, Gradient], trainable: Mapping[str, Parameter]) -> None:
     advice = "give gradients as an earlier call returned them."
     if not isinstance(out, MutableMapping):
         raise DataError(f"out= is a {type(out).__name__} and no dict of gradients by the names of parameters; {advice}")
-    given = {name: _describe(gradient) for name, gradient in out.items()}
+    stores = {name: parameter.store for name, parameter in trainable.items()}
+    given = {name: _describe(gradient, stores.get(name, HOST)) for name, gradient in out.items()}
     wanted = {name: f"{p.dtype} of shape {p.shape}" for name, p in trainable.items()}
     if given != wanted:
         name = next(n for n in (*wanted, *given) if given.get(n) != wanted.get(n))
@@ -91,15 +93,19 @@ def _check_gradients(out: Mapping[str, Gradient], trainable: Mapping[str, Parame
             raise DataError(f"out= has an array for parameter {name!r} that is read-only; {advice}")
 
 
-def _describe(gradient: object) -> str:
-    if isinstance(gradient, (np.ndarray, Rows)):
-        return f"{gradient.dtype} of shape {gradient.shape}"
-    return f"a {type(gradient).__name__}"
+def _describe(gradient: Any, store: Store) -> str:
+    is_there = gradient.store is store if isinstance(gradient, Rows) else _is_array(gradient, store)
+    return f"{gradient.dtype} of shape {gradient.shape}" if is_there else f"a {type(gradient).__name__}"
 
 
-def _lies_in_rows(gradient: Gradient) -> bool:
-    """Whether a gradient is `Rows`, or an array whose rows are contiguous."""
-    if not isinstance(gradient, np.ndarray):
+def _is_array(gradient: Any, store: Store) -> bool:
+    """Whether a gradient is an array of a device."""
+    return isinstance(gradient, np.ndarray) if store is HOST else store.adopt(gradient) is gradient
+
+
+def _lies_in_rows(gradient: Gradient, store: Store) -> bool:
+    """Whether a gradient is `Rows`, or an array that backends add to where it lies: on the host, of contiguous rows."""
+    if isinstance(gradient, Rows) or store is not HOST:
         return True
     if gradient.flags.c_contiguous or not gradient.size:
         return gradient.flags.aligned
@@ -114,7 +120,7 @@ def put_gradients(out: dict[str, Gradient] | None, gradients: dict[str, Gradient
         return gradients
     for name, gradient in gradients.items():
         place = out[name]
-        if isinstance(place, np.ndarray) and isinstance(gradient, np.ndarray):
+        if not isinstance(place, Rows) and not isinstance(gradient, Rows):
             place[...] = gradient
         else:
             out[name] = gradient

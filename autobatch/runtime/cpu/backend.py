@@ -63,6 +63,7 @@ class Cpu:
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> CompiledPlan:
         """Cut the batches of a plan into pieces, and lower the stages of its cells; see `Backend`."""
+        options.check_store(self.name, HOST)
         return CompiledPlan(self, plan, cells, options)
 
     def chooser_of(self, matmul: str | None) -> Chooser:

@@ -18,6 +18,7 @@ import numpy as np
 from autobatch.compiler.cuda.support import module_text
 from autobatch.devices.device import Device, Launch
 from autobatch.devices.finding import find_device
+from autobatch.devices.store import HOST
 from autobatch.ir.program import Weight
 from autobatch.jit.compiling import compiling
 from autobatch.ops.randomness import Randomness
@@ -66,6 +67,7 @@ class Cuda:
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> DevicePlan:
         """Prepare a plan; see `Backend`."""
+        options.check_store(self.name, HOST, self.device)
         return DevicePlan(self, plan, cells, options)
 
     def prepared_types(self, cells: PlannedTypes, options: RunOptions) -> PreparedTypes[DeviceCell]:
@@ -104,7 +106,8 @@ class DevicePlan:
         slots: where the slots of a stage of a type begin.
         sweeps: the steps of each stage.
         steps: where they begin.
-        parameters: those that the cells of the plan read, and where they begin in the packed memory.
+        parameters: those that the cells of the plan read.
+        uploaded: those of them that are on the host, and where they begin in the packed memory.
         kernels: the definitions of the kernels of each stage, by name, in the order of names.
     """
 
@@ -126,7 +129,8 @@ class DevicePlan:
         self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
         self.n_ints = self.packing.n_bytes
         read = {id(p): p for kind in self.prepared.tables for p in parameters_of(cells.cells[kind])}
-        self.parameters = [(p, self.packing.reserve(p.data.nbytes)) for p in read.values()]
+        self.parameters = list(read.values())
+        self.uploaded = [(p, self.packing.reserve(p.data.nbytes)) for p in self.parameters if p.store is HOST]
 
     def forward(self, randomness: Randomness, timer: Timer | None = None) -> DeviceRun:
         """Compute all values; see `Executable`."""
@@ -194,17 +198,12 @@ class DeviceRun(PooledRun[DeviceMemory]):
         return self._values.outputs()
 
     def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
-        plan, cells, activity, device = (
-            self._executable.plan,
-            self._executable.cells,
-            self.memory.activity,
-            self._device,
-        )
+        plan, cells, activity = self._executable.plan, self._executable.cells, self.memory.activity
         activity.mark(plan, cells, seeds)
         targets = self.memory.targets(into, cells.stacks)
-        gradients, added = self._zeros(targets.arrays)
+        gradients, added = self._targets_on_device(targets.arrays)
         for slot in range(len(cells.slot_shapes)):
-            self._values.slot(slot, plan.mirror)[...] = device.put(seeds[slot]) if slot in seeds else 0
+            self._values.slot(slot, plan.mirror)[...] = self._device.put(seeds[slot]) if slot in seeds else 0
         self._sweep("backward", None if activity.is_whole else activity)
         self._lap("backward", None)
         ends = plan.type_ptr.tolist()
@@ -214,23 +213,32 @@ class DeviceRun(PooledRun[DeviceMemory]):
             if active.any():
                 self._interpreter.weight_gradients(kind, active, gradients)
                 self._lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
-        found, first = device.get(added), 0
-        for target in targets.arrays.values():
-            if not isinstance(target, Rows):
-                target += found[first : first + target.size].reshape(target.shape)
-                first += target.size
+        if added:
+            self._add_on_host(targets.arrays, added)
         self._copied_bytes += targets.finish()
 
-    def _zeros(self, targets: Mapping[int, Gradient]) -> tuple[dict[int, Any], Any]:
-        """Zeros on the device for the gradients, one after the other; and all of them as one array."""
+    def _targets_on_device(self, targets: Mapping[int, Gradient]) -> tuple[dict[int, Gradient], dict[int, Any]]:
+        """What gradients are added to: the targets, with zeros for those that are arrays on the host; and these zeros.
+
+        The zeros lie one after the other in `memory.gradients`.
+        """
+        if self._executable.options.store is self._device:
+            return dict(targets), {}
         arrays = {key: target for key, target in targets.items() if not isinstance(target, Rows)}
-        added = self.memory.zero_gradients(sum(a.size for a in arrays.values()), self._executable.options.dtype)
-        gradients: dict[int, Any] = dict(targets)
-        first = 0
+        zeros = self.memory.zero_gradients(sum(a.size for a in arrays.values()), self._executable.options.dtype)
+        added, first = {}, 0
         for key, target in arrays.items():
-            gradients[key] = added[first : first + target.size].reshape(target.shape)
+            added[key] = zeros[first : first + target.size].reshape(target.shape)
             first += target.size
-        return gradients, added
+        return {**targets, **added}, added
+
+    def _add_on_host(self, targets: Mapping[int, Gradient], added: Mapping[int, Any]) -> None:
+        """Add what was added to zeros on the device to the targets on the host."""
+        found, first = self._device.get(self.memory.gradients[: sum(a.size for a in added.values())]), 0
+        for key, array in added.items():
+            target = targets[key]
+            target += found[first : first + array.size].reshape(array.shape)
+            first += array.size
 
     def _gradients(self, kind: int) -> Any:
         return self._values.output_gradients(kind, self.memory.activity)
@@ -252,12 +260,13 @@ class DeviceRun(PooledRun[DeviceMemory]):
         """Set up the stages of all types, and copy the ints of the mini-batch to the device."""
         executable, device, memory = self._executable, self._device, self.memory
         packing, places = executable.packing, executable.places
-        for parameter, first in executable.parameters:
+        self._parameters.update((id(p), p.data) for p in executable.parameters if p.store is device)
+        for parameter, first in executable.uploaded:
             part = memory.packed[first : first + parameter.data.nbytes]
             self._parameters[id(parameter)] = part.view(parameter.dtype).reshape(parameter.shape)
         pinned, base = memory.borrow_pinned(packing.n_bytes), device.address(memory.packed)
         packing.fill(pinned)
-        for parameter, first in executable.parameters:
+        for parameter, first in executable.uploaded:
             part = pinned[first : first + parameter.data.nbytes]
             part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.data
         memory.upload(pinned, executable.n_ints, packing.n_bytes)

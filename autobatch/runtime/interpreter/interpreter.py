@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.ir.derivative import Scatter
 from autobatch.ir.layout import Join
 from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Port, Var, Weight
@@ -102,19 +101,31 @@ class Interpreter:
             if g not in frame.targets:
                 owners[p] += frame.env[g][0]
         for p, scatters in derivative.tables:
-            self._add_rows(frame.env, scatters, gradients[id(derivative.parameter(p))])
+            for scatter in scatters:
+                ids = self._ids(frame, scatter.ids, active)
+                self._add_rows(ids, frame.env[scatter.values], gradients[id(derivative.parameter(p))])
 
-    def _add_rows(self, env: Env, scatters: Iterable[Scatter], gradient: Any) -> None:
-        """Add the rows that a type looked up to the gradient of their table, on the host."""
-        for scatter in scatters:
-            values, ids = self.store.get(env[scatter.values]), self.store.get(env[scatter.ids])
-            flat = np.broadcast_to(ids, values.shape[: ids.ndim]).reshape(-1)
-            found = Rows.summed(flat, values.reshape(flat.size, *gradient.shape[1:]), gradient.shape)
-            if isinstance(gradient, Rows):
-                gradient += found
-            else:
-                gradient[self.store.put(found.ids)] += self.store.put(found.values)
-            self.launches += 1
+    def _ids(self, frame: Frame, index: int, active: Array) -> Array:
+        """The ids that a type looked up in its active rows, on the host: known there, unless a cell computes them."""
+        var = frame.vars[index]
+        if isinstance(var.source, Constant):
+            return np.asarray(var.source.data)[None]
+        if not isinstance(var.source, Attribute):
+            return self.store.get(frame.env[index])
+        ids = self.plan.int_data[frame.rows.kind][:, var.source.column : var.source.column + var.size]
+        return ids[active].reshape(-1, *var.shape)
+
+    def _add_rows(self, ids: Array, values: Array, gradient: Any) -> None:
+        """Add rows that a type looked up to the gradient of their table."""
+        flat = np.broadcast_to(ids, values.shape[: ids.ndim]).reshape(-1)
+        store = gradient.store if isinstance(gradient, Rows) else self.store
+        rows = values.reshape(flat.size, *gradient.shape[1:])
+        found = Rows.summed(flat, rows if store is self.store else self.store.get(rows), gradient.shape, store)
+        if isinstance(gradient, Rows):
+            gradient += found
+        else:
+            found.add_to(gradient)
+        self.launches += 1
 
     # Frames and instructions.
 
@@ -147,7 +158,7 @@ class Interpreter:
                     env[index] = self._parameters[id(parameter)][None]
                 case Constant(data=data):
                     row = constant_row(data, self.options.dtype)
-                    env[index] = row if isinstance(data, (int, float)) else self.store.put(row)
+                    env[index] = row if isinstance(row, (int, float)) else self.store.put(row)
         return env
 
     def run(self, frame: Frame, indices: Iterable[int]) -> None:
@@ -251,7 +262,7 @@ class Interpreter:
         if (np.diff(ptr) == 1).all():
             out[...] = parts
         else:
-            segment_sum(self.store.xp, parts, out, Segments(self.store.xp, self.store.put(ptr - ptr[0])))
+            segment_sum(self.store.xp, parts, out, Segments(ptr - ptr[0], self.store.put))
         self._moved(parts.size)
         return out
 

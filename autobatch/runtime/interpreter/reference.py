@@ -43,6 +43,7 @@ class Reference:
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> InterpretedPlan:
         """Prepare a plan; see `Backend`."""
+        options.check_store(self.name, HOST, self.store)
         return InterpretedPlan(self, plan, cells, options)
 
 
