@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.devices.late import Late
+from autobatch.devices.store import HOST
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
@@ -23,13 +25,14 @@ from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
 from autobatch.nn.prefetching import prefetch
+from autobatch.params.gradients import Gradients
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Planner
 from autobatch.runtime.backend import Backend, Run
 from autobatch.runtime.execution import Executor
 from autobatch.runtime.input_gradients import InputGradients
-from autobatch.runtime.losses import loss_slot, loss_weights, put_gradients, take_gradients
+from autobatch.runtime.losses import MeanLoss, loss_slot, loss_weights, put_gradients, take_gradients
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.settings import Settings
 from autobatch.runtime.step import Clock, LastCall, Step
@@ -78,6 +81,7 @@ class Batched:
         self.planning = Planning(self.recorder, planner, settings.plan_cache)
         self._profile: Profile | None = None
         self._executor = Executor(self.recorder)
+        self._unread: MeanLoss | None = None
         self.threads = self._tune().base.threads
 
     def __copy__(self) -> Batched:
@@ -152,6 +156,9 @@ class Batched:
         Returns:
             value, grads; or (value, aux), grads with `has_aux`. `grads` has a gradient for every trainable parameter,
             by name: an array, zero where it is not used, or `Rows` for a table that nothing but `lookup` reads.
+            Where the parameters are on a device, the gradients are there too, and the call does not wait for it:
+            `value` is a `Late`, a number that waits when it is read. A loss that is not finite is then known when it
+            is read, or at the next call; optimizers ignore its gradients.
             With `inputs` a third element: a list of what the instances are with each float array replaced by its
             gradient, of its shape and type and zero where it is not used, and all that holds no float array by None.
 
@@ -167,17 +174,30 @@ class Batched:
             step = self._prepare(minibatch, clock, training=True, has_aux=has_aux)
             slot = loss_slot(step.graph, self.recorder.slots, has_aux)
             weights = loss_weights(reduce, step.graph.n_instances)
-            taken = None if out is None else take_gradients(out, self._executor.trainable(), len(step.parts) > 1)
+            late = self._is_late(out, has_aux or inputs)
+            apart = len(step.parts) > 1 and not late
+            taken = None if out is None else take_gradients(out, self._executor.trainable(), apart)
             read = InputGradients(minibatch.inputs, self._executor.dtype)
-            found, grads = self._executor.train(step, self._run(step), slot, weights, taken, read)
+            runs, grads = self._executor.train(step, self._run(step), slot, weights, taken, read, late)
             grads = put_gradients(out, grads)
             self.step += 1
             self._finish(step)
-        columns = join_columns(found)
-        value = (weights * columns[slot]).sum().astype(columns[slot].dtype)
+            loss = MeanLoss(runs, slot, weights)
+            value = Late(loss) if late else loss()
+            self._unread, unread = loss if late else None, self._unread
+        if unread is not None:
+            unread.check()
         if has_aux:
-            value = value, stack_results([s.children[1] for s in step.graph.structures], columns)
+            columns = join_columns([run.outputs for run in runs])
+            found = value, stack_results([s.children[1] for s in step.graph.structures], columns)
+            return (found, grads, read.structures()) if inputs else (found, grads)
         return (value, grads, read.structures()) if inputs else (value, grads)
+
+    def _is_late(self, out: dict[str, Gradient] | None, reads_more: bool) -> bool:
+        """Whether `value_and_grad` returns before its losses are known: where parameters are on a device."""
+        if self._executor.store is HOST or reads_more or self._profile is not None or not self._tuning.is_off:
+            return False
+        return out is None or isinstance(out, Gradients)
 
     def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.

@@ -157,6 +157,10 @@ class CountingStore:
         self.got_bytes += array.nbytes
         return np.array(array._host)
 
+    def copy_out(self, array: DeviceArray) -> Callable[[], np.ndarray]:
+        found = self.get(array)
+        return lambda: found
+
     def adopt(self, values: Any) -> DeviceArray | None:
         return values if isinstance(values, DeviceArray) else None
 

@@ -56,6 +56,7 @@ class GpuDevice:
         self._blas, self._get_handle = cublas, device.get_cublas_handle  # each thread has a handle of its own
         self._scalars = {np.dtype(t): (np.zeros(1, t), np.ones(1, t)) for t in (np.float32, np.float64)}
         self._to_bf16 = cupy.RawKernel(TO_BF16, "to_bf16", OPTIONS)
+        self._copies_out: list[tuple[Any, NDArray[np.uint8]]] = []  # memory that may still be written to
         self._rounded = [cupy.empty(0, np.uint16), cupy.empty(0, np.uint16)]
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
@@ -80,6 +81,25 @@ class GpuDevice:
         self.traffic.waits += 1
         found: NDArray[Any] = array.get(order="C")
         return found
+
+    def copy_out(self, array: Any) -> Callable[[], NDArray[Any]]:
+        """See `Store`."""
+        self.traffic.downloads += 1
+        self.traffic.downloaded_bytes += array.nbytes
+        host = self.pinned(array.nbytes)
+        array.data.copy_to_host_async(host.ctypes.data, array.nbytes)
+        event = self.xp.cuda.Event(disable_timing=True)
+        event.record()
+        self._copies_out = [(done, memory) for done, memory in self._copies_out if not done.done]
+        self._copies_out.append((event, host))
+
+        def wait() -> NDArray[Any]:
+            self.traffic.waits += 1
+            event.synchronize()
+            found: NDArray[Any] = host.view(array.dtype).reshape(array.shape).copy()
+            return found
+
+        return wait
 
     def adopt(self, values: Any) -> Any | None:
         """See `Store`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,13 @@ class Store(Protocol):
     def get(self, array: Any) -> NDArray[Any]:
         """An array of the device as a NumPy array: itself if it is one, else a copy."""
 
+    def copy_out(self, array: Any) -> Callable[[], NDArray[Any]]:
+        """Begin to copy an array of the device, contiguous, to the host, after all work that was asked for.
+
+        Returns:
+            Waits for the copy and gives it; what the device does later does not change it.
+        """
+
     def adopt(self, values: Any) -> Any | None:
         """What lies on the device already as an array of it, without a copy: arrays of any library with DLPack.
 
@@ -57,6 +65,11 @@ class HostStore:
     def get(self, array: Any) -> NDArray[Any]:
         """See `Store`."""
         return array  # type: ignore[no-any-return]
+
+    def copy_out(self, array: Any) -> Callable[[], NDArray[Any]]:
+        """See `Store`."""
+        found = np.array(array)
+        return lambda: found
 
     def adopt(self, values: Any) -> Any | None:
         """See `Store`."""

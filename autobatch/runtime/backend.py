@@ -87,9 +87,14 @@ class Run(Protocol):
 
     Attributes:
         outputs: the values that the user asked for, per slot `[rows, *shape]`: NumPy arrays that no later run changes.
+            A backend that does not wait for its device waits when they are first read, which may be after the run.
     """
 
-    outputs: list[Any]
+    @property
+    def outputs(self) -> list[Any]: ...
+
+    def on_device(self, slot: int) -> Any:
+        """The values of a slot as an array of the device, until the run is differentiated or closed."""
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
         """Differentiate the run, once. Parameters and the mode of modules must be unchanged since it ran forward.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
-from autobatch.params.gradients import GradientBuffers
+from autobatch.params.gradients import GradientBuffers, Gradients
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.runtime.backend import Run, Timer
@@ -98,7 +98,8 @@ class Executor:
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients,
-    ) -> tuple[list[list[Array]], dict[str, Gradient]]:
+        late: bool,
+    ) -> tuple[list[Run], dict[str, Gradient]]:
         """Differentiate the runs of all parts.
 
         Args:
@@ -107,22 +108,32 @@ class Executor:
             weights: of the losses, per instance.
             grads: gradients to add to; None for this thread's buffers, set to zero.
             inputs: the gradients of the inputs, which are added to.
+            late: do not wait for the device: whether the losses are finite is noted there, in `Gradients.finite`.
 
         Returns:
-            The outputs of each part, and the gradients.
+            The run of each part, whose outputs can be read; and the gradients.
 
         Raises:
-            NumericError: a loss is not finite.
+            NumericError: a loss is not finite; not if `late`.
         """
-        found = []
+        found, finite = [], None
         for part, (instances, run) in zip(step.parts, runs, strict=True):
-            losses = run.outputs[slot]
-            check_finite(losses, instances.start)
-            grads = self.backward(step, run, {slot: weights[instances].astype(losses.dtype)}, grads)
+            if late:
+                finite = self._all_finite(run.on_device(slot), finite)
+            else:
+                check_finite(run.outputs[slot], instances.start)
+            grads = self.backward(step, run, {slot: weights[instances].astype(self.dtype)}, grads)
             inputs.add(part.plan, run)
-            found.append(run.outputs)
+            found.append(run)
         assert grads is not None, "there are instances, and so parts"
+        if isinstance(grads, Gradients) and late:
+            grads.finite = finite if grads.finite is None else grads.finite & finite
         return found, grads
+
+    def _all_finite(self, losses: Array, others: Array | None) -> Array:
+        """Whether losses, and others before them, are finite: an array of one bool, on the device."""
+        finite: Array = self.store.xp.isfinite(losses).all().reshape(1)
+        return finite if others is None else finite & others
 
     def backward(
         self, step: Step, run: Run, seeds: Mapping[int, Array], out: dict[str, Gradient] | None

@@ -14,6 +14,7 @@ from autobatch.graph.graph import Graph
 from autobatch.ir.arguments import Key
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.runtime.backend import Run
 from autobatch.trace.results import Slot, SlotTable
 
 Array = NDArray[Any]
@@ -127,6 +128,39 @@ def put_gradients(out: dict[str, Gradient] | None, gradients: dict[str, Gradient
     return out
 
 
+class MeanLoss:
+    """Reads the weighted sum of the losses of a mini-batch, when it is called.
+
+    Args:
+        runs: of the parts of the mini-batch; their outputs are read.
+        slot: that of the losses.
+        weights: of the losses, per instance.
+    """
+
+    def __init__(self, runs: Sequence[Run], slot: int, weights: Array) -> None:
+        self._runs, self._slot, self._weights, self._is_read = list(runs), slot, weights, False
+        self._found: np.generic | None = None
+
+    def __call__(self) -> np.generic:
+        """The weighted sum.
+
+        Raises:
+            NumericError: a loss is not finite.
+        """
+        self._is_read = True
+        if self._found is None:
+            losses = np.concatenate([run.outputs[self._slot] for run in self._runs])
+            check_finite(losses)
+            self._found = (self._weights * losses).sum().astype(losses.dtype)
+            self._runs.clear()
+        return self._found
+
+    def check(self) -> None:
+        """Raise the NumericError of a loss that is not finite, if nobody has read them."""
+        if not self._is_read:
+            self()
+
+
 def check_finite(losses: Array, first: int = 0) -> None:
     """Raise if a loss is NaN or infinite; `first` is the number of the first instance."""
     finite = np.isfinite(losses)
@@ -134,6 +168,6 @@ def check_finite(losses: Array, first: int = 0) -> None:
         wrong = np.flatnonzero(~finite)
         raise NumericError(
             f"the loss of {wrong.size} of {losses.size} instances is not finite (instance {first + wrong[0]}: "
-            f"{losses[wrong[0]]}); no gradient was computed. Lower the learning rate, clip gradients, or call the "
+            f"{losses[wrong[0]]}); no gradient of theirs is used. Lower the learning rate, clip gradients, or call the "
             f"function directly on that instance to see where the number comes from."
         )

@@ -8,12 +8,13 @@ mini-batch reach the device in one copy, parameters in another. Nothing waits fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autobatch.compiler.cuda.support import module_text
 from autobatch.devices.device import Device, Launch
@@ -182,7 +183,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
         self._device = executable.backend.device
         super().__init__(executable.backend.pool, timer)
 
-    def _forward(self) -> list[Any]:
+    def _forward(self) -> Callable[[], list[Any]]:
         executable = self._executable
         plan, options = executable.plan, executable.options
         self.memory.reserve_all(executable.sizes, executable.packing.n_bytes, options.dtype, options.max_bytes)
@@ -192,7 +193,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
         self._values = Values(plan, executable.cells, self.memory.buffer, self._device)
         self._copied_bytes = refresh(executable.cells.stacks)
         self._parameters: dict[int, Any] = {}
-        self._interpreter = Interpreter(self._values, options, self._randomness, self._parameters)
+        self._interpreter = Interpreter(self._values, options, self._randomness, self._parameters, self._data)
         self._stages = self._upload()
         self._sweep("forward", None)
         return self._values.outputs()
@@ -240,6 +241,10 @@ class DeviceRun(PooledRun[DeviceMemory]):
             target += found[first : first + array.size].reshape(array.shape)
             first += array.size
 
+    def on_device(self, slot: int) -> Any:
+        """The values of a slot on the device; see `Run`."""
+        return self._values.slot(slot)
+
     def _gradients(self, kind: int) -> Any:
         return self._values.output_gradients(kind, self.memory.activity)
 
@@ -276,7 +281,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
             for kind, table in executable.prepared.tables.items():
                 stage = executable.types.cells[kind].stage(name)
                 stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                arrays = common | self._data(kind)
+                arrays = common | dict(zip(("ints", "floats"), self._data(kind), strict=True))
                 run = StageRun(stage, executable.plan, kind, arrays, table, self._randomness)
                 runs.append(run)
                 first = executable.slots[name, kind]
@@ -300,14 +305,15 @@ class DeviceRun(PooledRun[DeviceMemory]):
             return self._device.address(self.memory.rows) if run.stage.rows_size else 0
         return run.slot(name)
 
-    def _data(self, kind: int) -> dict[str, Any]:
+    def _data(self, kind: int) -> tuple[Any, Any]:
         """The int and float data of a type, in the packed ints."""
-        executable, plan = self._executable, self._executable.plan
-        found = {}
-        for name, data in (("ints", plan.int_data[kind]), ("floats", plan.float_data[kind])):
-            first = executable.places[kind, name]
-            found[name] = self.memory.packed[first : first + data.nbytes].view(data.dtype)
-        return found
+        plan = self._executable.plan
+        return self._packed(kind, "ints", plan.int_data[kind]), self._packed(kind, "floats", plan.float_data[kind])
+
+    def _packed(self, kind: int, name: str, array: NDArray[Any]) -> Any:
+        """An array that was packed, on the device."""
+        first = self._executable.places[kind, name]
+        return self.memory.packed[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
 
     # Batches.
 

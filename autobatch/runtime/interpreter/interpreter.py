@@ -9,7 +9,7 @@ looked up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Interpreter:
         values: the values of the run.
         randomness: the randomness of the whole mini-batch.
         parameters: the arrays of parameters that are on the device already, by `id`; others are added.
+        data: gives the int and float data of a type, `[N_type, width]`, where they are on the device already.
 
     Attributes:
         launches: ops, scatters and gathers so far.
@@ -42,12 +43,18 @@ class Interpreter:
     """
 
     def __init__(
-        self, values: Values, options: RunOptions, randomness: Randomness, parameters: dict[int, Array] | None = None
+        self,
+        values: Values,
+        options: RunOptions,
+        randomness: Randomness,
+        parameters: dict[int, Array] | None = None,
+        data: Callable[[int], tuple[Array, Array]] | None = None,
     ) -> None:
         self.values, self.options, self.randomness = values, options, randomness
         self.plan, self.cells, self.store = values.plan, values.cells, values.store
         self.launches = self.copied_bytes = 0
         self._parameters = {} if parameters is None else parameters
+        self._data = data or (lambda kind: (self.plan.int_data[kind], self.plan.float_data[kind]))
 
     # Stages.
 
@@ -118,13 +125,11 @@ class Interpreter:
     def _add_rows(self, ids: Array, values: Array, gradient: Any) -> None:
         """Add rows that a type looked up to the gradient of their table."""
         flat = np.broadcast_to(ids, values.shape[: ids.ndim]).reshape(-1)
-        store = gradient.store if isinstance(gradient, Rows) else self.store
-        rows = values.reshape(flat.size, *gradient.shape[1:])
-        found = Rows.summed(flat, rows if store is self.store else self.store.get(rows), gradient.shape, store)
+        rows = self.store.xp.ascontiguousarray(values).reshape(-1)
         if isinstance(gradient, Rows):
-            gradient += found
+            gradient.add(flat, rows if gradient.store is self.store else self.store.get(rows))
         else:
-            found.add_to(gradient)
+            Rows.summed(flat, rows.reshape(flat.size, *gradient.shape[1:]), gradient.shape, self.store).add_to(gradient)
         self.launches += 1
 
     # Frames and instructions.
@@ -149,7 +154,7 @@ class Interpreter:
                 case Port(number=number):
                     env[index] = self.values.inputs(rows, cell.layout.inputs[number], var)
                 case Attribute(is_float=is_float, column=column):
-                    data = (self.plan.float_data if is_float else self.plan.int_data)[rows.kind]
+                    data = self._data(rows.kind)[is_float]
                     part = data[rows.start : rows.end, column : column + var.size].reshape(rows.n, *var.shape)
                     env[index] = self.store.put(part.astype(self.options.dtype) if is_float else part)
                 case Weight(parameter=parameter):
