@@ -89,12 +89,14 @@ class Device(Store, Protocol):
         n_processors: streaming multiprocessors.
         most_shared_bytes: the dynamic shared memory that a block may have.
         traffic: the counts so far.
+        out_of_memory: what is raised where it has no room for an array.
     """
 
     name: str
     n_processors: int
     most_shared_bytes: int
     traffic: Traffic
+    out_of_memory: type[Exception]
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
         """Memory of the host that the device can copy from while the host goes on."""

@@ -52,6 +52,7 @@ class GpuDevice:
         self.n_processors: int = chosen.attributes["MultiProcessorCount"]
         self.most_shared_bytes: int = chosen.attributes["MaxSharedMemoryPerBlockOptin"]
         self.traffic = Traffic()
+        self.out_of_memory: type[Exception] = cupy.cuda.memory.OutOfMemoryError
         self._capability = int(chosen.compute_capability)
         self._blas, self._get_handle = cublas, device.get_cublas_handle  # each thread has a handle of its own
         self._scalars = {np.dtype(t): (np.zeros(1, t), np.ones(1, t)) for t in (np.float32, np.float64)}

@@ -119,6 +119,7 @@ class HostDevice:
 
     Args:
         seed: of the orders in which threads run; each launch draws others.
+        most_bytes: that an array may have.
     """
 
     kind = "cuda"
@@ -126,16 +127,19 @@ class HostDevice:
     name = "the processor, in place of a GPU"
     n_processors = N_PROCESSORS
     most_shared_bytes = MOST_SHARED_BYTES
+    out_of_memory: type[Exception] = MemoryError
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, most_bytes: int | None = None) -> None:
         _find_compiler()
         self.traffic = Traffic()
-        self._seed = seed
+        self._seed, self._most_bytes = seed, most_bytes
         self._copies: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []  # memory that a GPU may still copy from
         self._message = ctypes.create_string_buffer(MESSAGE_BYTES)
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> HostArray:
         """See `Store`; all bytes are 0xff, so that floats are NaN."""
+        if self._most_bytes is not None and size * dtype.itemsize > self._most_bytes:
+            raise MemoryError(f"an array of {size * dtype.itemsize} bytes where {self._most_bytes} are allowed")
         array = aligned(size, dtype)
         array.view(np.uint8)[...] = 0xFF
         return array.view(HostArray)

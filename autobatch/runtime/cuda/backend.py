@@ -8,7 +8,8 @@ mini-batch reach the device in one copy, parameters in another. Nothing waits fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -20,6 +21,7 @@ from autobatch.compiler.cuda.support import module_text
 from autobatch.devices.device import Device, Launch
 from autobatch.devices.finding import find_device
 from autobatch.devices.store import HOST
+from autobatch.errors import BackendError
 from autobatch.ir.program import Weight
 from autobatch.jit.compiling import compiling
 from autobatch.ops.randomness import Randomness
@@ -184,6 +186,28 @@ class DeviceRun(PooledRun[DeviceMemory]):
         super().__init__(executable.backend.pool, timer)
 
     def _forward(self) -> Callable[[], list[Any]]:
+        with self._in_memory():
+            return self._compute()
+
+    def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+        with self._in_memory():
+            self._differentiate(seeds, into)
+
+    @contextmanager
+    def _in_memory(self) -> Iterator[None]:
+        """Raise a BackendError with the bytes of the plan where the device has no room."""
+        try:
+            yield
+        except self._device.out_of_memory as error:
+            limit = self._executable.options.max_bytes
+            allowed = "max_bytes is not set" if limit is None else f"max_bytes is {limit}"
+            raise BackendError(
+                f"{self._device.name} has no room for a mini-batch whose plan takes {self._executable.n_bytes} bytes, "
+                f"and {allowed}: give ab.batched a lower max_bytes, which runs it in parts, or smaller "
+                f"mini-batches ({error})."
+            ) from error
+
+    def _compute(self) -> Callable[[], list[Any]]:
         executable = self._executable
         plan, options = executable.plan, executable.options
         self.memory.reserve_all(executable.sizes, executable.packing.n_bytes, options.dtype, options.max_bytes)
@@ -198,7 +222,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
         self._sweep("forward", None)
         return self._values.outputs()
 
-    def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+    def _differentiate(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
         plan, cells, activity = self._executable.plan, self._executable.cells, self.memory.activity
         activity.mark(plan, cells, seeds)
         targets = self.memory.targets(into, cells.stacks)
