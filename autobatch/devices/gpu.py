@@ -1,8 +1,9 @@
 """The cuda backend on an NVIDIA GPU: memory, kernels and products through CuPy, 13 or 14.
 
-All work goes to CuPy's current stream, in order. CuPy keeps compiled modules in its own folder of the user
-(`CUPY_CACHE_DIR`). Products call `cublasGemmEx` by addresses: a product of rows, as CuPy and NumPy lay them out, is for
-cuBLAS, which expects columns, the transposed product with the operands exchanged.
+All work goes to CuPy's current stream, in order, except the uploads of mini-batches, which have a stream of their own.
+CuPy keeps compiled modules in its own folder of the user (`CUPY_CACHE_DIR`). Products call `cublasGemmEx` by addresses:
+a product of rows, as CuPy and NumPy lay them out, is for cuBLAS, which expects columns, the transposed product with the
+operands exchanged.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class GpuDevice:
         self._blas, self._get_handle = cublas, device.get_cublas_handle  # each thread has a handle of its own
         self._scalars = {np.dtype(t): (np.zeros(1, t), np.ones(1, t)) for t in (np.float32, np.float64)}
         self._to_bf16 = cupy.RawKernel(TO_BF16, "to_bf16", OPTIONS)
+        self._uploading = cupy.cuda.Stream(non_blocking=True)
         self._copies_out: list[tuple[Any, NDArray[np.uint8]]] = []  # memory that may still be written to
         self._rounded = [cupy.empty(0, np.uint16), cupy.empty(0, np.uint16)]
 
@@ -89,8 +91,7 @@ class GpuDevice:
         self.traffic.downloaded_bytes += array.nbytes
         host = self.pinned(array.nbytes)
         array.data.copy_to_host_async(host.ctypes.data, array.nbytes)
-        event = self.xp.cuda.Event(disable_timing=True)
-        event.record()
+        event = self.mark()
         self._copies_out = [(done, memory) for done, memory in self._copies_out if not done.done]
         self._copies_out.append((event, host))
 
@@ -122,13 +123,22 @@ class GpuDevice:
         """See `Device`."""
         return np.frombuffer(self.xp.cuda.alloc_pinned_memory(max(n_bytes, 1)), np.uint8)[:n_bytes]
 
-    def copy_in(self, host: NDArray[np.uint8], array: Any) -> Callable[[], None]:
+    def mark(self) -> Any:
+        """See `Device`."""
+        event = self.xp.cuda.Event(disable_timing=True)
+        event.record()
+        return event
+
+    def copy_in(self, host: NDArray[np.uint8], array: Any, after: Any) -> Callable[[], None]:
         """See `Device`."""
         self.traffic.uploads += 1
         self.traffic.uploaded_bytes += host.nbytes
-        array.data.copy_from_host_async(host.ctypes.data, host.nbytes)
         event = self.xp.cuda.Event(disable_timing=True)
-        event.record()
+        if after is not None:
+            self._uploading.wait_event(after)
+        array.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._uploading)
+        event.record(self._uploading)
+        self.xp.cuda.get_current_stream().wait_event(event)
         wait: Callable[[], None] = event.synchronize
         return wait
 

@@ -191,7 +191,11 @@ class HostDevice:
         """See `Device`."""
         return aligned(n_bytes, np.dtype(np.uint8))
 
-    def copy_in(self, host: NDArray[np.uint8], array: Any) -> Callable[[], None]:
+    def mark(self) -> Any:
+        """See `Device`."""
+        return self.traffic.launches
+
+    def copy_in(self, host: NDArray[np.uint8], array: Any, after: Any) -> Callable[[], None]:
         """See `Device`."""
         self.traffic.uploads += 1
         self.traffic.uploaded_bytes += host.nbytes

@@ -261,7 +261,7 @@ def test_memory_that_is_still_copied_must_not_change() -> None:
     """Until the copy, or anything after it, is waited for."""
     ends: dict[str, Callable[[HostDevice, Any, Any], Any]] = {
         "wait": lambda device, wait, target: wait(),
-        "another": lambda device, wait, target: device.copy_in(device.pinned(8), target)(),
+        "another": lambda device, wait, target: device.copy_in(device.pinned(8), target, None)(),
         "synchronize": lambda device, wait, target: device.synchronize(),
         "get": lambda device, wait, target: device.get(target),
     }
@@ -269,12 +269,12 @@ def test_memory_that_is_still_copied_must_not_change() -> None:
         device = HostDevice()
         target, pinned = device.empty(8, np.dtype(np.uint8)), device.pinned(8)
         pinned[...] = 1
-        end(device, device.copy_in(pinned, target), target)
+        end(device, device.copy_in(pinned, target, None), target)
         pinned[...] = 2
-        wait = device.copy_in(pinned, target)
+        wait = device.copy_in(pinned, target, None)
         pinned[...] = 3
         with pytest.raises(BackendError, match="8 bytes of pinned memory changed while a GPU might still have copied"):
-            device.copy_in(pinned, target) if name == "another" else end(device, wait, target)
+            device.copy_in(pinned, target, None) if name == "another" else end(device, wait, target)
 
 
 def test_rounding_to_tf32() -> None:
