@@ -32,7 +32,14 @@ from autobatch.plan.plan import Planner
 from autobatch.runtime.backend import Backend, Run
 from autobatch.runtime.execution import Executor
 from autobatch.runtime.input_gradients import InputGradients
-from autobatch.runtime.losses import MeanLoss, loss_slot, loss_weights, put_gradients, take_gradients
+from autobatch.runtime.losses import (
+    UnreadLoss,
+    loss_slot,
+    loss_weights,
+    put_gradients,
+    take_gradients,
+    weighted_sum,
+)
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.settings import Settings
 from autobatch.runtime.step import Clock, LastCall, Step
@@ -81,7 +88,7 @@ class Batched:
         self.planning = Planning(self.recorder, planner, settings.plan_cache)
         self._profile: Profile | None = None
         self._executor = Executor(self.recorder)
-        self._unread: MeanLoss | None = None
+        self._unread: UnreadLoss | None = None
         self.threads = self._tune().base.threads
 
     def __copy__(self) -> Batched:
@@ -182,13 +189,15 @@ class Batched:
             grads = put_gradients(out, grads)
             self.step += 1
             self._finish(step)
-            loss = MeanLoss(runs, slot, weights)
-            value = Late(loss) if late else loss()
-            self._unread, unread = loss if late else None, self._unread
-        if unread is not None:
-            unread.check()
+            loss = UnreadLoss(runs, slot, weights) if late else None
+            before, self._unread = self._unread, loss
+        if before is not None:
+            before.check()
+        if loss is not None:
+            return Late(loss), grads
+        columns = join_columns([run.outputs for run in runs])
+        value = weighted_sum(columns[slot], weights)
         if has_aux:
-            columns = join_columns([run.outputs for run in runs])
             found = value, stack_results([s.children[1] for s in step.graph.structures], columns)
             return (found, grads, read.structures()) if inputs else (found, grads)
         return (value, grads, read.structures()) if inputs else (value, grads)

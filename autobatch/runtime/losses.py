@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ def put_gradients(out: dict[str, Gradient] | None, gradients: dict[str, Gradient
     return out
 
 
-class MeanLoss:
+class UnreadLoss:
     """Reads the weighted sum of the losses of a mini-batch, when it is called.
 
     Args:
@@ -138,8 +139,8 @@ class MeanLoss:
     """
 
     def __init__(self, runs: Sequence[Run], slot: int, weights: Array) -> None:
-        self._runs, self._slot, self._weights, self._is_read = list(runs), slot, weights, False
-        self._found: np.generic | None = None
+        self._runs, self._slot, self._weights = list(runs), slot, weights
+        self._is_read = False
 
     def __call__(self) -> np.generic:
         """The weighted sum.
@@ -148,17 +149,26 @@ class MeanLoss:
             NumericError: a loss is not finite.
         """
         self._is_read = True
-        if self._found is None:
-            losses = np.concatenate([run.outputs[self._slot] for run in self._runs])
-            check_finite(losses)
-            self._found = (self._weights * losses).sum().astype(losses.dtype)
-            self._runs.clear()
-        return self._found
+        losses = self._losses
+        check_finite(losses)
+        return weighted_sum(losses, self._weights)
 
     def check(self) -> None:
         """Raise the NumericError of a loss that is not finite, if nobody has read them."""
         if not self._is_read:
             self()
+
+    @cached_property
+    def _losses(self) -> Array:
+        losses = np.concatenate([run.outputs[self._slot] for run in self._runs])
+        self._runs.clear()
+        return losses
+
+
+def weighted_sum(losses: Array, weights: Array) -> np.generic:
+    """The weighted sum of losses, in their dtype."""
+    found: np.generic = (weights * losses).sum().astype(losses.dtype)
+    return found
 
 
 def check_finite(losses: Array, first: int = 0) -> None:
