@@ -33,6 +33,7 @@ from gpu.policies import time_policies
 from gpu.products import time_launches, time_products
 from gpu.race import race
 from gpu.traffic import count_traffic
+from gpu.training import train_on_both
 from harness import Findings, Settings, run
 
 
@@ -44,7 +45,8 @@ class Part(NamedTuple):
 
 
 SECTIONS = {
-    "correctness": Part(check_correctness, 0.35),
+    "correctness": Part(check_correctness, 0.27),
+    "training": Part(train_on_both, 0.08),
     "traffic": Part(count_traffic, 0.05),
     "launches": Part(time_launches, 0.03),
     "products": Part(time_products, 0.12),
@@ -63,7 +65,7 @@ class Config(Settings):
     minutes: float = 8.0
     """After them nothing new begins; what is left out is said."""
     section: str = ""
-    """The only one to run: correctness, traffic, launches, products, bandwidth, race or policies."""
+    """The only one to run: correctness, training, traffic, launches, products, bandwidth, race or policies."""
 
 
 def measure(config: Config) -> Iterator[Findings]:

@@ -116,6 +116,12 @@ class Check:
             if "torch" in sys.modules:
                 sys.modules["torch"].cuda.empty_cache()
 
+    def wait(self) -> None:
+        """Wait for all work on the device, PyTorch's too."""
+        if self.is_gpu:
+            self.device.xp.cuda.runtime.deviceSynchronize()
+        self.device.synchronize()
+
     def waited(self, work: Callable[[], object], times: int = 1) -> Callable[[], None]:
         """What asks the device for some work that often, and waits until it is done."""
 
