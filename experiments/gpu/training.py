@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,18 +20,7 @@ float32 grows from step to step."""
 
 def train_on_both(check: Check) -> Result:
     """Train for an epoch: trees of the Stanford Sentiment Treebank where they are, else generated ones."""
-    header = (
-        "model",
-        "data",
-        "dtype",
-        "steps",
-        "first tenth: cpu",
-        "cuda",
-        "differ by",
-        "last tenth: cpu",
-        "cuda",
-        "by",
-    )
+    header = ("model", "data", "dtype", "steps", "of these", "cpu", "cuda", "differ by")
     result = Result("mean losses of an epoch of training by Adam", header)
     data = str(SST) if SST.exists() and not check.quick else None
     settings = [("tree-lstm", data, "float32"), ("tree-lstm", None, "float64"), ("lattice-lstm", None, "float32")]
@@ -45,14 +33,13 @@ def train_model(check: Check, result: Result, model: str, data: str | None, dtyp
     losses = {name: train(check, model, data, dtype, name) for name in ("cpu", "cuda")}
     n_steps = len(losses["cpu"])
     tenth = max(n_steps // 10, 1)
-    row: list[Any] = [model, (data and "sst") or "generated", dtype, n_steps]
-    for name, part, limit in (("first", slice(tenth), FIRST), ("last", slice(n_steps - tenth, None), LAST)):
+    about = model, "generated" if data is None else "sst", dtype, n_steps
+    for name, part, limit in (("first tenth", slice(tenth), FIRST), ("last tenth", slice(-tenth, None), LAST)):
         expected, found = (float(np.mean(losses[backend][part])) for backend in ("cpu", "cuda"))
         error = abs(found - expected) / abs(expected)
-        row += [expected, found, error]
+        result.add(*about, name, expected, found, error)
         if not error <= limit:
-            result.failures.append(f"{model}, {dtype}: the losses of the {name} tenth differ by {error:.2g}")
-    result.add(*row)
+            result.failures.append(f"{model}, {dtype}: the losses of the {name} differ by {error:.2g}")
 
 
 def train(check: Check, model: str, data: str | None, dtype: str, backend: str) -> list[float]:
@@ -63,7 +50,7 @@ def train(check: Check, model: str, data: str | None, dtype: str, backend: str) 
         module.to(check.device)
     loss = ab.batched(module.loss, backend=check.backend() if backend == "cuda" else backend)
     optimizer, losses = ab.optim.Adam(module, lr=1e-3), []
-    graphs = record(loss, workload.first(check.choose(8192, 8)))
+    graphs = record(loss, workload.up_to(check.choose(8192, 8)))
     for minibatch in ab.minibatches(graphs, check.choose(SIZE, 2), np.random.default_rng(check.seed)):
         value, gradients = loss.value_and_grad(minibatch)
         optimizer.step(gradients)
