@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -35,7 +36,7 @@ from autobatch.runtime.cuda.memory import DeviceMemory
 from autobatch.runtime.cuda.packing import Packing
 from autobatch.runtime.cuda.stages import THREADS, DeviceCell, KernelStep, StageRun
 from autobatch.runtime.cuda.sums import find_sums
-from autobatch.runtime.cuda.sweeps import MEMORY, PlannedStage, Sweep
+from autobatch.runtime.cuda.sweeps import ENDED, MEMORY, NOTE, THEN, PlannedStage, Sweep
 from autobatch.runtime.interpreter.frame import RowRange
 from autobatch.runtime.interpreter.interpreter import Interpreter
 from autobatch.runtime.interpreter.values import Values
@@ -317,6 +318,8 @@ class DeviceRun(PooledRun[DeviceMemory]):
             listed = pinned[first : first + steps.nbytes].view(np.int64).reshape(steps.shape)
             listed[...] = steps
             listed[:, MEMORY] += base
+            if self._timer is not None:
+                listed[executable.sweeps[name].ends, THEN] |= NOTE
         first = executable.slots["sums", -1]
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
@@ -342,41 +345,60 @@ class DeviceRun(PooledRun[DeviceMemory]):
     # Batches.
 
     def _sweep(self, name: str, activity: Activity | None) -> None:
-        """Run all steps of a stage; in as few launches as possible if there is no timer and all nodes are active."""
+        """Run all steps of a stage; in as few launches as possible if all nodes are active."""
         plan = self._executable.plan
         n_batches = plan.schedule.batch_type.size
-        if self._timer is None and activity is None:
-            self._run(name, 0, n_batches + 2)
+        if activity is None:
+            self._run(name, 0, n_batches + 2, timed=self._timer is not None)
+            if self._timer is not None:
+                self._tell_laps(name)
             return
         self._run(name, 0, 1)
         self._lap(name, None)
         for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
-            rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
-            if rows is None or rows.any():
+            rows = activity.rows(batch.kind, batch.start, batch.end)
+            if rows.any():
                 self._run(name, at, at + 1)
-            if rows is not None and not rows.all():
+            if not rows.all():
                 self._values.clear_inactive(RowRange(plan, batch, self._device), rows)
             self._lap(name, batch)
         self._run(name, n_batches + 1, n_batches + 2)
 
-    def _run(self, name: str, first: int, end: int) -> None:
-        """Run parts first:end; part 0 is the prologue, see `autobatch.runtime.pieces.Calls`."""
-        executable, device = self._executable, self._device
-        sweep, options = executable.sweeps[name], executable.options
+    def _run(self, name: str, first: int, end: int, timed: bool = False) -> None:
+        """Run parts first:end; part 0 is the prologue, see `autobatch.runtime.pieces.Calls`.
+
+        With `timed`, which is for all parts, the device notes when it began and when each of them was done.
+        """
         steps = [(run, step) for run in self._stages[name] for step in run.stage.steps]
-        address = device.address(self.memory.packed) + executable.steps[name]
-        for part in sweep.launches(first, end):
+        for part in self._executable.sweeps[name].launches(first, end, timed):
             self._launches += 1
             if part.host is not None:
                 run, step = steps[part.host[0]]
                 assert not isinstance(step, KernelStep), "the host runs no kernels"
                 step.run(run, part.host[1])
+                if timed:
+                    self._launch(name, part.first, part.end, 1)  # where there is nothing to do but to note the time
             elif part.blocks:
-                place = executable.plan.dest.dtype.name
-                kernel = executable.backend.sweep(executable.kernels[name], options.dtype.name, place)
-                blocks = min(part.blocks, device.n_processors)
-                args = address, part.first, part.end
-                device.launch(kernel, Launch(blocks, THREADS, sweep.shared_bytes, args))
+                self._launch(name, part.first, part.end, part.blocks)
+
+    def _launch(self, name: str, first: int, end: int, blocks: int) -> None:
+        """Run steps first:end in one launch."""
+        executable, device = self._executable, self._device
+        place = executable.plan.dest.dtype.name
+        kernel = executable.backend.sweep(executable.kernels[name], executable.options.dtype.name, place)
+        args = device.address(self.memory.packed) + executable.steps[name], first, end
+        shared_bytes = executable.sweeps[name].shared_bytes
+        device.launch(kernel, Launch(min(blocks, device.n_processors), THREADS, shared_bytes, args))
+
+    def _tell_laps(self, name: str) -> None:
+        """Tell the timer when the batches of a stage were done, by the clock of the device."""
+        self._device.synchronize()
+        now, sweep, first = perf_counter(), self._executable.sweeps[name], self._executable.steps[name]
+        steps = self.memory.packed[first : first + sweep.steps.nbytes].view(np.int64).reshape(sweep.steps.shape)
+        ended = np.maximum.accumulate(self._device.get(steps[:, ENDED]))[sweep.ends]
+        batches = self._executable.plan.batches if name == "forward" else self._executable.plan.batches[::-1]
+        for batch, end in zip([None, *batches], (now - 1e-9 * (ended[-1] - ended[:-1])).tolist(), strict=True):
+            self.lap(name, batch, end)
 
     def _lap(self, name: str, batch: Batch | None) -> None:
         """Tell the timer, if there is one, that a batch is done."""
