@@ -261,5 +261,9 @@ def test_what_cannot_be_learned_is_refused() -> None:
         learn([graph], episode=3)
     with pytest.raises(PolicyError, match=r"are not of one model; take them from one ab\.batched"):
         learn([graph, random_tree(0)])
+    with pytest.raises(
+        PolicyError, match=r"nothing was measured .* a, b, c, d on the cpu backend; .* --backend cpu first"
+    ):
+        learn([graph], reward="time", backend="cpu")
     with pytest.raises(PolicyError, match=r'the reward "time" needs costs=, a CostModel'):
-        learn([graph], reward="time")
+        learn_fsm([to_dag(graph)], TypeNames.of(graph.types), settings=QLearning(reward="time"))

@@ -25,9 +25,10 @@ from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
 from autobatch.policies.fsm.encoding import ENCODINGS
-from autobatch.policies.fsm.qlearning import REWARDS, QLearning
+from autobatch.policies.fsm.qlearning import REWARDS, QLearning, Reward
 from autobatch.policies.learning import describe_progress, learn
 from autobatch.policies.rules.directed import Directed, Direction
+from autobatch.runtime import NAMES, make_backend
 
 FAMILIES = "families"
 ELSEWHERE = "learning"
@@ -60,16 +61,19 @@ class Algorithm:
         return replace(self, learn=learn, count=count)
 
 
-def count_rollouts(direction: Direction, episodes: int, rival: bool, **others: Any) -> int:
+def count_rollouts(
+    direction: Direction, episodes: int, reward: Reward, rival: bool | None = None, **others: Any
+) -> int:
     """Count the rollouts of Q-learning."""
-    n_tables = (2 if direction == "both" else 1) * (2 if rival else 1)
+    has_rival = reward != "time" if rival is None else rival
+    n_tables = (2 if direction == "both" else 1) * (2 if has_rival else 1)
     return -(-episodes // QLearning.evaluate_every) * n_tables
 
 
 ALGORITHMS = {
     "q": Algorithm(
-        "a state machine by Q-learning", ("encoding", "critical", "mask", "reward", "rival", "episodes"), learn,
-        count_rollouts,
+        "a state machine by Q-learning",
+        ("encoding", "critical", "mask", "reward", "backend", "rival", "episodes"), learn, count_rollouts,
     ),
     "dqn": Algorithm("a network by DQN", ("reward", "steps", "log_folder", "plot")),
     "ppo": Algorithm("a network by PPO", ("reward", "steps", "log_folder", "plot")),
@@ -113,16 +117,24 @@ ALGORITHMS = {
 )
 @click.option(
     "--rival/--no-rival",
-    default=True,
-    show_default=True,
-    help="q: learn the published machine too, plan with both, and keep the shorter schedule.",
+    default=None,
+    help="q: learn the published machine too, plan with both, and keep the shorter schedule.  [default: rival, unless "
+    "the reward is time]",
 )
 @click.option(
     "--reward",
-    type=click.Choice([reward for reward in REWARDS if reward != "time"]),
+    type=click.Choice(REWARDS),
     default="critical",
     show_default=True,
-    help="q, dqn, ppo: what learning maximizes.",
+    help="q, dqn, ppo: what learning maximizes. time (q) minimises the time of batches, which `autobatch doctor "
+    "--calibrate MODEL` has to measure before.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(("auto", *NAMES)),
+    default="auto",
+    show_default=True,
+    help="q: whose measured times the reward time minimises.",
 )
 @click.option(
     "--direction",
@@ -184,6 +196,9 @@ def learn_command(
     any model. --episodes says how long q learns, --steps how long ppo and dqn do, --generations how long es does. These
     three are experiments: they need a checkout of the repository.
 
+    With --reward time the machine minimises the time of batches, as `autobatch doctor --calibrate MODEL` measured it on
+    --backend; as --policy "timed(FILE)" it also keeps the faster of its two plans.
+
     \b
     What ED-Batch (arXiv:2302.03851) published is learned by
       autobatch policy learn MODEL --no-critical --no-mask --reward published \\
@@ -198,6 +213,10 @@ def learn_command(
         _require_families(algorithm)
     lesson = {name: chosen.pop(name) for name in LESSON}
     own = _options_of(ctx, algorithm, {**chosen, "plot": plot})
+    if own.get("reward") == "time" and algorithm != "q":
+        raise PolicyError("learning a policy: the reward time is for --algorithm q; choose another reward.")
+    if own.get("backend") == "auto":
+        own["backend"] = make_backend("auto").name
     if plot is not None:
         require_picture(plot, "draw how learning went to", ())
     if model == FAMILIES:
