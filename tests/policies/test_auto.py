@@ -22,17 +22,10 @@ from autobatch.policies.store import sign
 from autobatch.policies.timed import Timed
 from autobatch.schedule.schedule import Schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from graphs import LETTERS, random_dag, random_tree
+from graphs import LETTERS, random_dag, random_tree, words
 from refusals import Model
 
 N_FIRST = 2 * LESSONS
-
-
-def words(seed: int) -> Graph:
-    """Twelve paths of random letters, whose schedules stay above the chain bound."""
-    rng = np.random.default_rng(seed)
-    paths = [make_graph(LETTERS, rng.integers(0, 4, 9).tolist(), [(k, k + 1) for k in range(8)]) for _ in range(12)]
-    return merge_graphs(paths)
 
 
 def to_lists(schedule: Schedule) -> list[list[int]]:
