@@ -242,8 +242,7 @@ def test_the_doctor_measures_what_batches_cost_on_a_backend(
 ) -> None:
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
     monkeypatch.setenv("AUTOBATCH_CUDA", "host")
-    monkeypatch.setattr("autobatch.cli.measuring.calibrating.SIZES", (1, 64))
-    monkeypatch.setattr("autobatch.cli.measuring.calibrating.MAX_INSTANCES", 8)
+    monkeypatch.setattr("autobatch.cli.measuring.doctor.SIZES", (1, 8))
     for backend in ("reference", "cuda"):
         status, out, err = command("doctor", "--calibrate", "--dim", 2, "--backend", backend)
         assert (status, err) == (0, "")

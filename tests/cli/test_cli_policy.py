@@ -64,7 +64,7 @@ def test_learn_for_the_time_that_was_measured_on_a_backend(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("autobatch.cli.measuring.calibrating.SIZES", (1, 64))
+    monkeypatch.setattr("autobatch.cli.measuring.doctor.SIZES", (1, 8))
     path = tmp_path / "x.policy.json"
     learn = ("policy", "learn", "tree-lstm-2type", *SMALL, "--episodes", 50, "--reward", "time", "--out", path)
     assert command("doctor", "--calibrate", "tree-lstm-2type", "--dim", 4, "--backend", "reference")[0] == 0

@@ -95,12 +95,10 @@ def backends() -> list[Backend]:
 def test_every_type_of_a_model_is_measured_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
 ) -> None:
-    monkeypatch.setattr("autobatch.cli.measuring.calibrating.MAX_INSTANCES", 8)
-    monkeypatch.setattr("autobatch.cli.measuring.calibrating.SIZES", (1, 4, 16))
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
     told: list[str] = []
     workload = load_workload("tree-lstm", None, 4, 0)
-    measured = calibrate(workload, backend, told.append)
+    measured = calibrate(workload, backend, (1, 4, 8), told.append)
     assert len(told) == 3 * REPEATS
     assert (measured.backend, measured.dim) == (backend.name, 4)
     assert [kind.name for kind in measured.types] == ["leaf", "node_loss", "merge", "sum_n"]
@@ -113,6 +111,19 @@ def test_every_type_of_a_model_is_measured_and_kept(
     loss = workload.batched("loss", "timed(score+both)", backend)
     instances = workload.first(4)
     np.testing.assert_allclose(loss(instances), workload.batched("loss", "depth", "reference")(instances), rtol=1e-5)
+
+
+def test_a_type_whose_nodes_are_all_folded_into_others_costs_as_much_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    workload = load_workload("lattice-lstm", None, 4, 0)
+    measured = calibrate(workload, "reference", (8,))
+    folded = next(kind for kind in measured.types if kind.outline == "sum_n(values: tuple(value, value)*)")
+    launches = sorted(kind.launch_us for kind in measured.types if kind is not folded)
+    assert launches[2] <= folded.launch_us <= launches[3]
+    measured.keep()
+    workload.batched("loss", "timed(score)", "reference").prepare(workload.first(8))
 
 
 def test_what_is_measured_on_a_backend_is_found_for_that_one_alone(

@@ -72,6 +72,10 @@ class Laps:
             for span in call.batches:
                 self.us[span.stage, span.kind, span.rows].append(1e3 * span.ms)
 
+    def kinds(self) -> list[int]:
+        """List the types that ran."""
+        return sorted({kind for _, kind, _ in self.us})
+
     def typical(self, kind: int) -> tuple[FloatArray, FloatArray]:
         """List the numbers of rows that a type ran with often enough, each with microseconds, forward plus backward."""
         sizes = sorted(
@@ -100,14 +104,20 @@ def count_elements(cell: PlannedCell) -> int:
 
 
 def calibrate(
-    workload: Workload, backend: str | Backend, advance: Callable[[str], None] = lambda what: None
+    workload: Workload,
+    backend: str | Backend,
+    sizes: Sequence[int] = SIZES,
+    advance: Callable[[str], None] = lambda what: None,
 ) -> MeasuredCosts:
     """Measure the types of a model in training.
+
+    A type that never runs, because rewriting folds all its nodes into others, costs the median of the other types.
 
     Args:
         workload: the model and its data.
         backend: what runs it.
-        advance: called after each of the `len(SIZES) * REPEATS` runs.
+        sizes: the most rows of a batch, one number after the other.
+        advance: called after each of the `len(sizes) * REPEATS` runs.
 
     Raises:
         DataError: there are fewer than `MIN_INSTANCES` instances.
@@ -115,10 +125,10 @@ def calibrate(
     """
     loss = workload.batched("loss", "score", backend)
     laps = Laps()
-    n_instances = max(MIN_INSTANCES, min(MAX_INSTANCES, len(workload.dataset.items)))
+    n_instances = max(MIN_INSTANCES, min(MAX_INSTANCES, max(sizes), len(workload.dataset.items)))
     graphs = record(loss, workload.first(n_instances))
     loss.value_and_grad(graphs)
-    for n_rows in SIZES:
+    for n_rows in sizes:
         loss.policy = Chopped(n_rows)
         with loss.profile(n_calls=REPEATS) as profile:
             for _ in range(REPEATS):
@@ -127,9 +137,11 @@ def calibrate(
         laps.add(profile)
     types, itemsize = loss.last.graph.types, workload.model.dtype.itemsize
     cells = loss.prepare(graphs, training=True).cells.cells
+    fits = {kind: fit_cost(*laps.typical(kind)) for kind in laps.kinds()}
+    typical = np.median([*fits.values()], axis=0).tolist()
     costs = []
     for kind, (name, outline) in enumerate(zip(types.names, types.outlines, strict=True)):
-        launch_us, row_us, efficient_rows = fit_cost(*laps.typical(kind))
+        launch_us, row_us, efficient_rows = fits.get(kind, typical)
         row_bytes = count_elements(cells[kind]) * itemsize
         costs.append(TypeCost(name, outline, launch_us, row_us, efficient_rows, float(row_bytes)))
     return MeasuredCosts(loss.backend.name, workload.dim, "train", tuple(costs))

@@ -113,7 +113,7 @@ def _calibrate(model: str, data: str | None, dim: int, backend: str) -> int:
     n_threads = threads_in_force()
     workload = load_workload(model, data, dim, seed=0)
     with show_progress(len(SIZES) * REPEATS) as progress:
-        measured = calibrate(workload, backend, lambda what: progress.advance(f"calibrating {model}", what))
+        measured = calibrate(workload, backend, SIZES, lambda what: progress.advance(f"calibrating {model}", what))
     header = ("type", "launch us", "row us", "efficient rows", "bytes per row")
     rows = [
         (t.name, f"{t.launch_us:.1f}", f"{t.row_us:.3f}", f"{t.efficient_rows:.0f}", f"{t.row_bytes:,.0f}")
