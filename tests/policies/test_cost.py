@@ -102,7 +102,9 @@ def test_every_type_of_a_model_is_measured_and_kept(
     assert len(told) == 3 * REPEATS
     assert (measured.backend, measured.dim) == (backend.name, 4)
     assert [kind.name for kind in measured.types] == ["leaf", "node_loss", "merge", "sum_n"]
-    assert all(kind.launch_us > 0 and kind.row_us >= 0 and kind.efficient_rows >= 1 for kind in measured.types)
+    for kind in measured.types:
+        assert kind.launch_us + kind.row_us > 0
+        assert min(kind.launch_us, kind.row_us, kind.efficient_rows - 1) >= 0
     merge = measured.types[2]
     assert merge.row_bytes >= 4 * 2 * 4 * 4  # float32 h and c of two children, and their gradients, of width 4
     path = measured.keep()
