@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,10 @@ def test_learn_for_the_time_that_was_measured_on_a_backend(
     assert command("doctor", "--calibrate", "tree-lstm-2type", "--dim", 4, "--backend", "reference")[0] == 0
     status, output, errors = command(*learn)
     assert (status, errors) == (0, "")
+    (told,) = re.findall(
+        r"predicted to take on the reference backend: fsm\S+ (\S+), score\S+ (\S+), agenda (\S+)\.", output
+    )
+    assert all(float(ms) > 0 for ms in told)
     policy = policies.load(path)
     assert (policy.about["settings"]["reward"], "rivals" in policy.about) == ("time", False)
     assert command("explain", "tree-lstm-2type", "--dim", 4, "--batch-size", 8, "--policy", f"timed({path})")[0] == 0

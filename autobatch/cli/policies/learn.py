@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, get_args
 
 import click
+import numpy as np
 from click.core import ParameterSource
 
 from autobatch.cli import experiment, options
@@ -24,11 +25,13 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
+from autobatch.policies.cost import find_costs
 from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.qlearning import REWARDS, QLearning, Reward
 from autobatch.policies.learning import describe_progress, learn
 from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.runtime import NAMES, make_backend
+from autobatch.schedule.schedule import Policy
 
 FAMILIES = "families"
 ELSEWHERE = "learning"
@@ -246,8 +249,18 @@ def learn_command(
         click.echo(f"The policy, which serves any model, is in {out}.")
         return 0
     click.echo(tabulate([measure(policy, graphs[:n_seen]) for policy in with_others(learned)]))
+    if own.get("reward") == "time":
+        click.echo(predict_times(with_others(learned), graphs[:n_seen], own["backend"]))
     click.echo(f"These are means over the {n_seen} mini-batches learned from; the policy is in {out}.")
     return 0
+
+
+def predict_times(policies: Sequence[Policy], graphs: Sequence[Graph], backend: str) -> str:
+    """Say what the batches of policies are predicted to take, by what was measured on a backend."""
+    costs = find_costs(graphs[0].types.outlines, backend).of(graphs[0].types.outlines)
+    us = {policy.name: np.mean([costs.schedule_us(policy.schedule(graph)) for graph in graphs]) for policy in policies}
+    told = ", ".join(f"{name} {mean / 1e3:,.3f}" for name, mean in us.items())
+    return f"Milliseconds that batches are predicted to take on the {backend} backend: {told}."
 
 
 def run_elsewhere(ctx: click.Context) -> int:
