@@ -342,13 +342,15 @@ class Batched:
             online: go on learning, from each mini-batch in which the machine meets a state that it does not know.
             progress: show how far it is on standard error.
             options: critical, mask, rival, reward, direction, compact, ...: see `autobatch.policies.learning`, whose
-                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`.
+                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. reward="time" minimises the time
+                that `autobatch doctor --calibrate` measured on this backend, or that of `costs`.
 
         Returns:
             The policy: `save` writes it to a file, whose path is a policy for `ab.batched`.
 
         Raises:
-            PolicyError: no mini-batches, or an option that does not exist or is out of range.
+            PolicyError: no mini-batches, an option that does not exist or is out of range, or a reward in time where
+                nothing was measured.
 
         Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction, and as
             much again for the machine as it was published, which is learned beside ours unless `rival=False`.
@@ -358,7 +360,8 @@ class Batched:
 
         graphs, held = [self.merged(batch) for batch in minibatches], [self.merged(batch) for batch in held_out]
         with show_learning(progress) as on_progress:
-            policy = learn(graphs, held_out=held, encoding=encoding, seed=seed, on_progress=on_progress, **options)
+            terms: dict[str, Any] = {"held_out": held, "seed": seed, "on_progress": on_progress}
+            policy = learn(graphs, encoding=encoding, backend=self.backend.name, **terms, **options)
         if online:
             keep_learning(policy)
         self.policy = policy

@@ -45,14 +45,14 @@ class Part(NamedTuple):
 
 
 SECTIONS = {
-    "correctness": Part(check_correctness, 0.27),
-    "training": Part(train_on_both, 0.08),
+    "correctness": Part(check_correctness, 0.24),
+    "training": Part(train_on_both, 0.06),
     "traffic": Part(count_traffic, 0.05),
     "launches": Part(time_launches, 0.03),
     "products": Part(time_products, 0.12),
     "bandwidth": Part(time_kernels, 0.07),
     "race": Part(race, 0.28),
-    "policies": Part(time_policies, 0.10),
+    "policies": Part(time_policies, 0.15),
 }
 
 

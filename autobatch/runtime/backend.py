@@ -72,13 +72,14 @@ class Counts(NamedTuple):
 class Timer(Protocol):
     """Measures the time of every batch."""
 
-    def lap(self, stage: str, batch: Batch | None) -> None:
+    def lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         """Assign the time since the last lap to a batch of a stage.
 
         Args:
             stage: "forward" or "backward"; or "weights", the gradients of parameters, where a batch is all rows of a
                 type, with or without bases.
             batch: None for the work of a stage before its first batch.
+            end: when it was done, in seconds of `time.perf_counter`; None: now.
         """
 
 
@@ -138,9 +139,10 @@ class Executable(Protocol):
             randomness: the seed and step of all draws, the key of each instance `[B]`, and whether dropout is on for
                 cells without a module. These keys are used, not those in the plan's graph: a plan may run again for
                 other instances with equal graphs.
-            timer: is called when each batch is done, forward and backward, at the cost of a microsecond per batch: a
-                backend that otherwise runs several batches in one call then runs them one by one. The results are the
-                same, to the bit.
+            timer: is told when each batch is done, forward and backward, at the cost of a microsecond per batch. The
+                cpu backend, which otherwise runs all batches in one call, then runs them one by one; the cuda backend
+                runs them in one launch as ever, reads a clock of the device in it, and tells all when it is done. The
+                results are the same, to the bit.
         """
 
 

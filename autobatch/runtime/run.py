@@ -65,10 +65,10 @@ class PooledRun(ABC, Generic[M]):
             self._pool.give_back(self.memory)
             self._forget()
 
-    def lap(self, stage: str, batch: Batch | None) -> None:
-        """Tell the timer, if there is one, that a batch is done."""
+    def lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
+        """Tell the timer, if there is one, that a batch is done; see `Timer`."""
         if self._timer is not None:
-            self._timer.lap(stage, batch)
+            self._timer.lap(stage, batch, end)
 
     @abstractmethod
     def _forward(self) -> Callable[[], list[Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from autobatch.cli.results import format_table
 from autobatch.devices.device import Device
+from autobatch.devices.host import HostDevice
 from autobatch.runtime.cuda.backend import Cuda
 
 MEANINGLESS = "; times mean nothing here, where a processor stands in for a GPU"
@@ -81,7 +82,7 @@ class Check:
     @property
     def is_gpu(self) -> bool:
         """Whether times mean something."""
-        return self.device.xp is not np
+        return not isinstance(self.device, HostDevice)
 
     def backend(self, poison: bool = False) -> Cuda:
         """The cuda backend on the device."""

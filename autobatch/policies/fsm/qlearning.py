@@ -33,6 +33,7 @@ from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.rules import LEARNED
 from autobatch.schedule.chains import Chains, follow, is_critical, restart_chains, start_chains
 from autobatch.schedule.restricted import Restricted, restart_restricted, start_restricted, unblock
+from autobatch.schedule.schedule import Schedule
 from autobatch.schedule.simulator import Simulator, restart, start, step
 
 Reward: TypeAlias = Literal["published", "critical", "time"]
@@ -52,7 +53,7 @@ class QLearning:
         epsilon, epsilon_decay, epsilon_min: chance of a random choice, its factor per episode, and the least.
         n_steps: rewards that a return adds up.
         evaluate_every: episodes between rollouts without exploration.
-        tolerance: learning stops when the batches are within this fraction of the chain bound.
+        tolerance: learning stops when the batches, or their time, are within this fraction of the chain bound.
         reward: see the module.
         bootstrap: returns add the highest value of the state that is reached after `n_steps`. Learned worse machines:
             12% to 15% more batches on lattices.
@@ -145,7 +146,8 @@ def learn_fsm(
         settings: of the learning.
         direction: of planning; "both" learns a table for each.
         compact: see `Directed`.
-        held_out: mini-batches that decide which table is the best; by default those learned on.
+        held_out: mini-batches that decide which table is the best, the one of the fewest batches or, for the reward
+            "time", of the least predicted time; by default those learned on.
         costs: of the T types, for the reward "time".
         seed: same seed, same table.
         on_progress: is told of every rollout.
@@ -180,10 +182,14 @@ def _learn(
     measured = [dag for dag in held_out or dags if dag.type_id.size]
     n_types = dags[0].n_types
     table = make_table(n_types, machine.width(n_types))
-    prices = (costs or CostModel.counting(n_types)).array()
-    courses = [start_course(dag, prices) for dag in dags]
-    bound = float(np.mean([chains_ahead(dag).max(axis=0).sum() for dag in measured])) if measured else 0.0
-    best, fewest, curve = table, np.inf, []
+    prices = costs if costs is not None and settings.reward == "time" else CostModel.counting(n_types)
+    courses = [start_course(dag, prices.array()) for dag in dags]
+    lengths = [chains_ahead(dag).max(axis=0) for dag in measured]
+    bound = _mean([chain.sum() for chain in lengths])
+    least = _mean(
+        [prices.least_us(c, np.bincount(d.type_id, minlength=n_types)) for c, d in zip(lengths, measured, strict=True)]
+    )
+    best, fastest, curve = table, np.inf, []
     epsilon = settings.epsilon
     rules = settings.rules()
     for episode in range(settings.episodes):
@@ -192,15 +198,19 @@ def _learn(
         run_episode(course, table, machine.rules(), rules, epsilon, rng, NO_PLAN)
         epsilon = max(epsilon * settings.epsilon_decay, settings.epsilon_min)
         if (episode + 1) % settings.evaluate_every == 0 or episode + 1 == settings.episodes:
-            counts = [run_machine(dag, table, machine.rules(), LEARNED)[0][0].size for dag in measured]
-            batches = float(np.mean(counts)) if counts else 0.0
-            curve.append(Progress(episode + 1, batches, bound, int(table.n_states[0])))
+            plans = [Schedule(*run_machine(dag, table, machine.rules(), LEARNED)[0]) for dag in measured]
+            curve.append(Progress(episode + 1, _mean([len(plan) for plan in plans]), bound, int(table.n_states[0])))
             on_progress(curve[-1])
-            if batches < fewest:
-                best, fewest = copy_table(table), batches
-            if batches <= (1 + settings.tolerance) * bound:
+            us = _mean([prices.schedule_us(plan) for plan in plans])
+            if us < fastest:
+                best, fastest = copy_table(table), us
+            if us <= (1 + settings.tolerance) * least:
                 break
     return Learned(best, curve)
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return float(np.mean(numbers)) if numbers else 0.0
 
 
 class Course(NamedTuple):

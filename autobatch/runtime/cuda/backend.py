@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.compiler.cuda.support import module_text
-from autobatch.devices.device import Device, Launch
+from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.devices.store import HOST
 from autobatch.errors import BackendError
@@ -31,11 +31,12 @@ from autobatch.params.stacks import refresh
 from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 from autobatch.runtime.activity import Activity
 from autobatch.runtime.backend import Counts, RunOptions, Timer
+from autobatch.runtime.cuda.launching import Launcher
 from autobatch.runtime.cuda.memory import DeviceMemory
 from autobatch.runtime.cuda.packing import Packing
-from autobatch.runtime.cuda.stages import THREADS, DeviceCell, KernelStep, StageRun
+from autobatch.runtime.cuda.stages import DeviceCell, StageRun
 from autobatch.runtime.cuda.sums import find_sums
-from autobatch.runtime.cuda.sweeps import MEMORY, PlannedStage, Sweep
+from autobatch.runtime.cuda.sweeps import MEMORY, NOTE, THEN, PlannedStage, Sweep
 from autobatch.runtime.interpreter.frame import RowRange
 from autobatch.runtime.interpreter.interpreter import Interpreter
 from autobatch.runtime.interpreter.values import Values
@@ -166,6 +167,10 @@ class DevicePlan:
             found |= cell.stage(name).source.texts
         return dict(sorted(found.items()))
 
+    def kernel(self, name: str) -> Any:
+        """The compiled kernel that runs the steps of a stage."""
+        return self.backend.sweep(self.kernels[name], self.options.dtype.name, self.plan.dest.dtype.name)
+
     def _sweep(self, name: str) -> Sweep:
         calls = self.prepared.forward if name == "forward" else self.prepared.backward
         stages = [
@@ -213,12 +218,12 @@ class DeviceRun(PooledRun[DeviceMemory]):
         self.memory.reserve_all(executable.sizes, executable.packing.n_bytes, options.dtype, options.max_bytes)
         if executable.backend.poison:
             self.memory.poison()
-        self._allocations, self._launches = self.memory.take_allocations(), 0
+        self._allocations = self.memory.take_allocations()
         self._values = Values(plan, executable.cells, self.memory.buffer, self._device)
         self._copied_bytes = refresh(executable.cells.stacks)
         self._parameters: dict[int, Any] = {}
         self._interpreter = Interpreter(self._values, options, self._randomness, self._parameters, self._data)
-        self._stages = self._upload()
+        self._launchers = self._upload()
         self._sweep("forward", None)
         return self._values.outputs()
 
@@ -274,18 +279,18 @@ class DeviceRun(PooledRun[DeviceMemory]):
 
     def counts(self) -> Counts:
         """The work of the run so far."""
-        launches = self._launches + self._interpreter.launches
+        launches = sum(one.launches for one in self._launchers.values()) + self._interpreter.launches
         copied_bytes = self._copied_bytes + self._interpreter.copied_bytes
         return Counts(launches, copied_bytes, self._allocations, self.memory.n_bytes)
 
     def _forget(self) -> None:
-        for name in ("_values", "_interpreter", "_stages", "_parameters"):
+        for name in ("_values", "_interpreter", "_launchers", "_parameters"):
             vars(self).pop(name, None)
         del self.memory
 
     # The mini-batch on the device.
 
-    def _upload(self) -> dict[str, list[StageRun]]:
+    def _upload(self) -> dict[str, Launcher]:
         """Set up the stages of all types, and copy the ints of the mini-batch to the device."""
         executable, device, memory = self._executable, self._device, self.memory
         packing, places = executable.packing, executable.places
@@ -300,8 +305,9 @@ class DeviceRun(PooledRun[DeviceMemory]):
             part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.data
         memory.upload(pinned, executable.n_ints, packing.n_bytes)
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
-        found: dict[str, list[StageRun]] = {name: [] for name in executable.types.stages}
-        for name, runs in found.items():
+        launchers = {}
+        for name in executable.types.stages:
+            runs = []
             for kind, table in executable.prepared.tables.items():
                 stage = executable.types.cells[kind].stage(name)
                 stage.shared.update(lambda parameter: self._parameters[id(parameter)])
@@ -313,16 +319,22 @@ class DeviceRun(PooledRun[DeviceMemory]):
                 for slot in stage.used_slots:
                     at = places.get((kind, slot), places.get((-1, slot)))
                     slots[stage.slots[slot]] = self._slot(run, slot) if at is None else base + at
-            first, steps = executable.steps[name], executable.sweeps[name].steps
-            listed = pinned[first : first + steps.nbytes].view(np.int64).reshape(steps.shape)
-            listed[...] = steps
-            listed[:, MEMORY] += base
+            first, sweep = executable.steps[name], executable.sweeps[name]
+            ours, theirs = (
+                packed[first : first + sweep.steps.nbytes].view(np.int64).reshape(sweep.steps.shape)
+                for packed in (pinned, memory.packed)
+            )
+            ours[...] = sweep.steps
+            ours[:, MEMORY] += base
+            if self._timer is not None:
+                ours[sweep.ends, THEN] |= NOTE
+            launchers[name] = Launcher(device, sweep, theirs, runs, partial(executable.kernel, name))
         first = executable.slots["sums", -1]
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
         ]  # fmt: skip
         memory.upload(pinned, 0, executable.n_ints)
-        return found
+        return launchers
 
     def _slot(self, run: StageRun, name: str) -> int:
         if name == "rows":
@@ -342,41 +354,26 @@ class DeviceRun(PooledRun[DeviceMemory]):
     # Batches.
 
     def _sweep(self, name: str, activity: Activity | None) -> None:
-        """Run all steps of a stage; in as few launches as possible if there is no timer and all nodes are active."""
-        plan = self._executable.plan
-        n_batches = plan.schedule.batch_type.size
-        if self._timer is None and activity is None:
-            self._run(name, 0, n_batches + 2)
+        """Run all steps of a stage; in as few launches as possible if all nodes are active."""
+        plan, launcher = self._executable.plan, self._launchers[name]
+        n_parts = plan.schedule.n_batches + 2  # beside the batches the prologue, which is part 0, and the epilogue
+        batches = plan.batches if name == "forward" else plan.batches[::-1]
+        if activity is None:
+            launcher.run(0, n_parts, timed=self._timer is not None)
+            if self._timer is not None:
+                for batch, end in zip([None, *batches], launcher.ends()[:-1], strict=True):
+                    self.lap(name, batch, end)
             return
-        self._run(name, 0, 1)
+        launcher.run(0, 1)
         self._lap(name, None)
-        for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
-            rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
-            if rows is None or rows.any():
-                self._run(name, at, at + 1)
-            if rows is not None and not rows.all():
+        for at, batch in enumerate(batches, start=1):
+            rows = activity.rows(batch.kind, batch.start, batch.end)
+            if rows.any():
+                launcher.run(at, at + 1)
+            if not rows.all():
                 self._values.clear_inactive(RowRange(plan, batch, self._device), rows)
             self._lap(name, batch)
-        self._run(name, n_batches + 1, n_batches + 2)
-
-    def _run(self, name: str, first: int, end: int) -> None:
-        """Run parts first:end; part 0 is the prologue, see `autobatch.runtime.pieces.Calls`."""
-        executable, device = self._executable, self._device
-        sweep, options = executable.sweeps[name], executable.options
-        steps = [(run, step) for run in self._stages[name] for step in run.stage.steps]
-        address = device.address(self.memory.packed) + executable.steps[name]
-        for part in sweep.launches(first, end):
-            self._launches += 1
-            if part.host is not None:
-                run, step = steps[part.host[0]]
-                assert not isinstance(step, KernelStep), "the host runs no kernels"
-                step.run(run, part.host[1])
-            elif part.blocks:
-                place = executable.plan.dest.dtype.name
-                kernel = executable.backend.sweep(executable.kernels[name], options.dtype.name, place)
-                blocks = min(part.blocks, device.n_processors)
-                args = address, part.first, part.end
-                device.launch(kernel, Launch(blocks, THREADS, sweep.shared_bytes, args))
+        launcher.run(n_parts - 1, n_parts)
 
     def _lap(self, name: str, batch: Batch | None) -> None:
         """Tell the timer, if there is one, that a batch is done."""
