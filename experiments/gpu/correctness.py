@@ -48,7 +48,7 @@ def compare(check: Check, result: Result, load: Any, model: str, policy: str, dt
     """Run a model on the device and on another backend; note what differs by more than the tolerance."""
     workload: Workload = load(model)
     instances = workload.first(check.choose(24, 3))
-    module = workload.model.astype(dtype)
+    module = workload.model.astype(dtype).to("cpu")
     expected = answer(module, instances, "agenda", BACKENDS[against]())
     for place in ("cpu", check.device):
         found = answer(module.to(place), instances, policy, check.backend(poison=True))
@@ -60,7 +60,6 @@ def compare(check: Check, result: Result, load: Any, model: str, policy: str, dt
         for name, error in (("losses", losses), (f"gradients of {worst}", errors[worst])):
             if error > TOLERANCES[dtype]:
                 result.failures.append(f"{', '.join(about)}: {name} differ from {against} by {error:.2g}")
-    module.to("cpu")
 
 
 def answer(model: Any, instances: list[Any], policy: str, backend: Any) -> dict[str, Any]:
