@@ -42,7 +42,7 @@ class GradientBuffers:
         """
         if not self._serves(parameters, rows):
             self._made = make_gradients(parameters, rows, self._made)
-            self._served = [(name, parameter, parameter.data) for name, parameter in parameters.items()]
+            self._served = [(name, parameter, parameter.array) for name, parameter in parameters.items()]
             self._rows = rows
             wholes = [whole for whole in map(_whole, self._made.values()) if whole is not None]
             self._wholes = list({id(whole): whole for whole in wholes}.values())
@@ -57,7 +57,7 @@ class GradientBuffers:
         if len(parameters) != len(self._served) or rows != self._rows:
             return False
         served = zip(parameters.items(), self._served, strict=True)
-        return all(name == n and p is q and p.data is data for (name, p), (n, q, data) in served)
+        return all(name == n and p is q and p.array is data for (name, p), (n, q, data) in served)
 
 
 def _whole(gradient: Gradient) -> FloatArray | None:

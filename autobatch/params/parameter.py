@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import cached_property
 from typing import Any, Self, TypeAlias
 
@@ -29,6 +30,10 @@ class Parameter(Operators):
     Compare parameters with `is`: hashes go by identity, and `==` is an op. Optimizers change `data` in place. Planning
     a cell, and `astype`, move the numbers to another array: read `data` again after either.
 
+    What is computed from the numbers, such as a transpose, may be kept as long as `version` is the same. Whoever has
+    `data`, or a view of it, may write there at any time. So `data` gives an array object of its own, which is not that
+    of `array`, and as long as that object or a view of it is alive, each look at `version` finds another one.
+
     Args:
         data: numbers of any shape, or a tensor of torch; copied, and stored as float32 until `Module.astype` says
             otherwise.
@@ -50,6 +55,8 @@ class Parameter(Operators):
         self._data = to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
         self.trainable = trainable
 
+    _lent: weakref.ref[FloatArray] | None = None  # to what `data` gave, until it is known to be gone
+    _version = 0
     home: Any = None  # the buffer that it shares with other parameters, see `autobatch.params.stacks`
 
     @cached_property
@@ -65,7 +72,12 @@ class Parameter(Operators):
             ShapeError: the assigned array has another shape; nothing is broadcast.
             DataError: the assigned array holds something other than real numbers.
         """
-        return self._data
+        lent = None if self._lent is None else self._lent()
+        if lent is None:
+            self._version += 1
+            lent = np.asarray(self._data.data)  # views of it refer to it, because what it refers to is no array
+            self._lent = weakref.ref(lent)
+        return lent
 
     @data.setter
     def data(self, values: npt.ArrayLike) -> None:
@@ -76,6 +88,25 @@ class Parameter(Operators):
                 "assign one of the same shape, or make a new Parameter."
             )
         np.copyto(self._data, floats)
+        self.note_change()
+
+    @property
+    def array(self) -> FloatArray:
+        """The array, for readers and for whoever calls `note_change`; the same until the numbers are moved."""
+        return self._data
+
+    def note_change(self) -> None:
+        """Take note that numbers of `array` were changed."""
+        self._version += 1
+
+    @property
+    def version(self) -> int:
+        """Another number whenever the numbers or their place may have changed since the last look."""
+        if self._lent is not None:
+            self._version += 1
+            if self._lent() is None:
+                self._lent = None
+        return self._version
 
     @property
     def shape(self) -> Shape:
@@ -93,17 +124,23 @@ class Parameter(Operators):
         Raises:
             DataError: `dtype` is neither.
         """
-        self._data = self._data.astype(float_dtype(dtype), copy=False)
+        self._keep(self._data.astype(float_dtype(dtype), copy=False))
         return self
 
     def move_to(self, array: FloatArray) -> None:
         """Copy the numbers into an array of the same shape, and keep them there from now on."""
         np.copyto(array, self._data)
-        self._data = array
+        self._keep(array)
+
+    def _keep(self, array: FloatArray) -> None:
+        """Keep the numbers in this array from now on; who has `data` has an array of no parameter."""
+        if array is not self._data:
+            self._data, self._lent = array, None
+            self.note_change()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle only the numbers of this parameter, not the buffer that it shares with others."""
-        return {name: value for name, value in vars(self).items() if name not in ("home", "stacks")}
+        return {name: value for name, value in vars(self).items() if name not in ("home", "stacks", "_lent")}
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise GraphError(

@@ -74,12 +74,12 @@ class Home:
         if self._is_stale():
             self._pack()
         for place in self._guests:
-            np.copyto(self._views[place], self.parts[place].data)
+            np.copyto(self._views[place], self.parts[place].array)
         return sum(self._views[place].nbytes for place in self._guests)
 
     def _is_stale(self) -> bool:
         parts, views = self.parts, self._views
-        if any(parts[place].data is not views[place] for place in self._residents):
+        if any(parts[place].array is not views[place] for place in self._residents):
             return True
         return any(parts[place].dtype != self._buffer.dtype for place in self._guests)
 
@@ -100,7 +100,7 @@ class Home:
         for place in self._residents:
             self.parts[place].move_to(self._views[place])
         for place in self._guests:
-            np.copyto(self._views[place], self.parts[place].data)
+            np.copyto(self._views[place], self.parts[place].array)
 
 
 class Stack(Parameter):
@@ -118,17 +118,29 @@ class Stack(Parameter):
 
     @property
     def data(self) -> FloatArray:
-        """All numbers; assigning copies the numbers into the parts."""
-        if self.home is None:
-            settle([self])
-        assert self.home is not None
-        data: FloatArray = self.home.view(self._where, self._shape)
+        """All numbers, read-only; assigning copies the numbers into the parts."""
+        data = self.array.view()
+        data.flags.writeable = False
         return data
 
     @data.setter
     def data(self, values: npt.ArrayLike) -> None:
         for part, piece in pieces_of(self, np.asarray(values)):
             part.data = piece
+
+    @property
+    def array(self) -> FloatArray:
+        """All numbers; the same array until a part is moved elsewhere."""
+        if self.home is None:
+            settle([self])
+        assert self.home is not None
+        array: FloatArray = self.home.view(self._where, self._shape)
+        return array
+
+    @property
+    def version(self) -> int:
+        """Another number whenever those of a part may have changed."""
+        return sum(part.version for part in self.parts)
 
     @property
     def shape(self) -> Shape:

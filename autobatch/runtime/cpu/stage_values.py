@@ -66,7 +66,7 @@ class StageValues:
         own = sorted(used - {*COMMON})
         self._plan_slots = {name: self.slots[name] for name in own if _is_of_plan(name)}
         self._shared_slots = {name: self.slots[name] for name in own if not _is_of_plan(name)}
-        self.version = self.n_moved = 0
+        self.version, self.n_moved, self._is_fresh = 0, 0, False
         self.arrays: list[Array | int] = []
         self.run: StageRun
         self.packed = np.zeros(self.storage.shared_width, dtype)
@@ -76,9 +76,11 @@ class StageValues:
         self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
 
     def refresh(self) -> None:
-        """Update the values that all rows share, and the copies of them that kernels and libraries read."""
-        shared = self.shared.arrays
-        if self.shared.update(lambda parameter: parameter.data):
+        """Update the values that all rows share, and the copies of them that libraries read, if parameters changed."""
+        if not self.shared.has_changed() and self._is_fresh:
+            return
+        self._is_fresh, shared = False, self.shared.arrays  # an interrupt may come
+        if self.shared.update(lambda parameter: parameter.array):
             self._matrices.clear()
             self._copies.clear()
             self.n_moved += 1
@@ -87,6 +89,7 @@ class StageValues:
         for matrix, copy in self._copies:
             transpose(np.ascontiguousarray(matrix.T), copy)
         self.version += 1
+        self._is_fresh = True
 
     def shared_arrays(self) -> dict[int, Array | int]:
         """What the slots for shared values hold: arrays, or the row strides of tables in elements."""
