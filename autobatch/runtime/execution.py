@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers
+from autobatch.params.known import KnownParameters
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.runtime.backend import Run, Timer
@@ -43,19 +44,23 @@ class Executor:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._own = _Own()
+        self._known = None if recorder.module is None else KnownParameters(recorder.module)
         self._parameters: dict[str, Parameter] = {}
         self._trainable: dict[str, Parameter] = {}
+        self._purpose = frozenset[str]()
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
 
     def refresh(self) -> None:
         """Look up the parameters of the module; once per call."""
-        module = self._recorder.module
-        if module is None:
+        if self._known is None:
             return
-        self._parameters = module.parameters()
-        self._trainable = {name: p for name, p in self._parameters.items() if p.trainable}
+        self._parameters = self._known.find()
+        trainable = {name: p for name, p in self._parameters.items() if p.trainable}
+        if trainable.keys() != self._purpose:
+            self._purpose = frozenset(trainable)
+        self._trainable = trainable
         dtypes = {p.dtype for p in self._parameters.values()}
-        self.dtype = dtypes.pop() if len(dtypes) == 1 else module.dtype
+        self.dtype = dtypes.pop() if len(dtypes) == 1 else self._known.module.dtype
 
     def trainable(self) -> dict[str, Parameter]:
         """The parameters that have gradients, by name."""
@@ -63,7 +68,7 @@ class Executor:
 
     def purpose(self, training: bool) -> frozenset[str] | None:
         """The purpose that cells are planned for: gradients of the named parameters; None for inference."""
-        return frozenset(self._trainable) if training else None
+        return self._purpose if training else None
 
     def forward(self, step: Step, seed: int, number: int, timer: Timer | None = None) -> Iterator[tuple[slice, Run]]:
         """Run the parts; yield the instances and the open run of each, and close it before the next one.

@@ -170,12 +170,13 @@ class Recorder:
         """Raise a GraphError if a cell reads a parameter that the module does not have, or has under another name.
 
         Args:
-            parameters: the present parameters of the module. A check with the same parameters and types runs once.
+            parameters: the present parameters of the module. A check with the same dict and types runs once.
         """
-        known, types = {id(p): name for name, p in parameters.items()}, self.types
-        checked = known, types.state, tuple(types.outdated)
-        if self._checked == checked:
+        types = self.types
+        before, checked = self._checked, (parameters, types.state, tuple(types.outdated))
+        if before and before[0] is parameters and before[1:] == checked[1:]:
             return
+        known = {id(p): name for name, p in parameters.items()}
         module = self.module
         owner = type(module).__name__ if module is not None else "a module, for ab.batched was given none"
         for node_type in types.types:
