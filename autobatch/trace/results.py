@@ -95,7 +95,7 @@ def stack_results(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
         columns: per slot, its rows in instance order, as an array.
     """
     are_same = all(map(operator.is_, structures, repeat(structures[0])))
-    return _stack(structures, are_same, [iter(column) for column in columns], columns)
+    return _stack(structures, are_same, columns, rows={})
 
 
 def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
@@ -103,7 +103,8 @@ def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
     return list(parts[0]) if len(parts) == 1 else [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
-def _stack(structures: Sequence[Any], are_same: bool, rows: list[Iterator[Any]], columns: Sequence[Any]) -> Any:
+def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], rows: dict[int, Iterator[Any]]) -> Any:
+    """Stack what the instances have at one place; `rows`, by slot, are those that no list has taken yet."""
     first = structures[0]
     if not are_same:
         _check_outlines(structures)
@@ -112,11 +113,11 @@ def _stack(structures: Sequence[Any], are_same: bool, rows: list[Iterator[Any]],
     if isinstance(first, Static):
         return _stack_constants([s.value for s in structures])
     if first.kind == "list":
-        return [_per_instance(s, rows) for s in structures]
+        return [_per_instance(s, columns, rows) for s in structures]
     stacked = []
     for i, child in enumerate(first.children):
         children = [child] * len(structures) if are_same else [s.children[i] for s in structures]
-        stacked.append(_stack(children, are_same, rows, columns))
+        stacked.append(_stack(children, are_same, columns, rows))
     return first.build(stacked)
 
 
@@ -143,12 +144,14 @@ def _outline(structure: Any) -> str:
     return f"a {structure.kind} of {detail or len(structure.children)}"
 
 
-def _per_instance(structure: Any, rows: list[Iterator[Any]]) -> Any:
+def _per_instance(structure: Any, columns: Sequence[Any], rows: dict[int, Iterator[Any]]) -> Any:
     if isinstance(structure, Slot):
+        if structure.number not in rows:
+            rows[structure.number] = iter(columns[structure.number])
         return next(rows[structure.number])
     if isinstance(structure, Static):
         return structure.value
-    return structure.build([_per_instance(child, rows) for child in structure.children])
+    return structure.build([_per_instance(child, columns, rows) for child in structure.children])
 
 
 def _stack_constants(values: list[Any]) -> Any:

@@ -29,6 +29,7 @@ class CpuMemory(Memory):
         super().__init__(HOST)
         self.scratch = self.kept = np.empty((1, 0), np.float32)
         self.addresses = (0, 0, 0, 0)
+        self._reserved_for: tuple[Any, ...] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -39,6 +40,9 @@ class CpuMemory(Memory):
         self, size: int, prepared: Prepared, dtype: np.dtype[Any], n_threads: int, max_bytes: int | None
     ) -> None:
         """Make room for `size` elements and for the scratch memory of a prepared plan, all within the limit."""
+        reserved_for = size, prepared.scratch_size, prepared.kept_size, dtype, n_threads, max_bytes
+        if reserved_for == self._reserved_for:
+            return
         before = self.buffer, self.scratch, self.kept
         limit = None if max_bytes is None else max_bytes // dtype.itemsize
         turns, kept = n_threads * prepared.scratch_size, prepared.kept_size
@@ -51,6 +55,7 @@ class CpuMemory(Memory):
         if any(map(is_not, before, (self.buffer, self.scratch, self.kept))):
             scratch = address_of(self.scratch), self.scratch.strides[0]
             self.addresses = (address_of(self.buffer), *scratch, address_of(self.kept))
+        self._reserved_for = reserved_for
 
     def poison(self) -> None:
         """Fill all memory with NaN."""
