@@ -183,7 +183,7 @@ class CompiledRun(PooledRun[CpuMemory]):
         """Make all calls of a stage; in one compiled call if there is no timer and all nodes are active."""
         executable, plan = self._executable, self._executable.plan
         prepared = executable.prepared
-        bound = executable.types.bound(name, tuple(prepared.tables), executable.n_threads)
+        bound = executable.types.bound(name, prepared.kinds, executable.n_threads)
         calls = prepared.forward if name == "forward" else prepared.backward
         n_batches = len(calls.ptr) - 3
         try:

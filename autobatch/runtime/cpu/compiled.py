@@ -17,6 +17,7 @@ from autobatch.blas.choosing import Chooser
 from autobatch.blas.threads import threads_now
 from autobatch.compiler.writer import COMMON
 from autobatch.jit.addresses import address_of
+from autobatch.jit.arrays import IntArray
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.runtime.cpu.memory import CpuMemory
@@ -25,11 +26,10 @@ from autobatch.runtime.cpu.stages import CompiledCell, CompiledStage
 from autobatch.runtime.cpu.steps import BoundStep, Sizes, make_calls
 from autobatch.runtime.cpu.team import Sweeps
 from autobatch.runtime.pieces import Calls, most_rows
-from autobatch.runtime.preparing import Prepared, PreparedTypes
+from autobatch.runtime.preparing import N_DESTINATIONS, WORD, Prepared, PreparedTypes, place_of
 
 LongArray = NDArray[np.int64]
 BUFFER, SCRATCH, KEPT, PTR = (COMMON.index(name) for name in ("buffer", "scratch", "kept", "ptr"))
-WORD = 8  # bytes of an address
 MOST_BOUND = 32  # sets of types whose bound stages are cached; making one takes some ten microseconds
 
 
@@ -45,7 +45,8 @@ class CompiledTypes(PreparedTypes[CompiledCell]):
         key = name, n_threads, *kinds
         found = self._bound.pop(key, None)
         if found is None:
-            found = BoundStages(kinds, [self.cells[kind].stage(name) for kind in kinds], n_threads)
+            stages = [self.cells[kind].stage(name) for kind in kinds]
+            found = BoundStages(kinds, stages, n_threads, self.widths.block_ptr)
             if len(self._bound) == MOST_BOUND:
                 del self._bound[next(iter(self._bound))]
         self._bound[key] = found
@@ -76,41 +77,63 @@ class BoundStages:
         kinds: the numbers of the types.
         stages: of each of them.
         n_threads: how many threads share the pieces; each has its own scratch memory.
+        block_ptr: the blocks of all types, as in `autobatch.plan.plan.TypeTables`.
     """
 
-    def __init__(self, kinds: Sequence[int], stages: Sequence[CompiledStage], n_threads: int) -> None:
+    def __init__(
+        self, kinds: Sequence[int], stages: Sequence[CompiledStage], n_threads: int, block_ptr: IntArray
+    ) -> None:
         self._kinds, self._stages = list(kinds), list(stages)
+        self._blocks = [slice(int(block_ptr[kind]), int(block_ptr[kind + 1])) for kind in kinds]
         n_slots, n_steps = [len(stage.slots) for stage in stages], [len(stage.steps) for stage in stages]
         self._first = np.concatenate(([0], np.cumsum(n_slots[:-1], dtype=np.int64)))  # slot of each stage
         self._memory = np.zeros((n_threads, sum(n_slots)), np.int64)
+        self._slots, self._places = self._slots_of_plans(len(block_ptr) - 1)
         rows = address_of(self._memory) + WORD * sum(n_slots) * np.arange(n_threads)
         self._addresses = np.empty((n_threads, sum(n_steps), 3), np.int64)
         self._addresses[:, :, 1] = rows[:, None] + WORD * np.repeat(self._first, n_steps)
         self._steps: list[BoundStep] = []
         self._prepared: Prepared | None = None
+        self._chosen_for: tuple[Any, ...] = ()
         self._versions: list[int] = []
         self._n_moved: list[int] = []
-        self._chosen_for, self._is_compiled = 0, True
+        self._has_kept: list[bool] = []
         self._memory_at: tuple[int, ...] = ()
+        self._is_compiled = True
         self._calls: Calls
         self._sweeps = Sweeps()
 
+    def _slots_of_plans(self, n_types: int) -> tuple[LongArray, LongArray]:
+        """The slots for arrays of plans, and where in `Prepared.addresses` the addresses for them are."""
+        pairs = []
+        for stage, kind, blocks, first in zip(self._stages, self._kinds, self._blocks, self._first, strict=True):
+            pairs += [(first + PTR + number, number) for number in range(N_DESTINATIONS)]
+            for name, slot in stage.plan_slots.items():
+                pairs.append((first + slot, place_of(name, kind, blocks.start, n_types)))
+        slots, places = np.array(pairs, np.int64).reshape(-1, 2).T
+        return slots, places
+
     def bind(self, run: BoundRun) -> None:
         """Store what has changed since the last run."""
+        prepared, before = run.prepared, self._prepared
+        self._prepared = None  # until all of it is stored, as compiling may be interrupted
         for stage in self._stages:
             stage.refresh()
+        place = "int64" if run.plan.dest.itemsize == WORD else "int32"
+        chosen_for = place, threads_now(), run.chooser.name, prepared.size_classes
+        is_chosen = before is not None and chosen_for == self._chosen_for
+        if not is_chosen:
+            self._choose_steps(place, prepared, run.chooser)
+            self._chosen_for = chosen_for
         versions = [stage.version for stage in self._stages]
-        is_same = self._prepared is run.prepared and self._chosen_for == threads_now()
-        if not is_same:
-            self._prepared = None  # until all of it is stored, as compiling may be interrupted
-            self._take_plan(run.plan, run.prepared)
-            self._choose_steps(run.plan, run.prepared, run.chooser)
-        if not is_same or versions != self._versions:
+        if not is_chosen or versions != self._versions:
             self._take_parameters()
             self._versions = versions
-        if not is_same or run.memory.addresses != self._memory_at:
+        if not is_chosen or run.memory.addresses != self._memory_at:
             self._take_memory(*run.memory.addresses)
-        self._prepared, self._calls = run.prepared, run.calls
+        if before is not prepared:
+            self._memory[:, self._slots] = prepared.addresses[self._places]
+        self._prepared, self._calls = prepared, run.calls
         if not self._is_compiled:
             self._enter(run)
 
@@ -130,23 +153,13 @@ class BoundStages:
             make_calls(self._addresses[0], self._steps, calls, start, end)
         return end - start
 
-    def _take_plan(self, plan: Plan, prepared: Prepared) -> None:
-        """Store the addresses of the arrays of a plan."""
-        self._has_kept = (prepared.mean_rows[plan.tables.block_ptr[self._kinds], 1] > 0).tolist()
-        destinations = [address_of(array) for array in (plan.dest_ptr, plan.dest, plan.adds)]
-        for stage, kind, first in zip(self._stages, self._kinds, self._first.tolist(), strict=True):
-            self._memory[:, first + PTR : first + PTR + len(destinations)] = destinations
-            for slot, array in stage.plan_arrays(plan, kind, prepared.tables[kind]).items():
-                self._memory[:, first + slot] = address_of(array)
-
-    def _choose_steps(self, plan: Plan, prepared: Prepared, chooser: Chooser) -> None:
+    def _choose_steps(self, place: str, prepared: Prepared, chooser: Chooser) -> None:
         """Choose how steps run: for as many rows as the plan has, and as many threads as there are now."""
-        blocks, steps = plan.tables.block_ptr.tolist(), list[BoundStep]()
-        place = "int64" if plan.dest.itemsize == WORD else "int32"
-        for stage, kind in zip(self._stages, self._kinds, strict=True):
-            sizes = Sizes(place, prepared.mean_rows[blocks[kind] : blocks[kind + 1]], chooser)
-            steps += [step.bind(sizes) for step in stage.steps]
-        self._steps, self._chosen_for = steps, threads_now()
+        self._steps = []
+        for stage, blocks in zip(self._stages, self._blocks, strict=True):
+            sizes = Sizes(place, prepared.mean_rows[blocks], chooser)
+            self._steps += [step.bind(sizes) for step in stage.steps]
+        self._has_kept = [bool(prepared.mean_rows[blocks.start, 1]) for blocks in self._blocks]
 
     def _take_parameters(self) -> None:
         """Let steps read the parameters anew, and store the addresses of steps, and of parameters that moved."""

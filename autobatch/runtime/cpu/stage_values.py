@@ -52,6 +52,7 @@ class StageValues:
     """Maps the values of a stage to the arrays of a run, and computes the values that all rows share.
 
     Attributes:
+        plan_slots: the slots for arrays of plans, by name.
         version: how often the shared values were computed; n_moved: how often arrays of them were replaced.
         run: the run that is on its way, and `arrays` those of the memory's slots, for what runs as plain Python.
         turn_width: elements of scratch memory per piece that do not depend on its rows: for a row in kernels, then for
@@ -64,7 +65,7 @@ class StageValues:
         self.slots = sources.slots
         used = {"table", *(name for source in sources.kernels if source is not None for name in source.arrays)}
         own = sorted(used - {*COMMON})
-        self._plan_slots = {name: self.slots[name] for name in own if _is_of_plan(name)}
+        self.plan_slots = {name: self.slots[name] for name in own if _is_of_plan(name)}
         self._shared_slots = {name: self.slots[name] for name in own if not _is_of_plan(name)}
         self.version, self.n_moved, self._is_fresh = 0, 0, False
         self.arrays: list[Array | int] = []
@@ -103,7 +104,7 @@ class StageValues:
 
     def plan_arrays(self, plan: Plan, kind: int, table: Array) -> dict[int, Array]:
         """What the slots for a plan hold, of which this is the stage of a type."""
-        return {slot: _find_in(plan, kind, table, name) for name, slot in self._plan_slots.items()}
+        return {slot: _find_in(plan, kind, table, name) for name, slot in self.plan_slots.items()}
 
     def matrix(self, value: int, transposed: bool) -> Array:
         """A shared matrix or its transpose in a form that libraries read; the same array until a parameter moves.
