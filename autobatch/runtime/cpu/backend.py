@@ -188,18 +188,18 @@ class CompiledRun(PooledRun[CpuMemory]):
         n_batches = len(calls.ptr) - 3
         try:
             bound.bind(BoundRun(plan, prepared, calls, executable.chooser, self.memory, self._randomness))
+            if self._timer is None and activity is None:
+                self._launches += bound.call(0, n_batches + 2)
+                return
             self._launches += bound.call(0, 1)
             self.lap(name, None)
-            if self._timer is None and activity is None:
-                self._launches += bound.call(1, n_batches + 1)
-            else:
-                for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
-                    rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
-                    if rows is None or rows.any():
-                        self._launches += bound.call(at, at + 1)
-                    if rows is not None and not rows.all():
-                        self._values.clear_inactive(RowRange(plan, batch, HOST), rows)
-                    self.lap(name, batch)
+            for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
+                rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
+                if rows is None or rows.any():
+                    self._launches += bound.call(at, at + 1)
+                if rows is not None and not rows.all():
+                    self._values.clear_inactive(RowRange(plan, batch, HOST), rows)
+                self.lap(name, batch)
             self._launches += bound.call(n_batches + 1, n_batches + 2)
         finally:
             bound.release()

@@ -92,6 +92,7 @@ class BoundStages:
         rows = address_of(self._memory) + WORD * sum(n_slots) * np.arange(n_threads)
         self._addresses = np.empty((n_threads, sum(n_steps), 3), np.int64)
         self._addresses[:, :, 1] = rows[:, None] + WORD * np.repeat(self._first, n_steps)
+        self._of_one_thread = self._addresses[0]
         self._steps: list[BoundStep] = []
         self._prepared: Prepared | None = None
         self._chosen_for: tuple[Any, ...] = ()
@@ -146,11 +147,12 @@ class BoundStages:
     def call(self, first: int, last: int) -> int:
         """Make the calls of parts first:last and return their number; part 0 is the prologue, see `Calls`."""
         calls, piece_ptr, ptr, _ = self._calls
-        start, end = int(piece_ptr[ptr[first]]), int(piece_ptr[ptr[last]])
-        if self._is_compiled and len(self._addresses) > 1 and ptr[last] - ptr[first] > last - first:
+        pieces, end_piece = ptr[first], ptr[last]
+        start, end = int(piece_ptr[pieces]), int(piece_ptr[end_piece])
+        if self._is_compiled and len(self._addresses) > 1 and end_piece - pieces > last - first:
             self._sweeps.run(self._addresses, self._calls, first, last)
         else:
-            make_calls(self._addresses[0], self._steps, calls, start, end)
+            make_calls(self._of_one_thread, self._steps, calls, start, end)
         return end - start
 
     def _choose_steps(self, place: str, prepared: Prepared, chooser: Chooser) -> None:
