@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers
-from autobatch.params.known import KnownParameters
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.runtime.backend import Run, Timer
@@ -44,7 +43,6 @@ class Executor:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._own = _Own()
-        self._known = None if recorder.module is None else KnownParameters(recorder.module)
         self._parameters: dict[str, Parameter] = {}
         self._trainable: dict[str, Parameter] = {}
         self._purpose = frozenset[str]()
@@ -52,15 +50,16 @@ class Executor:
 
     def refresh(self) -> None:
         """Look up the parameters of the module; once per call."""
-        if self._known is None:
+        known = self._recorder.known
+        if known is None:
             return
-        self._parameters = self._known.find()
+        self._parameters = known.parameters()
         trainable = {name: p for name, p in self._parameters.items() if p.trainable}
         if trainable.keys() != self._purpose:
             self._purpose = frozenset(trainable)
         self._trainable = trainable
         dtypes = {p.dtype for p in self._parameters.values()}
-        self.dtype = dtypes.pop() if len(dtypes) == 1 else self._known.module.dtype
+        self.dtype = dtypes.pop() if len(dtypes) == 1 else known.module.dtype
 
     def trainable(self) -> dict[str, Parameter]:
         """The parameters that have gradients, by name."""

@@ -71,6 +71,9 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
         return slot
     if isinstance(result, Outputs):
         result = tuple(result)
+    if type(result) is tuple:  # the most frequent container
+        children = [read_result(x, slots, refs, numbers, f"{path}[{i}]") for i, x in enumerate(result)]
+        return slots.share(Key("tuple", None, tuple(children)))
     if not is_structure(result):
         return Static(result)
     parts = zip(parts_of(result), _labels(result), strict=True)

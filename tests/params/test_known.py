@@ -1,4 +1,4 @@
-"""Known parameters: the walk of a module is repeated exactly where another one would find something else."""
+"""Known modules: the walk of a module is repeated exactly where another one would find something else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import GraphError
-from autobatch.params.known import KnownParameters
+from autobatch.params.known import KnownModule
 
 
 class Net(ab.Module):
@@ -40,25 +40,25 @@ CHANGES: dict[str, Callable[[Net], object]] = {
 def test_another_walk_finds_the_same() -> None:
     for what, change in CHANGES.items():
         net = Net()
-        known = KnownParameters(net)
-        before = known.find()
-        assert known.find() is before, what
+        known = KnownModule(net)
+        before = known.parameters()
+        assert known.parameters() is before, what
         change(net)
-        found, expected = known.find(), net.parameters()
+        found, expected = known.parameters(), net.parameters()
         assert list(found) == list(expected), what
         assert all(found[name] is expected[name] for name in expected), what
-        assert known.find() is found, what
+        assert known.parameters() is found, what
 
 
 def test_a_walk_that_fails_is_repeated() -> None:
     net = Net()
-    known = KnownParameters(net)
-    known.find()
+    known = KnownModule(net)
+    known.parameters()
     net.by_name["1"] = [ab.Parameter(np.zeros(1))]
     net.by_name["1.0"] = ab.Parameter(np.zeros(1))
     for _ in range(2):
         with pytest.raises(GraphError, match="two parameters"):
-            known.find()
+            known.parameters()
     del net.by_name["1.0"]
     del net.by_name["1"]
-    assert list(known.find()) == list(net.parameters())
+    assert list(known.parameters()) == list(net.parameters())
