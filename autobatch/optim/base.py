@@ -141,7 +141,8 @@ class Optimizer(ABC):
         with run_lock():
             for name, grad in self._read_grads(grads).items():
                 self._steps[name] += 1
-                self._change(name, self._parameters[name].data, grad)
+                self._change(name, self._parameters[name].array, grad)
+                self._parameters[name].note_change()
 
     def state_dict(self) -> OptimizerState:
         """Copy everything that the next step depends on, except the parameters."""

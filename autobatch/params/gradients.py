@@ -53,7 +53,7 @@ class GradientBuffers:
         """
         if not self._serves(parameters, rows):
             self._made, self._wholes = make_gradients(parameters, rows)
-            self._served = [(name, parameter, parameter.data) for name, parameter in parameters.items()]
+            self._served = [(name, parameter, parameter.array) for name, parameter in parameters.items()]
             self._rows = rows
         for whole in self._wholes:
             whole.fill(0)
@@ -66,4 +66,4 @@ class GradientBuffers:
         if len(parameters) != len(self._served) or rows != self._rows:
             return False
         served = zip(parameters.items(), self._served, strict=True)
-        return all(name == n and p is q and p.data is data for (name, p), (n, q, data) in served)
+        return all(name == n and p is q and p.array is data for (name, p), (n, q, data) in served)

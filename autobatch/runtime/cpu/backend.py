@@ -25,11 +25,10 @@ from autobatch.params.stacks import refresh
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 from autobatch.runtime.activity import Activity
 from autobatch.runtime.backend import Counts, RunOptions, Timer
-from autobatch.runtime.cpu.compiled import BoundStages, CompiledTypes
+from autobatch.runtime.cpu.compiled import BoundRun, CompiledTypes
 from autobatch.runtime.cpu.memory import CpuMemory
 from autobatch.runtime.cpu.products import FastProducts
 from autobatch.runtime.cpu.rounding import Outers
-from autobatch.runtime.cpu.stage_values import StageRun
 from autobatch.runtime.cpu.stages import CompiledCell
 from autobatch.runtime.interpreter.frame import RowRange
 from autobatch.runtime.interpreter.values import Values
@@ -185,41 +184,27 @@ class CompiledRun(PooledRun[CpuMemory]):
 
     # Batches.
 
-    def _bind(self, name: str) -> BoundStages:
-        """Bind the steps of a stage, for all types of the plan, to the arrays of this run."""
-        executable, memory, plan = self._executable, self.memory, self._executable.plan
-        types, prepared = executable.types, executable.prepared
-        bound = types.bound(name, tuple(prepared.tables))
-        arrays = memory.buffer, memory.scratch[0], memory.kept[0], plan.dest_ptr, plan.dest, plan.adds
-        common, place = bound.place(arrays, memory.scratch), plan.dest.dtype.name
-        first = plan.tables.block_ptr.tolist()
-        runs = [
-            StageRun(
-                plan, kind, common, place, table, prepared.mean_rows[first[kind] : first[kind + 1]],
-                executable.chooser, self._randomness,
-            )
-            for kind, table in prepared.tables.items()
-        ]  # fmt: skip
-        bound.bind(runs, prepared.forward if name == "forward" else prepared.backward)
-        return bound
-
     def _sweep(self, name: str, activity: Activity | None) -> None:
         """Make all calls of a stage; in one compiled call if there is no timer and all nodes are active."""
-        bound, plan = self._bind(name), self._executable.plan
+        executable, plan = self._executable, self._executable.plan
+        prepared = executable.prepared
+        bound = executable.types.bound(name, prepared.kinds, executable.n_threads)
+        calls = prepared.forward if name == "forward" else prepared.backward
+        n_batches = len(calls.ptr) - 3
         try:
-            n_batches = bound.n_batches
+            bound.bind(BoundRun(plan, prepared, calls, executable.chooser, self.memory, self._randomness))
+            if self._timer is None and activity is None:
+                self._launches += bound.call(0, n_batches + 2)
+                return
             self._launches += bound.call(0, 1)
             self.lap(name, None)
-            if self._timer is None and activity is None:
-                self._launches += bound.call(1, n_batches + 1)
-            else:
-                for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
-                    rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
-                    if rows is None or rows.any():
-                        self._launches += bound.call(at, at + 1)
-                    if rows is not None and not rows.all():
-                        self._values.clear_inactive(RowRange(plan, batch, HOST), rows)
-                    self.lap(name, batch)
+            for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
+                rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
+                if rows is None or rows.any():
+                    self._launches += bound.call(at, at + 1)
+                if rows is not None and not rows.all():
+                    self._values.clear_inactive(RowRange(plan, batch, HOST), rows)
+                self.lap(name, batch)
             self._launches += bound.call(n_batches + 1, n_batches + 2)
         finally:
             bound.release()
