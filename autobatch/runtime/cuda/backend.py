@@ -310,7 +310,8 @@ class DeviceRun(PooledRun[DeviceMemory]):
             runs = []
             for kind, table in executable.prepared.tables.items():
                 stage = executable.types.cells[kind].stage(name)
-                stage.shared.update(lambda parameter: self._parameters[id(parameter)])
+                if executable.uploaded or stage.shared.has_changed():
+                    stage.shared.update(lambda parameter: self._parameters[id(parameter)])
                 arrays = common | dict(zip(("ints", "floats"), self._data(kind), strict=True))
                 run = StageRun(stage, executable.plan, kind, arrays, table, self._randomness)
                 runs.append(run)
