@@ -20,7 +20,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from autobatch.devices.finding import find_store
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, GraphError
 from autobatch.params.checkpoint import read_safetensors
@@ -149,6 +148,8 @@ class Module:
         >>> ab.Linear(2, 1, rng=np.random.default_rng(0)).to("cpu").store.kind
         'cpu'
         """
+        from autobatch.devices.finding import find_store
+
         store = find_store(device) if isinstance(device, str) else device
         with run_lock():
             for parameter in self.parameters().values():
