@@ -32,7 +32,7 @@ PUBLISHED: Mapping[str, Any] = MappingProxyType(
 )
 MACHINE: Mapping[str, Any] = MappingProxyType({"encoding": "sort", "critical": True, "mask": True})
 SETTINGS: Mapping[str, Any] = MappingProxyType({"reward": "critical", "optimism": False})
-TERMS = ("direction", "compact", "costs", "seed", "on_progress")
+TERMS = ("direction", "compact", "costs", "seed", "device", "on_progress")
 """Options of `learn_fsm`."""
 
 

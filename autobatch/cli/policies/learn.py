@@ -25,7 +25,8 @@ from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
 from autobatch.policies.fsm.encoding import ENCODINGS
-from autobatch.policies.fsm.qlearning import REWARDS, QLearning
+from autobatch.policies.fsm.qlearning import QLearning
+from autobatch.policies.fsm.rewards import REWARDS
 from autobatch.policies.learning import describe_progress, learn
 from autobatch.policies.rules.directed import Directed, Direction
 
