@@ -25,9 +25,9 @@ from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
 from autobatch.policies.fsm.encoding import ENCODINGS
-from autobatch.policies.fsm.qlearning import QLearning
+from autobatch.policies.fsm.qlearning import DEVICES, DeviceName, QLearning
 from autobatch.policies.fsm.rewards import REWARDS
-from autobatch.policies.learning import describe_progress, learn
+from autobatch.policies.learning import EVALUATE_EVERY, describe_progress, learn
 from autobatch.policies.rules.directed import Directed, Direction
 
 FAMILIES = "families"
@@ -61,16 +61,16 @@ class Algorithm:
         return replace(self, learn=learn, count=count)
 
 
-def count_rollouts(direction: Direction, episodes: int, rival: bool, **others: Any) -> int:
+def count_rollouts(direction: Direction, episodes: int, rival: bool, device: DeviceName, **others: Any) -> int:
     """Count the rollouts of Q-learning."""
     n_tables = (2 if direction == "both" else 1) * (2 if rival else 1)
-    return -(-episodes // QLearning.evaluate_every) * n_tables
+    return -(-episodes // EVALUATE_EVERY[device]) * n_tables
 
 
 ALGORITHMS = {
     "q": Algorithm(
-        "a state machine by Q-learning", ("encoding", "critical", "mask", "reward", "rival", "episodes"), learn,
-        count_rollouts,
+        "a state machine by Q-learning",
+        ("encoding", "critical", "mask", "reward", "rival", "episodes", "device"), learn, count_rollouts,
     ),
     "dqn": Algorithm("a network by DQN", ("reward", "steps", "log_folder", "plot")),
     "ppo": Algorithm("a network by PPO", ("reward", "steps", "log_folder", "plot")),
@@ -140,6 +140,13 @@ ALGORITHMS = {
     default=QLearning.episodes,
     show_default=True,
     help="q: at most so many in each direction.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default="cpu",
+    show_default=True,
+    help="q: play episodes on the processor, one after the other, or many at once on a GPU.",
 )
 @click.option("--steps", metavar="N", type=click.IntRange(min=1), help="dqn, ppo: batches run while learning.")
 @click.option("--generations", metavar="N", type=click.IntRange(min=1), help="es: how often the weights change.")

@@ -5,8 +5,8 @@ epsilon, any type that may run, and else the one of the highest value. N batches
 of the N rewards that followed. From time to time a rollout without exploration says how good the machine is; the best
 is kept.
 
-Episodes are played on the processor, one after the other, or on a GPU, many at once (`autobatch.policies.fsm.practice`).
-Rewards are those of `autobatch.policies.fsm.rewards`.
+Episodes are played on the processor, one after the other, or on a GPU, many at once: see
+`autobatch.policies.fsm.practice`. `autobatch.policies.fsm.rewards` has the rewards.
 Source: ED-Batch (arXiv:2302.03851), whose settings are the defaults; N-step returns from Sutton and Barto, chapter 7.
 """
 
@@ -30,8 +30,8 @@ from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.fsm.table import Table, copy_table, make_table
 from autobatch.policies.rules.directed import Direction
 
-Place: TypeAlias = Literal["cpu", "cuda"]
-PLACES: tuple[Place, ...] = get_args(Place)
+DeviceName: TypeAlias = Literal["cpu", "cuda"]
+DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class QLearning:
         discount: of rewards, per batch.
         epsilon, epsilon_decay, epsilon_min: chance of a random choice, its factor per episode, and the least.
         n_steps: rewards that a return adds up.
-        evaluate_every: episodes between rollouts without exploration.
+        evaluate_every: episodes between rollouts without exploration; on a GPU they are played at once.
         tolerance: learning stops when the batches are within this fraction of the chain bound.
         reward: see the module.
         bootstrap: returns add the highest value of the state that is reached after `n_steps`. Learned worse machines:
@@ -131,7 +131,7 @@ def learn_fsm(
     held_out: Sequence[Dag] = (),
     costs: CostModel | None = None,
     seed: int = 0,
-    device: Place = "cpu",
+    device: DeviceName = "cpu",
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Fsm:
     """Learn a state machine on some mini-batches.
@@ -146,17 +146,20 @@ def learn_fsm(
         held_out: mini-batches that decide which table is the best; by default those learned on.
         costs: of the T types, for the reward "time".
         seed: same seed, same table.
-        device: where episodes are played: "cpu", one after the other; or "cuda", `evaluate_every` at once on a GPU.
+        device: that plays the episodes: "cpu", one after the other; or "cuda", a GPU, `evaluate_every` at once.
         on_progress: is told of every rollout.
 
     Raises:
-        PolicyError: no mini-batches, or the reward "time" without costs.
+        PolicyError: no mini-batches, or the reward "time" without costs; or the device cannot do it.
+        BackendError: there is no GPU, or it cannot be used.
     """
     if not dags:
         raise PolicyError("learning a policy: no mini-batches; give at least one.")
     if settings.reward == "time" and costs is None:
         raise PolicyError('learning a policy: the reward "time" needs costs=, a CostModel.')
-    practise = _find_place(device, settings)
+    if check_device(device) == "cuda" and settings.bootstrap:
+        raise PolicyError('learning a policy: device="cuda" has no bootstrap=True; leave one of them out.')
+    practise = OnProcessor if device == "cpu" else partial(OnDevice, device=find_device())
     prices = (costs or CostModel.counting(dags[0].n_types)).array()
     tables, curves = {}, {}
     for way in WAYS if direction == "both" else (direction,):
@@ -169,15 +172,11 @@ def learn_fsm(
     return Fsm(machine, types, tables, direction, compact, about)
 
 
-def _find_place(device: Place, settings: QLearning) -> Callable[[Task, Sequence[int]], Practice]:
-    """Find where episodes are played; refuse what cannot be."""
-    if device == "cpu":
-        return OnProcessor
-    if device not in PLACES:
-        raise PolicyError(f"learning a policy: device={device!r} is none of {', '.join(PLACES)}.")
-    if settings.bootstrap:
-        raise PolicyError('learning a policy: device="cuda" has no bootstrap=True; leave one of them out.')
-    return partial(OnDevice, device=find_device())
+def check_device(device: str) -> DeviceName:
+    """Give the name of a device; PolicyError unless it is one of `DEVICES`."""
+    if device not in DEVICES:
+        raise PolicyError(f"learning a policy: device={device!r} is none of {', '.join(DEVICES)}.")
+    return device
 
 
 def _learn(task: Task, practice: Practice, settings: QLearning, on_progress: Callable[[Progress], None]) -> Learned:
