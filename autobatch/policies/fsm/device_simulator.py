@@ -8,7 +8,7 @@ the same in any order of threads, and the same again when it is played again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,7 +103,7 @@ class DeviceSimulator:
         frontiers: maintain the frontiers of types, for the published reward; takes T + 1 more ints per node and warp.
 
     Raises:
-        PolicyError: the device cannot hold so many types.
+        PolicyError: the device cannot hold so many types, or nodes.
     """
 
     def __init__(self, dags: Sequence[Dag], device: Device, frontiers: bool = False) -> None:
@@ -199,16 +199,9 @@ class DeviceSimulator:
         return [*self._addresses(there, 3), *about, *weights], there
 
     def _make_scratch(self, n_warps: int) -> list[Any]:
-        """Make what warps write on: ints for each node, and with frontiers T + 1 more."""
+        """Make what warps write on: two ints for each node, and with frontiers T + 1 more."""
         widths = (1, 1, 1, self.n_types) if self._frontiers else (1, 1)
-        sizes = [n_warps * self._n_nodes * width for width in widths]
-        try:
-            return [self._empty(size, np.int32) for size in sizes]
-        except MemoryError as error:
-            raise PolicyError(
-                f"simulating schedules on {self.device.name}: it has no {4 * sum(sizes)} bytes left, which {n_warps} "
-                f"mini-batches at a time take, of up to {self._n_nodes} nodes; give smaller mini-batches."
-            ) from error
+        return [self._empty(n_warps * self._n_nodes * width, np.int32) for width in widths]
 
     def _addresses(self, arrays: Sequence[Any], n: int) -> list[int]:
         """The addresses of n arrays, 0 for those that are not there."""
@@ -217,10 +210,21 @@ class DeviceSimulator:
     def _put(self, values: Any, dtype: Any) -> Any:
         """Copy numbers to the device, as at least one element, so that they have an address."""
         flat = np.asarray(values, dtype).ravel()
-        return self.device.put(flat if flat.size else np.zeros(1, dtype))
+        return self._fit(flat.nbytes, lambda: self.device.put(flat if flat.size else np.zeros(1, dtype)))
 
     def _empty(self, size: int, dtype: Any) -> Any:
-        return self.device.empty(max(size, 1), np.dtype(dtype))
+        kind = np.dtype(dtype)
+        return self._fit(size * kind.itemsize, lambda: self.device.empty(max(size, 1), kind))
+
+    def _fit(self, n_bytes: int, make: Callable[[], Any]) -> Any:
+        """Make an array of the device; say so if it does not fit."""
+        try:
+            return make()
+        except MemoryError as error:
+            raise PolicyError(
+                f"simulating schedules on {self.device.name}: {n_bytes} more bytes do not fit, for {self.n_dags} "
+                f"mini-batches of up to {self._n_nodes} nodes; give fewer, smaller ones, or fewer episodes at a time."
+            ) from error
 
     def _get(self, array: Any, *shape: int) -> NDArray[Any]:
         """The first elements of an array of the device, in a shape."""
