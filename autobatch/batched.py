@@ -313,13 +313,16 @@ class Batched:
             online: go on learning, from each mini-batch in which the machine meets a state that it does not know.
             progress: show how far it is on standard error.
             options: critical, mask, rival, reward, direction, compact, ...: see `autobatch.policies.learning`, whose
-                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`.
+                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. With device="cuda" a GPU plays
+                the mini-batches, many at once.
 
         Returns:
             The policy: `save` writes it to a file, whose path is a policy for `ab.batched`.
 
         Raises:
-            PolicyError: no mini-batches, or an option that does not exist or is out of range.
+            PolicyError: no mini-batches, or an option that does not exist or is out of range; or a GPU that is to play
+                them cannot hold them.
+            BackendError: there is no GPU that could.
 
         Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction, and as
             much again for the machine as it was published, which is learned beside ours unless `rival=False`.

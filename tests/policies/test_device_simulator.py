@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_refused() -> None:
     )
     for n_nodes, n_bytes in ((600, 600 * 3), (300, 4 * 300)):  # the chains ahead, and then what four warps write on
         with pytest.raises(PolicyError) as error:
-            DeviceSimulator(some_dags(3, [n_nodes]), Tight()).run([rank_tried(UNMASKED, make_table(3, 6))] * 4)
+            DeviceSimulator(some_dags(3, [n_nodes]), Tight()).run([rank_tried(UNMASKED, make_table(3, 6, room=4))] * 4)
         assert str(error.value) == (
             f"simulating schedules on the processor, in place of a GPU: {4 * n_bytes} more bytes do not fit, for 1 "
             f"mini-batches of up to {n_nodes} nodes; give fewer, smaller ones, or fewer episodes at a time."

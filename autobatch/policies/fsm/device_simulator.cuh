@@ -127,7 +127,8 @@ struct Run {
         if (lane == 0) height_sum[kind] = 0;
     }
 
-    // Count the nodes that became ready: groups of lanes take a node each, and a lane of a group one type.
+    // Count the nodes that became ready: groups of lanes take a node each, and a lane of a group one type. What is
+    // written for a type at last, other lanes read behind the barrier of `encode` only.
     __device__ void take_in() {
         int size = 1;
         while (size < n_types && size < 32) size *= 2;
@@ -145,7 +146,6 @@ struct Run {
             most[a] = u_most, n_most[a] = n, seen[a] = tail[a];
             n_own[a] = longest[a * n_types + a] == u_most ? n_longest[a * n_types + a] : 0;
         }
-        __syncwarp();
     }
 
     __device__ void take_in(int kind, int a, int size) {
@@ -201,8 +201,8 @@ struct Run {
         return mix(mix(episode + (word)step * GOLDEN) + (word)a * GOLDEN) >> 32;
     }
 
-    // The type to run: of those that may, the first by the ranks of the state, or by random numbers. Whether the rule
-    // has to decide is the sign.
+    // The type to run, in the low half, and its place among those that may run, in the high half: by the ranks of the
+    // state, or by random numbers if the step explores. All bits are set if none may run.
     __device__ word choose(int number, bool explores, word episode, int step) const {
         bool any_critical = false;
         for (int a = lane; a < n_types; a += 32) any_critical |= is_critical(a);
@@ -314,7 +314,6 @@ __device__ void play(const Job &job, int64 number, int64 warp, unsigned char *me
         run.step(kind);
     }
     if (run.lane == 0) job.counts[2 * number] = n_batches, job.counts[2 * number + 1] = n_unseen;
-    __syncwarp();
 }
 
 // `warp_bytes` of shared memory belong to each warp.

@@ -169,15 +169,14 @@ class DeviceSimulator:
         n_warps = min(MOST_WARPS, device.most_shared_bytes // self._warp_bytes, -(-n_runs // device.n_processors))
         grid = min(device.n_processors, -(-n_runs // n_warps))
         seed, first, chances = episodes or Episodes(0, 0, np.zeros(n_runs, np.int64))
-        tables = [self._put_machine(machine) for machine in machines]
         runs = [self._put(dag_of, np.int32), self._put(machine_of, np.int32), self._put(chances, np.int64)]
-        rows = self._put([row for row, _ in tables], np.int64)
+        held = self._put_machines(machines)
         scratch = self._make_scratch(grid * n_warps)
         width = machines[0].machine.width(self.n_types)
         counts, steps = self._empty(2 * n_runs, np.int32), self._empty(4 * n_runs * n_steps, np.int32)
         fresh, found = self._empty(n_fresh * width, np.int16), self._put([0], np.uint32)
         job = self._put([
-            *self._addresses(self._graphs, 10), self.n_types, *self._addresses(runs, 3), device.address(rows),
+            *self._addresses(self._graphs, 10), self.n_types, *self._addresses(runs, 3), device.address(held[0]),
             n_runs, seed, first, episodes is not None, *self._addresses(scratch, 4), self._n_nodes,
             device.address(counts), device.address(steps), n_steps, device.address(fresh), n_fresh,
             device.address(found),
@@ -189,14 +188,21 @@ class DeviceSimulator:
         kept = self._get(fresh, min(n_fresh, n_found), width)
         return Played(n_batches, n_unseen, self._get(steps, n_runs, n_steps, 4), kept, n_found)
 
-    def _put_machine(self, ranked: Ranked) -> tuple[list[int], list[Any]]:
-        """Put a table on the device: `Machine` of the kernel, and the arrays that it names."""
-        machine, table, ranks = ranked
-        weights = np.array(mask_weights(LEARNED, int(machine.mask)), np.float64).view(np.int64).tolist()
-        there = [self._put(table.states[: len(ranks)], np.int16), self._put(ranks, np.int16)]
-        there.append(self._put(table.slots, np.int32))
-        about = [table.slots.size, ENCODINGS.index(machine.encoding), int(machine.critical), int(machine.mask)]
-        return [*self._addresses(there, 3), *about, *weights], there
+    def _put_machines(self, machines: Sequence[Ranked]) -> list[Any]:
+        """Put machines on the device: `Machine` of the kernel for each, and the arrays that hold what these name."""
+        columns: list[list[NDArray[Any]]] = [
+            [table.states[: len(ranks)].ravel() for _, table, ranks in machines],
+            [ranks.ravel() for _, _, ranks in machines],
+            [table.slots for _, table, _ in machines],
+        ]
+        there = [self._put(np.concatenate(parts), parts[0].dtype) for parts in columns]
+        rows = np.empty((len(machines), 11), np.int64)
+        for row, array, parts in zip(rows.T, there, columns, strict=False):
+            row[:] = self.device.address(array) + np.cumsum([0, *(part.nbytes for part in parts[:-1])])
+        for row, (machine, table, _) in zip(rows, machines, strict=True):
+            row[3:7] = table.slots.size, ENCODINGS.index(machine.encoding), machine.critical, machine.mask
+            row[7:] = np.array(mask_weights.python(LEARNED, int(machine.mask))).view(np.int64)
+        return [self._put(rows, np.int64), *there]
 
     def _make_scratch(self, n_warps: int) -> list[Any]:
         """Make what warps write on: two ints for each node, and with frontiers T + 1 more."""

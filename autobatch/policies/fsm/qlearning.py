@@ -42,7 +42,8 @@ class QLearning:
         episodes: at most so many.
         learning_rate: how far a value moves towards a return.
         discount: of rewards, per batch.
-        epsilon, epsilon_decay, epsilon_min: chance of a random choice, its factor per episode, and the least.
+        epsilon, epsilon_decay, epsilon_min: chance of a random choice, its factor per episode, and the least; episodes
+            that a GPU plays at once have chances from the first to the least.
         n_steps: rewards that a return adds up.
         evaluate_every: episodes between rollouts without exploration; on a GPU they are played at once.
         tolerance: learning stops when the batches are within this fraction of the chain bound.
