@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.devices.late import Late
+from autobatch.devices.store import HOST
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
@@ -23,13 +25,21 @@ from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
 from autobatch.nn.prefetching import prefetch
+from autobatch.params.gradients import Gradients
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Planner
 from autobatch.runtime.backend import Backend, Run
 from autobatch.runtime.execution import Executor
 from autobatch.runtime.input_gradients import InputGradients
-from autobatch.runtime.losses import loss_slot, loss_weights, put_gradients, take_gradients
+from autobatch.runtime.losses import (
+    UnreadLoss,
+    loss_slot,
+    loss_weights,
+    put_gradients,
+    take_gradients,
+    weighted_sum,
+)
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.settings import Settings
 from autobatch.runtime.step import Clock, LastCall, Step
@@ -78,6 +88,7 @@ class Batched:
         self.planning = Planning(self.recorder, planner, settings.plan_cache)
         self._profile: Profile | None = None
         self._executor = Executor(self.recorder)
+        self._unread: UnreadLoss | None = None
         self.threads = self._tune().base.threads
 
     def __copy__(self) -> Batched:
@@ -152,6 +163,9 @@ class Batched:
         Returns:
             value, grads; or (value, aux), grads with `has_aux`. `grads` has a gradient for every trainable parameter,
             by name: an array, zero where it is not used, or `Rows` for a table that nothing but `lookup` reads.
+            Where the parameters are on a device, the gradients are there too, and the call does not wait for it:
+            `value` is a `Late`, a number that waits when it is read. A loss that is not finite is then known when it
+            is read, or at the next call; optimizers ignore its gradients.
             With `inputs` a third element: a list of what the instances are with each float array replaced by its
             gradient, of its shape and type and zero where it is not used, and all that holds no float array by None.
 
@@ -167,17 +181,32 @@ class Batched:
             step = self._prepare(minibatch, clock, training=True, has_aux=has_aux)
             slot = loss_slot(step.graph, self.recorder.slots, has_aux)
             weights = loss_weights(reduce, step.graph.n_instances)
-            taken = None if out is None else take_gradients(out, self._executor.trainable(), len(step.parts) > 1)
+            late = self._is_late(out, has_aux or inputs)
+            apart = len(step.parts) > 1 and not late
+            taken = None if out is None else take_gradients(out, self._executor.trainable(), apart)
             read = InputGradients(minibatch.inputs, self._executor.dtype)
-            found, grads = self._executor.train(step, self._run(step), slot, weights, taken, read)
+            runs, grads = self._executor.train(step, self._run(step), slot, weights, taken, read, late)
             grads = put_gradients(out, grads)
             self.step += 1
             self._finish(step)
-        columns = join_columns(found)
-        value = (weights * columns[slot]).sum().astype(columns[slot].dtype)
+            loss = UnreadLoss(runs, slot, weights) if late else None
+            before, self._unread = self._unread, loss
+        if before is not None:
+            before.check()
+        if loss is not None:
+            return Late(loss), grads
+        columns = join_columns([run.outputs for run in runs])
+        value = weighted_sum(columns[slot], weights)
         if has_aux:
-            value = value, stack_results([s.children[1] for s in step.graph.structures], columns)
+            found = value, stack_results([s.children[1] for s in step.graph.structures], columns)
+            return (found, grads, read.structures()) if inputs else (found, grads)
         return (value, grads, read.structures()) if inputs else (value, grads)
+
+    def _is_late(self, out: dict[str, Gradient] | None, reads_more: bool) -> bool:
+        """Whether `value_and_grad` returns before its losses are known: where parameters are on a device."""
+        if self._executor.store is HOST or reads_more or self._profile is not None or not self._tuning.is_off:
+            return False
+        return out is None or isinstance(out, Gradients)
 
     def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.
@@ -313,16 +342,17 @@ class Batched:
             online: go on learning, from each mini-batch in which the machine meets a state that it does not know.
             progress: show how far it is on standard error.
             options: critical, mask, rival, reward, direction, compact, ...: see `autobatch.policies.learning`, whose
-                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. With device="cuda" a GPU plays
-                the mini-batches, many at once.
+                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. reward="time" minimises the time
+                that `autobatch doctor --calibrate` measured on this backend, or that of `costs`. With device="cuda" a
+                GPU plays the mini-batches, many at once.
 
         Returns:
             The policy: `save` writes it to a file, whose path is a policy for `ab.batched`.
 
         Raises:
-            PolicyError: no mini-batches, or an option that does not exist or is out of range; or a GPU that is to play
-                them cannot hold them.
-            BackendError: there is no GPU that could.
+            PolicyError: no mini-batches, an option that does not exist or is out of range, a reward in time where
+                nothing was measured, or a GPU that cannot hold the mini-batches.
+            BackendError: a GPU is to learn, and there is none.
 
         Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction, and as
             much again for the machine as it was published, which is learned beside ours unless `rival=False`.
@@ -332,7 +362,8 @@ class Batched:
 
         graphs, held = [self.merged(batch) for batch in minibatches], [self.merged(batch) for batch in held_out]
         with show_learning(progress) as on_progress:
-            policy = learn(graphs, held_out=held, encoding=encoding, seed=seed, on_progress=on_progress, **options)
+            terms: dict[str, Any] = {"held_out": held, "seed": seed, "on_progress": on_progress}
+            policy = learn(graphs, encoding=encoding, backend=self.backend.name, **terms, **options)
         if online:
             keep_learning(policy)
         self.policy = policy
@@ -372,6 +403,7 @@ class Batched:
         choices = Choices(
             self.policy, self.rewrites, self.max_bytes, self._executor.dtype,
             self._executor.purpose(training), self.backend, self.precision, self.threads, has_aux,
+            store=self._executor.store,
         )  # fmt: skip
         tuning = self._tune()
         if tuning.is_off:

@@ -96,7 +96,7 @@ def batched(
         )
     backend = make_backend(backend)
     if isinstance(policy, str):
-        policy = policies.Auto(backend.name) if policy == "auto" else policies.get(policy)
+        policy = policies.get(policy, backend.name)
     elif isinstance(policy, type) or not hasattr(policy, "schedule"):
         raise PolicyError(
             f"policy={policy!r} is neither a name nor a Policy; give one of {', '.join(policies.names())}, or the path "

@@ -194,7 +194,7 @@ class _Racer:
         memory.take("buffer", max(executable.plan.size for executable in executables))
         for executable in executables:
             cells = executable.cells
-            made = make_gradients(parameters, cells.row_parameters, {}) if cells.training else {}
+            made = make_gradients(parameters, cells.row_parameters).of if cells.training else {}
             gradients = {id(parameters[name]): gradient for name, gradient in made.items()}
             self.matmuls.append(Matmuls(list(list_matmuls(executable, stages, memory, gradients))))
 

@@ -16,8 +16,9 @@ UFUNCS = (
     "true_divide",
 )  # fmt: skip
 FUNCTIONS = (
-    "amax", "argmax", "argsort", "arange", "asarray", "atleast_1d", "bincount", "broadcast_to", "concatenate", "cumsum",
-    "empty", "flatnonzero", "isnan", "outer", "ones", "sum", "take_along_axis", "tensordot", "where", "zeros",
+    "amax", "argmax", "argsort", "arange", "asarray", "ascontiguousarray", "atleast_1d", "bincount", "broadcast_to",
+    "concatenate", "cumsum", "empty", "flatnonzero", "isnan", "outer", "ones", "sum", "take_along_axis", "tensordot",
+    "where", "zeros",
 )  # fmt: skip
 CONSTANTS = ("inf", "int64", "uint64")
 

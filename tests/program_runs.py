@@ -142,7 +142,7 @@ def _run(vars: Sequence[Var], indices: Iterable[int], env: dict[int, Any]) -> No
             env[index] = op.kernel(np, args[0], **static)
             continue
         if op.segments is not None:
-            static["segments"] = Segments(np, np.cumsum((0, *EDGES)))
+            static["segments"] = Segments(np.cumsum((0, *EDGES)))
         if op.random:
             static["random"] = Randomness(key=np.arange(len(EDGES)))
         env[index] = np.zeros((n_rows(var.domain), *var.shape))

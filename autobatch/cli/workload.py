@@ -17,6 +17,7 @@ from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.plan.plan_cache import DEFAULT_SIZE
+from autobatch.runtime.backend import Backend
 from autobatch.schedule.schedule import Policy
 
 RECURSION_LIMIT = 10_000  # calls; Python's own 1,000 is too few for a sentence parsed into a chain
@@ -44,7 +45,7 @@ class Workload:
         self,
         method: str,
         policy: str | Policy,
-        backend: str,
+        backend: str | Backend,
         max_bytes: int | None = None,
         plan_cache: int = DEFAULT_SIZE,
     ) -> Any:

@@ -55,6 +55,7 @@ void wait_for_block();
 void wait_for_grid(Bits *arrived);
 Bits exchange(unsigned mask, Bits value, unsigned source);  // gives a value, and gets that of the lane `source`
 unsigned vote(unsigned mask, bool vote);                    // the lanes that vote for it
+Bits nanoseconds();
 int launch(Kernel kernel, unsigned grid, unsigned x, unsigned y, unsigned n_bytes, Bits seed, const long long *args,
            unsigned char *statics, unsigned long n_statics, char *message, unsigned long message_size);
 
@@ -85,6 +86,7 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) { on_host::wait_for_warp(mas
 inline void team_barrier(int number, int size) { on_host::wait_for_team(number, size); }
 inline void grid_barrier(unsigned long long *arrived) { on_host::wait_for_grid(arrived); }
 inline void __threadfence() {}
+inline unsigned long long nanoseconds() { return on_host::nanoseconds(); }
 
 // Lanes of `width` neighbours exchange among themselves: who would read from beyond them reads its own value.
 template <class T> inline T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
@@ -107,6 +109,11 @@ inline int atomicAdd(int *address, int value) { return on_host::add_at(address, 
 inline unsigned atomicAdd(unsigned *address, unsigned value) { return on_host::add_at(address, value); }
 inline unsigned long long atomicAdd(unsigned long long *address, unsigned long long value) {
     return on_host::add_at(address, value);
+}
+inline unsigned long long atomicMax(unsigned long long *address, unsigned long long value) {
+    unsigned long long before = *address;
+    *address = before < value ? value : before;
+    return before;
 }
 
 // Static shared memory of a module is a section, which holds that of the block that runs.

@@ -89,21 +89,28 @@ class Device(Store, Protocol):
         n_processors: streaming multiprocessors.
         most_shared_bytes: the dynamic shared memory that a block may have.
         traffic: the counts so far.
+        out_of_memory: what is raised where it has no room for an array.
     """
 
     name: str
     n_processors: int
     most_shared_bytes: int
     traffic: Traffic
-
-    def address(self, array: Any) -> int:
-        """The address of the first element of an array of the device."""
+    out_of_memory: type[Exception]
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
         """Memory of the host that the device can copy from while the host goes on."""
 
-    def copy_in(self, host: NDArray[np.uint8], array: Any) -> Callable[[], None]:
-        """Begin to copy pinned memory to an array of the device of as many bytes, after all work that was asked for.
+    def mark(self) -> Any:
+        """Remember the work that was asked for so far."""
+
+    def copy_in(self, host: NDArray[np.uint8], array: Any, after: Any) -> Callable[[], None]:
+        """Begin to copy pinned memory to an array of the device of as many bytes, beside other work.
+
+        Work that is asked for later finds the copy.
+
+        Args:
+            after: the work that comes first, from `mark`; None if there is none.
 
         Returns:
             Waits until the copy is done; before that, the host must leave its memory as it is.

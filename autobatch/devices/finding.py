@@ -1,4 +1,4 @@
-"""Find the device of the cuda backend: a GPU, or the processor in its place.
+"""Find the device of the cuda backend: a GPU, or the processor in its place. A process has one of each.
 
 AUTOBATCH_CUDA=host     the cuda backend runs on the processor, to try programs without a GPU
 """
@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from autobatch.devices.device import Device
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import BackendError
 
 VARIABLE = "AUTOBATCH_CUDA"
@@ -16,13 +17,33 @@ LEAST_CAPABILITY = 70  # threads of a warp run independently from here on
 NO_DEVICE = "cudaErrorNoDevice"
 
 
+def find_store(name: str) -> Store:
+    """Give the memory of a device by its name: "cpu" or "cuda".
+
+    Raises:
+        BackendError: there is no such device, or it cannot be used.
+    """
+    if name not in ("cpu", "cuda"):
+        raise BackendError(f"there is no device {name!r}; there are cpu and cuda.")
+    return HOST if name == "cpu" else find_device()
+
+
+_devices: dict[str, Device] = {}  # those made so far
+
+
 def find_device() -> Device:
-    """Make the device that `AUTOBATCH_CUDA` names: a GPU if it is not set, the processor if it is "host".
+    """Give the device that `AUTOBATCH_CUDA` names: a GPU if it is not set, the processor if it is "host".
 
     Raises:
         BackendError: it cannot be used; says what to install, or to set.
     """
     chosen = os.environ.get(VARIABLE, "")
+    if chosen not in _devices:
+        _devices[chosen] = _make_device(chosen)
+    return _devices[chosen]
+
+
+def _make_device(chosen: str) -> Device:
     if chosen == "host":
         from autobatch.devices.host import HostDevice
 

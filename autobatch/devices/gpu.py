@@ -1,8 +1,9 @@
 """The cuda backend on an NVIDIA GPU: memory, kernels and products through CuPy, 13 or 14.
 
-All work goes to CuPy's current stream, in order. CuPy keeps compiled modules in its own folder of the user
-(`CUPY_CACHE_DIR`). Products call `cublasGemmEx` by addresses: a product of rows, as CuPy and NumPy lay them out, is for
-cuBLAS, which expects columns, the transposed product with the operands exchanged.
+All work goes to CuPy's current stream, in order, except the uploads of mini-batches, which have a stream of their own.
+CuPy keeps compiled modules in its own folder of the user (`CUPY_CACHE_DIR`). Products call `cublasGemmEx` by addresses:
+a product of rows, as CuPy and NumPy lay them out, is for cuBLAS, which expects columns, the transposed product with the
+operands exchanged.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from autobatch.errors import BackendError
 
 OPTIONS = ("--std=c++17",)
 REAL32, REAL64, BF16 = 0, 1, 14  # `cudaDataType`; CuPy 13 does not name the last
+ON_CUDA = 2  # as DLPack numbers devices
 BF16_CAPABILITY = 80  # of the first GPUs that multiply bf16 and tf32
 ALIGNED = 8  # bf16 numbers, which are 16 bytes: rows that begin there are read fastest
 
@@ -38,6 +40,8 @@ THREADS = 256  # per block of `to_bf16`
 class GpuDevice:
     """A GPU as a device of the cuda backend: the current one of CuPy; see `Device`."""
 
+    kind = "cuda"
+
     def __init__(self) -> None:
         import cupy
         from cupy.cuda import device, runtime
@@ -49,10 +53,13 @@ class GpuDevice:
         self.n_processors: int = chosen.attributes["MultiProcessorCount"]
         self.most_shared_bytes: int = chosen.attributes["MaxSharedMemoryPerBlockOptin"]
         self.traffic = Traffic()
+        self.out_of_memory: type[Exception] = cupy.cuda.memory.OutOfMemoryError
         self._capability = int(chosen.compute_capability)
         self._blas, self._get_handle = cublas, device.get_cublas_handle  # each thread has a handle of its own
         self._scalars = {np.dtype(t): (np.zeros(1, t), np.ones(1, t)) for t in (np.float32, np.float64)}
         self._to_bf16 = cupy.RawKernel(TO_BF16, "to_bf16", OPTIONS)
+        self._uploading = cupy.cuda.Stream(non_blocking=True)
+        self._copies_out: list[tuple[Any, NDArray[np.uint8]]] = []  # memory that may still be written to
         self._rounded = [cupy.empty(0, np.uint16), cupy.empty(0, np.uint16)]
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
@@ -78,8 +85,37 @@ class GpuDevice:
         found: NDArray[Any] = array.get(order="C")
         return found
 
+    def copy_out(self, array: Any) -> Callable[[], NDArray[Any]]:
+        """See `Store`."""
+        self.traffic.downloads += 1
+        self.traffic.downloaded_bytes += array.nbytes
+        host = self.pinned(array.nbytes)
+        array.data.copy_to_host_async(host.ctypes.data, array.nbytes)
+        event = self.mark()
+        self._copies_out = [(done, memory) for done, memory in self._copies_out if not done.done]
+        self._copies_out.append((event, host))
+
+        def wait() -> NDArray[Any]:
+            self.traffic.waits += 1
+            event.synchronize()
+            found: NDArray[Any] = host.view(array.dtype).reshape(array.shape).copy()
+            return found
+
+        return wait
+
+    def adopt(self, values: Any) -> Any | None:
+        """See `Store`."""
+        if isinstance(values, self.xp.ndarray):
+            return values
+        tensor = values.detach() if hasattr(values, "detach") else values
+        lies_on = getattr(tensor, "__dlpack_device__", None)
+        return self.xp.from_dlpack(tensor) if lies_on is not None and lies_on()[0] == ON_CUDA else None
+
+    def __deepcopy__(self, memo: object) -> GpuDevice:
+        return self
+
     def address(self, array: Any) -> int:
-        """See `Device`."""
+        """See `Store`."""
         address: int = array.data.ptr
         return address
 
@@ -87,13 +123,22 @@ class GpuDevice:
         """See `Device`."""
         return np.frombuffer(self.xp.cuda.alloc_pinned_memory(max(n_bytes, 1)), np.uint8)[:n_bytes]
 
-    def copy_in(self, host: NDArray[np.uint8], array: Any) -> Callable[[], None]:
+    def mark(self) -> Any:
+        """See `Device`."""
+        event = self.xp.cuda.Event(disable_timing=True)
+        event.record()
+        return event
+
+    def copy_in(self, host: NDArray[np.uint8], array: Any, after: Any) -> Callable[[], None]:
         """See `Device`."""
         self.traffic.uploads += 1
         self.traffic.uploaded_bytes += host.nbytes
-        array.data.copy_from_host_async(host.ctypes.data, host.nbytes)
         event = self.xp.cuda.Event(disable_timing=True)
-        event.record()
+        if after is not None:
+            self._uploading.wait_event(after)
+        array.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._uploading)
+        event.record(self._uploading)
+        self.xp.cuda.get_current_stream().wait_event(event)
         wait: Callable[[], None] = event.synchronize
         return wait
 

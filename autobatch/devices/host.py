@@ -19,6 +19,7 @@ from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +50,53 @@ _libraries: dict[str, ctypes.CDLL] = {}  # by name, for the life of the process
 
 
 class HostArray(np.ndarray[Any, Any]):
-    """An array of the host device: memory of its own, that no array of the host shares."""
+    """An array of the host device: memory of its own, that no array of the host shares.
+
+    It is computed with others of its kind and with numbers, as arrays of a GPU are; an array of NumPy beside it is a
+    TypeError.
+    """
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
+        """Apply a function of numbers."""
+        _refuse_numpy((*inputs, *out, *options.values()))
+        given = {**options, "out": out} if out else options
+        found = _held(getattr(ufunc, method)(*_plain(inputs), **_plain(given)))
+        return out[0] if len(out) == 1 else found
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Apply any other function of NumPy."""
+        _refuse_numpy((args, kwargs))
+        return _held(function(*_plain(args), **_plain(kwargs)))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        _refuse_numpy((index, value))
+        super().__setitem__(index, value)
+
+    def __getitem__(self, index: Any) -> Any:
+        _refuse_numpy(index)
+        return super().__getitem__(index)
+
+
+class HostFunctions:
+    """The functions of NumPy, on and for arrays of the host device alone."""
+
+    __name__ = "numpy"
+
+    def __init__(self, module: Any = np) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        if isinstance(found, ModuleType):
+            return HostFunctions(found)
+        if isinstance(found, np.ufunc | type) or not callable(found):
+            return found
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            _refuse_numpy((args, kwargs))
+            return _held(found(*_plain(args), **_plain(kwargs)))
+
+        return function
 
 
 class HostKernel(NamedTuple):
@@ -72,22 +119,27 @@ class HostDevice:
 
     Args:
         seed: of the orders in which threads run; each launch draws others.
+        most_bytes: that an array may have.
     """
 
-    xp: Any = np
+    kind = "cuda"
+    xp: Any = HostFunctions()
     name = "the processor, in place of a GPU"
     n_processors = N_PROCESSORS
     most_shared_bytes = MOST_SHARED_BYTES
+    out_of_memory: type[Exception] = MemoryError
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, most_bytes: int | None = None) -> None:
         _find_compiler()
         self.traffic = Traffic()
-        self._seed = seed
+        self._seed, self._most_bytes = seed, most_bytes
         self._copies: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []  # memory that a GPU may still copy from
         self._message = ctypes.create_string_buffer(MESSAGE_BYTES)
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> HostArray:
         """See `Store`; all bytes are 0xff, so that floats are NaN."""
+        if self._most_bytes is not None and size * dtype.itemsize > self._most_bytes:
+            raise MemoryError(f"an array of {size * dtype.itemsize} bytes where {self._most_bytes} are allowed")
         array = aligned(size, dtype)
         array.view(np.uint8)[...] = 0xFF
         return array.view(HostArray)
@@ -100,7 +152,7 @@ class HostDevice:
         self.traffic.uploads += 1
         self.traffic.uploaded_bytes += array.nbytes
         held = self.empty(array.size, array.dtype).reshape(array.shape)
-        held[...] = array
+        _plain(held)[...] = array
         return held
 
     def get(self, array: Any) -> NDArray[Any]:
@@ -112,19 +164,42 @@ class HostDevice:
         self.synchronize()
         return np.array(array, order="C", subok=False)
 
+    def copy_out(self, array: Any) -> Callable[[], NDArray[Any]]:
+        """See `Store`."""
+        self.traffic.downloads += 1
+        self.traffic.downloaded_bytes += array.nbytes
+        found = np.array(_plain(array))
+
+        def wait() -> NDArray[Any]:
+            self.synchronize()
+            return found
+
+        return wait
+
+    def adopt(self, values: Any) -> Any | None:
+        """See `Store`."""
+        return values if isinstance(values, HostArray) else None
+
+    def __deepcopy__(self, memo: object) -> HostDevice:
+        return self
+
     def address(self, array: Any) -> int:
-        """See `Device`."""
+        """See `Store`."""
         return address_of(array)
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
         """See `Device`."""
         return aligned(n_bytes, np.dtype(np.uint8))
 
-    def copy_in(self, host: NDArray[np.uint8], array: Any) -> Callable[[], None]:
+    def mark(self) -> Any:
+        """See `Device`."""
+        return self.traffic.launches
+
+    def copy_in(self, host: NDArray[np.uint8], array: Any, after: Any) -> Callable[[], None]:
         """See `Device`."""
         self.traffic.uploads += 1
         self.traffic.uploaded_bytes += host.nbytes
-        array.view(np.uint8)[...] = host
+        _plain(array).view(np.uint8)[...] = host
         self._check_copies(host)
         copy = host, host.copy()
         self._copies.append(copy)
@@ -286,3 +361,30 @@ def _compile(library: Path, text: str, about: str, level: str) -> None:
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise BackendError(f"{about}: g++ cannot compile its kernels: {errors[0] if errors else done.returncode}.")
+
+
+def _plain(x: Any) -> Any:
+    """Arrays as those of NumPy's own class, over the same memory; anything else as it is."""
+    if isinstance(x, tuple | list):
+        return type(x)(map(_plain, x))
+    if isinstance(x, dict):
+        return {key: _plain(value) for key, value in x.items()}
+    return x.view(np.ndarray) if isinstance(x, HostArray) else x
+
+
+def _held(found: Any) -> Any:
+    """The results of a function as arrays of the host device; numbers as they are."""
+    if isinstance(found, tuple | list):
+        return tuple(map(_held, found))
+    return found.view(HostArray) if isinstance(found, np.ndarray) else found
+
+
+def _refuse_numpy(values: Any) -> None:
+    """Raise a TypeError if there is an array of NumPy among some values, as CuPy does."""
+    if isinstance(values, np.ndarray) and not isinstance(values, HostArray):
+        raise TypeError(f"an array of NumPy, of shape {values.shape}, is used as one of the device; put it there first")
+    if isinstance(values, tuple | list):
+        for value in values:
+            _refuse_numpy(value)
+    elif isinstance(values, dict):
+        _refuse_numpy(list(values.values()))

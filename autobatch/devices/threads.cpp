@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <ucontext.h>
 
 namespace on_host {
@@ -360,6 +361,12 @@ void wait_for_grid(Bits *arrived) {
     thread->state = AT_GRID;
     ++thread->block->n_at_grid;
     yield();
+}
+
+Bits nanoseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (Bits)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 int launch(Kernel kernel, unsigned grid, unsigned x, unsigned y, unsigned n_bytes, Bits seed, const long long *args,

@@ -27,7 +27,7 @@ from autobatch.plan.plan import Batch, PlannedTypes
 from autobatch.runtime.step import Span, Step
 from autobatch.system.files import write_whole
 
-Lap: TypeAlias = tuple[str, Batch | None, float]  # the arguments of `Timer.lap`, and the time
+Lap: TypeAlias = tuple[str, Batch | None, float]  # the arguments of `Timer.lap`
 N_CALLS = 100
 RUNNING = ("forward", "backward", "weights")
 STAGES = ("record", "lookup", "merge", "layout", "rewrite", "schedule", "place", *RUNNING)
@@ -159,9 +159,9 @@ class Profile:
         """Drop the batches of a call that did not finish."""
         self._laps = []
 
-    def lap(self, stage: str, batch: Batch | None) -> None:
+    def lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         """Record the end of a batch; see `autobatch.runtime.backend.Timer`."""
-        self._laps.append((stage, batch, perf_counter()))
+        self._laps.append((stage, batch, perf_counter() if end is None else end))
 
     def add(self, step: Step, itemsize: int, precision: str = "float32") -> None:
         """Add a call that has just ended, whose numbers have `itemsize` bytes."""

@@ -18,7 +18,8 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from autobatch.errors import DataError, ShapeError
+from autobatch.devices.store import HOST
+from autobatch.errors import DataError, GraphError, ShapeError
 from autobatch.ops.eager import freeze, plain_array
 from autobatch.ops.expression import Expression, trace_scalar
 from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
@@ -103,7 +104,7 @@ class Op:
 
     def eager(self, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Compute at once, on plain arrays without a row axis."""
-        arrays = [plain_array(getattr(a, "data", a) if isinstance(a, Operators) else a) for a in args]
+        arrays = [plain_array(_read(a) if isinstance(a, Operators) else a) for a in args]
         shape = self.shape(*(a.shape for a in arrays), **static)
         if self.index_axis is not None:
             arrays[1] = check_index(self.name, arrays[1], arrays[0].shape[self.index_axis])
@@ -170,6 +171,16 @@ def run_kernel(op: Op, xp: Any, arrays: list[Array], out: Array, static: dict[st
     if op.scalar is not None:
         arrays = [align(a, out.ndim) for a in arrays]
     op.kernel(xp, *arrays, out=out, **static)
+
+
+def _read(value: Any) -> Any:
+    """The array of a parameter; a GraphError refuses one on a device, where nothing runs op by op."""
+    if getattr(value, "store", HOST) is not HOST:
+        raise GraphError(
+            f"an op is called directly, on the processor, with a parameter of shape {value.shape} that is on "
+            f'{value.store.kind}: call to("cpu") on the module, or run the function by ab.batched(..., backend="cuda").'
+        )
+    return getattr(value, "data", value)
 
 
 def shape_of(x: Any) -> Shape:

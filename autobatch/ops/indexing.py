@@ -32,19 +32,28 @@ def _lookup_shape(table: Shape, ids: Shape) -> Shape:
 
 def _scatter(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None:
     out[...] = 0
-    rows = xp.arange(out.shape[0]).reshape((-1,) + (1,) * (ids.ndim - 1))
-    xp.add.at(out, (rows, ids), g)
+    shape = g.shape[: ids.ndim]
+    rows = xp.broadcast_to(xp.arange(shape[0]).reshape((-1,) + (1,) * (ids.ndim - 1)), shape).reshape(-1)
+    flat = xp.broadcast_to(ids, shape).reshape(-1)
+    first, sums = _sum_by_id(xp, rows * size + flat, g.reshape((flat.size, *out.shape[2:])))
+    out[rows[first], flat[first]] = sums
 
 
 def _scatter_row_sum(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None:
-    """Add row k of g to row ids[k] of the table: sort the ids, sum their runs, add once per distinct id."""
+    """Add row k of g to row ids[k] of the table, once per distinct id."""
     flat = xp.broadcast_to(ids, g.shape[: ids.ndim]).reshape(-1)
-    if not flat.size:
-        return
-    order = xp.argsort(flat, kind="stable")
-    ordered = flat[order]
+    first, sums = _sum_by_id(xp, flat, g.reshape((flat.size, *out.shape[2:])))
+    out[0][flat[first]] += sums
+
+
+def _sum_by_id(xp: Any, ids: Array, rows: Array) -> tuple[Array, Array]:
+    """Where each id comes first, and the sum of its rows: in the order in which they come, also on a GPU."""
+    order = xp.argsort(ids, kind="stable")
+    if not ids.size:
+        return order, rows
+    ordered = ids[order]
     starts = xp.flatnonzero(xp.concatenate((xp.ones(1, bool), ordered[1:] != ordered[:-1])))
-    out[0][ordered[starts]] += sum_runs(xp, g.reshape((flat.size, *out.shape[2:]))[order], starts)
+    return order[starts], sum_runs(xp, rows[order], starts)
 
 
 def sum_runs(xp: Any, values: Array, starts: Array) -> Array:

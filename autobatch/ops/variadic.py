@@ -27,42 +27,58 @@ from autobatch.ops.shaping import concat, reshape
 
 
 class Segments:
-    """The edges of each row: those of row r are ptr[r]:ptr[r + 1] (rows may have none)."""
+    """The edges of each row: those of row r are ptr[r]:ptr[r + 1] (rows may have none).
 
-    def __init__(self, xp: Any, ptr: Array) -> None:
-        self.xp, self.ptr = xp, ptr
+    The host knows them, and nothing waits for a device.
+
+    Args:
+        ptr: an array of NumPy.
+        put: gives an array of NumPy as one of the device.
+
+    Attributes:
+        n_filled: the number of rows that have edges.
+    """
+
+    def __init__(self, ptr: Array, put: Callable[[Array], Array] = lambda array: array) -> None:
+        self._ptr, self._put = ptr, put
+        self._counts = np.diff(ptr)
+        self.n_filled = int(np.count_nonzero(self._counts))
 
     @cached_property
     def counts(self) -> Array:
         """Edges per row."""
-        return self.ptr[1:] - self.ptr[:-1]
+        return self._put(self._counts)
 
     @cached_property
     def rows(self) -> Array:
         """The row of each edge."""
-        n_edges = int(self.ptr[-1])
-        return self.xp.cumsum(self.xp.bincount(self.ptr[1:-1], minlength=n_edges + 1)[:n_edges])
+        return self._put(np.repeat(np.arange(self._counts.size), self._counts))
 
     @cached_property
     def filled(self) -> Array:
         """The rows that have edges."""
-        return self.xp.flatnonzero(self.counts)
+        return self._put(np.flatnonzero(self._counts))
+
+    @cached_property
+    def starts(self) -> Array:
+        """The first edge of each row that has edges."""
+        return self._put(self._ptr[:-1][self._counts > 0])
 
 
 def segment_sum(xp: Any, x: Array, out: Array, segments: Segments) -> None:
     """Sum the edges of each row; a row without edges gets zero."""
-    if len(segments.filled) < len(out):
+    if segments.n_filled < len(out):
         out[...] = 0
-    if len(segments.filled):
-        out[segments.filled] = sum_runs(xp, x, segments.ptr[:-1][segments.filled])
+    if segments.n_filled:
+        out[segments.filled] = sum_runs(xp, x, segments.starts)
 
 
 def _segment_max(xp: Any, x: Array, out: Array, segments: Segments) -> None:
     out[...] = 0
-    if not len(segments.filled):
+    if not segments.n_filled:
         return
     try:
-        out[segments.filled] = xp.maximum.reduceat(x, segments.ptr[:-1][segments.filled], axis=0)
+        out[segments.filled] = xp.maximum.reduceat(x, segments.starts, axis=0)
     except NotImplementedError:  # CuPy has reduceat for add only
         out[segments.filled] = -xp.inf
         xp.maximum.at(out, segments.rows, x)

@@ -1,19 +1,30 @@
 """Gradient buffers: the gradients of each step reuse the memory of the step before.
 
-Buffers are allocated again when a parameter was moved, cast, made trainable or left out, or when its gradient changes
-between an array and `Rows`. Otherwise they are cleared: adjacent arrays in one operation, `Rows` by dropping their
-rows. The gradients that a call returns are valid until then.
+They lie on the device of the parameters. They are allocated again when a parameter was moved, cast, made trainable or
+left out, or when its gradient changes between an array and `Rows`. Otherwise they are cleared: adjacent arrays in one
+operation, `Rows` by dropping their rows. The gradients that a call returns are valid until then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
+from typing import Any
 
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.params.stacks import make_gradients
+
+
+class Gradients(dict[str, Gradient]):
+    """Gradients by the names of parameters.
+
+    Attributes:
+        finite: on a device, an array of one bool: whether all losses, and their gradients where these were clipped, are
+            finite; if not, the step of an optimizer changes nothing. None on the host, which knows before there are
+            gradients.
+    """
+
+    finite: Any = None
 
 
 class GradientBuffers:
@@ -33,7 +44,7 @@ class GradientBuffers:
         self._rows: frozenset[int] = frozenset()
         self._wholes: list[FloatArray] = []
 
-    def zeros(self, parameters: Mapping[str, Parameter], rows: frozenset[int]) -> dict[str, Gradient]:
+    def zeros(self, parameters: Mapping[str, Parameter], rows: frozenset[int]) -> Gradients:
         """Zeros for the gradient of each parameter.
 
         Args:
@@ -41,27 +52,18 @@ class GradientBuffers:
             rows: the `id`s of those whose gradient is `Rows`.
         """
         if not self._serves(parameters, rows):
-            self._made = make_gradients(parameters, rows, self._made)
+            self._made, self._wholes = make_gradients(parameters, rows)
             self._served = [(name, parameter, parameter.data) for name, parameter in parameters.items()]
             self._rows = rows
-            wholes = [whole for whole in map(_whole, self._made.values()) if whole is not None]
-            self._wholes = list({id(whole): whole for whole in wholes}.values())
         for whole in self._wholes:
             whole.fill(0)
         for gradient in self._made.values():
             if isinstance(gradient, Rows):
                 gradient.clear()
-        return dict(self._made)
+        return Gradients(self._made)
 
     def _serves(self, parameters: Mapping[str, Parameter], rows: frozenset[int]) -> bool:
         if len(parameters) != len(self._served) or rows != self._rows:
             return False
         served = zip(parameters.items(), self._served, strict=True)
         return all(name == n and p is q and p.data is data for (name, p), (n, q, data) in served)
-
-
-def _whole(gradient: Gradient) -> FloatArray | None:
-    """The array of which a gradient and its neighbours are views; None for rows."""
-    if isinstance(gradient, Rows):
-        return None
-    return gradient.base if isinstance(gradient.base, np.ndarray) else gradient

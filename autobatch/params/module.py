@@ -20,6 +20,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from autobatch.devices.finding import find_store
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, GraphError
 from autobatch.params.checkpoint import read_safetensors
 from autobatch.params.parameter import FLOAT32, FloatArray, Parameter, Shape, float_dtype, to_floats
@@ -113,6 +115,46 @@ class Module:
         found = shared_dtype(self)
         return FLOAT32 if found is None else found
 
+    @property
+    def store(self) -> Store:
+        """The memory of the device that holds all parameters; that of the processor if there are none.
+
+        Raises:
+            GraphError: parameters are on different devices; the message names two.
+        """
+        found = self.parameters()
+        stores = {name: parameter.store for name, parameter in found.items()}
+        first = next(iter(stores), "")
+        for name, store in stores.items():
+            if store is not stores[first]:
+                raise GraphError(
+                    f"the parameters of {type(self).__name__} are on different devices: {first!r} on "
+                    f"{stores[first].kind} and {name!r} on {store.kind}; call to() on the whole model."
+                )
+        return stores[first] if stores else HOST
+
+    def to(self, device: str | Store) -> Self:
+        """Move all parameters to a device in place, and return the module; they train and run where they are.
+
+        Optimizers move their state at their next step.
+
+        Args:
+            device: "cpu", "cuda", or a device's `Store`.
+
+        Raises:
+            BackendError: there is no such device, or it cannot be used; nothing has moved.
+
+        >>> import numpy as np
+        >>> import autobatch as ab
+        >>> ab.Linear(2, 1, rng=np.random.default_rng(0)).to("cpu").store.kind
+        'cpu'
+        """
+        store = find_store(device) if isinstance(device, str) else device
+        with run_lock():
+            for parameter in self.parameters().values():
+                parameter.to(store)
+        return self
+
     def astype(self, dtype: npt.DTypeLike) -> Self:
         """Change the dtype of all parameters in place, to float32 or float64, and return the module.
 
@@ -126,9 +168,9 @@ class Module:
         return self
 
     def state_dict(self) -> dict[str, FloatArray]:
-        """Copy the array of every parameter, each once, under the name that `parameters` gives it."""
+        """Copy the array of every parameter to the host, each once, under the name that `parameters` gives it."""
         with run_lock():
-            return {name: parameter.data.copy() for name, parameter in self.parameters().items()}
+            return {name: np.array(p.store.get(p.data)) for name, p in self.parameters().items()}
 
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> LoadedNames:
         """Copy arrays into the parameters, after checking that all of them fit.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
 from autobatch.ops.operators import Operators
 
@@ -27,7 +29,7 @@ class Parameter(Operators):
     """An array that is learned or held fixed, and that can be used in arithmetic like any value.
 
     Compare parameters with `is`: hashes go by identity, and `==` is an op. Optimizers change `data` in place. Planning
-    a cell, and `astype`, move the numbers to another array: read `data` again after either.
+    a cell, `astype` and `to` move the numbers to another array: read `data` again after any of them.
 
     Args:
         data: numbers of any shape, or a tensor of torch; copied, and stored as float32 until `Module.astype` says
@@ -50,6 +52,7 @@ class Parameter(Operators):
         self._data = to_floats(data, FLOAT32, "make a Parameter", DataError).copy()
         self.trainable = trainable
 
+    _store: Store = HOST
     home: Any = None  # the buffer that it shares with other parameters, see `autobatch.params.stacks`
 
     @cached_property
@@ -59,7 +62,7 @@ class Parameter(Operators):
 
     @property
     def data(self) -> FloatArray:
-        """The array itself; assigning copies the numbers into it.
+        """The array itself, on its device; assigning copies the numbers into it, from any device.
 
         Raises:
             ShapeError: the assigned array has another shape; nothing is broadcast.
@@ -69,13 +72,20 @@ class Parameter(Operators):
 
     @data.setter
     def data(self, values: npt.ArrayLike) -> None:
-        floats = to_floats(values, self.dtype, "assign to Parameter.data", DataError)
+        floats = self.store.adopt(values)
+        if floats is None:
+            floats = to_floats(values, self.dtype, "assign to Parameter.data", DataError)
         if floats.shape != self.shape:
             raise ShapeError(
                 f"cannot assign an array of shape {floats.shape} to a Parameter of shape {self.shape}; "
                 "assign one of the same shape, or make a new Parameter."
             )
-        np.copyto(self._data, floats)
+        self._data[...] = self.store.put(floats)
+
+    @property
+    def store(self) -> Store:
+        """The memory of the device on which the numbers are."""
+        return self._store
 
     @property
     def shape(self) -> Shape:
@@ -96,14 +106,27 @@ class Parameter(Operators):
         self._data = self._data.astype(float_dtype(dtype), copy=False)
         return self
 
+    def to(self, store: Store) -> Self:
+        """Move the numbers to the memory of a device, and return the parameter."""
+        if store is not self._store:
+            self._data, self._store = store.put(self._store.get(self._data)), store
+        return self
+
     def move_to(self, array: FloatArray) -> None:
-        """Copy the numbers into an array of the same shape, and keep them there from now on."""
-        np.copyto(array, self._data)
+        """Copy the numbers into an array of the same shape and device, and keep them there from now on."""
+        array[...] = self._data
         self._data = array
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle only the numbers of this parameter, not the buffer that it shares with others."""
-        return {name: value for name, value in vars(self).items() if name not in ("home", "stacks")}
+        """Copy and pickle only the numbers of this parameter, on the host, not the buffer that it shares."""
+        state = {name: value for name, value in vars(self).items() if name not in ("home", "stacks", "_store")}
+        return {**state, "_data": self.store.get(self._data)}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        vars(twin).update(deepcopy(self.__getstate__(), memo))
+        return twin.to(self.store)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise GraphError(
@@ -120,10 +143,10 @@ def to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: ty
     """Convert to an array of `dtype`, without a copy if `values` is one already; raise `error` if that fails.
 
     Args:
-        values: anything that NumPy takes, or a tensor of torch on any device.
+        values: anything that NumPy takes, a tensor of torch on any device, or an array of CuPy.
     """
     try:
-        array = np.asarray(_from_torch(values))
+        array = np.asarray(_to_host(values))
     except (TypeError, ValueError, RuntimeError) as cause:
         raise error(f"cannot {doing}: no array can be made of it ({cause}); give an array of real numbers.") from cause
     if array.dtype.kind not in "fiub":
@@ -131,11 +154,13 @@ def to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: ty
     return array.astype(dtype, order="C", copy=False)
 
 
-def _from_torch(values: Any) -> Any:
-    """A tensor of torch, known by its methods, as one that NumPy reads: on the host, without its history; else as is.
+def _to_host(values: Any) -> Any:
+    """A tensor of torch or an array of CuPy, known by its methods, as one that NumPy reads; anything else as it is.
 
-    Floats of at most 16 bits become float32, which holds them exactly; NumPy lacks bf16.
+    A tensor loses its history. Floats of at most 16 bits become float32, which holds them exactly; NumPy lacks bf16.
     """
+    if hasattr(values, "__cuda_array_interface__") and hasattr(values, "get"):
+        return values.get()
     if not (hasattr(values, "detach") and hasattr(values, "is_floating_point")):
         return values
     tensor = values.detach().cpu()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from autobatch.jit.addresses import address_of
+from autobatch.devices.store import HOST, Store
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Shape: TypeAlias = tuple[int, ...]
@@ -62,8 +62,11 @@ def bounds(rectangles: Sequence[Rectangle]) -> tuple[int, int]:
     return max(r.row + r.height for r in rectangles), max(r.column + r.width for r in rectangles)
 
 
-def find_whole(arrays: Sequence[FloatArray], rectangles: Sequence[Rectangle]) -> FloatArray | None:
+def find_whole(arrays: Sequence[FloatArray], rectangles: Sequence[Rectangle], store: Store = HOST) -> FloatArray | None:
     """The matrix, as a view, of which the arrays are these rectangles; None if they are not.
+
+    Args:
+        store: the memory in which all of them are.
 
     >>> matrix = np.zeros((3, 4))
     >>> left, right = Rectangle(0, 0, 2, 1), Rectangle(0, 1, 2, 2)
@@ -72,18 +75,18 @@ def find_whole(arrays: Sequence[FloatArray], rectangles: Sequence[Rectangle]) ->
     >>> find_whole([matrix[1:, 2:3], matrix[1:, 1:3]], [left, right]) is None
     True
     """
-    base = arrays[0].base
-    if not isinstance(base, np.ndarray) or base.ndim != 2 or not base.flags.c_contiguous or not base.size:
+    base: Any = arrays[0].base
+    if getattr(base, "ndim", 0) != 2 or not base.flags.c_contiguous or not base.size:
         return None
-    row, column = divmod((address_of(arrays[0]) - address_of(base)) // base.itemsize, base.shape[1])
+    row, column = divmod((store.address(arrays[0]) - store.address(base)) // base.itemsize, base.shape[1])
     row, column = row - rectangles[0].row, column - rectangles[0].column
     height, width = bounds(rectangles)
     if row < 0 or column < 0 or row + height > base.shape[0] or column + width > base.shape[1]:
         return None
     for array, rectangle in zip(arrays, rectangles, strict=True):
-        if array.base is not base or array.dtype != base.dtype or array.size != rectangle.height * rectangle.width:
+        if id(array.base) != id(base) or array.dtype != base.dtype or array.size != rectangle.height * rectangle.width:
             return None
         there = rectangle.moved(row, column).of(base, array.shape)
-        if address_of(array) != address_of(there) or array.strides != there.strides:
+        if store.address(array) != store.address(there) or array.strides != there.strides:
             return None
     return Rectangle(row, column, height, width).of(base, (height, width))

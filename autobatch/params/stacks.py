@@ -11,17 +11,17 @@ stack is added to all of them in place. The gradients of other parts of stacks a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from autobatch.devices.store import Store
 from autobatch.errors import GraphError
 from autobatch.params.parameter import FloatArray, Parameter, Shape
 from autobatch.params.rectangles import Rectangle, bounds, find_whole, tile
-from autobatch.params.sparse_rows import Gradient, Rows, zeros_like
+from autobatch.params.sparse_rows import Gradient, Rows
 
 Row: TypeAlias = tuple[Parameter, ...]  # side by side, with equal first axes
 
@@ -74,25 +74,27 @@ class Home:
         if self._is_stale():
             self._pack()
         for place in self._guests:
-            np.copyto(self._views[place], self.parts[place].data)
+            self._views[place][...] = self.parts[place].data
         return sum(self._views[place].nbytes for place in self._guests)
 
     def _is_stale(self) -> bool:
         parts, views = self.parts, self._views
         if any(parts[place].data is not views[place] for place in self._residents):
             return True
-        return any(parts[place].dtype != self._buffer.dtype for place in self._guests)
+        guests = [parts[place] for place in self._guests]
+        return any(part.dtype != self._buffer.dtype or part.store is not self._store for part in guests)
 
     def _pack(self) -> None:
         """Move the parameters into a new buffer."""
-        dtype = self.parts[0].dtype
-        other = next((p for p in self.parts if p.dtype != dtype), None)
-        if other is not None:
-            raise GraphError(
-                f"cannot stack {self.parts[0]!r} and {other!r}, which differ in dtype; "
-                "call astype() on the whole model."
-            )
-        self._buffer = np.empty(self.shape, dtype)
+        dtype, self._store = self.parts[0].dtype, self.parts[0].store
+        for part in self.parts:
+            if part.dtype != dtype or part.store is not self._store:
+                what, remedy = ("dtype", "astype()") if part.dtype != dtype else ("device", "to()")
+                raise GraphError(
+                    f"cannot stack {self.parts[0]!r} and {part!r}, which differ in {what}; "
+                    f"call {remedy} on the whole model."
+                )
+        self._buffer = self._store.xp.empty(self.shape, dtype)
         self._views = [
             where.of(self._buffer, part.shape) for part, where in zip(self.parts, self.rectangles, strict=True)
         ]
@@ -100,7 +102,7 @@ class Home:
         for place in self._residents:
             self.parts[place].move_to(self._views[place])
         for place in self._guests:
-            np.copyto(self._views[place], self.parts[place].data)
+            self._views[place][...] = self.parts[place].data
 
 
 class Stack(Parameter):
@@ -127,7 +129,8 @@ class Stack(Parameter):
 
     @data.setter
     def data(self, values: npt.ArrayLike) -> None:
-        for part, piece in pieces_of(self, np.asarray(values)):
+        held = self.store.adopt(values)
+        for part, piece in pieces_of(self, np.asarray(values) if held is None else held):
             part.data = piece
 
     @property
@@ -139,6 +142,11 @@ class Stack(Parameter):
     def dtype(self) -> np.dtype[Any]:
         """That of the parts."""
         return self.parts[0].dtype
+
+    @property
+    def store(self) -> Store:
+        """That of the parts."""
+        return self.parts[0].store
 
     @property
     def trainable(self) -> bool:
@@ -244,30 +252,39 @@ def refresh(stacks: Iterable[Stack]) -> int:
     return sum(home.refresh() for home in {id(s.home): s.home for s in stacks}.values() if home is not None)
 
 
-def make_gradients(
-    parameters: Mapping[str, Parameter], rows: Collection[int], buffers: Mapping[str, Gradient]
-) -> dict[str, Gradient]:
+class ZeroGradients(NamedTuple):
+    """Gradients that are zero.
+
+    Attributes:
+        of: the gradient of each parameter, by name.
+        wholes: the arrays of which those that are no `Rows` are views, each once.
+    """
+
+    of: dict[str, Gradient]
+    wholes: list[FloatArray]
+
+
+def make_gradients(parameters: Mapping[str, Parameter], rows: Collection[int]) -> ZeroGradients:
     """Zeros for the gradient of each parameter; gradients of parameters with one home lie together in the same way.
 
     Args:
         parameters: by name.
         rows: the `id`s of those whose gradient is `Rows`.
-        buffers: the result of an earlier call, reused where it fits.
     """
     made: dict[str, Gradient] = {}
-    neighbours: defaultdict[Home | None, dict[int, str]] = defaultdict(dict)
+    wholes: dict[Home | str, FloatArray] = {}
     for name, parameter in parameters.items():
+        home, store = parameter.home, parameter.store
         if id(parameter) in rows:
-            made[name] = Rows.zeros(parameter.shape, parameter.dtype)
-        elif parameter.home is None:
-            made[name] = zeros_like(parameter.data, buffers.get(name))
-        else:
-            neighbours[parameter.home][id(parameter)] = name
-    for home, names in neighbours.items():
-        assert home is not None
-        where = {names[part]: rectangle for part, rectangle in home.residents.items() if part in names}
-        made |= _zeros_together({name: parameters[name] for name in where}, home.shape, list(where.values()), buffers)
-    return {name: made[name] for name in parameters}
+            made[name] = Rows.zeros(parameter.shape, parameter.dtype, store)
+            continue
+        key = name if home is None else home
+        if key not in wholes:
+            shape = parameter.shape if home is None else home.shape
+            wholes[key] = store.xp.zeros(shape, parameter.dtype)
+        whole = wholes[key]
+        made[name] = whole if home is None else home.residents[id(parameter)].of(whole, parameter.shape)
+    return ZeroGradients(made, list(wholes.values()))
 
 
 class Targets:
@@ -287,11 +304,11 @@ class Targets:
         self._gradients = dict(gradients)
         self._stacks = {id(stack): stack for stack in stacks if stack.trainable}
         for stack in self._stacks.values():
-            parts = [array for part in stack.parts if isinstance(array := gradients[id(part)], np.ndarray)]
+            parts = [array for part in stack.parts if not isinstance(array := gradients[id(part)], Rows)]
             assert len(parts) == len(stack.parts), "the gradient of a parameter in a stack is no Rows"
-            together = find_whole(parts, stack.rectangles)
+            together = find_whole(parts, stack.rectangles, stack.store)
             if together is None:
-                together = np.zeros(stack.shape, stack.dtype)
+                together = stack.store.xp.zeros(stack.shape, stack.dtype)
                 self._apart.append((stack, together))
             self.arrays[id(stack)] = together.reshape(stack.shape)
 
@@ -311,7 +328,7 @@ class Targets:
         for stack, together in self._apart:
             for part, piece in pieces_of(stack, together):
                 array = self._gradients[id(part)]
-                assert isinstance(array, np.ndarray)
+                assert not isinstance(array, Rows)
                 array += piece
         return sum(together.nbytes for _, together in self._apart)
 
@@ -358,21 +375,3 @@ def _overlapping(stacks: Sequence[Stack]) -> list[list[Stack]]:
             groups.remove(group)
         groups.append((rows, members))
     return [members for _, members in groups]
-
-
-def _zeros_together(
-    parameters: Mapping[str, Parameter],
-    shape: tuple[int, int],
-    rectangles: Sequence[Rectangle],
-    buffers: Mapping[str, Gradient],
-) -> dict[str, FloatArray]:
-    """`buffers`, filled with zeros, if they fit and are these rectangles of one array; else views of a new array."""
-    arrays = {name: array for name in parameters if isinstance(array := buffers.get(name), np.ndarray)}
-    fits = [(a.shape, a.dtype) for a in arrays.values()] == [(p.shape, p.dtype) for p in parameters.values()]
-    if fits and find_whole(list(arrays.values()), rectangles) is not None:
-        for array in arrays.values():
-            array.fill(0)
-        return arrays
-    made = np.zeros(shape, next(iter(parameters.values())).dtype)
-    places = zip(parameters.items(), rectangles, strict=True)
-    return {name: where.of(made, parameter.shape) for (name, parameter), where in places}

@@ -42,13 +42,14 @@ def names() -> list[str]:
     return [Unbatched.name, *_DIRECTED, Search.rule]
 
 
-def get(name: str) -> Policy:
-    """Make the policy called `name`.
+def get(name: str, backend: str = "reference") -> Policy:
+    """Make the policy called `name`, for a backend; `ab.batched` gives its own.
 
     Rules may be followed by a direction and by "compact": "score+both+compact" plans from the inputs and from the
     outputs, deletes superfluous batches in both, and keeps the shorter schedule. "search" may be followed by a
-    number of steps: "search+20000". "timed(score+both+compact)" minimises predicted time instead, with costs measured
-    by `autobatch doctor --calibrate`; "auto" chooses (see `autobatch.policies.timed` and `auto`).
+    number of steps: "search+20000". "timed(score+both+compact)" minimises predicted time instead, with costs that
+    `autobatch doctor --calibrate` measured on the backend; "auto" chooses for it (see `autobatch.policies.timed` and
+    `auto`). Nothing else depends on the backend.
 
     The path of a saved policy (a name that ends in .json, or an existing file) loads that policy; "tree.policy.json or
     score" falls back to the rule `score`, with a warning, if the file or the model is refused.
@@ -63,11 +64,11 @@ def get(name: str) -> Policy:
     """
     first, otherwise, second = name.rpartition(_OR)
     if otherwise:
-        return Otherwise(lambda: get(first), get(second))
+        return Otherwise(lambda: get(first, backend), get(second, backend))
     if name == Auto.rule:
-        return Auto()
+        return Auto(backend)
     if name.startswith(f"{Timed.rule}(") and name.endswith(")"):
-        return Timed(get(name[len(Timed.rule) + 1 : -1]))
+        return Timed(get(name[len(Timed.rule) + 1 : -1], backend), backend=backend)
     rule, *options = name.split("+")
     if rule == Unbatched.name and not options:
         return Unbatched()

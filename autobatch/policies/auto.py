@@ -2,12 +2,14 @@
 
 Planning time is weighed against the time it saves. On the interpreter a batch is so expensive that the rule `score`
 pays, but its second direction does not. Compiled for the processor, batches hardly matter. A GPU computes while the
-processor plans the next mini-batch, so more planning is free. Plans that run many times are worth a search.
+processor plans the next mini-batch, so more planning is free: where `autobatch doctor --calibrate MODEL --backend cuda`
+has measured what batches cost there, schedules are those of least predicted time (`autobatch.policies.timed`).
+Elsewhere every batch counts the same. Plans that run many times are worth a search.
 
-Learning starts by the ski-rental rule: when the batches above the chain bound, over all mini-batches so far, have cost
-as much as learning will. The total is then at most twice the cost of never learning. A machine is learned on four of
+Learning starts by the ski-rental rule: when the time above the chain bound, over all mini-batches so far, has been as
+long as learning will take. The total is then at most twice the cost of never learning. A machine is learned on four of
 the first mini-batches, and is adopted if it is predicted to be faster on the next four, including planning. Either
-outcome is kept in the user's cache (`autobatch.policies.store`), by the types of the model and the backend.
+outcome is kept in the user's cache (`autobatch.policies.store`), by the types of the model, the backend and the costs.
 All budgets count steps: the same mini-batches and the same cache give the same decisions on every machine.
 """
 
@@ -17,7 +19,10 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, final
 
+import numpy as np
+
 from autobatch.graph.graph import Graph
+from autobatch.policies.cost import CostModel, MeasuredCosts, look_up_costs
 from autobatch.policies.files import save_policy
 from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.learning import learn
@@ -26,7 +31,8 @@ from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.policies.rules.rules import Score
 from autobatch.policies.search.search import STEPS, Search
 from autobatch.policies.store import find_entry, keep_entry, sign
-from autobatch.schedule.schedule import Policy, Schedule, min_batches, revision_of
+from autobatch.policies.timed import Timed
+from autobatch.schedule.schedule import Policy, Schedule, chain_lengths, revision_of
 from autobatch.system.trust import trusted
 
 LESSONS = 4  # mini-batches to learn from, and the same number to judge on
@@ -38,9 +44,9 @@ class Market(NamedTuple):
     """The settings for one backend.
 
     Attributes:
-        batch_us: the cost of a batch beside its rows.
+        batch_us: the cost of a batch beside its rows, where nothing was measured.
         direction, compact: of the rule.
-        free: planning costs no time.
+        free: planning costs no time, so that it may weigh measured costs.
     """
 
     batch_us: float
@@ -86,17 +92,19 @@ class Auto:
         self._backend = backend if backend in MARKETS else "reference"
         self._market = MARKETS[self._backend]
         self._seed = seed
+        self._measured: MeasuredCosts | None = None
         self.chosen: Policy = Search(search_steps, seed=seed) if reused else self.make_rule()
-        self.why = "plans that are used again are searched for" if reused else f"the rule for backend {self._backend}"
+        self.why = "plans that are used again are searched for" if reused else self._say_rule()
         self.settled = reused
-        self._seen = self._above = self._n_choices = 0
+        self._seen = self._n_choices = 0
+        self._above_us = 0.0
         self._lessons: list[Graph] = []
         self._signature = ""
         self._worth_from = math.inf
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and pickles, without the mini-batches to learn from and their types."""
-        return {**vars(self), "_lessons": [], "_above": 0, "_worth_from": math.inf}
+        return {**vars(self), "_lessons": [], "_above_us": 0.0, "_worth_from": math.inf}
 
     @property
     def name(self) -> str:
@@ -116,6 +124,10 @@ class Auto:
     def make_rule(self) -> Score:
         """Make the rule for the backend, used until something better is known."""
         return Score(self._market.direction, self._market.compact)
+
+    def _say_rule(self) -> str:
+        weighed = "" if self._measured is None else ", by what batches were measured to cost there"
+        return f"the rule for backend {self._backend}{weighed}"
 
     def schedule(self, graph: Graph) -> Schedule:
         """Plan with the chosen policy; learn if it is time to.
@@ -156,47 +168,67 @@ class Auto:
         return self.chosen
 
     def _recall(self, graph: Graph) -> None:
-        """Use the cached choice of an earlier process for these types, if there is one."""
+        """Use what was measured for these types, and the cached choice of an earlier process, if there is one."""
         if self.settled:
             return
         signature = sign(graph.types.outlines, "auto", self._backend)
         if signature == self._signature:
             return
         self._signature = signature
-        stored = find_entry("policies", signature, load)
+        measured = look_up_costs(graph.types.outlines, self._backend) if self._market.free else None
+        if measured != self._measured:
+            self._measured = measured
+            self._choose(self.make_rule(), self._say_rule())
+        stored = find_entry("policies", self._key(), load)
         if stored is not None:
             self._choose(stored, f"{stored.about.get('why', 'learned')}; from the cache")
             self._conclude()
 
+    def _key(self) -> str:
+        """The key of the choice for these types in the cache."""
+        return self._signature if self._measured is None else sign([self._signature], repr(self._measured))
+
+    def _costs(self, graph: Graph) -> CostModel:
+        """What batches of a graph cost."""
+        if self._measured is None:
+            return CostModel.counting(len(graph.types), self._market.batch_us)
+        return self._measured.of(graph.types.outlines)
+
+    def _timed(self, policy: Policy) -> Policy:
+        """A policy that gives the schedules of least predicted time, where costs were measured."""
+        return policy if self._measured is None else Timed(policy, self._measured)
+
     def _attend(self, graph: Graph, schedule: Schedule) -> None:
         """Keep a mini-batch to learn from; once there are enough, compute when learning pays."""
         if self._lessons and graph.types != self._lessons[0].types:  # of another function, whose types differ
-            self._lessons, self._above, self._worth_from = [], 0, math.inf
+            self._lessons, self._above_us, self._worth_from = [], 0.0, math.inf
         if len(self._lessons) == 2 * LESSONS:
             return
         self._lessons.append(graph)
-        self._above += len(schedule) - min_batches(graph)
+        costs, counts = self._costs(graph), np.bincount(graph.type_id, minlength=graph.n_types)
+        self._above_us += costs.schedule_us(schedule) - costs.least_us(chain_lengths(graph), counts)
         if len(self._lessons) < 2 * LESSONS:
             return
-        if self._above == 0:
+        if self._above_us <= 0:
             self.why += ", which needs no more batches than the chain bound"
             self._conclude()
             return
         tables = 4 if self._market.free else 1  # two machines in two directions
         nodes = sum(lesson.n_nodes for lesson in self._lessons)
         learning_us = tables * QLearning.episodes * nodes * EPISODE_NS / 1000
-        self._worth_from = math.ceil(learning_us / (self._above * self._market.batch_us))
+        self._worth_from = math.ceil(learning_us / self._above_us)
 
     def _learn(self) -> None:
         """Learn a machine, choose it or the rule, and keep the outcome in the cache."""
         to_learn, to_judge = self._lessons[:LESSONS], self._lessons[LESSONS:]
         market, rule = self._market, self.make_rule()
-        machine = learn(
-            to_learn, direction=market.direction, compact=market.compact, seed=self._seed, rival=market.free
-        )
+        aim: dict[str, Any] = {"rival": market.free}
+        if self._measured is not None:
+            aim = {"reward": "time", "costs": self._costs(to_learn[0])}
+        machine = learn(to_learn, direction=market.direction, compact=market.compact, seed=self._seed, **aim)
         nodes = sum(graph.n_nodes for graph in to_judge)
         planning_us = 0.0 if market.free else nodes * MACHINE_NS / 1000
-        saved_us = (_count(rule, to_judge) - _count(machine, to_judge)) * market.batch_us - planning_us
+        saved_us = self._predict(rule, to_judge) - self._predict(machine, to_judge) - planning_us
         chosen: Directed = machine if saved_us > 0 else rule
         why = (
             f"a machine, learned on {len(to_learn)} mini-batches, is predicted to save {saved_us / len(to_judge):.0f} "
@@ -204,18 +236,19 @@ class Auto:
         )
         self._choose(chosen, why)
         chosen.about["why"] = self.why
-        keep_entry("policies", self._signature, lambda path: save_policy(chosen, path))
+        keep_entry("policies", self._key(), lambda path: save_policy(chosen, path))
         self._conclude()
 
+    def _predict(self, policy: Policy, graphs: Sequence[Graph]) -> float:
+        """The time of all batches of some mini-batches, in microseconds."""
+        timed = self._timed(policy)
+        return sum(self._costs(graph).schedule_us(timed.schedule(graph)) for graph in graphs)
+
     def _choose(self, policy: Policy, why: str) -> None:
-        self.chosen, self.why = policy, why
+        self.chosen, self.why = self._timed(policy), why
         self._n_choices += 1
 
     def _conclude(self) -> None:
         """Make the choice final, and drop the mini-batches kept to learn from."""
         self.settled = True
         self._lessons = []
-
-
-def _count(policy: Policy, graphs: Sequence[Graph]) -> int:
-    return sum(len(policy.schedule(graph)) for graph in graphs)

@@ -2,7 +2,8 @@
 
 Where launches dominate, the number of batches is the right quantity to minimise. Elsewhere a batch of type a with n
 rows is predicted to take launch[a] + row[a] * max(n, efficient[a]) microseconds. `autobatch doctor --calibrate`
-measures these numbers for the types of a model, and keeps them in the user's cache (`autobatch.policies.store`).
+measures these numbers for the types of a model on a backend, and keeps them in the user's cache
+(`autobatch.policies.store`). Those of one backend say nothing about another: each finds its own, or none.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import PolicyError
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.policies.store import find_entry, keep_entry, sign
 from autobatch.schedule.schedule import Schedule
@@ -55,9 +58,9 @@ class CostModel:
             object.__setattr__(self, name, numbers)
 
     @classmethod
-    def counting(cls, n_types: int) -> CostModel:
-        """Make the model in which every batch costs one, so that costs count batches."""
-        return cls(np.ones(n_types), np.zeros(n_types), np.zeros(n_types))
+    def counting(cls, n_types: int, batch_us: float = 1.0) -> CostModel:
+        """Make the model in which every batch costs the same, so that costs count batches."""
+        return cls(np.full(n_types, batch_us), np.zeros(n_types), np.zeros(n_types))
 
     def array(self) -> NDArray[np.float64]:
         """Give float64[3, T] for compiled loops."""
@@ -71,6 +74,22 @@ class CostModel:
         """Predict the time of a schedule, in microseconds."""
         rows = np.maximum(np.diff(schedule.batch_ptr), self.efficient_rows[schedule.batch_type])
         return float((self.launch_us[schedule.batch_type] + self.row_us[schedule.batch_type] * rows).sum())
+
+    def least_us(self, lengths: IntArray, counts: NDArray[np.integer[Any]]) -> float:
+        """Predict a time that no schedule of a graph goes below: the chain bound, in time.
+
+        Args:
+            lengths: int[T], per type, the most nodes of that type on any one path.
+            counts: int[T], per type, all its nodes.
+
+        A type needs a batch for each node of its longest path, and rows for all of its nodes.
+
+        >>> costs = CostModel([5.0, 5.0], [1.0, 2.0], [1.0, 4.0])
+        >>> costs.least_us(np.array([2, 1]), np.array([6, 3]))
+        29.0
+        """
+        rows = np.maximum(counts, self.efficient_rows * lengths)
+        return float((self.launch_us * lengths + self.row_us * rows).sum())
 
 
 @dataclass(frozen=True)
@@ -96,7 +115,7 @@ class MeasuredCosts:
     """Measured costs of a model's types on one machine, one backend, and at one width.
 
     Attributes:
-        backend: its name.
+        backend: its name. Costs that were measured on another one are not found for it.
         dim: the width of the model's states.
         mode: "train", forward and backward together, or "infer".
         types: those of the model.
@@ -127,25 +146,36 @@ class MeasuredCosts:
         return CostModel(*columns.T)
 
     def keep(self) -> Path | None:
-        """Write the costs to the user's cache, for all models of these types; None if it cannot be kept."""
+        """Write the costs to the user's cache, for all models of these types on this backend; None if it cannot."""
         content = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
-        signature = sign([t.outline for t in self.types])
+        signature = _sign([t.outline for t in self.types], self.backend)
         return keep_entry("costs", signature, lambda path: write_whole(path, content.encode()))
 
 
-def find_costs(outlines: Sequence[str]) -> MeasuredCosts:
-    """Read the measured costs of a model from the user's cache.
+def look_up_costs(outlines: Sequence[str], backend: str) -> MeasuredCosts | None:
+    """Read the measured costs of a model on a backend from the user's cache; None if there are none."""
+    return find_entry("costs", _sign(outlines, backend), load_costs)
+
+
+def find_costs(outlines: Sequence[str], backend: str = "reference") -> MeasuredCosts:
+    """Read the measured costs of a model on a backend from the user's cache.
 
     Raises:
-        PolicyError: nothing was measured, or the file cannot be read.
+        PolicyError: nothing was measured on this backend, or the file cannot be read.
     """
-    found = find_entry("costs", sign(outlines), load_costs)
+    found = look_up_costs(outlines, backend)
     if found is None:
         raise PolicyError(
-            f"predicting times: nothing was measured on this machine for the types {', '.join(outlines)}; run "
-            f"autobatch doctor --calibrate MODEL first, or give costs=, a CostModel."
+            f"predicting times: nothing was measured on this machine for the types {', '.join(outlines)} on the "
+            f"{backend} backend; run autobatch doctor --calibrate MODEL --backend {backend} first, or give costs=, a "
+            f"CostModel."
         )
     return found
+
+
+def _sign(outlines: Sequence[str], backend: str) -> str:
+    """The key of costs; those of the reference backend have the one that all had when no other was measured."""
+    return sign(outlines) if backend == "reference" else sign(outlines, backend)
 
 
 def load_costs(path: Path) -> MeasuredCosts:

@@ -40,9 +40,10 @@ class Timed:
     Args:
         policy: makes the schedules to begin with.
         costs: costs of the types of the graphs, or measured costs; None: those that `autobatch doctor --calibrate`
-            measured for the model on this machine.
+            measured for the model on this machine and `backend`.
         search_steps: steps of local search for faster sequences, from the best one found; 0 for none.
         seed: of the random steps.
+        backend: the name of the one that will run the schedules.
 
     Raises:
         PolicyError: `search_steps` is negative.
@@ -66,12 +67,17 @@ class Timed:
     rule = "timed"
 
     def __init__(
-        self, policy: Policy, costs: CostModel | MeasuredCosts | None = None, search_steps: int = 0, seed: int = 0
+        self,
+        policy: Policy,
+        costs: CostModel | MeasuredCosts | None = None,
+        search_steps: int = 0,
+        seed: int = 0,
+        backend: str = "reference",
     ) -> None:
         if search_steps < 0:
             raise PolicyError(f"making policy 'timed': {search_steps} steps are less than none.")
         self.policy, self.search_steps, self.seed = policy, search_steps, seed
-        self._costs = costs
+        self._costs, self._backend = costs, backend
 
     @property
     def name(self) -> str:
@@ -92,7 +98,8 @@ class Timed:
         """Plan, and keep the schedule of least predicted time; among equals, the one with fewer batches.
 
         Raises:
-            PolicyError: no costs were given, and none were measured for the model; or the policy refuses the graph.
+            PolicyError: no costs were given, and none were measured for the model on the backend; or the policy refuses
+                the graph.
             GraphError: the graph has a cycle.
         """
         check_order(graph)
@@ -124,7 +131,7 @@ class Timed:
 
     def _costs_of(self, types: Types) -> CostModel:
         if self._costs is None:
-            self._costs = find_costs(types.outlines)
+            self._costs = find_costs(types.outlines, self._backend)
         return self._costs.of(types.outlines) if isinstance(self._costs, MeasuredCosts) else self._costs
 
 

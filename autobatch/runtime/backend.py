@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from autobatch.devices.store import HOST, Store
+from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
@@ -32,6 +34,7 @@ class RunOptions:
         max_bytes: upper bound on the memory that a run holds and keeps for the next one, unless the plan alone needs
             more; None is no limit.
         matmul: the name of the library that multiplies matrices, for backends that have several; None: they choose.
+        store: the memory of the device on which the parameters are, and to which their gradients are added.
     """
 
     dtype: np.dtype[Any]
@@ -39,6 +42,15 @@ class RunOptions:
     threads: int = 1
     max_bytes: int | None = None
     matmul: str | None = None
+    store: Store = HOST
+
+    def check_store(self, backend: str, *stores: Store) -> None:
+        """Raise a BackendError if the parameters are in none of the memories that a backend reads them in."""
+        if not any(self.store is store for store in stores):
+            raise BackendError(
+                f"the parameters are on {self.store.kind}, where backend {backend!r} does not read them: call "
+                f'to("{stores[0].kind}") on the module, or choose another backend.'
+            )
 
 
 class Counts(NamedTuple):
@@ -60,13 +72,14 @@ class Counts(NamedTuple):
 class Timer(Protocol):
     """Measures the time of every batch."""
 
-    def lap(self, stage: str, batch: Batch | None) -> None:
+    def lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         """Assign the time since the last lap to a batch of a stage.
 
         Args:
             stage: "forward" or "backward"; or "weights", the gradients of parameters, where a batch is all rows of a
                 type, with or without bases.
             batch: None for the work of a stage before its first batch.
+            end: when it was done, in seconds of `time.perf_counter`; None: now.
         """
 
 
@@ -75,9 +88,14 @@ class Run(Protocol):
 
     Attributes:
         outputs: the values that the user asked for, per slot `[rows, *shape]`: NumPy arrays that no later run changes.
+            A backend that does not wait for its device waits when they are first read, which may be after the run.
     """
 
-    outputs: list[Any]
+    @property
+    def outputs(self) -> list[Any]: ...
+
+    def on_device(self, slot: int) -> Any:
+        """The values of a slot as an array of the device, until the run is differentiated or closed."""
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
         """Differentiate the run, once. Parameters and the mode of modules must be unchanged since it ran forward.
@@ -121,9 +139,10 @@ class Executable(Protocol):
             randomness: the seed and step of all draws, the key of each instance `[B]`, and whether dropout is on for
                 cells without a module. These keys are used, not those in the plan's graph: a plan may run again for
                 other instances with equal graphs.
-            timer: is called when each batch is done, forward and backward, at the cost of a microsecond per batch: a
-                backend that otherwise runs several batches in one call then runs them one by one. The results are the
-                same, to the bit.
+            timer: is told when each batch is done, forward and backward, at the cost of a microsecond per batch. The
+                cpu backend, which otherwise runs all batches in one call, then runs them one by one; the cuda backend
+                runs them in one launch as ever, reads a clock of the device in it, and tells all when it is done. The
+                results are the same, to the bit.
         """
 
 
@@ -133,4 +152,8 @@ class Backend(Protocol):
     name: str
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> Executable:
-        """Prepare a plan of these types. Other executables are not affected; machine code is made later."""
+        """Prepare a plan of these types. Other executables are not affected; machine code is made later.
+
+        Raises:
+            BackendError: the backend does not read parameters on the device on which they are.
+        """

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
-from autobatch.params.gradients import GradientBuffers
+from autobatch.params.gradients import GradientBuffers, Gradients
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.runtime.backend import Run, Timer
@@ -38,6 +39,7 @@ class Executor:
 
     Attributes:
         dtype: float type of all values: that of the module's parameters; float32 without a module.
+        store: the memory of the device on which the parameters are.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -46,6 +48,7 @@ class Executor:
         self._parameters: dict[str, Parameter] = {}
         self._trainable: dict[str, Parameter] = {}
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.store: Store = HOST
 
     def refresh(self) -> None:
         """Look up the parameters of the module; once per call."""
@@ -56,6 +59,8 @@ class Executor:
         self._trainable = {name: p for name, p in self._parameters.items() if p.trainable}
         dtypes = {p.dtype for p in self._parameters.values()}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else module.dtype
+        stores = {id(p.store): p.store for p in self._parameters.values()}
+        self.store = stores.popitem()[1] if len(stores) == 1 else module.store
 
     def trainable(self) -> dict[str, Parameter]:
         """The parameters that have gradients, by name."""
@@ -93,7 +98,8 @@ class Executor:
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients,
-    ) -> tuple[list[list[Array]], dict[str, Gradient]]:
+        late: bool,
+    ) -> tuple[list[Run], dict[str, Gradient]]:
         """Differentiate the runs of all parts.
 
         Args:
@@ -102,22 +108,32 @@ class Executor:
             weights: of the losses, per instance.
             grads: gradients to add to; None for this thread's buffers, set to zero.
             inputs: the gradients of the inputs, which are added to.
+            late: do not wait for the device: whether the losses are finite is noted there, in `Gradients.finite`.
 
         Returns:
-            The outputs of each part, and the gradients.
+            The run of each part, whose outputs can be read; and the gradients.
 
         Raises:
-            NumericError: a loss is not finite.
+            NumericError: a loss is not finite; not if `late`.
         """
-        found = []
+        found, finite = [], None
         for part, (instances, run) in zip(step.parts, runs, strict=True):
-            losses = run.outputs[slot]
-            check_finite(losses, instances.start)
-            grads = self.backward(step, run, {slot: weights[instances].astype(losses.dtype)}, grads)
+            if late:
+                finite = self._all_finite(run.on_device(slot), finite)
+            else:
+                check_finite(run.outputs[slot], instances.start)
+            grads = self.backward(step, run, {slot: weights[instances].astype(self.dtype)}, grads)
             inputs.add(part.plan, run)
-            found.append(run.outputs)
+            found.append(run)
         assert grads is not None, "there are instances, and so parts"
+        if isinstance(grads, Gradients) and late:
+            grads.finite = finite if grads.finite is None else grads.finite & finite
         return found, grads
+
+    def _all_finite(self, losses: Array, others: Array | None) -> Array:
+        """Whether losses, and others before them, are finite: an array of one bool, on the device."""
+        finite: Array = self.store.xp.isfinite(losses).all().reshape(1)
+        return finite if others is None else finite & others
 
     def backward(
         self, step: Step, run: Run, seeds: Mapping[int, Array], out: dict[str, Gradient] | None
@@ -134,7 +150,7 @@ class Executor:
         else:
             for name, parameter in trainable.items():
                 if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
-                    out[name] = np.asarray(out[name])
+                    out[name] = parameter.store.put(np.asarray(out[name]))
         run.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
         step.clock.lap("backward")
         return out

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError, GraphError, NumericError, ShapeError
 from autobatch.graph.graph import Graph
 from autobatch.ir.arguments import Key
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.runtime.backend import Run
 from autobatch.trace.results import Slot, SlotTable
 
 Array = NDArray[Any]
@@ -71,16 +74,17 @@ def take_gradients(out: dict[str, Gradient], trainable: Mapping[str, Parameter],
         ShapeError: `out` does not hold an array or `Rows`, of its shape and type, for each trainable parameter.
     """
     _check_gradients(out, trainable)
-    if not apart and all(_lies_in_rows(gradient) for gradient in out.values()):
+    if not apart and all(_lies_in_rows(out[name], parameter.store) for name, parameter in trainable.items()):
         return out
-    return {name: np.array(g) if isinstance(g, np.ndarray) else g.copy() for name, g in out.items()}
+    return {name: gradient.copy() for name, gradient in out.items()}
 
 
 def _check_gradients(out: Mapping[str, Gradient], trainable: Mapping[str, Parameter]) -> None:
     advice = "give gradients as an earlier call returned them."
     if not isinstance(out, MutableMapping):
         raise DataError(f"out= is a {type(out).__name__} and no dict of gradients by the names of parameters; {advice}")
-    given = {name: _describe(gradient) for name, gradient in out.items()}
+    stores = {name: parameter.store for name, parameter in trainable.items()}
+    given = {name: _describe(gradient, stores.get(name, HOST)) for name, gradient in out.items()}
     wanted = {name: f"{p.dtype} of shape {p.shape}" for name, p in trainable.items()}
     if given != wanted:
         name = next(n for n in (*wanted, *given) if given.get(n) != wanted.get(n))
@@ -91,15 +95,19 @@ def _check_gradients(out: Mapping[str, Gradient], trainable: Mapping[str, Parame
             raise DataError(f"out= has an array for parameter {name!r} that is read-only; {advice}")
 
 
-def _describe(gradient: object) -> str:
-    if isinstance(gradient, (np.ndarray, Rows)):
-        return f"{gradient.dtype} of shape {gradient.shape}"
-    return f"a {type(gradient).__name__}"
+def _describe(gradient: Any, store: Store) -> str:
+    is_there = gradient.store is store if isinstance(gradient, Rows) else _is_array(gradient, store)
+    return f"{gradient.dtype} of shape {gradient.shape}" if is_there else f"a {type(gradient).__name__}"
 
 
-def _lies_in_rows(gradient: Gradient) -> bool:
-    """Whether a gradient is `Rows`, or an array whose rows are contiguous."""
-    if not isinstance(gradient, np.ndarray):
+def _is_array(gradient: Any, store: Store) -> bool:
+    """Whether a gradient is an array of a device."""
+    return isinstance(gradient, np.ndarray) if store is HOST else store.adopt(gradient) is gradient
+
+
+def _lies_in_rows(gradient: Gradient, store: Store) -> bool:
+    """Whether a gradient is `Rows`, or an array that backends add to where it lies: on the host, of contiguous rows."""
+    if isinstance(gradient, Rows) or store is not HOST:
         return True
     if gradient.flags.c_contiguous or not gradient.size:
         return gradient.flags.aligned
@@ -114,11 +122,53 @@ def put_gradients(out: dict[str, Gradient] | None, gradients: dict[str, Gradient
         return gradients
     for name, gradient in gradients.items():
         place = out[name]
-        if isinstance(place, np.ndarray) and isinstance(gradient, np.ndarray):
+        if not isinstance(place, Rows) and not isinstance(gradient, Rows):
             place[...] = gradient
         else:
             out[name] = gradient
     return out
+
+
+class UnreadLoss:
+    """Reads the weighted sum of the losses of a mini-batch, when it is called.
+
+    Args:
+        runs: of the parts of the mini-batch; their outputs are read.
+        slot: that of the losses.
+        weights: of the losses, per instance.
+    """
+
+    def __init__(self, runs: Sequence[Run], slot: int, weights: Array) -> None:
+        self._runs, self._slot, self._weights = list(runs), slot, weights
+        self._is_read = False
+
+    def __call__(self) -> np.generic:
+        """The weighted sum.
+
+        Raises:
+            NumericError: a loss is not finite.
+        """
+        self._is_read = True
+        losses = self._losses
+        check_finite(losses)
+        return weighted_sum(losses, self._weights)
+
+    def check(self) -> None:
+        """Raise the NumericError of a loss that is not finite, if nobody has read them."""
+        if not self._is_read:
+            self()
+
+    @cached_property
+    def _losses(self) -> Array:
+        losses = np.concatenate([run.outputs[self._slot] for run in self._runs])
+        self._runs.clear()
+        return losses
+
+
+def weighted_sum(losses: Array, weights: Array) -> np.generic:
+    """The weighted sum of losses, in their dtype."""
+    found: np.generic = (weights * losses).sum().astype(losses.dtype)
+    return found
 
 
 def check_finite(losses: Array, first: int = 0) -> None:
@@ -128,6 +178,6 @@ def check_finite(losses: Array, first: int = 0) -> None:
         wrong = np.flatnonzero(~finite)
         raise NumericError(
             f"the loss of {wrong.size} of {losses.size} instances is not finite (instance {first + wrong[0]}: "
-            f"{losses[wrong[0]]}); no gradient was computed. Lower the learning rate, clip gradients, or call the "
+            f"{losses[wrong[0]]}); no gradient of theirs is used. Lower the learning rate, clip gradients, or call the "
             f"function directly on that instance to see where the number comes from."
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.devices.store import HOST, Store
 from autobatch.graph.build import of_instances
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
@@ -37,6 +38,7 @@ class Choices:
         purpose: the names of the trainable parameters in training; None in inference.
         backend, precision: the backend and the precision of the run; they determine the scratch memory.
         matmul: the library that multiplies matrices; None: the backend chooses.
+        store: the memory of the device on which the parameters are.
         threads: how many threads the run asks for.
         has_aux: in training, whether the function returns more than the loss.
     """
@@ -51,6 +53,7 @@ class Choices:
     threads: int = 1
     has_aux: bool = False
     matmul: str | None = None
+    store: Store = HOST
 
     @property
     def n_threads(self) -> int:
@@ -62,7 +65,7 @@ class Choices:
     @property
     def options(self) -> RunOptions:
         """The options for the backend."""
-        return RunOptions(self.dtype, self.precision, self.n_threads, self.max_bytes, self.matmul)
+        return RunOptions(self.dtype, self.precision, self.n_threads, self.max_bytes, self.matmul, self.store)
 
 
 class Planning:
@@ -154,7 +157,7 @@ class Planning:
         return (
             tuple([graph.digest for graph in graphs]), cells.traces, len(cells.slot_shapes), policy.name,
             revision_of(policy), choices.purpose, choices.dtype, choices.rewrites, choices.max_bytes,
-            choices.precision, choices.n_threads, choices.has_aux, choices.matmul,
+            choices.precision, choices.n_threads, choices.has_aux, choices.matmul, choices.store,
         )  # fmt: skip
 
     def _plan(self, graph: Graph, choices: Choices, cells: PlannedTypes, clock: Clock) -> Planned:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -25,7 +26,6 @@ class PooledRun(ABC, Generic[M]):
         timer: is called when each batch is done.
 
     Attributes:
-        outputs: see `Run`.
         memory: the memory of the run, until it is closed.
     """
 
@@ -34,10 +34,15 @@ class PooledRun(ABC, Generic[M]):
         self.memory = pool.take()
         try:
             with silent():
-                self.outputs: list[Any] = self._forward()
+                self._read = self._forward()
         except BaseException:
             self.close()
             raise
+
+    @cached_property
+    def outputs(self) -> list[Any]:
+        """The values that the user asked for; see `Run`."""
+        return self._read()
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
         """Differentiate the run; see `Run`."""
@@ -60,14 +65,14 @@ class PooledRun(ABC, Generic[M]):
             self._pool.give_back(self.memory)
             self._forget()
 
-    def lap(self, stage: str, batch: Batch | None) -> None:
-        """Tell the timer, if there is one, that a batch is done."""
+    def lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
+        """Tell the timer, if there is one, that a batch is done; see `Timer`."""
         if self._timer is not None:
-            self._timer.lap(stage, batch)
+            self._timer.lap(stage, batch, end)
 
     @abstractmethod
-    def _forward(self) -> list[Any]:
-        """Compute all values; return the outputs."""
+    def _forward(self) -> Callable[[], list[Any]]:
+        """Compute all values; return what reads the outputs, which may be called after the run is closed."""
 
     @abstractmethod
     def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:

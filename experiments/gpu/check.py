@@ -15,6 +15,7 @@ import numpy as np
 
 from autobatch.cli.results import format_table
 from autobatch.devices.device import Device
+from autobatch.devices.host import HostDevice
 from autobatch.runtime.cuda.backend import Cuda
 
 MEANINGLESS = "; times mean nothing here, where a processor stands in for a GPU"
@@ -81,7 +82,7 @@ class Check:
     @property
     def is_gpu(self) -> bool:
         """Whether times mean something."""
-        return self.device.xp is not np
+        return not isinstance(self.device, HostDevice)
 
     def backend(self, poison: bool = False) -> Cuda:
         """The cuda backend on the device."""
@@ -115,6 +116,12 @@ class Check:
             self.device.xp.get_default_memory_pool().free_all_blocks()
             if "torch" in sys.modules:
                 sys.modules["torch"].cuda.empty_cache()
+
+    def wait(self) -> None:
+        """Wait for all work on the device, PyTorch's too."""
+        if self.is_gpu:
+            self.device.xp.cuda.runtime.deviceSynchronize()
+        self.device.synchronize()
 
     def waited(self, work: Callable[[], object], times: int = 1) -> Callable[[], None]:
         """What asks the device for some work that often, and waits until it is done."""

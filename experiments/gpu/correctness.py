@@ -9,6 +9,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli.workload import Workload, load_workload, record
+from autobatch.devices.store import Store
 from autobatch.models.registry import MODELS
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.interpreter.reference import Reference
@@ -31,7 +32,10 @@ BACKENDS = {"reference": Reference, "cpu": Cpu}
 
 def check_correctness(check: Check) -> Result:
     """Compare losses and gradients, relative to the largest number of each array."""
-    result = Result("correctness", ("model", "policy", "dtype", "against", "losses differ by", "gradients differ by"))
+    result = Result(
+        "correctness",
+        ("model", "policy", "dtype", "parameters on", "against", "losses differ by", "gradients differ by"),
+    )
     cases = [(model, "auto", dtype, "reference") for model in MODELS for dtype in TOLERANCES]
     cases += [("lattice-lstm", policy, "float64", "reference") for policy in POLICIES]
     cases += [(model, "auto", dtype, "cpu") for dtype in check.choose(TOLERANCES, ("float64",)) for model in MODELS]
@@ -44,16 +48,18 @@ def compare(check: Check, result: Result, load: Any, model: str, policy: str, dt
     """Run a model on the device and on another backend; note what differs by more than the tolerance."""
     workload: Workload = load(model)
     instances = workload.first(check.choose(24, 3))
-    module = workload.model.astype(dtype)
-    found = answer(module, instances, policy, check.backend(poison=True))
+    module = workload.model.astype(dtype).to("cpu")
     expected = answer(module, instances, "agenda", BACKENDS[against]())
-    errors = {name: error_of(found[name], expected[name]) for name in expected}
-    losses = errors.pop("losses")
-    worst = max(errors, key=lambda name: errors[name])
-    result.add(model, policy, dtype, against, losses, errors[worst])
-    for name, error in (("losses", losses), (f"gradients of {worst}", errors[worst])):
-        if error > TOLERANCES[dtype]:
-            result.failures.append(f"{model}, {policy}, {dtype}: {name} differ from {against} by {error:.2g}")
+    for place in ("cpu", check.device):
+        found = answer(module.to(place), instances, policy, check.backend(poison=True))
+        about = model, policy, dtype, module.store.kind
+        errors = {name: error_of(found[name], expected[name]) for name in expected}
+        losses = errors.pop("losses")
+        worst = max(errors, key=lambda name: errors[name])
+        result.add(*about, against, losses, errors[worst])
+        for name, error in (("losses", losses), (f"gradients of {worst}", errors[worst])):
+            if error > TOLERANCES[dtype]:
+                result.failures.append(f"{', '.join(about)}: {name} differ from {against} by {error:.2g}")
 
 
 def answer(model: Any, instances: list[Any], policy: str, backend: Any) -> dict[str, Any]:
@@ -64,9 +70,14 @@ def answer(model: Any, instances: list[Any], policy: str, backend: Any) -> dict[
     losses = loss(graphs)
     value, gradients = loss.value_and_grad(graphs, reduce=weights)
     return {
-        "losses": np.append(losses, value),
-        **{name: np.array(gradient) for name, gradient in gradients.items()},
+        "losses": np.append(losses, float(value)),
+        **{name: on_host(gradient, model.store) for name, gradient in gradients.items()},
     }
+
+
+def on_host(gradient: Any, store: Store) -> Any:
+    """A gradient as an array of NumPy of its own."""
+    return np.array(gradient if isinstance(gradient, ab.Rows) else store.get(gradient))
 
 
 def error_of(found: Any, expected: Any) -> float:

@@ -1,4 +1,9 @@
-"""Do schedules with fewer batches take less time on the device? The same mini-batches under several policies."""
+"""Do schedules that are predicted to be faster take less time on the device? The same mini-batches, several policies.
+
+First the costs of batches are measured on the device, as `autobatch doctor --calibrate MODEL --backend cuda` does, but
+kept nowhere. Then each policy plans the same mini-batches. What the costs predict for its schedules stands beside what
+the batches took, by the clock of the device, and beside the time of the whole step.
+"""
 
 from __future__ import annotations
 
@@ -6,66 +11,101 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 import autobatch as ab
+from autobatch.cli.measuring.calibrating import SIZES, calibrate
 from autobatch.cli.measuring.racing import take_turns
 from autobatch.cli.workload import Workload, load_workload, record
+from autobatch.policies.cost import MeasuredCosts
+from autobatch.policies.timed import Timed
 from gpu.check import Check, Result
 
-POLICIES = ("agenda", "score", "learned")
+RULE = "score+both+compact"
+POLICIES = ("agenda", "score", RULE, "learned", "learned for time", f"timed({RULE})")
 MODELS = ("lattice-lstm", "tree-lstm-2type", "tree-lstm")
 N_MINIBATCHES = 2
 EPISODES = 300  # of learning, in place of 1000: as good on these within a batch
 
 
+class Planned(NamedTuple):
+    """A batched loss under a policy, and what its schedules of the mini-batches are predicted to take in training."""
+
+    loss: Any
+    graphs: Sequence[Any]
+    predicted_ms: list[float]
+
+
 def time_policies(check: Check) -> Result:
-    """Time inference and training, planning included, and the part of it that the backend takes."""
-    columns = ("model", "dim", "mini-batch", "mode", "policy", "batches", "bound", "ms", "ms running")
+    """Measure costs, then predict and time schedules, planning included."""
+    columns = (
+        "model", "dim", "mini-batch", "mode", "policy", "batches", "bound", "predicted ms", "ms of batches",
+        "ms running", "ms",
+    )  # fmt: skip
     result = Result("policies in time", columns)
-    sizes = check.choose([(dim, size) for size in (256, 16) for dim in (256, 64)], [(5, 3)])
     models = check.choose(MODELS, MODELS[:1])
-    settings = [(model, *size) for size in sizes for model in models]
-    check.measure_each(result, settings, partial(time_setting, check, result))
+    settings = [(model, dim) for dim in check.choose((256, 64), (5,)) for model in models]
+    check.measure_each(result, settings, partial(time_model, check, result))
     return result
 
 
-def time_setting(check: Check, result: Result, model: str, dim: int, size: int) -> None:
-    """Time all policies on the mini-batches of a model."""
+def time_model(check: Check, result: Result, model: str, dim: int) -> None:
+    """Measure the costs of a model, and time all policies on its mini-batches."""
     workload = load_workload(model, None, dim, check.seed)
-    losses = {policy: prepare(check, workload, policy, size) for policy in POLICIES}
-    for mode in ("inference", "training"):
-        time_mode(check, result, (model, dim, size, mode), losses)
+    costs = calibrate(workload, check.backend(), check.choose(SIZES, (1, 4, 8)))
+    for size in check.choose((256, 16), (3,)):
+        planned = {policy: prepare(check, workload, policy, size, costs) for policy in POLICIES}
+        for mode in ("training", "inference"):
+            time_mode(check, result, (model, dim, size, mode), planned)
 
 
-def prepare(check: Check, workload: Workload, policy: str, size: int) -> tuple[Any, Sequence[Any]]:
-    """A batched loss under a policy, and its recorded mini-batches; what is learned is learned on other instances."""
+def prepare(check: Check, workload: Workload, policy: str, size: int, costs: MeasuredCosts) -> Planned:
+    """Make a policy and plan the mini-batches with it; what is learned is learned on other instances."""
     loss = ab.batched(workload.model.loss, policy="agenda", backend=check.backend(), plan_cache=0)
     graphs = list(ab.minibatches(record(loss, workload.first(size * (N_MINIBATCHES + 1))), size))
-    if policy == "learned":
-        loss.learn_policy(graphs[N_MINIBATCHES:], seed=check.seed, episodes=check.choose(EPISODES, 5))
-    else:
-        loss.policy = ab.policies.get(policy)
-    return loss, graphs[:N_MINIBATCHES]
+    lesson, graphs = graphs[N_MINIBATCHES:], graphs[:N_MINIBATCHES]
+    model = costs.of(loss.merged(lesson[0]).types.outlines)
+    options = {"seed": check.seed, "episodes": check.choose(EPISODES, 5)}
+    match policy:
+        case "learned":
+            loss.learn_policy(lesson, **options)
+        case "learned for time":
+            loss.learn_policy(lesson, reward="time", costs=model, **options)
+        case _ if policy.startswith(Timed.rule):
+            loss.policy = Timed(ab.policies.get(RULE), costs)
+        case _:
+            loss.policy = ab.policies.get(policy)
+    steps = [loss.prepare(graph, training=True) for graph in graphs]
+    predicted = [sum(model.schedule_us(part.plan.schedule) for part in step.parts) / 1e3 for step in steps]
+    return Planned(loss, graphs, predicted)
 
 
-def time_mode(check: Check, result: Result, about: tuple[Any, ...], losses: Mapping[str, tuple[Any, Any]]) -> None:
-    """Let the policies take turns, and note what each took."""
+def time_mode(check: Check, result: Result, about: tuple[Any, ...], planned: Mapping[str, Planned]) -> None:
+    """Let the policies take turns, and note what each took; in training, how well that was predicted."""
     lasts: defaultdict[str, list[Any]] = defaultdict(list)
-    runs = {policy: step(loss, graphs, about[-1]) for policy, (loss, graphs) in losses.items()}
+    runs = {policy: step(*one[:2], about[-1]) for policy, one in planned.items()}
+    n_repeats = check.choose(9, 1)
 
     def ran(policy: str, repeat: int) -> None:
         if repeat:
-            lasts[policy].append(losses[policy][0].last)
+            lasts[policy].append(planned[policy].loss.last)
 
-    times = take_turns(runs, N_MINIBATCHES, check.choose(9, 1), ran)
+    times = take_turns(runs, N_MINIBATCHES, n_repeats, ran)
+    clocked = {policy: clock_batches(planned[policy].loss, run, n_repeats) for policy, run in runs.items()}
     for policy, by_minibatch in times.items():
         result.seconds[", ".join(map(str, (*about, policy)))] = [lap for laps in by_minibatch for lap in laps]
         ms = 1e3 * statistics.fmean(map(statistics.median, by_minibatch))
         batches, bound = (
             statistics.fmean(getattr(last, n) for last in lasts[policy]) for n in ("batches", "lower_bound")
         )
-        result.add(*about, policy, batches, bound, ms, statistics.median(last.execute_ms for last in lasts[policy]))
+        predicted = statistics.fmean(planned[policy].predicted_ms) if about[-1] == "training" else None
+        running = statistics.median(last.execute_ms for last in lasts[policy])
+        result.add(*about, policy, batches, bound, predicted, statistics.fmean(clocked[policy]), running, ms)
+    if about[-1] == "training":
+        predictions = np.array([planned[policy].predicted_ms for policy in runs])
+        result.note(f"{', '.join(map(str, about))}: {judge(predictions, np.array([*clocked.values()]))}")
 
 
 def step(loss: Any, graphs: Sequence[Any], mode: str) -> Callable[[int], object]:
@@ -73,3 +113,43 @@ def step(loss: Any, graphs: Sequence[Any], mode: str) -> Callable[[int], object]
     if mode == "inference":
         return lambda number: loss(graphs[number])
     return lambda number: loss.value_and_grad(graphs[number])
+
+
+def clock_batches(loss: Any, run: Callable[[int], object], n_repeats: int) -> list[float]:
+    """What the batches of each mini-batch take together, by the clock of the device, in milliseconds.
+
+    The median of each batch over the repeats counts, so that one that was held up does not.
+    """
+    found = []
+    for number in range(N_MINIBATCHES):
+        with loss.profile() as profile:
+            for _ in range(n_repeats):
+                run(number)
+        ms = [[span.ms for span in call.batches if span.stage != "weights"] for call in profile.calls]
+        found.append(float(np.median(ms, axis=0).sum()))
+    return found
+
+
+def judge(predicted: Any, took: Any) -> str:
+    """Say how predictions agree with times; both are [policies, mini-batches].
+
+    >>> judge(np.array([[1.0], [2.0], [3.0]]), np.array([[1.1], [2.2], [3.3]]))
+    'rank correlation of predicted and measured times 1.00 over policies; predictions are off by 9% in the median'
+    """
+    off = f"predictions are off by {float(np.median(np.abs(predicted / took - 1))):.0%} in the median"
+    ranks = [
+        rank_correlation(*columns) for columns in zip(predicted.T, took.T, strict=True) if min(map(np.ptp, columns))
+    ]
+    if not ranks:
+        return f"all schedules are predicted to take equally long; {off}"
+    return f"rank correlation of predicted and measured times {statistics.fmean(ranks):.2f} over policies; {off}"
+
+
+def rank_correlation(one: Any, other: Any) -> float:
+    """Spearman's coefficient; equal numbers share a rank, and not all may be equal.
+
+    >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))
+    0.5
+    """
+    ranks = [(x[:, None] > x).sum(axis=1) + (x[:, None] == x).sum(axis=1) / 2 for x in (one, other)]
+    return round(float(np.corrcoef(*ranks)[0, 1]), 12)

@@ -2,7 +2,7 @@
 
 Steps of mini-batches that are recorded each time, planned each time, or have cached plans, in turn with the models that
 are batched by hand in `peers`: merged each time, merged ahead, and replayed as a CUDA graph. Training ends with a step
-of Adam.
+of Adam. Parameters are on the GPU, and the host waits for it after some steps in a row.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ SETTINGS = [
 N_MINIBATCHES = 2
 SMALL = 256  # instances of a mini-batch, up to which it is also recorded in each step, and timed more often
 LR = 1e-4
+IN_A_ROW = 4  # steps, after which the host waits for the device: it may prepare the next one while the last one runs
 AHEAD = ("merged ahead", "CUDA graph")
 """The ways of PyTorch whose mini-batches are prepared ahead of time; the others merge recorded instances each time."""
 
@@ -66,9 +67,22 @@ def race_setting(check: Check, result: Result, model: str, dim: int, size: int) 
     """Time all ways of one model at one size."""
     workload = load_workload(model, None, dim, check.seed)
     instances = draw(workload, size * N_MINIBATCHES)
-    ways = our_ways(check, workload, instances, size) | their_ways(check, workload, instances, size, result)
+    theirs = their_ways(check, workload, instances, size, result)
+    workload.model.to(check.device)
+    ways = our_ways(check, workload, instances, size) | theirs
     for mode in MODES:
         time_ways(check, result, (model, dim, size, mode), ways)
+
+
+def in_a_row(check: Check, run: Callable[[int], object]) -> Callable[[int], None]:
+    """Run a mini-batch several times, and wait once."""
+
+    def run_and_wait(number: int) -> None:
+        for _ in range(IN_A_ROW):
+            run(number)
+        check.wait()
+
+    return run_and_wait
 
 
 def draw(workload: Workload, n_instances: int) -> list[Any]:
@@ -93,7 +107,7 @@ def our_ways(check: Check, workload: Workload, instances: Sequence[Any], size: i
 
 
 def our_way(workload: Workload, loss: Any, instances: Sequence[Any], size: int) -> Way:
-    """Run autobatch on instances or graphs; losses come back to the host, gradients too."""
+    """Run autobatch on instances or graphs; in training nothing comes back to the host, as in PyTorch's ways."""
     minibatches, optimizer = list(ab.minibatches(instances, size)), ab.optim.Adam(workload.model, lr=LR)
 
     def train(number: int) -> None:
@@ -131,9 +145,9 @@ def time_ways(check: Check, result: Result, about: tuple[Any, ...], ways: Mappin
         if repeat and loss is not None:
             parts[name].append(tuple(getattr(loss.last, f"{part}_ms") for part in PARTS))
 
-    runs = {name: getattr(way, mode) for name, way in ways.items()}
+    runs = {name: in_a_row(check, getattr(way, mode)) for name, way in ways.items()}
     times = take_turns(runs, N_MINIBATCHES, check.choose(9 if size <= SMALL else 3, 1), ran)
-    ms = {name: 1e3 * statistics.fmean(map(statistics.median, laps)) for name, laps in times.items()}
+    ms = {name: 1e3 / IN_A_ROW * statistics.fmean(map(statistics.median, laps)) for name, laps in times.items()}
     theirs = {name: took for name, took in ms.items() if ways[name].loss is None}
     merging = min((took for name, took in theirs.items() if not name.endswith(AHEAD)), default=None)
     ahead = min((took for name, took in theirs.items() if name.endswith(AHEAD)), default=None)

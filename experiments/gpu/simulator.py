@@ -15,7 +15,7 @@ from autobatch.cli.policies.evaluate import take_minibatches
 from autobatch.cli.workload import load_workload
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.policies.cost import CostModel
-from autobatch.policies.fsm.device_simulator import DeviceSimulator, Played, rank_tried
+from autobatch.policies.fsm.device_simulator import KIND, DeviceSimulator, Played, rank_tried
 from autobatch.policies.fsm.machine import Machine, run_machine
 from autobatch.policies.fsm.practice import OnDevice, OnProcessor, Task
 from autobatch.policies.fsm.qlearning import QLearning
@@ -43,12 +43,11 @@ def time_setting(check: Check, result: Result, model: str, size: int, at_once: i
     """Time so many schedules, and so many episodes, of mini-batches of a model."""
     dags = draw_dags(check, model, size, check.choose(16, 2))
     n_types = dags[0].n_types
-    prices = CostModel.counting(n_types).array()
-    task = Task(dags, [], MACHINE, SETTINGS.rules(), SETTINGS.exploration(), prices)
+    task = Task(dags, [], MACHINE, SETTINGS.rules(), SETTINGS.exploration(), CostModel.counting(n_types))
     here, there = OnProcessor(task, [check.seed]), OnDevice(task, [check.seed], check.device)
     table = here.learn(make_table(n_types, MACHINE.width(n_types)), LESSON)
     simulator, machines = DeviceSimulator(dags, check.device), [rank_tried(MACHINE, table)] * (at_once // len(dags))
-    result.failures.extend(compare(f"{model}, {size} instances", dags, table, simulator.run(machines, 1 << 10)))
+    result.failures.extend(compare(f"{model}, {size} instances", dags, table, simulator.run(machines, steps=True)))
     ways: dict[str, Any] = {
         "schedules, device": lambda _: simulator.run(machines),
         "schedules, one core": lambda _: [run_machine(dag, table, MACHINE.rules(), LEARNED) for dag in dags],
@@ -77,8 +76,7 @@ def compare(about: str, dags: Sequence[Dag], table: Table, played: Played) -> li
     wanted = [run_machine(dag, table, MACHINE.rules(), LEARNED) for dag in dags]
     for run, n_batches in enumerate(played.n_batches):
         (kinds, _, _), unseen = wanted[run % len(dags)]
-        most = played.steps.shape[1]
-        same = played.steps[run, :n_batches, 1].tolist() == kinds[:most].tolist()
+        same = played.steps[run, :n_batches, KIND].tolist() == kinds.tolist()
         if not same or (n_batches, played.n_unseen[run]) != (kinds.size, unseen):
             failures.append(f"{about}: run {run} has {n_batches} batches, and the processor's {kinds.size}, or others")
     return failures

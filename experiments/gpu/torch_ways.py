@@ -49,7 +49,7 @@ def make_ways(
                 ways[f"{name}, CUDA graph"] = [capture(step, merged) for step in steps]
             except RuntimeError as error:
                 reasons.append(f"{workload.spec.name}, {name}: no CUDA graph: {str(error).splitlines()[0]}")
-    return {name: [waited(run, on_gpu) for run in runs] for name, runs in ways.items()}, reasons
+    return ways, reasons
 
 
 def find_difference(workload: Workload, instances: Sequence[Any], on_gpu: bool) -> str | None:
@@ -99,17 +99,6 @@ def merging(peer: Peer, step: Step, prepared: Sequence[Any]) -> Run:
 def merged_ahead(step: Step, merged: Sequence[Any]) -> Run:
     """Run what is merged and on the GPU."""
     return lambda number: step(merged[number])
-
-
-def waited(run: Run, on_gpu: bool) -> Run:
-    """Run, and wait for the GPU."""
-
-    def run_and_wait(number: int) -> None:
-        run(number)
-        if on_gpu:
-            torch.cuda.synchronize()
-
-    return run_and_wait
 
 
 def capture(step: Step, merged: Sequence[Any]) -> Run:

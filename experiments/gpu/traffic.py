@@ -16,7 +16,7 @@ COUNTED = ("launches", "products", "uploads", "uploaded_bytes", "downloads", "do
 
 def count_traffic(check: Check) -> Result:
     """Count for all models, in inference and in training."""
-    result = Result("traffic of a step", ("model", "mode", "nodes", "batches", *COUNTED, "launches per batch"))
+    result = Result("traffic of a step", ("model", "mode", "parameters on", "nodes", "batches", *COUNTED, "per batch"))
     check.measure_each(result, [(model,) for model in MODELS], partial(count_model, check, result))
     return result
 
@@ -26,14 +26,20 @@ def count_model(check: Check, result: Result, model: str) -> None:
     workload = load_workload(model, None, check.choose(256, 5), check.seed)
     loss: Any = ab.batched(workload.model.loss, backend=check.backend(), plan_cache=0)
     graphs = record(loss, workload.first(check.choose(256, 3)))
+    optimizer = ab.optim.Adam(workload.model)
     steps: dict[str, Callable[[], object]] = {
         "inference": lambda: loss(graphs),
-        "training": lambda: loss.value_and_grad(graphs),
+        "gradients": lambda: loss.value_and_grad(graphs),
+        "training": lambda: optimizer.step(loss.value_and_grad(graphs)[1]),
     }
-    for mode, step in steps.items():
-        step()
-        before = vars(check.device.traffic).copy()
-        step()
-        counts = growth(before, vars(check.device.traffic))
-        per_batch = (counts["launches"] + counts["products"]) / loss.last.batches
-        result.add(model, mode, loss.last.nodes, loss.last.batches, *(counts[name] for name in COUNTED), per_batch)
+    for place in ("cpu", check.device):
+        workload.model.to(place)
+        for mode, step in steps.items():
+            step()
+            step()
+            before = vars(check.device.traffic).copy()
+            step()
+            counts = growth(before, vars(check.device.traffic))
+            per_batch = (counts["launches"] + counts["products"]) / loss.last.batches
+            about = model, mode, workload.model.store.kind, loss.last.nodes, loss.last.batches
+            result.add(*about, *(counts[name] for name in COUNTED), per_batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.training import demo
+from autobatch.runtime import make_backend
 from commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
@@ -232,6 +234,35 @@ def test_the_doctor_finds_everything_in_place(command: Command) -> None:
     extras = ("cma", "gymnasium", "matplotlib", "networkx", "sb3_contrib", "scipy", "stable_baselines3", "torch")
     for extra in extras:
         assert re.search(rf"^(ok|none) +{extra} ", out, re.MULTILINE), extra
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which builds kernels for the processor")
+def test_the_doctor_measures_what_batches_cost_on_a_backend(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
+    monkeypatch.setattr("autobatch.cli.measuring.doctor.SIZES", (1, 8))
+    for backend in ("reference", "cuda"):
+        status, out, err = command("doctor", "--calibrate", "--dim", 2, "--backend", backend)
+        assert (status, err) == (0, "")
+        assert out.startswith(f"tree-lstm, dim 2, training on the {backend} backend")
+        assert re.search(r"^merge +[\d.]+ +[\d.]+ +\d+ +112$", out, re.MULTILINE)
+    assert len([*(tmp_path / "costs").iterdir()]) == 2
+
+
+def test_without_a_gpu_auto_stays_on_the_processor_and_the_doctor_says_why(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AUTOBATCH_BACKEND")
+    monkeypatch.delenv("AUTOBATCH_CUDA", raising=False)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert make_backend("auto").name == "cpu"
+    status, out, _ = command("doctor")
+    assert status == 0
+    assert re.search(
+        r"^none +cuda +the cuda backend needs CuPy, which .*: pip install 'autobatch\[cuda12\]'", out, re.M
+    )
 
 
 def test_the_doctor_names_what_is_at_fault(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

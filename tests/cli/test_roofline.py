@@ -76,7 +76,7 @@ def list_all(loss: Any, workload: Any, mode: str) -> list[Matmul]:
     (part,) = loss.prepare(workload.first(BATCH_SIZE), mode == "train").parts
     executable = part.executable
     trainable = workload.model.parameters()
-    made = make_gradients(trainable, executable.cells.row_parameters, {}) if mode == "train" else {}
+    made = make_gradients(trainable, executable.cells.row_parameters).of if mode == "train" else {}
     gradients = {id(trainable[name]): gradient for name, gradient in made.items()}
     memory = Memory(executable.options.dtype)
     return list(list_matmuls(executable, Stages(), memory, gradients))

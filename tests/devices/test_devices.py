@@ -222,7 +222,7 @@ def test_copies_are_counted_and_share_nothing(device: Device) -> None:
     pinned = device.pinned(64)
     pinned[...] = np.arange(64)
     target = device.empty(8, np.dtype(np.int64))
-    wait = device.copy_in(pinned, target)
+    wait = device.copy_in(pinned, target, None)
     wait()
     pinned[...] = 0
     np.testing.assert_array_equal(device.get(target).view(np.uint8), np.arange(64))

@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import shutil
 import sys
+from ctypes import memmove
+from functools import partial
 from itertools import product
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -66,10 +68,39 @@ class FakeArray:
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array, self.nbytes, self.size = array, array.nbytes, array.size
+        self.dtype, self.shape = array.dtype, array.shape
         self.data = SimpleNamespace(ptr=array.ctypes.data)
 
     def get(self, order: str) -> NDArray[Any]:
         return self.array.copy(order="C")
+
+
+class FakeStream:
+    """CuPy's stream: notes what it is asked for."""
+
+    asked: ClassVar[list[tuple[Any, ...]]] = []
+
+    def __init__(self, non_blocking: bool) -> None:
+        self.name = "uploads" if non_blocking else "kernels"
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.asked.append((self.name, "waits for", event))
+
+
+class FakeEvent:
+    """CuPy's event."""
+
+    done = False
+
+    def __init__(self, disable_timing: bool) -> None:
+        assert disable_timing
+
+    def record(self, stream: FakeStream | None = None) -> None:
+        FakeStream.asked.append((stream.name if stream else "kernels", "records", self))
+
+    def synchronize(self) -> None:
+        self.done = True
+        FakeStream.asked.append(("the host", "waits for", self))
 
 
 class FakeKernel:
@@ -124,6 +155,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuDevice:
     cupy.cuda = ModuleType("cupy.cuda")
     cupy.cuda.runtime = SimpleNamespace(getDeviceProperties=lambda number: {"name": b"a GPU"})
     cupy.cuda.device = SimpleNamespace(get_cublas_handle=lambda: 7)
+    cupy.cuda.memory = SimpleNamespace(OutOfMemoryError=MemoryError)
+    cupy.cuda.Stream, cupy.cuda.Event = FakeStream, FakeEvent
+    cupy.cuda.alloc_pinned_memory = lambda n_bytes: np.zeros(n_bytes, np.uint8)
+    cupy.cuda.get_current_stream = partial(FakeStream, False)
+    FakeStream.asked = []
     cupy.cuda.compiler = SimpleNamespace(CompileException=CompileException)
     cupy.cuda.Device = lambda: SimpleNamespace(id=0, attributes=attributes, compute_capability="80")
     libraries: Any = ModuleType("cupy_backends.cuda.libs")
@@ -164,6 +200,41 @@ def test_a_gpu_that_is_too_old_for_a_precision_is_told(gpu: GpuDevice) -> None:
             gpu.multiply(Product(np.dtype(np.float32), precision, 1, 1, 1, 0, 1, 0, 1, False, 0, 1, False))
 
 
+def test_uploads_run_beside_kernels(gpu: GpuDevice) -> None:
+    """They come after what they are told, and before what is asked for later."""
+    host, array = gpu.pinned(8), FakeArray(np.zeros(8, np.uint8))
+    array.data.copy_from_host_async = lambda address, n_bytes, stream: stream.asked.append(
+        (stream.name, "copies", address, n_bytes)
+    )
+    used = gpu.mark()
+    wait = gpu.copy_in(host, array, used)
+    wait()
+    copied = FakeStream.asked[-1][-1]
+    assert FakeStream.asked == [
+        ("kernels", "records", used),
+        ("uploads", "waits for", used),
+        ("uploads", "copies", host.ctypes.data, 8),
+        ("uploads", "records", copied),
+        ("kernels", "waits for", copied),
+        ("the host", "waits for", copied),
+    ]
+
+
+def test_copies_to_the_host_are_read_when_they_are_done(gpu: GpuDevice) -> None:
+    """Their memory is kept until then, although nobody asks for them."""
+    array = FakeArray(np.arange(4, dtype=np.int64))
+    array.data.copy_to_host_async = lambda address, n_bytes: memmove(address, array.array.ctypes.data, n_bytes)
+    wait = gpu.copy_out(array)
+    event = FakeStream.asked[-1][-1]
+    assert [done for done, _ in gpu._copies_out] == [event]
+    assert gpu.traffic.waits == 0
+    np.testing.assert_array_equal(wait(), np.arange(4))
+    assert FakeStream.asked[-1] == ("the host", "waits for", event)
+    gpu.copy_out(array)
+    assert [done for done, _ in gpu._copies_out] == [FakeStream.asked[-1][-1]]
+    assert (gpu.traffic.downloads, gpu.traffic.waits) == (2, 1)
+
+
 def test_launches_and_limits(gpu: GpuDevice) -> None:
     kernels = gpu.load("void first() void second()", ["first", "second"], "cell 'leaf' (forward)")
     assert [kernel.max_dynamic_shared_size_bytes for kernel in kernels.values()] == [gpu.most_shared_bytes] * 2
@@ -194,5 +265,5 @@ extern "C" __global__ void wrapped(int64 x, int64 out, int64 width) {
     kernel = Module(text, ("wrapped",)).load(device)
     device.launch(kernel, Launch(3, 256, 0, (device.address(held), device.address(out), 100)))
     expected = (rounded(x[:, :100].view(np.float32)).view(np.uint32) >> 16).astype(np.uint16)
-    np.testing.assert_array_equal(out[:, :100], expected)
-    assert (out[:, 100:] == 9).all()
+    np.testing.assert_array_equal(device.get(out)[:, :100], expected)
+    assert (device.get(out)[:, 100:] == 9).all()

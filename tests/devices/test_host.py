@@ -14,6 +14,7 @@ from autobatch.devices import host
 from autobatch.devices.device import Launch
 from autobatch.devices.host import HostArray, HostDevice, rounded_to_tf32
 from autobatch.errors import BackendError
+from autobatch.jit.addresses import address_of
 from device_kernels import MODULES, Module
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -216,15 +217,51 @@ def test_new_arrays_hold_no_numbers_and_are_no_arrays_of_the_host() -> None:
     held = device.put(array)
     assert isinstance(held, HostArray)
     assert type(device.get(held[1:])) is np.ndarray
-    assert not np.shares_memory(held, array)
-    assert not np.shares_memory(device.get(held), held)
+    assert device.address(held) != address_of(array)
+    assert device.address(held) != address_of(device.get(held))
+
+
+def test_arrays_of_the_host_and_of_the_device_do_not_mix() -> None:
+    """What would fail on a GPU alone fails here."""
+    device = HostDevice()
+    array, held = np.arange(3.0), device.put(np.arange(3.0))
+    mixed: list[Callable[[], Any]] = [
+        lambda: held + array,
+        lambda: array + held,
+        lambda: np.add(held, held, out=array),
+        lambda: held[np.array([0, 1])],
+        lambda: held.__setitem__(slice(None), array),
+        lambda: array.__iadd__(held),
+        lambda: np.add.at(held, np.array([0]), held[:1]),
+        lambda: device.xp.concatenate((held, array)),
+        lambda: device.xp.where(held > 1, array, 0.0),
+        lambda: np.concatenate((held, array)),
+    ]
+    for mix in mixed:
+        with pytest.raises(TypeError, match="put it there first"):
+            mix()
+
+
+def test_functions_give_arrays_of_the_device() -> None:
+    device = HostDevice()
+    xp, held = device.xp, device.put(np.arange(6.0))
+    made = [
+        xp.zeros((2, 3)), xp.where(held > 2, held, -held), held[held > 2], held.reshape(2, 3).T, xp.exp(held), held + 1,
+        xp.add.reduceat(held, device.put(np.array([0, 2]))), xp.lib.stride_tricks.as_strided(held, (3,), (16,)),
+        np.concatenate((held, held)), *xp.unique(held, return_index=True),
+    ]  # fmt: skip
+    assert all(type(array) is HostArray for array in made)
+    held += 1.0
+    held[1:] *= xp.float64(2.0)
+    np.testing.assert_array_equal(device.get(held), [1, 4, 6, 8, 10, 12])
+    assert device.get(xp.sum(held)) == 41
 
 
 def test_memory_that_is_still_copied_must_not_change() -> None:
     """Until the copy, or anything after it, is waited for."""
     ends: dict[str, Callable[[HostDevice, Any, Any], Any]] = {
         "wait": lambda device, wait, target: wait(),
-        "another": lambda device, wait, target: device.copy_in(device.pinned(8), target)(),
+        "another": lambda device, wait, target: device.copy_in(device.pinned(8), target, None)(),
         "synchronize": lambda device, wait, target: device.synchronize(),
         "get": lambda device, wait, target: device.get(target),
     }
@@ -232,12 +269,12 @@ def test_memory_that_is_still_copied_must_not_change() -> None:
         device = HostDevice()
         target, pinned = device.empty(8, np.dtype(np.uint8)), device.pinned(8)
         pinned[...] = 1
-        end(device, device.copy_in(pinned, target), target)
+        end(device, device.copy_in(pinned, target, None), target)
         pinned[...] = 2
-        wait = device.copy_in(pinned, target)
+        wait = device.copy_in(pinned, target, None)
         pinned[...] = 3
         with pytest.raises(BackendError, match="8 bytes of pinned memory changed while a GPU might still have copied"):
-            device.copy_in(pinned, target) if name == "another" else end(device, wait, target)
+            device.copy_in(pinned, target, None) if name == "another" else end(device, wait, target)
 
 
 def test_rounding_to_tf32() -> None:

@@ -199,24 +199,25 @@ def test_trainable_is_that_of_the_parts() -> None:
     assert (a.trainable, b.trainable, stack.trainable) == (False, False, False)
 
 
-def test_gradients_of_neighbours_are_allocated_together_and_again_used() -> None:
+def test_gradients_of_neighbours_are_allocated_together() -> None:
     a, b, c = parameters((2, 3), (1, 3), (4,))
     stack = settled([b, a])
     named = {"a": a, "b": b, "c": c}
-    made = make_gradients(named, (), {})
+    made, wholes = make_gradients(named, ())
     assert list(made) == ["a", "b", "c"]
+    assert len(wholes) == 2
     targets = Targets({id(p): made[name] for name, p in named.items()}, [stack])
     add_in_place(targets.arrays[id(stack)], np.ones(stack.shape))
     assert targets.finish() == 0
     assert [np.asarray(made[name]).sum() for name in named] == [6.0, 3.0, 0.0]
-    again = make_gradients(named, (), made)
-    assert all(again[name] is made[name] for name in named)
-    assert [np.asarray(again[name]).sum() for name in named] == [0.0, 0.0, 0.0]
-    rows = make_gradients(named, {id(c)}, made)
+    for whole in wholes:
+        whole.fill(0)
+    assert [np.asarray(made[name]).sum() for name in named] == [0.0, 0.0, 0.0]
+    rows = make_gradients(named, {id(c)}).of
     assert isinstance(rows["c"], ab.Rows)
     for parameter in named.values():
         parameter.astype("float32")
-    assert all(array.dtype == np.float32 for array in make_gradients(named, (), made).values())
+    assert all(array.dtype == np.float32 for array in make_gradients(named, ()).of.values())
 
 
 @pytest.mark.parametrize("order", ["apart", "exchanged", "with a gap", "of columns"])
@@ -276,9 +277,8 @@ def test_gradients_of_rows_are_rectangles_too(frozen: tuple[int, ...]) -> None:
     """Those of parameters without one are left out; a stack of others is added to in place."""
     parts, stack = two_by_two()
     named = {str(at): part for at, part in enumerate(parts) if at not in frozen}
-    made = make_gradients(named, (), {})
+    made = make_gradients(named, ()).of
     assert all(np.asarray(made[name]).shape == part.shape for name, part in named.items())
-    assert all(make_gradients(named, (), made)[name] is array for name, array in made.items())
     if not frozen:
         targets = Targets({id(part): made[name] for name, part in named.items()}, [stack])
         add_in_place(targets.arrays[id(stack)], stack.data)
@@ -301,7 +301,7 @@ def test_optimizers_and_clipping_treat_rectangles_as_any_array() -> None:
             model.parts = [a, b, c, d]  # type: ignore[attr-defined]
             if together:
                 settled([make_row([a, b]), make_row([c, d])])
-            grads = make_gradients(model.parameters(), (), {})
+            grads = make_gradients(model.parameters(), ()).of
             for gradient in grads.values():
                 add_in_place(gradient, np.arange(np.prod(gradient.shape)).reshape(gradient.shape))
             optim = make(model)

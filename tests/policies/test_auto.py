@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +14,18 @@ from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies import auto as module
 from autobatch.policies.auto import LESSONS, MARKETS, Auto
+from autobatch.policies.cost import MeasuredCosts, TypeCost
 from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.rules.rules import Score
 from autobatch.policies.store import sign
+from autobatch.policies.timed import Timed
 from autobatch.schedule.schedule import Schedule, min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from graphs import LETTERS, random_dag, random_tree
+from graphs import LETTERS, random_dag, random_tree, words
 from refusals import Model
 
 N_FIRST = 2 * LESSONS
-
-
-def words(seed: int) -> Graph:
-    """Twelve paths of random letters, whose schedules stay above the chain bound."""
-    rng = np.random.default_rng(seed)
-    paths = [make_graph(LETTERS, rng.integers(0, 4, 9).tolist(), [(k, k + 1) for k in range(8)]) for _ in range(12)]
-    return merge_graphs(paths)
 
 
 def to_lists(schedule: Schedule) -> list[list[int]]:
@@ -147,6 +143,62 @@ def test_settling_learns_only_what_pays_within_the_uses(cache: Path) -> None:
     assert not cache.exists()
     auto = Auto()
     assert auto.settle([words(0)], n_uses=10**9).name == "score"  # too few to learn from
+
+
+def measure(backend: str, dear: str = "", launch_us: float = 5.0) -> MeasuredCosts:
+    """Keep costs of the letters; a batch of one of them costs thirty times as much, and one of few rows no less."""
+    kinds = [TypeCost(name, name, launch_us * (30 if name == dear else 1), 0.5, 4.0, 64.0) for name in LETTERS.names]
+    costs = MeasuredCosts(backend, 64, "train", tuple(kinds))
+    assert costs.keep() is not None
+    return costs
+
+
+@pytest.mark.usefixtures("cache")
+def test_on_a_gpu_it_minimises_the_time_that_was_measured_there() -> None:
+    for backend in MARKETS:
+        measure(backend)
+    costs = measure("cuda", dear="a")
+    auto = Auto("cuda")
+    for seed in range(4):
+        graph = words(seed)
+        expected = Timed(policies.get("score+both+compact"), costs).schedule(graph)
+        assert to_lists(auto.schedule(graph)) == to_lists(expected)
+    assert auto.name == "auto (timed(score+both+compact))"
+    assert auto.why == "the rule for backend cuda, by what batches were measured to cost there"
+    assert to_lists(pickle.loads(pickle.dumps(auto)).schedule(words(0))) == to_lists(auto.schedule(words(0)))
+    elsewhere = random_tree(0)
+    assert to_lists(auto.schedule(elsewhere)) == to_lists(policies.get("score+both+compact").schedule(elsewhere))
+    assert auto.why == "the rule for backend cuda"
+    for backend in ("reference", "cpu"):
+        other = Auto(backend)
+        assert to_lists(other.schedule(words(0))) == to_lists(policies.get("score").schedule(words(0)))
+        assert (other.name, other.why) == ("auto (score)", f"the rule for backend {backend}")
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_is_learned_for_measured_time_is_faster_and_kept_with_the_costs(cache: Path) -> None:
+    lessons, others = [words(seed) for seed in range(N_FIRST)], [words(seed) for seed in range(50, 54)]
+    plain = Auto("cuda")
+    plain.settle(lessons, n_uses=1)
+    costs = measure("cuda", dear="a").of(LETTERS.outlines)
+    auto = Auto("cuda")
+    auto.settle(lessons, n_uses=1)
+    assert len([*(cache / "policies").iterdir()]) == 2
+    assert auto.name == "auto (timed(fsm+both+compact))"
+    assert isinstance(auto.chosen, Timed)
+    assert isinstance(auto.chosen.policy, Fsm)
+    assert auto.chosen.policy.about["settings"]["reward"] == "time"
+    timed = Timed(policies.get("score+both+compact"), costs)
+    ways = (auto, plain, timed)
+    ours, counted, ruled = (sum(costs.schedule_us(way.schedule(graph)) for graph in others) for way in ways)
+    assert ours < min(counted, ruled)
+    again = Auto("cuda")
+    assert [to_lists(again.schedule(g)) for g in others] == [to_lists(auto.schedule(g)) for g in others]
+    assert again.why == f"{auto.why}; from the cache"
+    measure("cuda", dear="b")
+    anew = Auto("cuda")
+    anew.schedule(others[0])
+    assert not anew.settled
 
 
 def test_auto_is_the_default_and_explains_itself(model: Model) -> None:

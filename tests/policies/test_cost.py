@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from autobatch import policies
-from autobatch.cli.measuring.calibrating import REPEATS, SIZES, Chopped, calibrate, fit_cost
+from autobatch.cli.measuring.calibrating import REPEATS, SIZES, Chopped, calibrate, fit_cost, trimmed_mean
 from autobatch.cli.workload import load_workload
+from autobatch.devices.host import HostDevice
 from autobatch.errors import PolicyError
-from autobatch.policies.cost import CostModel, MeasuredCosts, TypeCost, batch_cost, load_costs
+from autobatch.policies.cost import (
+    CostModel,
+    MeasuredCosts,
+    TypeCost,
+    batch_cost,
+    find_costs,
+    load_costs,
+    look_up_costs,
+)
+from autobatch.runtime.backend import Backend
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.cuda.backend import Cuda
+from autobatch.runtime.interpreter.reference import Reference
+from autobatch.schedule.schedule import chain_lengths, min_batches
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import random_dag
 from ways import each
@@ -70,24 +86,102 @@ def test_chopped_schedules_are_valid(n_rows: int) -> None:
         assert np.diff(schedule.batch_ptr).max(initial=0) <= n_rows
 
 
-def test_every_type_of_a_model_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autobatch.cli.measuring.calibrating.MAX_INSTANCES", 8)
-    monkeypatch.setattr("autobatch.cli.measuring.calibrating.SIZES", (1, 4, 16))
+def backends() -> list[Backend]:
+    """One of each kind that can run here, the compiled ones without Numba and without a GPU."""
+    return [Reference(), Cpu(jitted=False), *([Cuda(device=HostDevice())] if shutil.which("g++") else [])]
+
+
+@each("backend", backends())
+def test_every_type_of_a_model_is_measured_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
+) -> None:
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
     told: list[str] = []
     workload = load_workload("tree-lstm", None, 4, 0)
-    measured = calibrate(workload, told.append)
+    measured = calibrate(workload, backend, (1, 4, 8), told.append)
     assert len(told) == 3 * REPEATS
+    assert (measured.backend, measured.dim) == (backend.name, 4)
     assert [kind.name for kind in measured.types] == ["leaf", "node_loss", "merge", "sum_n"]
-    assert all(kind.launch_us > 0 and kind.row_us >= 0 and kind.efficient_rows >= 1 for kind in measured.types)
+    for kind in measured.types:
+        assert kind.launch_us + kind.row_us > 0
+        assert min(kind.launch_us, kind.row_us, kind.efficient_rows - 1) >= 0
     merge = measured.types[2]
     assert merge.row_bytes >= 4 * 2 * 4 * 4  # float32 h and c of two children, and their gradients, of width 4
     path = measured.keep()
     assert path is not None
     assert load_costs(path) == measured
-    loss = workload.batched("loss", "timed(score+both)", "reference")
+    loss = workload.batched("loss", "timed(score+both)", backend)
     instances = workload.first(4)
     np.testing.assert_allclose(loss(instances), workload.batched("loss", "depth", "reference")(instances), rtol=1e-5)
+
+
+def test_a_type_whose_nodes_are_all_folded_into_others_costs_as_much_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    workload = load_workload("lattice-lstm", None, 4, 0)
+    measured = calibrate(workload, "reference", (8,))
+    folded = next(kind for kind in measured.types if kind.outline == "sum_n(values: tuple(value, value)*)")
+    launches = sorted(kind.launch_us for kind in measured.types if kind is not folded)
+    assert launches[2] <= folded.launch_us <= launches[3]
+    measured.keep()
+    workload.batched("loss", "timed(score)", "reference").prepare(workload.first(8))
+
+
+def test_what_is_measured_on_a_backend_is_found_for_that_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    kept = [costs_of(backend, 1.0 + k) for k, backend in enumerate(("reference", "cuda"))]
+    for costs in kept:
+        assert costs.keep() is not None
+    assert [find_costs(["a()"], costs.backend) for costs in kept] == kept
+    assert find_costs(["a()"]) == kept[0]
+    assert look_up_costs(["a()"], "cpu") is None
+    with pytest.raises(
+        PolicyError, match=r"for the types a\(\) on the cpu backend; .* --calibrate MODEL --backend cpu"
+    ):
+        find_costs(["a()"], "cpu")
+    again = costs_of("cuda", 5.0)
+    again.keep()
+    assert [find_costs(["a()"], costs.backend) for costs in kept] == [kept[0], again]
+
+
+def test_costs_that_were_kept_before_there_were_others_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the key that they had, which is of the types alone."""
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    costs = costs_of("reference", 7.0)
+    content = {"format": "autobatch costs", **asdict(costs)}
+    (tmp_path / "costs").mkdir()
+    (tmp_path / "costs" / "37cfb0746dc2cfb0a67309a19eb2715b.json").write_text(json.dumps(content))
+    assert find_costs(["a()"], "reference") == costs
+
+
+def costs_of(backend: str, launch_us: float) -> MeasuredCosts:
+    return MeasuredCosts(backend, 8, "train", (TypeCost("a", "a()", launch_us, 1.0, 1.0, 4.0),))
+
+
+@each("seed", range(20))
+def test_no_schedule_is_predicted_to_take_less_than_the_chain_bound_in_time(seed: int) -> None:
+    rng, graph = np.random.default_rng(seed), random_dag(seed)
+    n = len(graph.types.names)
+    costs = CostModel(rng.uniform(0, 9, n), rng.uniform(0, 2, n), rng.integers(0, 5, n).astype(float))
+    lengths, counts = chain_lengths(graph), np.bincount(graph.type_id, minlength=n)
+    for name in ("search", "unbatched"):
+        schedule = policies.get(name).schedule(graph)
+        assert costs.least_us(lengths, counts) <= costs.schedule_us(schedule) * (1 + 1e-12)
+    assert CostModel.counting(n, 3.0).least_us(lengths, counts) == 3.0 * min_batches(graph)
+
+
+@each("step", [0.0, 0.5, 1.0])
+def test_typical_times_do_not_depend_on_the_steps_of_a_clock(step: float) -> None:
+    """Of a batch of 4.3 microseconds that a clock reads in steps of one at most, with one that was held up."""
+    starts = np.random.default_rng(0).uniform(0, 1, 400)
+    times = np.floor((starts + 4.3) / step) * step - np.floor(starts / step) * step if step else np.full(400, 4.3)
+    assert trimmed_mean([*times, 900.0]) == pytest.approx(4.3, abs=0.07)
+    assert trimmed_mean([2.0, 5.0]) == 3.5
 
 
 @pytest.mark.parametrize(

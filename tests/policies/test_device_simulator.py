@@ -83,18 +83,21 @@ def test_schedules_are_those_of_the_processor(device: Device, n_types: int) -> N
     """Of all machines and dags in one launch, where all states are known, and where the rule decides now and then."""
     dags = some_dags(n_types, [150, 0, 1, 90, 40, 300, 7])
     tables = [learned(dags[:4], machine) for machine in MACHINES]
-    played = DeviceSimulator(dags, device).run([*map(rank_tried, MACHINES, tables)], n_steps=250)
+    played = DeviceSimulator(dags, device).run([*map(rank_tried, MACHINES, tables)], steps=True)
     n_unseen = 0
     for run, n_batches in enumerate(played.n_batches):
         machine, table, dag = MACHINES[run // 7], tables[run // 7], dags[run % 7]
         (batch_type, batch_ptr, _), unseen = run_machine(dag, table, machine.rules(), LEARNED)
         assert (n_batches, played.n_unseen[run]) == (batch_type.size, unseen)
         _, kinds, n_ready, _ = played.steps[run, :n_batches].T
-        assert kinds.tolist() == batch_type[:250].tolist()
-        assert n_ready.tolist() == np.diff(batch_ptr)[:250].tolist()
+        assert kinds.tolist() == batch_type.tolist()
+        assert n_ready.tolist() == np.diff(batch_ptr).tolist()
         n_unseen += unseen
     assert 0 < n_unseen < played.n_batches.sum() or n_types == 1
     assert played.n_fresh == 0
+    counted = DeviceSimulator(dags, device).run([rank_tried(MACHINES[2], tables[2])])
+    assert counted.n_batches.tolist() == played.n_batches[2 * 7 : 3 * 7].tolist()
+    assert counted.steps.size == 0
 
 
 def test_wide_mini_batches_are_scheduled(device: Device) -> None:
@@ -105,7 +108,7 @@ def test_wide_mini_batches_are_scheduled(device: Device) -> None:
     dags = [trees, reverse(trees), star, reverse(star)]
     machine = Machine("sort", critical=True, mask=True)
     table = learned(dags, machine)
-    played = DeviceSimulator(dags, device).run([rank_tried(machine, table)], 1)
+    played = DeviceSimulator(dags, device).run([rank_tried(machine, table)], steps=True)
     wanted = [run_machine(dag, table, machine.rules(), LEARNED)[0] for dag in dags]
     assert played.n_batches.tolist() == [batch_type.size for batch_type, _, _ in wanted]
     assert played.steps[:, 0, 2].tolist() == [batch_ptr[1] for _, batch_ptr, _ in wanted]

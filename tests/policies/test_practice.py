@@ -43,7 +43,7 @@ def _host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_task(settings: QLearning, machine: Machine = MACHINE, n: int = 3) -> Task:
     dags = [to_dag(random_dag(seed, n_nodes=size)) for seed, size in enumerate((40, 70, 1)[:n])]
-    return Task(dags, dags[:1], machine, settings.rules(), settings.exploration(), COSTS.array())
+    return Task(dags, dags[:1], machine, settings.rules(), settings.exploration(), COSTS)
 
 
 def replayed(task: Task, table: Table, seed: int, first: int, chances: Any) -> Table:
@@ -55,7 +55,7 @@ def replayed(task: Task, table: Table, seed: int, first: int, chances: Any) -> T
     for run, n_batches in enumerate(played.n_batches):
         dag, plan = task.dags[(first + run) % len(task.dags)], played.steps[run, :n_batches, 1].copy()
         table = with_room(table, dag.type_id.size)
-        course, rng = start_course(dag, task.prices), np.random.default_rng(0)
+        course, rng = start_course(dag, task.prices.array()), np.random.default_rng(0)
         run_episode(course, table, task.machine.rules(), task.rules, 0.0, rng, plan)
     return table
 
@@ -92,7 +92,7 @@ def test_one_greedy_episode_at_a_time_is_what_the_processor_plays(reward: Reward
     for _ in range(12):
         table, other = here.learn(table, 1), there.learn(other, 1)
         assert rows_of(table) == rows_of(other)
-        assert here.count_batches(table) == there.count_batches(other)
+        assert here.measure(table) == there.measure(other)
 
 
 def test_the_same_seed_gives_the_same_table_in_any_order_of_threads() -> None:
@@ -156,10 +156,10 @@ def test_both_directions_are_learned_and_held_out_mini_batches_measured() -> Non
 @pytest.mark.usefixtures("_host")
 def test_empty_mini_batches_teach_nothing() -> None:
     nothing: list[Dag] = [to_dag(random_dag(0, n_nodes=0))]
-    task = Task(nothing, [], MACHINE, QLearning().rules(), QLearning().exploration(), COSTS.array())
+    task = Task(nothing, [], MACHINE, QLearning().rules(), QLearning().exploration(), COSTS)
     practice = OnDevice(task, [0, 0], HostDevice())
     assert rows_of(practice.learn(make_table(4, 8), 3)) == {}
-    assert practice.count_batches(make_table(4, 8)) == []
+    assert practice.measure(make_table(4, 8)) == []
 
 
 def test_what_a_device_cannot_learn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from autobatch.graph.dag import Dag, chains_ahead, to_dag
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_tree_graph
-from autobatch.policies.cost import CostModel
+from autobatch.policies.cost import CostModel, MeasuredCosts, TypeCost
 from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.episodes import NO_PLAN, Course, run_episode, start_course
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
@@ -25,7 +26,7 @@ from autobatch.policies.learning import PUBLISHED, learn
 from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from graphs import LETTERS, TREE, chain, random_dag, random_tree
+from graphs import LETTERS, TREE, chain, random_dag, random_tree, words
 from machine_tables import rows_of, states_by_hand
 from ways import each
 
@@ -212,6 +213,35 @@ def test_held_out_mini_batches_choose_the_table() -> None:
     assert [row["batches"] for row in policy.about["curves"]["forward"]] == batches
 
 
+@each("options", [{}, {"direction": "forward", "compact": False, "rival": False}])
+def test_where_rows_matter_a_machine_for_time_is_faster_than_one_for_batches(options: dict[str, Any]) -> None:
+    """A batch takes a microsecond per row, and one of `a` at least twelve; also on mini-batches never seen."""
+    costs = CostModel(np.zeros(4), np.ones(4), np.array([12.0, 1.0, 1.0, 1.0]))
+    seen, unseen = ([words(first + seed) for seed in range(4)] for first in (0, 50))
+    counting = learn(seen, episodes=300, **options)
+    timed = learn(seen, episodes=300, reward="time", costs=costs, **options)
+    for graphs in (seen, unseen):
+        plans = [[policy.schedule(graph) for graph in graphs] for policy in (counting, timed)]
+        slow, fast = (sum(costs.schedule_us(plan) for plan in some) for some in plans)
+        assert fast < 0.97 * slow
+        assert sum(len(plan) for plan in plans[0]) < sum(len(plan) for plan in plans[1])
+
+
+def test_the_reward_in_time_is_what_was_measured_on_the_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    graphs, measured = [words(0)], {}
+    for dear, backend in (("a", "reference"), ("b", "cuda")):
+        kinds = [TypeCost(name, name, 30.0 if name == dear else 1.0, 0.5, 4.0, 8.0) for name in LETTERS.names]
+        measured[backend] = MeasuredCosts(backend, 8, "train", tuple(kinds))
+        measured[backend].keep()
+    for backend, costs in measured.items():
+        found = learn(graphs, reward="time", backend=backend, episodes=60)
+        given = learn(graphs, reward="time", costs=costs.of(LETTERS.outlines), episodes=60)
+        assert [rows_of(found.tables[way]) for way in WAYS] == [rows_of(given.tables[way]) for way in WAYS]
+
+
 def test_tables_grow() -> None:
     """Many types give more states than a table has room for at first."""
     types = NamedTypes(tuple("abcdefgh"))
@@ -253,5 +283,9 @@ def test_what_cannot_be_learned_is_refused() -> None:
         learn([graph], episode=3)
     with pytest.raises(PolicyError, match=r"are not of one model; take them from one ab\.batched"):
         learn([graph, random_tree(0)])
+    with pytest.raises(
+        PolicyError, match=r"nothing was measured .* a, b, c, d on the cpu backend; .* --backend cpu first"
+    ):
+        learn([graph], reward="time", backend="cpu")
     with pytest.raises(PolicyError, match=r'the reward "time" needs costs=, a CostModel'):
-        learn([graph], reward="time")
+        learn_fsm([to_dag(graph)], TypeNames.of(graph.types), settings=QLearning(reward="time"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import autobatch as ab
 from autobatch import policies
 from autobatch.errors import PolicyError
 from autobatch.graph.build import make_graph, merge_graphs
@@ -15,6 +16,7 @@ from autobatch.policies.cost import CostModel, MeasuredCosts, TypeCost
 from autobatch.policies.timed import Timed
 from autobatch.schedule.schedule_check import check_schedule
 from graphs import LETTERS, random_dag, random_tree
+from refusals import Model
 from ways import each
 
 RULES = ("agenda", "score", "score+backward", "score+both+compact", "depth", "unbatched", "search+50")
@@ -124,6 +126,14 @@ def test_measured_costs_are_found_by_the_types_of_a_model(tmp_path: Path, monkey
         pytest.raises(PolicyError, match="nothing was measured"),
     ):
         policies.get("timed(score)").schedule(graph)
+
+
+def test_a_name_stands_for_the_costs_of_the_backend_that_runs(model: Model) -> None:
+    loss = ab.batched(model.loss, policy="timed(score)", backend="cpu")
+    with pytest.raises(PolicyError, match=r"on the cpu backend; run autobatch doctor --calibrate MODEL --backend cpu"):
+        loss(range(4))
+    with pytest.warns(UserWarning, match=r"on the cpu backend.* Going on with agenda\."):
+        ab.batched(model.loss, policy="timed(score) or agenda", backend="cpu").prepare(range(4))
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import gpu_check
 from autobatch.devices.host import HostDevice
-from gpu import correctness, products
+from gpu import correctness, policies, products
 from gpu.check import Check, Result
 from harness import read_words
 
@@ -74,9 +74,26 @@ def test_wrong_gradients_are_found(check: Check, monkeypatch: pytest.MonkeyPatch
     found = correctness.check_correctness(check)
     assert found.failures == [
         "('lattice-lstm', 'depth', 'float64', 'reference'): ValueError: broken",
-        "lattice-lstm, sufficient, float64: gradients of weight differ from reference by 1",
-        "lattice-lstm, critical, float64: gradients of weight differ from reference by inf",
+        *(
+            f"lattice-lstm, {policy}, float64, {place}: gradients of weight differ from reference by {error}"
+            for policy, error in (("sufficient", "1"), ("critical", "inf"))
+            for place in ("cpu", "cuda")
+        ),
     ]
+
+
+def test_predictions_are_judged_by_the_order_of_times_and_by_their_error() -> None:
+    """Over the policies, for each mini-batch; equal numbers share a rank."""
+    found = policies.rank_correlation(np.array([3.0, 1.0, 2.0, 2.0]), np.array([9.0, 1.0, 4.0, 5.0]))
+    assert found == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+    rising = np.arange(1.0, 5.0)
+    assert policies.rank_correlation(rising, -rising) == -1.0
+    took = np.array([rising, rising[::-1]]).T
+    assert policies.judge(0.8 * took, took) == (
+        "rank correlation of predicted and measured times 1.00 over policies; predictions are off by 20% in the median"
+    )
+    assert "rank correlation of predicted and measured times 0.00" in policies.judge(np.array([rising, rising]).T, took)
+    assert policies.judge(np.full((4, 2), 2.0), took).startswith("all schedules are predicted to take equally long; ")
 
 
 @needs_compiler

@@ -33,6 +33,15 @@ __device__ inline void grid_barrier(unsigned long long *arrived) {
 }
 #endif
 
+#ifndef AUTOBATCH_ON_HOST
+// Nanoseconds of the clock that all processors of the GPU share; it may move in steps of a microsecond.
+__device__ inline unsigned long long nanoseconds() {
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    return now;
+}
+#endif
+
 // A block, and its shared memory.
 struct Worker {
     unsigned char *memory;

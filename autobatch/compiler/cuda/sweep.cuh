@@ -90,11 +90,13 @@ __device__ void add_up(const Worker &worker, int64 memory_, int64 k) {
 }
 
 // A call: the function, the slots of its stage, its own numbers, a row of the table of pieces, the threads that work on
-// a row, whether the next call waits for all blocks, and the count of blocks that arrived there.
+// a row, and what follows: whether the next call waits for all blocks (WAIT), and whether to note when the last block was
+// done (NOTE); then the count of blocks that arrived there, and that time.
+const int WAIT = 1, NOTE = 2;
+
 struct Step {
-    int64 function, memory, own, k, team, waits;
-    unsigned long long arrived;
-    int64 unused;
+    int64 function, memory, own, k, team, then;
+    unsigned long long arrived, ended;
 };
 
 __device__ void call(const Worker &worker, const Step &step);
@@ -105,8 +107,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sweep(int64 steps_, int
     Step *steps = (Step *)steps_;
     for (int64 s = first; s < end; ++s) {
         call(worker, steps[s]);
+        if (steps[s].then & NOTE) {
+            __syncthreads();
+            if (threadIdx.x == 0) atomicMax(&steps[s].ended, nanoseconds());
+        }
         if (s + 1 == end) return;
-        if (steps[s].waits) grid_barrier(&steps[s].arrived);
+        if (steps[s].then & WAIT) grid_barrier(&steps[s].arrived);
         else __syncthreads();
     }
 }

@@ -60,6 +60,14 @@ def _rank(table: Table, first: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.argsort(order, axis=-1)
 
 
+class Runs(NamedTuple):
+    """R dags to schedule, each by a machine, by their numbers."""
+
+    machines: Sequence[Ranked]
+    dag_of: LongArray  # [R]
+    machine_of: LongArray  # [R]
+
+
 class Episodes(NamedTuple):
     """How runs explore; in place of the rule, the type of lowest number runs in states that are not known.
 
@@ -125,58 +133,54 @@ class DeviceSimulator:
         self._graphs = [self._put(column, np.int32) for column in columns]
         self._kernel = device.load(SOURCE.read_text(), [KERNEL], ABOUT)[KERNEL]
 
-    def run(self, machines: Sequence[Ranked], n_steps: int = 0) -> Played:
+    def run(self, machines: Sequence[Ranked], steps: bool = False) -> Played:
         """Schedule every dag by every machine: run m * G + g is that of machine m and dag g.
 
         Args:
             machines: at least one, of the T types.
-            n_steps: keep so many steps of every schedule.
+            steps: keep them too.
 
         Raises:
             PolicyError: the device has too little memory.
         """
         number = np.arange(len(machines) * self.n_dags)
-        return self._launch(machines, number % self.n_dags, number // self.n_dags, None, n_steps, 0)
+        runs = Runs(machines, number % self.n_dags, number // self.n_dags)
+        return self._play(runs, None) if steps else self._launch(runs, None, 0, 0)
 
     def play(self, machine: Ranked, episodes: Episodes) -> Played:
-        """Play episodes of a machine, and keep all of their steps; episode e plays dag e modulo G.
-
-        Where they need more room than those before, they are played again, which gives the same.
+        """Play episodes of a machine, and keep their steps; episode e plays dag e modulo G.
 
         Raises:
             PolicyError: the device has too little memory.
         """
         number = np.arange(episodes.chances.size)
+        return self._play(Runs([machine], (number + episodes.first) % self.n_dags, 0 * number), episodes)
+
+    def _play(self, runs: Runs, episodes: Episodes | None) -> Played:
+        """Play the runs, and once more if some need more room than there was before, which gives the same."""
         while True:
             room = self._n_steps, self._n_fresh
-            played = self._launch([machine], (number + episodes.first) % self.n_dags, 0 * number, episodes, *room)
+            played = self._launch(runs, episodes, *room)
             self._n_steps = max(self._n_steps, int(played.n_batches.max(initial=0)))
             self._n_fresh = max(self._n_fresh, played.n_fresh)
             if room == (self._n_steps, self._n_fresh):
                 return played
 
-    def _launch(
-        self,
-        machines: Sequence[Ranked],
-        dag_of: LongArray,
-        machine_of: LongArray,
-        episodes: Episodes | None,
-        n_steps: int,
-        n_fresh: int,
-    ) -> Played:
+    def _launch(self, runs: Runs, episodes: Episodes | None, n_steps: int, n_fresh: int) -> Played:
         """Play the runs, and keep so many steps of each and so many fresh states of all."""
+        machines, dag_of, machine_of = runs
         device, n_runs = self.device, dag_of.size
         n_warps = min(MOST_WARPS, device.most_shared_bytes // self._warp_bytes, -(-n_runs // device.n_processors))
         grid = min(device.n_processors, -(-n_runs // n_warps))
         seed, first, chances = episodes or Episodes(0, 0, np.zeros(n_runs, np.int64))
-        runs = [self._put(dag_of, np.int32), self._put(machine_of, np.int32), self._put(chances, np.int64)]
+        columns = [self._put(dag_of, np.int32), self._put(machine_of, np.int32), self._put(chances, np.int64)]
         held = self._put_machines(machines)
         scratch = self._make_scratch(grid * n_warps)
         width = machines[0].machine.width(self.n_types)
         counts, steps = self._empty(2 * n_runs, np.int32), self._empty(4 * n_runs * n_steps, np.int32)
         fresh, found = self._empty(n_fresh * width, np.int16), self._put([0], np.uint32)
         job = self._put([
-            *self._addresses(self._graphs, 10), self.n_types, *self._addresses(runs, 3), device.address(held[0]),
+            *self._addresses(self._graphs, 10), self.n_types, *self._addresses(columns, 3), device.address(held[0]),
             n_runs, seed, first, episodes is not None, *self._addresses(scratch, 4), self._n_nodes,
             device.address(counts), device.address(steps), n_steps, device.address(fresh), n_fresh,
             device.address(found),

@@ -46,7 +46,7 @@ class QLearning:
             that a GPU plays at once have chances from the first to the least.
         n_steps: rewards that a return adds up.
         evaluate_every: episodes between rollouts without exploration; on a GPU they are played at once.
-        tolerance: learning stops when the batches are within this fraction of the chain bound.
+        tolerance: learning stops when the batches, or their time, are within this fraction of the chain bound.
         reward: see the module.
         bootstrap: returns add the highest value of the state that is reached after `n_steps`. Learned worse machines:
             12% to 15% more batches on lattices.
@@ -144,7 +144,8 @@ def learn_fsm(
         settings: of the learning.
         direction: of planning; "both" learns a table for each.
         compact: see `Directed`.
-        held_out: mini-batches that decide which table is the best; by default those learned on.
+        held_out: mini-batches that decide which table is the best, the one of the fewest batches or, for the reward
+            "time", of the least predicted time; by default those learned on.
         costs: of the T types, for the reward "time".
         seed: same seed, same table.
         device: that plays the episodes: "cpu", one after the other; or "cuda", a GPU, `evaluate_every` at once.
@@ -161,7 +162,7 @@ def learn_fsm(
     if check_device(device) == "cuda" and settings.bootstrap:
         raise PolicyError('learning a policy: device="cuda" has no bootstrap=True; leave one of them out.')
     practise = OnProcessor if device == "cpu" else partial(OnDevice, device=find_device())
-    prices = (costs or CostModel.counting(dags[0].n_types)).array()
+    prices = costs if costs is not None and settings.reward == "time" else CostModel.counting(dags[0].n_types)
     tables, curves = {}, {}
     for way in WAYS if direction == "both" else (direction,):
         turned, held = (dags, held_out) if way == "forward" else ([*map(reverse, dags)], [*map(reverse, held_out)])
@@ -184,19 +185,25 @@ def _learn(task: Task, practice: Practice, settings: QLearning, on_progress: Cal
     """Learn the table of one direction."""
     n_types = task.dags[0].n_types
     table = make_table(n_types, task.machine.width(n_types))
-    bounds = [int(chains_ahead(dag).max(axis=0).sum()) for dag in task.measured]
-    bound = float(np.mean(bounds)) if bounds else 0.0
-    best, fewest, curve, n_played = table, np.inf, [], 0
+    lengths = [chains_ahead(dag).max(axis=0) for dag in task.measured]
+    counts = [np.bincount(dag.type_id, minlength=n_types) for dag in task.measured]
+    bound = _mean([chain.sum() for chain in lengths])
+    least = _mean([*map(task.prices.least_us, lengths, counts)])
+    best, fastest, curve, n_played = table, np.inf, [], 0
     while n_played < settings.episodes:
         n_more = min(settings.evaluate_every, settings.episodes - n_played)
         table = practice.learn(table, n_more)
         n_played += n_more
-        counts = practice.count_batches(table)
-        batches = float(np.mean(counts)) if counts else 0.0
-        curve.append(Progress(n_played, batches, bound, int(table.n_states[0])))
+        measured = practice.measure(table)
+        curve.append(Progress(n_played, _mean([m.n_batches for m in measured]), bound, int(table.n_states[0])))
         on_progress(curve[-1])
-        if batches < fewest:
-            best, fewest = copy_table(table), batches
-        if batches <= (1 + settings.tolerance) * bound:
+        us = _mean([m.us for m in measured])
+        if us < fastest:
+            best, fastest = copy_table(table), us
+        if us <= (1 + settings.tolerance) * least:
             break
     return Learned(best, curve)
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return float(np.mean(numbers)) if numbers else 0.0

@@ -9,7 +9,7 @@ and that of a bias is one pass over them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any
@@ -63,6 +63,7 @@ class Cpu:
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> CompiledPlan:
         """Cut the batches of a plan into pieces, and lower the stages of its cells; see `Backend`."""
+        options.check_store(self.name, HOST)
         return CompiledPlan(self, plan, cells, options)
 
     def chooser_of(self, matmul: str | None) -> Chooser:
@@ -124,7 +125,7 @@ class CompiledRun(PooledRun[CpuMemory]):
         self._executable, self._randomness = executable, randomness
         super().__init__(executable.backend.pool, timer)
 
-    def _forward(self) -> list[Any]:
+    def _forward(self) -> Callable[[], list[Any]]:
         executable = self._executable
         plan, options = executable.plan, executable.options
         self.memory.reserve_all(plan.size, executable.prepared, options.dtype, executable.n_threads, options.max_bytes)
@@ -153,6 +154,10 @@ class CompiledRun(PooledRun[CpuMemory]):
                     self._weight_gradients(kind, activity, targets.arrays)
                     self.lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
         self._copied_bytes += targets.finish()
+
+    def on_device(self, slot: int) -> Any:
+        """The values of a slot on the device; see `Run`."""
+        return self._values.slot(slot)
 
     def _gradients(self, kind: int) -> Any:
         return self._values.output_gradients(kind, self.memory.activity)

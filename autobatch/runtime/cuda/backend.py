@@ -8,16 +8,20 @@ mini-batch reach the device in one copy, parameters in another. Nothing waits fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autobatch.compiler.cuda.support import module_text
-from autobatch.devices.device import Device, Launch
+from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
+from autobatch.devices.store import HOST
+from autobatch.errors import BackendError
 from autobatch.ir.program import Weight
 from autobatch.jit.compiling import compiling
 from autobatch.ops.randomness import Randomness
@@ -27,11 +31,12 @@ from autobatch.params.stacks import refresh
 from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 from autobatch.runtime.activity import Activity
 from autobatch.runtime.backend import Counts, RunOptions, Timer
+from autobatch.runtime.cuda.launching import Launcher
 from autobatch.runtime.cuda.memory import DeviceMemory
 from autobatch.runtime.cuda.packing import Packing
-from autobatch.runtime.cuda.stages import THREADS, DeviceCell, KernelStep, StageRun
+from autobatch.runtime.cuda.stages import DeviceCell, StageRun
 from autobatch.runtime.cuda.sums import find_sums
-from autobatch.runtime.cuda.sweeps import MEMORY, PlannedStage, Sweep
+from autobatch.runtime.cuda.sweeps import MEMORY, NOTE, THEN, PlannedStage, Sweep
 from autobatch.runtime.interpreter.frame import RowRange
 from autobatch.runtime.interpreter.interpreter import Interpreter
 from autobatch.runtime.interpreter.values import Values
@@ -66,6 +71,7 @@ class Cuda:
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> DevicePlan:
         """Prepare a plan; see `Backend`."""
+        options.check_store(self.name, HOST, self.device)
         return DevicePlan(self, plan, cells, options)
 
     def prepared_types(self, cells: PlannedTypes, options: RunOptions) -> PreparedTypes[DeviceCell]:
@@ -104,7 +110,8 @@ class DevicePlan:
         slots: where the slots of a stage of a type begin.
         sweeps: the steps of each stage.
         steps: where they begin.
-        parameters: those that the cells of the plan read, and where they begin in the packed memory.
+        parameters: those that the cells of the plan read.
+        uploaded: those of them that are on the host, and where they begin in the packed memory.
         kernels: the definitions of the kernels of each stage, by name, in the order of names.
     """
 
@@ -126,7 +133,8 @@ class DevicePlan:
         self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
         self.n_ints = self.packing.n_bytes
         read = {id(p): p for kind in self.prepared.tables for p in parameters_of(cells.cells[kind])}
-        self.parameters = [(p, self.packing.reserve(p.data.nbytes)) for p in read.values()]
+        self.parameters = list(read.values())
+        self.uploaded = [(p, self.packing.reserve(p.data.nbytes)) for p in self.parameters if p.store is HOST]
 
     def forward(self, randomness: Randomness, timer: Timer | None = None) -> DeviceRun:
         """Compute all values; see `Executable`."""
@@ -159,6 +167,10 @@ class DevicePlan:
             found |= cell.stage(name).source.texts
         return dict(sorted(found.items()))
 
+    def kernel(self, name: str) -> Any:
+        """The compiled kernel that runs the steps of a stage."""
+        return self.backend.sweep(self.kernels[name], self.options.dtype.name, self.plan.dest.dtype.name)
+
     def _sweep(self, name: str) -> Sweep:
         calls = self.prepared.forward if name == "forward" else self.prepared.backward
         stages = [
@@ -178,33 +190,50 @@ class DeviceRun(PooledRun[DeviceMemory]):
         self._device = executable.backend.device
         super().__init__(executable.backend.pool, timer)
 
-    def _forward(self) -> list[Any]:
+    def _forward(self) -> Callable[[], list[Any]]:
+        with self._in_memory():
+            return self._compute()
+
+    def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+        with self._in_memory():
+            self._differentiate(seeds, into)
+
+    @contextmanager
+    def _in_memory(self) -> Iterator[None]:
+        """Raise a BackendError with the bytes of the plan where the device has no room."""
+        try:
+            yield
+        except self._device.out_of_memory as error:
+            limit = self._executable.options.max_bytes
+            allowed = "max_bytes is not set" if limit is None else f"max_bytes is {limit}"
+            raise BackendError(
+                f"{self._device.name} has no room for a mini-batch whose plan takes {self._executable.n_bytes} bytes, "
+                f"and {allowed}: give ab.batched a lower max_bytes, which runs it in parts, or smaller "
+                f"mini-batches ({error})."
+            ) from error
+
+    def _compute(self) -> Callable[[], list[Any]]:
         executable = self._executable
         plan, options = executable.plan, executable.options
         self.memory.reserve_all(executable.sizes, executable.packing.n_bytes, options.dtype, options.max_bytes)
         if executable.backend.poison:
             self.memory.poison()
-        self._allocations, self._launches = self.memory.take_allocations(), 0
+        self._allocations = self.memory.take_allocations()
         self._values = Values(plan, executable.cells, self.memory.buffer, self._device)
         self._copied_bytes = refresh(executable.cells.stacks)
         self._parameters: dict[int, Any] = {}
-        self._interpreter = Interpreter(self._values, options, self._randomness, self._parameters)
-        self._stages = self._upload()
+        self._interpreter = Interpreter(self._values, options, self._randomness, self._parameters, self._data)
+        self._launchers = self._upload()
         self._sweep("forward", None)
         return self._values.outputs()
 
-    def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
-        plan, cells, activity, device = (
-            self._executable.plan,
-            self._executable.cells,
-            self.memory.activity,
-            self._device,
-        )
+    def _differentiate(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
+        plan, cells, activity = self._executable.plan, self._executable.cells, self.memory.activity
         activity.mark(plan, cells, seeds)
         targets = self.memory.targets(into, cells.stacks)
-        gradients, added = self._zeros(targets.arrays)
+        gradients, added = self._targets_on_device(targets.arrays)
         for slot in range(len(cells.slot_shapes)):
-            self._values.slot(slot, plan.mirror)[...] = device.put(seeds[slot]) if slot in seeds else 0
+            self._values.slot(slot, plan.mirror)[...] = self._device.put(seeds[slot]) if slot in seeds else 0
         self._sweep("backward", None if activity.is_whole else activity)
         self._lap("backward", None)
         ends = plan.type_ptr.tolist()
@@ -214,60 +243,75 @@ class DeviceRun(PooledRun[DeviceMemory]):
             if active.any():
                 self._interpreter.weight_gradients(kind, active, gradients)
                 self._lap("weights", Batch(kind, 0, n_rows, plan.type_bases[kind]))
-        found, first = device.get(added), 0
-        for target in targets.arrays.values():
-            if not isinstance(target, Rows):
-                target += found[first : first + target.size].reshape(target.shape)
-                first += target.size
+        if added:
+            self._add_on_host(targets.arrays, added)
         self._copied_bytes += targets.finish()
 
-    def _zeros(self, targets: Mapping[int, Gradient]) -> tuple[dict[int, Any], Any]:
-        """Zeros on the device for the gradients, one after the other; and all of them as one array."""
+    def _targets_on_device(self, targets: Mapping[int, Gradient]) -> tuple[dict[int, Gradient], dict[int, Any]]:
+        """What gradients are added to: the targets, with zeros for those that are arrays on the host; and these zeros.
+
+        The zeros lie one after the other in `memory.gradients`.
+        """
+        if self._executable.options.store is self._device:
+            return dict(targets), {}
         arrays = {key: target for key, target in targets.items() if not isinstance(target, Rows)}
-        added = self.memory.zero_gradients(sum(a.size for a in arrays.values()), self._executable.options.dtype)
-        gradients: dict[int, Any] = dict(targets)
-        first = 0
+        zeros = self.memory.zero_gradients(sum(a.size for a in arrays.values()), self._executable.options.dtype)
+        added, first = {}, 0
         for key, target in arrays.items():
-            gradients[key] = added[first : first + target.size].reshape(target.shape)
+            added[key] = zeros[first : first + target.size].reshape(target.shape)
             first += target.size
-        return gradients, added
+        return {**targets, **added}, added
+
+    def _add_on_host(self, targets: Mapping[int, Gradient], added: Mapping[int, Any]) -> None:
+        """Add what was added to zeros on the device to the targets on the host."""
+        found, first = self._device.get(self.memory.gradients[: sum(a.size for a in added.values())]), 0
+        for key, array in added.items():
+            target = targets[key]
+            target += found[first : first + array.size].reshape(array.shape)
+            first += array.size
+
+    def on_device(self, slot: int) -> Any:
+        """The values of a slot on the device; see `Run`."""
+        return self._values.slot(slot)
 
     def _gradients(self, kind: int) -> Any:
         return self._values.output_gradients(kind, self.memory.activity)
 
     def counts(self) -> Counts:
         """The work of the run so far."""
-        launches = self._launches + self._interpreter.launches
+        launches = sum(one.launches for one in self._launchers.values()) + self._interpreter.launches
         copied_bytes = self._copied_bytes + self._interpreter.copied_bytes
         return Counts(launches, copied_bytes, self._allocations, self.memory.n_bytes)
 
     def _forget(self) -> None:
-        for name in ("_values", "_interpreter", "_stages", "_parameters"):
+        for name in ("_values", "_interpreter", "_launchers", "_parameters"):
             vars(self).pop(name, None)
         del self.memory
 
     # The mini-batch on the device.
 
-    def _upload(self) -> dict[str, list[StageRun]]:
+    def _upload(self) -> dict[str, Launcher]:
         """Set up the stages of all types, and copy the ints of the mini-batch to the device."""
         executable, device, memory = self._executable, self._device, self.memory
         packing, places = executable.packing, executable.places
-        for parameter, first in executable.parameters:
+        self._parameters.update((id(p), p.data) for p in executable.parameters if p.store is device)
+        for parameter, first in executable.uploaded:
             part = memory.packed[first : first + parameter.data.nbytes]
             self._parameters[id(parameter)] = part.view(parameter.dtype).reshape(parameter.shape)
         pinned, base = memory.borrow_pinned(packing.n_bytes), device.address(memory.packed)
         packing.fill(pinned)
-        for parameter, first in executable.parameters:
+        for parameter, first in executable.uploaded:
             part = pinned[first : first + parameter.data.nbytes]
             part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.data
         memory.upload(pinned, executable.n_ints, packing.n_bytes)
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
-        found: dict[str, list[StageRun]] = {name: [] for name in executable.types.stages}
-        for name, runs in found.items():
+        launchers = {}
+        for name in executable.types.stages:
+            runs = []
             for kind, table in executable.prepared.tables.items():
                 stage = executable.types.cells[kind].stage(name)
                 stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                arrays = common | self._data(kind)
+                arrays = common | dict(zip(("ints", "floats"), self._data(kind), strict=True))
                 run = StageRun(stage, executable.plan, kind, arrays, table, self._randomness)
                 runs.append(run)
                 first = executable.slots[name, kind]
@@ -275,69 +319,61 @@ class DeviceRun(PooledRun[DeviceMemory]):
                 for slot in stage.used_slots:
                     at = places.get((kind, slot), places.get((-1, slot)))
                     slots[stage.slots[slot]] = self._slot(run, slot) if at is None else base + at
-            first, steps = executable.steps[name], executable.sweeps[name].steps
-            listed = pinned[first : first + steps.nbytes].view(np.int64).reshape(steps.shape)
-            listed[...] = steps
-            listed[:, MEMORY] += base
+            first, sweep = executable.steps[name], executable.sweeps[name]
+            ours, theirs = (
+                packed[first : first + sweep.steps.nbytes].view(np.int64).reshape(sweep.steps.shape)
+                for packed in (pinned, memory.packed)
+            )
+            ours[...] = sweep.steps
+            ours[:, MEMORY] += base
+            if self._timer is not None:
+                ours[sweep.ends, THEN] |= NOTE
+            launchers[name] = Launcher(device, sweep, theirs, runs, partial(executable.kernel, name))
         first = executable.slots["sums", -1]
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
         ]  # fmt: skip
         memory.upload(pinned, 0, executable.n_ints)
-        return found
+        return launchers
 
     def _slot(self, run: StageRun, name: str) -> int:
         if name == "rows":
             return self._device.address(self.memory.rows) if run.stage.rows_size else 0
         return run.slot(name)
 
-    def _data(self, kind: int) -> dict[str, Any]:
+    def _data(self, kind: int) -> tuple[Any, Any]:
         """The int and float data of a type, in the packed ints."""
-        executable, plan = self._executable, self._executable.plan
-        found = {}
-        for name, data in (("ints", plan.int_data[kind]), ("floats", plan.float_data[kind])):
-            first = executable.places[kind, name]
-            found[name] = self.memory.packed[first : first + data.nbytes].view(data.dtype)
-        return found
+        plan = self._executable.plan
+        return self._packed(kind, "ints", plan.int_data[kind]), self._packed(kind, "floats", plan.float_data[kind])
+
+    def _packed(self, kind: int, name: str, array: NDArray[Any]) -> Any:
+        """An array that was packed, on the device."""
+        first = self._executable.places[kind, name]
+        return self.memory.packed[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
 
     # Batches.
 
     def _sweep(self, name: str, activity: Activity | None) -> None:
-        """Run all steps of a stage; in as few launches as possible if there is no timer and all nodes are active."""
-        plan = self._executable.plan
-        n_batches = plan.schedule.batch_type.size
-        if self._timer is None and activity is None:
-            self._run(name, 0, n_batches + 2)
+        """Run all steps of a stage; in as few launches as possible if all nodes are active."""
+        plan, launcher = self._executable.plan, self._launchers[name]
+        n_parts = plan.schedule.n_batches + 2  # beside the batches the prologue, which is part 0, and the epilogue
+        batches = plan.batches if name == "forward" else plan.batches[::-1]
+        if activity is None:
+            launcher.run(0, n_parts, timed=self._timer is not None)
+            if self._timer is not None:
+                for batch, end in zip([None, *batches], launcher.ends()[:-1], strict=True):
+                    self.lap(name, batch, end)
             return
-        self._run(name, 0, 1)
+        launcher.run(0, 1)
         self._lap(name, None)
-        for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
-            rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
-            if rows is None or rows.any():
-                self._run(name, at, at + 1)
-            if rows is not None and not rows.all():
+        for at, batch in enumerate(batches, start=1):
+            rows = activity.rows(batch.kind, batch.start, batch.end)
+            if rows.any():
+                launcher.run(at, at + 1)
+            if not rows.all():
                 self._values.clear_inactive(RowRange(plan, batch, self._device), rows)
             self._lap(name, batch)
-        self._run(name, n_batches + 1, n_batches + 2)
-
-    def _run(self, name: str, first: int, end: int) -> None:
-        """Run parts first:end; part 0 is the prologue, see `autobatch.runtime.pieces.Calls`."""
-        executable, device = self._executable, self._device
-        sweep, options = executable.sweeps[name], executable.options
-        steps = [(run, step) for run in self._stages[name] for step in run.stage.steps]
-        address = device.address(self.memory.packed) + executable.steps[name]
-        for part in sweep.launches(first, end):
-            self._launches += 1
-            if part.host is not None:
-                run, step = steps[part.host[0]]
-                assert not isinstance(step, KernelStep), "the host runs no kernels"
-                step.run(run, part.host[1])
-            elif part.blocks:
-                place = executable.plan.dest.dtype.name
-                kernel = executable.backend.sweep(executable.kernels[name], options.dtype.name, place)
-                blocks = min(part.blocks, device.n_processors)
-                args = address, part.first, part.end
-                device.launch(kernel, Launch(blocks, THREADS, sweep.shared_bytes, args))
+        launcher.run(n_parts - 1, n_parts)
 
     def _lap(self, name: str, batch: Batch | None) -> None:
         """Tell the timer, if there is one, that a batch is done."""

@@ -16,8 +16,9 @@ from autobatch.runtime.pieces import Calls
 LongArray = NDArray[np.int64]
 
 WORDS = 8  # of `Step` in `sweep.cuh`
-FUNCTION, MEMORY = 0, 1
-ON_HOST = -1
+FUNCTION, MEMORY, THEN, ENDED = 0, 1, 5, 7
+WAIT, NOTE = 1, 2  # of THEN
+ON_HOST = -1  # no function of the device
 
 
 class PlannedStage(NamedTuple):
@@ -51,8 +52,10 @@ class Sweep:
     """The steps of a stage of a plan.
 
     Attributes:
-        steps: [n, WORDS] see `Step` in `sweep.cuh`; addresses of slots count from the beginning of the packed ints.
+        steps: [1 + n, WORDS] see `Step` in `sweep.cuh`; addresses of slots count from the beginning of the packed ints.
+            The first does nothing: a run whose batches are timed begins with it, to note when it began.
         ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.runtime.pieces.Calls`.
+        ends: [parts] the last step of each part, or of those before if it has none.
         shared_bytes: shared memory per block.
 
     Args:
@@ -82,11 +85,15 @@ class Sweep:
         self.ptr = calls.piece_ptr[calls.ptr]
         if sums is not None:
             self._insert(*sums)
-        self._on_host = np.flatnonzero(self.steps[:, FUNCTION] == ON_HOST)
+        self._on_host = 1 + np.flatnonzero(self.steps[:, FUNCTION] == ON_HOST)
+        self.steps = np.insert(self.steps, 0, (ON_HOST, 0, 0, 0, WARP, WAIT, 0, 0), axis=0)
+        self._blocks, self._numbers = np.insert(self._blocks, 0, 1), np.insert(self._numbers, 0, ON_HOST)
+        self.ptr = self.ptr + 1
+        self.ends = self.ptr[1:] - 1
 
-    def launches(self, first_part: int, end_part: int) -> Iterator[Launched]:
-        """What runs one after the other for some parts."""
-        at, end = int(self.ptr[first_part]), int(self.ptr[end_part])
+    def launches(self, first_part: int, end_part: int, timed: bool = False) -> Iterator[Launched]:
+        """What runs one after the other for some parts; for all and the step that notes the start, if timed."""
+        at, end = 0 if timed else int(self.ptr[first_part]), int(self.ptr[end_part])
         for host in self._on_host[np.searchsorted(self._on_host, at) : np.searchsorted(self._on_host, end)].tolist():
             if at < host:
                 yield Launched(at, host, int(self._blocks[at:host].max()), None)

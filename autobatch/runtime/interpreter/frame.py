@@ -59,7 +59,7 @@ class RowRange:
     def segments(self, domain: int) -> Segments:
         """The edges of each node."""
         ptr = self.plan.segment_ptr[self.block + 1 + domain][self.start : self.end + 1]
-        return Segments(self.store.xp, self.store.put(ptr - ptr[0]))
+        return Segments(ptr - ptr[0], self.store.put)
 
     def select(self, per_node: Array, domain: int) -> Array:
         """The numbers of the rows of a domain whose nodes have `per_node` set."""
@@ -108,7 +108,7 @@ class RowRange:
 
 
 def constant_row(data: Any, dtype: np.dtype[Any]) -> Any:
-    """A constant as a single row, on the host; ints stay ints, because they may be ids, and scalars stay scalars."""
-    if isinstance(data, (int, float)):
+    """A constant as a single row, on the host; ints stay ints, because they may be ids; Python's numbers stay those."""
+    if isinstance(data, (int, float)) and not isinstance(data, np.generic):
         return data
     return (data if data.dtype.kind in "iu" else data.astype(dtype, copy=False))[None]

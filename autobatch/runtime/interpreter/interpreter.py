@@ -9,12 +9,11 @@ looked up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from autobatch.ir.derivative import Scatter
 from autobatch.ir.layout import Join
 from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Port, Var, Weight
@@ -36,6 +35,7 @@ class Interpreter:
         values: the values of the run.
         randomness: the randomness of the whole mini-batch.
         parameters: the arrays of parameters that are on the device already, by `id`; others are added.
+        data: gives the int and float data of a type, `[N_type, width]`, where they are on the device already.
 
     Attributes:
         launches: ops, scatters and gathers so far.
@@ -43,12 +43,18 @@ class Interpreter:
     """
 
     def __init__(
-        self, values: Values, options: RunOptions, randomness: Randomness, parameters: dict[int, Array] | None = None
+        self,
+        values: Values,
+        options: RunOptions,
+        randomness: Randomness,
+        parameters: dict[int, Array] | None = None,
+        data: Callable[[int], tuple[Array, Array]] | None = None,
     ) -> None:
         self.values, self.options, self.randomness = values, options, randomness
         self.plan, self.cells, self.store = values.plan, values.cells, values.store
         self.launches = self.copied_bytes = 0
         self._parameters = {} if parameters is None else parameters
+        self._data = data or (lambda kind: (self.plan.int_data[kind], self.plan.float_data[kind]))
 
     # Stages.
 
@@ -102,19 +108,29 @@ class Interpreter:
             if g not in frame.targets:
                 owners[p] += frame.env[g][0]
         for p, scatters in derivative.tables:
-            self._add_rows(frame.env, scatters, gradients[id(derivative.parameter(p))])
+            for scatter in scatters:
+                ids = self._ids(frame, scatter.ids, active)
+                self._add_rows(ids, frame.env[scatter.values], gradients[id(derivative.parameter(p))])
 
-    def _add_rows(self, env: Env, scatters: Iterable[Scatter], gradient: Any) -> None:
-        """Add the rows that a type looked up to the gradient of their table, on the host."""
-        for scatter in scatters:
-            values, ids = self.store.get(env[scatter.values]), self.store.get(env[scatter.ids])
-            flat = np.broadcast_to(ids, values.shape[: ids.ndim]).reshape(-1)
-            found = Rows.summed(flat, values.reshape(flat.size, *gradient.shape[1:]), gradient.shape)
-            if isinstance(gradient, Rows):
-                gradient += found
-            else:
-                gradient[self.store.put(found.ids)] += self.store.put(found.values)
-            self.launches += 1
+    def _ids(self, frame: Frame, index: int, active: Array) -> Array:
+        """The ids that a type looked up in its active rows, on the host: known there, unless a cell computes them."""
+        var = frame.vars[index]
+        if isinstance(var.source, Constant):
+            return np.asarray(var.source.data)[None]
+        if not isinstance(var.source, Attribute):
+            return self.store.get(frame.env[index])
+        ids = self.plan.int_data[frame.rows.kind][:, var.source.column : var.source.column + var.size]
+        return ids[active].reshape(-1, *var.shape)
+
+    def _add_rows(self, ids: Array, values: Array, gradient: Any) -> None:
+        """Add rows that a type looked up to the gradient of their table."""
+        flat = np.broadcast_to(ids, values.shape[: ids.ndim]).reshape(-1)
+        rows = self.store.xp.ascontiguousarray(values).reshape(-1)
+        if isinstance(gradient, Rows):
+            gradient.add(flat, rows if gradient.store is self.store else self.store.get(rows))
+        else:
+            Rows.summed(flat, rows.reshape(flat.size, *gradient.shape[1:]), gradient.shape, self.store).add_to(gradient)
+        self.launches += 1
 
     # Frames and instructions.
 
@@ -138,7 +154,7 @@ class Interpreter:
                 case Port(number=number):
                     env[index] = self.values.inputs(rows, cell.layout.inputs[number], var)
                 case Attribute(is_float=is_float, column=column):
-                    data = (self.plan.float_data if is_float else self.plan.int_data)[rows.kind]
+                    data = self._data(rows.kind)[is_float]
                     part = data[rows.start : rows.end, column : column + var.size].reshape(rows.n, *var.shape)
                     env[index] = self.store.put(part.astype(self.options.dtype) if is_float else part)
                 case Weight(parameter=parameter):
@@ -147,7 +163,7 @@ class Interpreter:
                     env[index] = self._parameters[id(parameter)][None]
                 case Constant(data=data):
                     row = constant_row(data, self.options.dtype)
-                    env[index] = row if isinstance(data, (int, float)) else self.store.put(row)
+                    env[index] = row if isinstance(row, (int, float)) else self.store.put(row)
         return env
 
     def run(self, frame: Frame, indices: Iterable[int]) -> None:
@@ -251,7 +267,7 @@ class Interpreter:
         if (np.diff(ptr) == 1).all():
             out[...] = parts
         else:
-            segment_sum(self.store.xp, parts, out, Segments(self.store.xp, self.store.put(ptr - ptr[0])))
+            segment_sum(self.store.xp, parts, out, Segments(ptr - ptr[0], self.store.put))
         self._moved(parts.size)
         return out
 

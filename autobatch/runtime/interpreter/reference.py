@@ -5,7 +5,7 @@ The batches run in order, and backward in reverse. Gradients of parameters are c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class Reference:
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> InterpretedPlan:
         """Prepare a plan; see `Backend`."""
+        options.check_store(self.name, HOST, self.store)
         return InterpretedPlan(self, plan, cells, options)
 
 
@@ -65,7 +66,7 @@ class InterpretedRun(PooledRun[Memory]):
         self._executable, self._randomness = executable, randomness
         super().__init__(executable.backend.pool, timer)
 
-    def _forward(self) -> list[Any]:
+    def _forward(self) -> Callable[[], list[Any]]:
         plan, cells, options = self._executable.plan, self._executable.cells, self._executable.options
         self.memory.reserve(plan.size, options.dtype, options.max_bytes)
         if self._executable.backend.poison:
@@ -103,6 +104,10 @@ class InterpretedRun(PooledRun[Memory]):
             if gradients[key] is not target:
                 target += store.get(gradients[key])
         self._interpreter.copied_bytes += targets.finish()
+
+    def on_device(self, slot: int) -> Any:
+        """The values of a slot on the device; see `Run`."""
+        return self._interpreter.values.slot(slot)
 
     def _gradients(self, kind: int) -> Any:
         return self._interpreter.values.output_gradients(kind, self.memory.activity)

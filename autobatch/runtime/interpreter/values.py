@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,10 @@ class Values:
         first = int(self.plan.slot_base[slot]) + shift
         return self.buffer[first : first + rows * self.cells.slot_widths[slot]].reshape(rows, *shape)
 
-    def outputs(self) -> list[Any]:
-        """The values of each slot, as NumPy arrays that no later run changes."""
-        return [np.array(self.store.get(self.slot(slot))) for slot in range(len(self.cells.slot_shapes))]
+    def outputs(self) -> Callable[[], list[Any]]:
+        """Begin to copy the values of each slot to the host; what is returned waits for them, as NumPy arrays."""
+        copies = [self.store.copy_out(self.slot(slot)) for slot in range(len(self.cells.slot_shapes))]
+        return lambda: [wait() for wait in copies]
 
     def inputs(self, rows: RowRange, place: Place, var: Var, shift: int = 0) -> Array:
         """A value in the inputs, or (shifted) a gradient beside them: `(rows, *shape)`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from autobatch.runtime.interpreter.reference import Reference
 from parity import TOLERANCES, assert_equal
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
+from ways import each
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which builds kernels for the processor")
 
@@ -229,11 +231,71 @@ def test_libraries_multiply_in_lower_precision() -> None:
         ab.batched(model.loss, backend="cpu", precision="tf32")
 
 
-def test_profiles_time_every_batch() -> None:
+@each("precision", ["float32", "tf32"])
+def test_profiles_time_every_batch_where_it_runs(precision: str) -> None:
+    """In the launches that there are without a profile; "tf32" leaves products to a library, between launches."""
     model, instances = CASES[0].draw(seed=3, n_instances=4, dim=5)
-    loss = ab.batched(model.loss, backend=Cuda(device=HostDevice()))
-    profile = str(loss.profile(instances))
-    assert all(name in profile for name in ("forward", "leaf", "merge"))
+    device = HostDevice()
+    loss = ab.batched(model.astype("float32").loss, backend=Cuda(device=device), precision=precision)
+    value, grads = loss.value_and_grad(instances)
+    grads = {name: np.array(gradient) for name, gradient in grads.items()}
+    before = device.traffic.launches
+    with loss.profile() as profile:
+        assert_equal(loss.value_and_grad(instances), (value, grads), 0.0)
+    if precision == "float32":
+        assert device.traffic.launches - before == 2
+    (call,) = profile.calls
+    (part,) = loss.prepare(instances, training=True).parts
+    batches = [(batch.kind, batch.end - batch.start) for batch in part.plan.batches]
+    ran = {stage: [span for span in call.batches if span.stage == stage] for stage in ("forward", "backward")}
+    assert [(span.kind, span.rows) for span in ran["forward"]] == batches
+    assert [(span.kind, span.rows) for span in ran["backward"]] == batches[::-1]
+    for stage, spans in ran.items():
+        (whole,) = (span for span in call.stages if span.stage == stage)
+        assert whole.start <= spans[0].start
+        assert spans[-1].end <= whole.end
+        assert all(span.ms > 0 for span in spans)
+        assert all(one.end == other.start for one, other in pairwise(spans))
+
+
+def test_profiles_of_batches_with_rows_that_the_loss_does_not_depend_on() -> None:
+    """Backward then runs batch by batch, with a profile and without."""
+    model = draw_model(np.random.default_rng(1), smooth=True)
+    instances = draw_instances(np.random.default_rng(1), model, n=5)
+    loss, wanted = (
+        ab.batched(model.everything, backend=backend) for backend in (Cuda(device=HostDevice()), Reference())
+    )
+    with loss.profile() as profile:
+        assert_equal(*(run.value_and_grad(instances, has_aux=True) for run in (loss, wanted)))
+    (call,) = profile.calls
+    (part,) = loss.prepare(instances, training=True, has_aux=True).parts
+    assert all(span.ms >= 0 for span in call.batches)
+    assert sum(span.stage == "backward" for span in call.batches) == part.plan.schedule.n_batches
+
+
+def test_the_time_of_a_batch_is_that_of_its_steps() -> None:
+    """Of two types that run once for the same rows, the one that multiplies a hundred times more takes longer."""
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            rng = np.random.default_rng(0)
+            self.wide = ab.Parameter(rng.standard_normal((400, 400)))
+
+        @ab.cell
+        def light(self, x: Any) -> Any:
+            return 2.0 * x
+
+        @ab.cell
+        def heavy(self, x: Any) -> Any:
+            return ab.sum(self.wide @ x)
+
+        def loss(self, x: Any) -> Any:
+            return self.heavy(self.light(x))
+
+    loss = ab.batched(Model().loss, backend=Cuda(device=HostDevice()))
+    (call,) = loss.profile([np.ones(400, np.float32)] * 2).calls
+    _, light, heavy = (span.ms for span in call.batches)  # the first are the vectors
+    assert heavy > 3 * light
 
 
 def test_the_environment_chooses_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

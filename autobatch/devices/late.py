@@ -1,0 +1,104 @@
+"""Numbers that a device computes and that the host reads late, when somebody asks for them.
+
+A training step gives a loss and a norm long before the GPU has computed them. Waiting for them would stop the host from
+preparing the next step, so a step gives a `Late` and goes on; who prints or compares it waits then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import DTypeLike, NDArray
+
+
+class Late(NDArrayOperatorsMixin):
+    """A number that waits for the device when it is first read, and behaves as a scalar of NumPy.
+
+    Arithmetic and comparisons read it and give plain numbers. Copies and pickles are the scalar itself.
+
+    Args:
+        read: waits, and returns the scalar; called when the number is first needed, and again each time if it raised.
+
+    >>> import numpy as np
+    >>> loss = Late(lambda: np.float32(0.5))
+    >>> loss
+    np.float32(0.5)
+    >>> print(f"{loss:.3f}", loss + 1.0, loss < 0.25, float(loss))
+    0.500 1.5 False 0.5
+    """
+
+    __slots__ = ("_number", "_read")
+
+    def __init__(self, read: Callable[[], np.generic]) -> None:
+        self._read: Callable[[], np.generic] | None = read
+        self._number: Any = None
+
+    def get(self) -> Any:
+        """The scalar; waits for it if it was not read yet, and raises what reading it raises."""
+        read = self._read
+        if read is not None:
+            self._number = read()
+            self._read = None  # only now: another thread may be here
+        return self._number
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the scalar."""
+        dtype: np.dtype[Any] = self.get().dtype
+        return dtype
+
+    @property
+    def shape(self) -> tuple[()]:
+        """That of a scalar."""
+        return ()
+
+    @property
+    def ndim(self) -> int:
+        """That of a scalar."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """That of a scalar."""
+        return 1
+
+    def item(self) -> Any:
+        """The scalar as a number of Python."""
+        return self.get().item()
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.get(), dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        return getattr(ufunc, method)(*(x.get() if isinstance(x, Late) else x for x in inputs), **options)
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+    def __float__(self) -> float:
+        return float(self.get())
+
+    def __int__(self) -> int:
+        return int(self.get())
+
+    def __round__(self, n_digits: int | None = None) -> Any:
+        return round(self.get(), n_digits)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.get(), spec)
+
+    def __str__(self) -> str:
+        return str(self.get())
+
+    def __repr__(self) -> str:
+        return repr(self.get())
+
+    def __hash__(self) -> int:
+        return hash(self.get())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self.get().__reduce__()
+        return found
