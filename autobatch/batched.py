@@ -343,14 +343,16 @@ class Batched:
             progress: show how far it is on standard error.
             options: critical, mask, rival, reward, direction, compact, ...: see `autobatch.policies.learning`, whose
                 defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. reward="time" minimises the time
-                that `autobatch doctor --calibrate` measured on this backend, or that of `costs`.
+                that `autobatch doctor --calibrate` measured on this backend, or that of `costs`. With device="cuda" a
+                GPU plays the mini-batches, many at once.
 
         Returns:
             The policy: `save` writes it to a file, whose path is a policy for `ab.batched`.
 
         Raises:
-            PolicyError: no mini-batches, an option that does not exist or is out of range, or a reward in time where
-                nothing was measured.
+            PolicyError: no mini-batches, an option that does not exist or is out of range, a reward in time where
+                nothing was measured, or a GPU that cannot hold the mini-batches.
+            BackendError: a GPU is to learn, and there is none.
 
         Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction, and as
             much again for the machine as it was published, which is learned beside ours unless `rival=False`.

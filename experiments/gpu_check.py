@@ -32,6 +32,7 @@ from gpu.correctness import check_correctness
 from gpu.policies import time_policies
 from gpu.products import time_launches, time_products
 from gpu.race import race
+from gpu.simulator import time_simulators
 from gpu.traffic import count_traffic
 from gpu.training import train_on_both
 from harness import Findings, Settings, run
@@ -51,8 +52,9 @@ SECTIONS = {
     "launches": Part(time_launches, 0.03),
     "products": Part(time_products, 0.12),
     "bandwidth": Part(time_kernels, 0.07),
-    "race": Part(race, 0.28),
-    "policies": Part(time_policies, 0.15),
+    "race": Part(race, 0.26),
+    "policies": Part(time_policies, 0.12),
+    "simulator": Part(time_simulators, 0.05),
 }
 
 
@@ -65,7 +67,7 @@ class Config(Settings):
     minutes: float = 8.0
     """After them nothing new begins; what is left out is said."""
     section: str = ""
-    """The only one to run: correctness, training, traffic, launches, products, bandwidth, race or policies."""
+    """The only one to run: correctness, training, traffic, launches, products, bandwidth, race, policies, simulator."""
 
 
 def measure(config: Config) -> Iterator[Findings]:

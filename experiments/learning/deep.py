@@ -20,7 +20,8 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
-from autobatch.policies.fsm.qlearning import Progress, Reward
+from autobatch.policies.fsm.qlearning import Progress
+from autobatch.policies.fsm.rewards import Reward
 from autobatch.policies.networks.network import Deep, Network
 from autobatch.policies.rl.families import draw_graphs
 from autobatch.policies.rules.directed import Direction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,22 @@ def test_learn_takes_what_was_published(command: Command, tmp_path: Path) -> Non
     assert (policy.machine.encoding, policy.machine.critical, policy.machine.mask) == ("base", False, False)
     assert (policy.about["settings"]["reward"], policy.about["settings"]["episodes"]) == ("published", 50)
     assert [int(policy.tables[way].n_states[0]) > 0 for way in WAYS] == [True, False]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_learn_on_a_device(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.policy.json"
+    learn = ("policy", "learn", "tree-lstm", *SMALL, "--device", "cuda", "--out", path)
+    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
+    status, output, errors = command(*learn)
+    assert (status, errors) == (0, "")
+    batches, bound, gap, unseen, _ = table_of(output)["fsm+both+compact"]
+    assert (batches, gap, unseen) == (bound, "0.0%", "0.0%")
+    assert policies.load(path).about["settings"]["evaluate_every"] == 16
+    monkeypatch.setenv("AUTOBATCH_CUDA", "elsewhere")
+    status, output, errors = command(*learn)
+    assert (status, output, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith("autobatch: AUTOBATCH_CUDA='elsewhere': set it to host, to run on the processor")
 
 
 @pytest.mark.parametrize(

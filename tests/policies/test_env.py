@@ -19,7 +19,7 @@ from autobatch.errors import PolicyError  # noqa: E402
 from autobatch.graph.dag import Dag, chains_ahead, to_dag  # noqa: E402
 from autobatch.policies.cost import CostModel  # noqa: E402
 from autobatch.policies.env import ID, Batching, BatchingVector  # noqa: E402
-from autobatch.policies.fsm.qlearning import REWARDS  # noqa: E402
+from autobatch.policies.fsm.rewards import REWARDS  # noqa: E402
 from autobatch.policies.rules.rules import Score  # noqa: E402
 from autobatch.policies.sequences.embedding import finishes  # noqa: E402
 from autobatch.schedule.simulator import start, step  # noqa: E402

@@ -17,18 +17,10 @@ from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_tree_graph
 from autobatch.policies.cost import CostModel, MeasuredCosts, TypeCost
 from autobatch.policies.fsm.encoding import ENCODINGS
+from autobatch.policies.fsm.episodes import NO_PLAN, Course, run_episode, start_course
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
-from autobatch.policies.fsm.qlearning import (
-    NO_PLAN,
-    REWARDS,
-    Course,
-    Progress,
-    QLearning,
-    Reward,
-    learn_fsm,
-    run_episode,
-    start_course,
-)
+from autobatch.policies.fsm.qlearning import Progress, QLearning, learn_fsm
+from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.fsm.table import Table, copy_table, find_state, make_table, with_room
 from autobatch.policies.learning import PUBLISHED, learn
 from autobatch.policies.rules.directed import Direction
@@ -96,10 +88,10 @@ def test_an_episode_is_the_one_defined(reward: Reward, n_steps: int, seed: int) 
     settings = QLearning(reward=reward, n_steps=n_steps, learning_rate=0.3, discount=0.9)
     course, table = play(graph, machine, settings, epsilon=1.0, seed=seed)
     n_batches = int(course.sim.n_batches[0])
-    sequence = course.chosen[:n_batches].tolist()
+    sequence = course.episode.chosen[:n_batches].tolist()
     states = states_by_hand(dag, sequence, machine.encoding, machine.critical)
     rewards = rewards_by_hand(dag, sequence, reward)
-    np.testing.assert_allclose(course.rewards[:n_batches], rewards, atol=1e-12)
+    np.testing.assert_allclose(course.episode.rewards[:n_batches], rewards, atol=1e-12)
     wanted, found = learn_by_hand(states, sequence, rewards, settings), rows_of(table)
     assert found.keys() == wanted.keys()
     for state, (values, updates) in wanted.items():
@@ -112,14 +104,14 @@ def test_the_critical_rewards_are_the_bound_less_the_batches(seed: int) -> None:
     graph = random_dag(seed, n_nodes=60)
     course, _ = play(graph, Machine(), QLearning(reward="critical"), epsilon=1.0, seed=seed)
     n_batches = int(course.sim.n_batches[0])
-    assert course.rewards[:n_batches].sum() == min_batches(graph) - n_batches
+    assert course.episode.rewards[:n_batches].sum() == min_batches(graph) - n_batches
 
 
 @each("seed", range(5))
 def test_an_episode_by_a_plan_follows_it(seed: int) -> None:
     graph, machine, settings = random_dag(seed, n_nodes=40), Machine("sort", True), QLearning()
     course, table = play(graph, machine, settings, epsilon=1.0, seed=seed)
-    sequence = course.chosen[: course.sim.n_batches[0]].copy()
+    sequence = course.episode.chosen[: course.sim.n_batches[0]].copy()
     again = make_table(4, 8, 40)
     run_episode(course, again, machine.rules(), settings.rules(), 1.0, np.random.default_rng(99), sequence)
     assert course.sim.batch_type[: sequence.size].tolist() == sequence.tolist()

@@ -27,8 +27,9 @@ from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
 from autobatch.policies.cost import find_costs
 from autobatch.policies.fsm.encoding import ENCODINGS
-from autobatch.policies.fsm.qlearning import REWARDS, QLearning, Reward
-from autobatch.policies.learning import describe_progress, learn
+from autobatch.policies.fsm.qlearning import DEVICES, DeviceName, QLearning
+from autobatch.policies.fsm.rewards import REWARDS, Reward
+from autobatch.policies.learning import EVALUATE_EVERY, describe_progress, learn
 from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.runtime import NAMES, make_backend
 from autobatch.schedule.schedule import Policy
@@ -65,18 +66,18 @@ class Algorithm:
 
 
 def count_rollouts(
-    direction: Direction, episodes: int, reward: Reward, rival: bool | None = None, **others: Any
+    direction: Direction, episodes: int, reward: Reward, device: DeviceName, rival: bool | None = None, **others: Any
 ) -> int:
     """Count the rollouts of Q-learning."""
     has_rival = reward != "time" if rival is None else rival
     n_tables = (2 if direction == "both" else 1) * (2 if has_rival else 1)
-    return -(-episodes // QLearning.evaluate_every) * n_tables
+    return -(-episodes // EVALUATE_EVERY[device]) * n_tables
 
 
 ALGORITHMS = {
     "q": Algorithm(
         "a state machine by Q-learning",
-        ("encoding", "critical", "mask", "reward", "backend", "rival", "episodes"), learn, count_rollouts,
+        ("encoding", "critical", "mask", "reward", "backend", "rival", "episodes", "device"), learn, count_rollouts,
     ),
     "dqn": Algorithm("a network by DQN", ("reward", "steps", "log_folder", "plot")),
     "ppo": Algorithm("a network by PPO", ("reward", "steps", "log_folder", "plot")),
@@ -154,6 +155,13 @@ ALGORITHMS = {
     default=QLearning.episodes,
     show_default=True,
     help="q: at most so many in each direction.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default="cpu",
+    show_default=True,
+    help="q: play episodes on the processor, one after the other, or many at once on a GPU.",
 )
 @click.option("--steps", metavar="N", type=click.IntRange(min=1), help="dqn, ppo: batches run while learning.")
 @click.option("--generations", metavar="N", type=click.IntRange(min=1), help="es: how often the weights change.")

@@ -318,7 +318,7 @@ def run_machine(dag: Dag, table: Table, rules: MachineRules, weights: Weights) -
     chains = start_chains(dag, sim)
     state = np.zeros(table.states.shape[1], np.int16)
     allowed = np.zeros(dag.n_types, np.bool_)
-    ranking = _masked(weights, rules.mask)
+    ranking = mask_weights(weights, rules.mask)
     unseen = 0
     while True:
         if not allow(sim, chains, rules.mask, allowed):
@@ -345,7 +345,7 @@ def allow(sim: Simulator, chains: Chains, mask: int, allowed: Any) -> bool:
 
 
 @compiled
-def _masked(weights: Weights, mask: int) -> Weights:
+def mask_weights(weights: Weights, mask: int) -> Weights:
     """Give weights for the rule; with a mask, ready critical types score highest."""
     others = abs(weights.ready) + abs(weights.own) + abs(weights.height)
     critical = 1.0 + 2.0 * others if mask else weights.critical

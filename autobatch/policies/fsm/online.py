@@ -15,8 +15,9 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
 from autobatch.policies.cost import CostModel
+from autobatch.policies.fsm.episodes import run_episode, start_course
 from autobatch.policies.fsm.machine import Fsm, Machine
-from autobatch.policies.fsm.qlearning import QLearning, run_episode, start_course
+from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.fsm.table import Table, with_room
 from autobatch.schedule.schedule import Policy
 

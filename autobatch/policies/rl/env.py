@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.policies.cost import CostModel
-from autobatch.policies.fsm.qlearning import Reward
+from autobatch.policies.fsm.rewards import Reward
 from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES
 from autobatch.policies.rl.families import draw
 from autobatch.policies.rl.seats import Seats, make_game

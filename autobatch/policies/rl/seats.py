@@ -13,8 +13,8 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
-from autobatch.policies.cost import EFFICIENT, LAUNCH, ROW, CostModel, batch_cost
-from autobatch.policies.fsm.qlearning import CRITICAL, PUBLISHED, REWARDS, Reward
+from autobatch.policies.cost import CostModel
+from autobatch.policies.fsm.rewards import REWARDS, Reward, reward_of
 from autobatch.policies.networks.features import OVERALL_FEATURES, TYPE_FEATURES, describe
 from autobatch.policies.networks.fleet import Fleet, advance, make_fleet, restart_dag
 from autobatch.policies.rules.rules import is_ready
@@ -132,7 +132,10 @@ def play(fleet: Fleet, seats: Seats, actions: IntArray, reward: int, prices: NDA
     for seat in range(seats.dag.size):
         kind = seats.dag[seat] * seats.mask.shape[1] + actions[seat]
         if actions[seat] != NO_TYPE and is_ready(fleet.sim, kind):
-            seats.rewards[seat] = _reward(fleet, kind, reward, prices)
+            seats.rewards[seat] = reward_of(
+                reward, prices, actions[seat], fleet.sim.tail[kind] - fleet.sim.head[kind],
+                fleet.restricted.frontier[kind], is_critical(fleet.chains, kind),
+            )  # fmt: skip
             seats.n_batches[seat] += 1
             advance(fleet, kind)
         else:
@@ -149,15 +152,3 @@ def _look(fleet: Fleet, seats: Seats, seat: int) -> None:
     for a in range(n_types):
         seats.mask[seat, a] = is_ready(fleet.sim, g * n_types + a)
     seats.done[seat] = is_done(fleet.sim, g)
-
-
-@compiled
-def _reward(fleet: Fleet, kind: int, reward: int, prices: NDArray[np.float64]) -> float:
-    """Give the reward for running `kind` next; see `autobatch.policies.fsm.qlearning`."""
-    n_ready = fleet.sim.tail[kind] - fleet.sim.head[kind]
-    if reward == PUBLISHED:
-        return float(n_ready / fleet.restricted.frontier[kind] - 1)
-    if reward == CRITICAL:
-        return 0.0 if is_critical(fleet.chains, kind) else -1.0
-    unit = np.mean(prices[LAUNCH] + prices[ROW] * np.maximum(1.0, prices[EFFICIENT]))
-    return float(-batch_cost(prices, kind % prices.shape[1], n_ready) / unit)

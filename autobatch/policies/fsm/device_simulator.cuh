@@ -1,0 +1,326 @@
+// Schedules of many dags by state machines, a warp for each. Lanes go along the types to choose one, and along the nodes
+// of a batch to run it. What a warp keeps are counts, sums and sets, so a schedule does not depend on the order of
+// threads: it is that of `machine.py` on the processor, batch by batch. On a host build, `cuda_on_host.h` comes first
+// and defines AUTOBATCH_ON_HOST.
+
+typedef long long int64;
+typedef unsigned long long word;
+
+#ifdef AUTOBATCH_ON_HOST
+inline double product(double x, double y) { return x * y; }
+inline double sum(double x, double y) { return x + y; }
+#else
+extern __shared__ __align__(16) unsigned char block_memory[];
+#define BLOCK_MEMORY(name) unsigned char *name = block_memory
+// Rounded each, never joined to one operation: the rule compares sums, as the processor does.
+__device__ inline double product(double x, double y) { return __dmul_rn(x, y); }
+__device__ inline double sum(double x, double y) { return __dadd_rn(x, y); }
+#endif
+
+const unsigned ALL = 0xffffffffu;  // lanes
+const int THREADS = 512;           // of a block, at most
+const int SORT = 2, MAX = 1;       // encodings
+const unsigned NONE = 0x7fff;      // the rank of a type that a machine does not choose
+
+// A machine and its table of S states, see `table.py`.
+struct Machine {
+    const short *states;  // [S, width]
+    const short *ranks;   // [S, T] the place of a type among those of a state, the best first, or NONE
+    const int *slots;     // [n_slots] numbers of states by hash
+    int64 n_slots, encoding, critical, mask;
+    double weights[4];    // of the rule: critical, ready, own, height
+};
+
+// What a launch is given: G stacked dags of T types, and R runs.
+struct Job {
+    const int *kinds;                 // [N] types of nodes
+    const int *reader_ptr, *readers;  // [N + 1], [E]
+    const int *n_inputs;              // [N] edges into a node
+    const int *ahead, *height;        // [N, T], [N] see `chains.py`
+    const int *segments;              // [G * T + 1] how many nodes there are before those of a type of a dag
+    const int *node_ptr;              // [G + 1]
+    const int *blocked, *frontier;    // [N, T], [G * T] see `restricted.py`; null where nobody asks for frontiers
+    int64 n_types;
+    const int *dag_of, *machine_of;   // [R]
+    const int64 *chances;             // [R] of running any type that may run, of 2^32
+    const Machine *machines;
+    int64 n_runs, seed, first_episode, learns;
+    int *waiting, *queues, *freed, *blocked_now;  // of each warp, with room for the largest dag
+    int64 room;
+    int *counts;                      // [R, 2] batches, and those that the rule decided
+    int *steps;                       // [R, n_steps, 4] state, type, ready nodes, and their frontier or if it is critical
+    int64 n_steps;
+    short *fresh;                     // [n_fresh, width] states that are not in the table
+    int64 n_fresh;
+    unsigned *found;                  // how many there are
+};
+
+// Spread bits (SplitMix64: Steele, Lea, Flood 2014).
+__device__ inline word mix(word x) {
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    return x ^ x >> 31;
+}
+
+const word GOLDEN = 0x9e3779b97f4a7c15ull;
+
+// The run of a warp; pointers to numbers per type lie in shared memory.
+struct Run {
+    const Job &job;
+    const Machine &machine;
+    const int lane, n_types;
+    int64 first, dag, warp;  // node of the stack, number of the dag
+    int n_nodes;
+    word *height_sum;              // of ready nodes
+    int *longest, *n_longest;      // [T, T] see `chains.py`
+    int *most, *n_most, *n_own;
+    int *head, *tail, *seen;       // of the queue of a type
+    int *frontier, *state, *n_freed;
+
+    __device__ Run(const Job &job, const Machine &machine, int64 dag, int64 warp, unsigned char *memory)
+        : job(job), machine(machine), lane(threadIdx.x % 32), n_types((int)job.n_types), dag(dag), warp(warp) {
+        first = job.node_ptr[dag];
+        n_nodes = job.node_ptr[dag + 1] - (int)first;
+        const int n = n_types;
+        height_sum = (word *)memory;
+        longest = (int *)(height_sum + n), n_longest = longest + n * n;
+        most = n_longest + n * n, n_most = most + n, n_own = n_most + n;
+        head = n_own + n, tail = head + n, seen = tail + n;
+        frontier = seen + n, state = frontier + n, n_freed = state + 2 * n;
+    }
+
+    __device__ int *waiting() const { return job.waiting + warp * job.room; }
+    __device__ int *queue() const { return job.queues + warp * job.room; }
+    __device__ int *blocked() const { return job.blocked_now + warp * job.room * n_types; }
+
+    __device__ bool is_ready(int kind) const { return head[kind] < tail[kind]; }
+    __device__ bool is_critical(int kind) const { return most[kind] > 0 && n_own[kind] == n_most[kind]; }
+
+    // Nothing has run.
+    __device__ void start() {
+        for (int a = lane; a < n_types; a += 32) {
+            head[a] = tail[a] = seen[a] = job.segments[dag * n_types + a] - (int)first;
+            if (job.frontier) frontier[a] = job.frontier[dag * n_types + a];
+        }
+        for (int kind = 0; kind < n_types; ++kind) forget(kind);
+        __syncwarp();
+        for (int node = lane; node < n_nodes; node += 32) {
+            const int n_inputs = job.n_inputs[first + node];
+            waiting()[node] = n_inputs;
+            if (n_inputs == 0) make_ready(node);
+        }
+        if (job.blocked)
+            for (int64 i = lane; i < (int64)n_nodes * n_types; i += 32) blocked()[i] = job.blocked[first * n_types + i];
+        __syncwarp();
+        take_in();
+    }
+
+    __device__ void make_ready(int node) {
+        const int kind = job.kinds[first + node];
+        queue()[atomicAdd(tail + kind, 1)] = node;
+        atomicAdd(height_sum + kind, (word)job.height[first + node]);
+    }
+
+    // No node of a type is ready.
+    __device__ void forget(int kind) {
+        for (int a = lane; a < n_types; a += 32) longest[kind * n_types + a] = -1, n_longest[kind * n_types + a] = 0;
+        if (lane == 0) height_sum[kind] = 0;
+    }
+
+    // Count the nodes that became ready: groups of lanes take a node each, and a lane of a group one type. What is
+    // written for a type at last, other lanes read behind the barrier of `encode` only.
+    __device__ void take_in() {
+        int size = 1;
+        while (size < n_types && size < 32) size *= 2;
+        for (int kind = 0; kind < n_types; ++kind)
+            for (int a = lane % size; seen[kind] < tail[kind] && a - lane % size < n_types; a += size)
+                take_in(kind, a, size);
+        __syncwarp();
+        for (int a = lane; a < n_types; a += 32) {
+            int u_most = 0, n = 0;
+            for (int kind = 0; kind < n_types; ++kind) {
+                const int u = longest[kind * n_types + a];
+                n = (u > u_most ? 0 : n) + (u >= u_most ? n_longest[kind * n_types + a] : 0);
+                u_most = u > u_most ? u : u_most;
+            }
+            most[a] = u_most, n_most[a] = n, seen[a] = tail[a];
+            n_own[a] = longest[a * n_types + a] == u_most ? n_longest[a * n_types + a] : 0;
+        }
+    }
+
+    __device__ void take_in(int kind, int a, int size) {
+        int u_most = -1, n = 0;
+        for (int i = seen[kind] + lane / size; i < tail[kind] && a < n_types; i += 32 / size)
+            add(u_most, n, job.ahead[(first + queue()[i]) * n_types + a], 1);
+        for (int step = size; step < 32; step *= 2) {
+            const int u = __shfl_xor_sync(ALL, u_most, step), n_other = __shfl_xor_sync(ALL, n, step);
+            add(u_most, n, u, n_other);
+        }
+        if (lane >= size || a >= n_types) return;
+        add(u_most, n, longest[kind * n_types + a], n_longest[kind * n_types + a]);
+        longest[kind * n_types + a] = u_most, n_longest[kind * n_types + a] = n;
+    }
+
+    // The larger of two numbers, and how often there is that.
+    __device__ static void add(int &most, int &n, int u, int n_other) {
+        if (u == most) n += n_other;
+        if (u > most) most = u, n = n_other;
+    }
+
+    // Write the state, as `encoding.py` does.
+    __device__ void encode() {
+        for (int a = lane; a < n_types; a += 32) {
+            const int n_ready = tail[a] - head[a];
+            int rank = n_ready > 0;
+            for (int b = 0; b < n_types && n_ready > 0; ++b) {
+                const int other = tail[b] - head[b];
+                rank += other > n_ready || (other == n_ready && b < a);
+            }
+            state[a] = machine.encoding == SORT ? rank : (n_ready > 0) + (machine.encoding == MAX && rank == 1);
+            state[n_types + a] = is_critical(a);
+        }
+        __syncwarp();
+    }
+
+    // The number of the state, or -1 if the table does not have it.
+    __device__ int find_state() const {
+        const int width = machine.critical ? 2 * n_types : n_types;
+        unsigned code = 2166136261u;  // FNV-1a
+        for (int i = 0; i < width; ++i) code = (code ^ (unsigned)state[i]) * 16777619u;
+        for (unsigned slot = code;; ++slot) {
+            const int number = machine.slots[slot & (unsigned)(machine.n_slots - 1)];
+            bool differs = false;
+            for (int i = lane; number >= 0 && i < width; i += 32)
+                differs |= machine.states[(int64)number * width + i] != state[i];
+            if (number < 0 || !__any_sync(ALL, differs)) return number;
+        }
+    }
+
+    // A random number of 32 bits, for a type in a step of an episode.
+    __device__ static word draw(word episode, int step, int a) {
+        return mix(mix(episode + (word)step * GOLDEN) + (word)a * GOLDEN) >> 32;
+    }
+
+    // The type to run, in the low half, and its place among those that may run, in the high half: by the ranks of the
+    // state, or by random numbers if the step explores. All bits are set if none may run.
+    __device__ word choose(int number, bool explores, word episode, int step) const {
+        bool any_critical = false;
+        for (int a = lane; a < n_types; a += 32) any_critical |= is_critical(a);
+        const bool masked = __any_sync(ALL, any_critical) && machine.mask;
+        word best = ~0ull;
+        for (int a = lane; a < n_types; a += 32) {
+            if (!(masked ? is_critical(a) : is_ready(a))) continue;
+            const word rank = number < 0 ? NONE : machine.ranks[(int64)number * n_types + a];
+            const word place = (explores ? draw(episode, step, a) : rank) << 32 | (word)a;
+            best = place < best ? place : best;
+        }
+        for (int step = 16; step > 0; step /= 2) {
+            const word other = __shfl_xor_sync(ALL, best, step);
+            best = other < best ? other : best;
+        }
+        return best;
+    }
+
+    // The ready type of the highest score, see `rules.py`.
+    __device__ int highest_score() const {
+        const double rounding = 1e-9, *weights = machine.weights;
+        double highest = 0, best_score = 0;
+        for (int a = 0; a < n_types; ++a) {
+            const double mean = is_ready(a) ? (double)height_sum[a] / (tail[a] - head[a]) : 0;
+            highest = mean > highest ? mean : highest;
+        }
+        int best = -1;
+        for (int a = 0; a < n_types; ++a) {
+            if (!is_ready(a)) continue;
+            const int n_ready = tail[a] - head[a], n_unrun = job.segments[dag * n_types + a + 1] - (int)first - head[a];
+            double score = product(weights[0], n_own[a] == n_most[a]);
+            score = sum(score, product(weights[1], n_ready) / n_unrun);
+            score = sum(score, product(weights[2], (double)n_own[a] / n_most[a]));
+            score = sum(score, product(weights[3], (double)height_sum[a]) / product(n_ready, highest));
+            if (best < 0 || score > sum(best_score, rounding)) best = a, best_score = score;
+        }
+        return best;
+    }
+
+    // Run the ready nodes of a type.
+    __device__ void step(int kind) {
+        const int begin = head[kind], end = tail[kind];
+        __syncwarp();
+        forget(kind);
+        if (lane == 0) head[kind] = end;
+        __syncwarp();
+        for (int i = begin + lane; i < end; i += 32) {
+            const int64 node = first + queue()[i];
+            for (int r = job.reader_ptr[node]; r < job.reader_ptr[node + 1]; ++r) {
+                const int reader = job.readers[r] - (int)first;
+                if (atomicAdd(waiting() + reader, -1) == 1) make_ready(reader);
+            }
+        }
+        if (job.blocked) unblock(kind, queue() + begin, end - begin);
+        __syncwarp();
+        take_in();
+    }
+
+    // Update the frontiers after nodes of a type ran; what they free of that type frees more in turn.
+    __device__ void unblock(int kind, const int *nodes, int n) {
+        int *const list = job.freed + warp * job.room;
+        if (lane == 0) frontier[kind] -= n, *n_freed = 0;
+        __syncwarp();
+        for (int done = 0; n > 0;) {
+            for (int i = lane; i < n; i += 32)
+                for (int r = job.reader_ptr[first + nodes[i]]; r < job.reader_ptr[first + nodes[i] + 1]; ++r) {
+                    const int reader = job.readers[r] - (int)first;
+                    if (atomicAdd(blocked() + (int64)reader * n_types + kind, -1) != 1) continue;
+                    if (job.kinds[first + reader] == kind) atomicAdd(frontier + kind, 1);
+                    else list[atomicAdd(n_freed, 1)] = reader;
+                }
+            __syncwarp();
+            nodes = list + done, n = *n_freed - done, done = *n_freed;
+            __syncwarp();
+        }
+    }
+
+    // Keep a state that is not in the table; the number by which it is found, below 0.
+    __device__ int keep_state() const {
+        unsigned place = lane == 0 ? atomicAdd(job.found, 1u) : 0;
+        place = __shfl_sync(ALL, place, 0);
+        const int width = machine.critical ? 2 * n_types : n_types;
+        for (int i = lane; place < job.n_fresh && i < width; i += 32) job.fresh[place * width + i] = (short)state[i];
+        return -1 - (int)place;
+    }
+};
+
+// Schedule the dag of a run. In a state that is not in the table, the rule decides; or, if the machine learns, the type
+// of lowest number runs and the state is kept.
+__device__ void play(const Job &job, int64 number, int64 warp, unsigned char *memory) {
+    Run run(job, job.machines[job.machine_of[number]], job.dag_of[number], warp, memory);
+    const word episode = mix((word)job.seed + (word)(job.first_episode + number) * GOLDEN), chance = job.chances[number];
+    int n_batches = 0, n_unseen = 0;
+    for (run.start();; ++n_batches) {
+        run.encode();
+        int state = run.find_state();
+        const bool explores = Run::draw(episode, n_batches, run.n_types) < chance;
+        const word best = run.choose(state, explores, episode, n_batches);
+        if (best == ~0ull) break;
+        const bool unseen = !explores && !job.learns && best >> 32 == NONE;
+        const int kind = unseen ? run.highest_score() : (int)(best & ALL);
+        n_unseen += unseen;
+        if (job.learns && state < 0) state = run.keep_state();
+        if (run.lane == 0 && n_batches < job.n_steps) {
+            int *const step = job.steps + 4 * (number * job.n_steps + n_batches);
+            step[0] = state, step[1] = kind, step[2] = run.tail[kind] - run.head[kind];
+            step[3] = job.frontier ? run.frontier[kind] : run.is_critical(kind);
+        }
+        run.step(kind);
+    }
+    if (run.lane == 0) job.counts[2 * number] = n_batches, job.counts[2 * number + 1] = n_unseen;
+}
+
+// `warp_bytes` of shared memory belong to each warp.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) play_all(int64 job_, int64 warp_bytes, int64) {
+    BLOCK_MEMORY(memory);
+    const Job &job = *(const Job *)job_;
+    const int64 warps = blockDim.x / 32, own = threadIdx.x / 32, warp = blockIdx.x * warps + own;
+    for (int64 run = warp; run < job.n_runs; run += gridDim.x * warps)
+        play(job, run, warp, memory + own * warp_bytes);
+}

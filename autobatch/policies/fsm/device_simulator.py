@@ -1,0 +1,241 @@
+"""Simulate state machines on a device: thousands of schedules in one launch, each by a warp of its own.
+
+`device_simulator.cuh` holds the kernel. It is given ints alone: for every state of a table, the types in the order in
+which the machine prefers them, so that the first of those that may run is the one to run. Its batches are those of
+`run_machine`, one by one. Random numbers depend on the seed, the episode, the step and the type, so that an episode is
+the same in any order of threads, and the same again when it is played again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.devices.device import Device, Launch
+from autobatch.errors import PolicyError
+from autobatch.graph.dag import Dag
+from autobatch.jit.arrays import IntArray, LongArray
+from autobatch.policies.fsm.encoding import ENCODINGS
+from autobatch.policies.fsm.machine import Machine, mask_weights
+from autobatch.policies.fsm.table import Table
+from autobatch.policies.networks.fleet import make_fleet
+from autobatch.policies.rules.rules import LEARNED
+
+SOURCE = Path(__file__).with_suffix(".cuh")
+KERNEL, ABOUT = "play_all", "the simulator of schedules"
+WARP, MOST_WARPS = 32, 16  # threads of a warp, and warps of a block: `THREADS` of the kernel
+NONE = 0x7FFF  # the rank of a type that a machine does not choose
+CHANCES = 1 << 32  # what the kernel takes for a chance of one
+STATE, KIND, N_READY, AGAINST = range(4)  # the columns of a step
+
+
+class Ranked(NamedTuple):
+    """A machine as the kernel reads it."""
+
+    machine: Machine
+    table: Table
+    ranks: NDArray[np.int16]  # [S, T] the place of each type among those of a state, the best first; or NONE
+
+
+def rank_tried(machine: Machine, table: Table) -> Ranked:
+    """Rank the types that were tried in a state by their values: what `run_machine` chooses by."""
+    tried = table.updates[: table.n_states[0]] > 0
+    return Ranked(machine, table, np.where(tried, _rank(table, tried), NONE).astype(np.int16))
+
+
+def rank_all(machine: Machine, table: Table, optimism: bool) -> Ranked:
+    """Rank all types; those that were never tried come last, or with optimism where a value of zero belongs."""
+    tried = table.updates[: table.n_states[0]] > 0
+    return Ranked(machine, table, _rank(table, tried | optimism).astype(np.int16))
+
+
+def _rank(table: Table, first: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Rank by value those that come first, then the others; among equals by number."""
+    order = np.lexsort((-table.values[: len(first)], ~first), axis=-1)
+    return np.argsort(order, axis=-1)
+
+
+class Runs(NamedTuple):
+    """R dags to schedule, each by a machine, by their numbers."""
+
+    machines: Sequence[Ranked]
+    dag_of: LongArray  # [R]
+    machine_of: LongArray  # [R]
+
+
+class Episodes(NamedTuple):
+    """How runs explore; in place of the rule, the type of lowest number runs in states that are not known.
+
+    Attributes:
+        seed: of the random numbers, an int of 63 bits.
+        first: the number of the first run's episode.
+        chances: int64[R], of running any type that may run, in units of 1 / `CHANCES`.
+    """
+
+    seed: int
+    first: int
+    chances: LongArray
+
+
+class Played(NamedTuple):
+    """R schedules.
+
+    Attributes:
+        n_batches: [R]
+        n_unseen: [R] batches that the rule decided.
+        steps: [R, n, 4] the first n steps: the number of the state in the table, or -1 less its place in `fresh`; the
+            type that ran; its ready nodes; and, if frontiers are maintained, the size of its frontier
+            (`autobatch.schedule.restricted`), else whether it was critical.
+        fresh: [F, width] the states of episodes that are not in the table, in no order, some of them again and again.
+        n_fresh: how many there were; `fresh` holds the first of them.
+    """
+
+    n_batches: IntArray
+    n_unseen: IntArray
+    steps: IntArray
+    fresh: NDArray[np.int16]
+    n_fresh: int
+
+
+class DeviceSimulator:
+    """Schedules dags by state machines on a device, all at once.
+
+    Args:
+        dags: G of them, at least one, of T types each.
+        device: of the cuda backend.
+        frontiers: maintain the frontiers of types, for the published reward; takes T + 1 more ints per node and warp.
+
+    Raises:
+        PolicyError: the device cannot hold so many types, or nodes.
+    """
+
+    def __init__(self, dags: Sequence[Dag], device: Device, frontiers: bool = False) -> None:
+        fleet = make_fleet(dags)
+        sim, chains, restricted = fleet.sim, fleet.chains, fleet.restricted
+        self.device, self.n_dags, self.n_types = device, len(dags), dags[0].n_types
+        self._n_nodes, self._frontiers = int(np.diff(sim.node_ptr).max()), frontiers
+        self._n_steps = self._n_fresh = 0  # for which episodes had room so far
+        self._warp_bytes = 8 * -(-(2 * self.n_types * self.n_types + 11 * self.n_types + 1) // 2)  # see `Run`
+        if self._warp_bytes > device.most_shared_bytes:
+            raise PolicyError(
+                f"simulating schedules on {device.name}: {self.n_types} types take {self._warp_bytes} bytes of shared "
+                f"memory and there are {device.most_shared_bytes}; simulate on the processor."
+            )
+        kinds = sim.type_id - np.repeat(np.arange(self.n_dags) * self.n_types, np.diff(sim.node_ptr))
+        columns = [kinds, sim.reader_ptr, sim.reader, np.diff(fleet.dag.edge_ptr), chains.ahead[:, : self.n_types]]
+        columns += [chains.height, sim.segment, sim.node_ptr]
+        columns += [restricted.blocked, restricted.frontier] if frontiers else []
+        self._graphs = [self._put(column, np.int32) for column in columns]
+        self._kernel = device.load(SOURCE.read_text(), [KERNEL], ABOUT)[KERNEL]
+
+    def run(self, machines: Sequence[Ranked], steps: bool = False) -> Played:
+        """Schedule every dag by every machine: run m * G + g is that of machine m and dag g.
+
+        Args:
+            machines: at least one, of the T types.
+            steps: keep them too.
+
+        Raises:
+            PolicyError: the device has too little memory.
+        """
+        number = np.arange(len(machines) * self.n_dags)
+        runs = Runs(machines, number % self.n_dags, number // self.n_dags)
+        return self._play(runs, None) if steps else self._launch(runs, None, 0, 0)
+
+    def play(self, machine: Ranked, episodes: Episodes) -> Played:
+        """Play episodes of a machine, and keep their steps; episode e plays dag e modulo G.
+
+        Raises:
+            PolicyError: the device has too little memory.
+        """
+        number = np.arange(episodes.chances.size)
+        return self._play(Runs([machine], (number + episodes.first) % self.n_dags, 0 * number), episodes)
+
+    def _play(self, runs: Runs, episodes: Episodes | None) -> Played:
+        """Play the runs, and once more if some need more room than there was before, which gives the same."""
+        while True:
+            room = self._n_steps, self._n_fresh
+            played = self._launch(runs, episodes, *room)
+            self._n_steps = max(self._n_steps, int(played.n_batches.max(initial=0)))
+            self._n_fresh = max(self._n_fresh, played.n_fresh)
+            if room == (self._n_steps, self._n_fresh):
+                return played
+
+    def _launch(self, runs: Runs, episodes: Episodes | None, n_steps: int, n_fresh: int) -> Played:
+        """Play the runs, and keep so many steps of each and so many fresh states of all."""
+        machines, dag_of, machine_of = runs
+        device, n_runs = self.device, dag_of.size
+        n_warps = min(MOST_WARPS, device.most_shared_bytes // self._warp_bytes, -(-n_runs // device.n_processors))
+        grid = min(device.n_processors, -(-n_runs // n_warps))
+        seed, first, chances = episodes or Episodes(0, 0, np.zeros(n_runs, np.int64))
+        columns = [self._put(dag_of, np.int32), self._put(machine_of, np.int32), self._put(chances, np.int64)]
+        held = self._put_machines(machines)
+        scratch = self._make_scratch(grid * n_warps)
+        width = machines[0].machine.width(self.n_types)
+        counts, steps = self._empty(2 * n_runs, np.int32), self._empty(4 * n_runs * n_steps, np.int32)
+        fresh, found = self._empty(n_fresh * width, np.int16), self._put([0], np.uint32)
+        job = self._put([
+            *self._addresses(self._graphs, 10), self.n_types, *self._addresses(columns, 3), device.address(held[0]),
+            n_runs, seed, first, episodes is not None, *self._addresses(scratch, 4), self._n_nodes,
+            device.address(counts), device.address(steps), n_steps, device.address(fresh), n_fresh,
+            device.address(found),
+        ], np.int64)  # fmt: skip
+        args = device.address(job), self._warp_bytes, 0
+        device.launch(self._kernel, Launch(grid, WARP * n_warps, self._warp_bytes * n_warps, args))
+        n_found = int(device.get(found)[0])
+        n_batches, n_unseen = self._get(counts, n_runs, 2).T
+        kept = self._get(fresh, min(n_fresh, n_found), width)
+        return Played(n_batches, n_unseen, self._get(steps, n_runs, n_steps, 4), kept, n_found)
+
+    def _put_machines(self, machines: Sequence[Ranked]) -> list[Any]:
+        """Put machines on the device: `Machine` of the kernel for each, and the arrays that hold what these name."""
+        columns: list[list[NDArray[Any]]] = [
+            [table.states[: len(ranks)].ravel() for _, table, ranks in machines],
+            [ranks.ravel() for _, _, ranks in machines],
+            [table.slots for _, table, _ in machines],
+        ]
+        there = [self._put(np.concatenate(parts), parts[0].dtype) for parts in columns]
+        rows = np.empty((len(machines), 11), np.int64)
+        for row, array, parts in zip(rows.T, there, columns, strict=False):
+            row[:] = self.device.address(array) + np.cumsum([0, *(part.nbytes for part in parts[:-1])])
+        for row, (machine, table, _) in zip(rows, machines, strict=True):
+            row[3:7] = table.slots.size, ENCODINGS.index(machine.encoding), machine.critical, machine.mask
+            row[7:] = np.array(mask_weights.python(LEARNED, int(machine.mask))).view(np.int64)
+        return [self._put(rows, np.int64), *there]
+
+    def _make_scratch(self, n_warps: int) -> list[Any]:
+        """Make what warps write on: two ints for each node, and with frontiers T + 1 more."""
+        widths = (1, 1, 1, self.n_types) if self._frontiers else (1, 1)
+        return [self._empty(n_warps * self._n_nodes * width, np.int32) for width in widths]
+
+    def _addresses(self, arrays: Sequence[Any], n: int) -> list[int]:
+        """The addresses of n arrays, 0 for those that are not there."""
+        return [*map(self.device.address, arrays), *[0] * (n - len(arrays))]
+
+    def _put(self, values: Any, dtype: Any) -> Any:
+        """Copy numbers to the device, as at least one element, so that they have an address."""
+        flat = np.asarray(values, dtype).ravel()
+        return self._fit(flat.nbytes, lambda: self.device.put(flat if flat.size else np.zeros(1, dtype)))
+
+    def _empty(self, size: int, dtype: Any) -> Any:
+        kind = np.dtype(dtype)
+        return self._fit(size * kind.itemsize, lambda: self.device.empty(max(size, 1), kind))
+
+    def _fit(self, n_bytes: int, make: Callable[[], Any]) -> Any:
+        """Make an array of the device; say so if it does not fit."""
+        try:
+            return make()
+        except MemoryError as error:
+            raise PolicyError(
+                f"simulating schedules on {self.device.name}: {n_bytes} more bytes do not fit, for {self.n_dags} "
+                f"mini-batches of up to {self._n_nodes} nodes; give fewer, smaller ones, or fewer episodes at a time."
+            ) from error
+
+    def _get(self, array: Any, *shape: int) -> NDArray[Any]:
+        """The first elements of an array of the device, in a shape."""
+        return self.device.get(array[: prod(shape)]).reshape(shape)
