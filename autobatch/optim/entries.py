@@ -1,0 +1,98 @@
+"""The list that the kernels of `kernels.cuh` go through, an entry per parameter, and its way to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.devices.device import Device, Launch
+from autobatch.jit.compiling import compiling
+from autobatch.optim.change import Lines
+from autobatch.optim.rules import N_CONSTANTS
+
+LongArray = NDArray[np.int64]
+KERNELS = "update", "measure", "scale"
+ABOUT = "the kernels of optimizers"
+THREADS, PIECE = 256, 1024  # of a block; see `kernels.cuh`
+BLOCKS = 4  # that a streaming multiprocessor runs at the same time
+WORDS = (
+    "end", "data", "first", "second", "gradient", "ids", "n_ids", "rows", "size", "width", "data_step",
+    "gradient_step", "is_wide",
+)  # fmt: skip
+ENTRY = np.dtype([*((word, np.int64) for word in WORDS), ("constants", np.int64, N_CONSTANTS)])
+"""An entry: `Entry` of `kernels.cuh`, word by word."""
+N_WORDS = ENTRY.itemsize // 8
+ALL, GIVEN, SPARSE = range(3)
+"""Which rows change; see `Entry.rows`."""
+
+
+_loaded: dict[Device, dict[str, Any]] = {}
+
+
+def load_kernels(device: Device) -> dict[str, Any]:
+    """The kernels by name, compiled once for each device."""
+    if device not in _loaded:
+        with compiling(ABOUT, is_kernel=True):
+            _loaded[device] = device.load(source(), KERNELS, ABOUT)
+    return _loaded[device]
+
+
+def source() -> str:
+    """The text of the module."""
+    return (Path(__file__).parent / "kernels.cuh").read_text()
+
+
+def launch(device: Device, name: str, n_pieces: int, *args: int) -> None:
+    """Run a kernel over so many pieces."""
+    blocks = min(n_pieces, device.n_processors * BLOCKS)
+    a, b, c, *_ = *args, 0, 0
+    device.launch(load_kernels(device)[name], Launch(blocks, THREADS, 0, (a, b, c)))
+
+
+def describe_gradient(entry: Any, grad: Lines, device: Device) -> None:
+    """Write where a gradient lies to its entry, with as many numbers and as wide as it is."""
+    array, _, width, step = grad
+    entry["gradient"], entry["gradient_step"] = device.address(array), step
+    entry["size"], entry["width"], entry["is_wide"] = (
+        array.size,
+        array.size if step == width else width,
+        array.itemsize == 8,
+    )
+
+
+def count_pieces(entries: NDArray[Any]) -> int:
+    """Write where the pieces of each entry end; return how many there are."""
+    np.cumsum(-(-entries["size"] // PIECE), out=entries["end"])
+    return int(entries["end"][-1]) if len(entries) else 0
+
+
+class Upload:
+    """Memory of the host, to write what a launch reads, and its copy on the device.
+
+    There are two parts, used in turn: one is written to while the device may still copy the other.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pinned: list[LongArray] = [np.empty(0, np.int64)] * 2
+        self._waits: list[Callable[[], None]] = [lambda: None] * 2
+        self._held = device.empty(0, np.dtype(np.int64))
+        self._turn = 0
+
+    def borrow(self, n_words: int) -> tuple[LongArray, int]:
+        """Memory to write to, and the address that it will have on the device once it is sent."""
+        self._turn = turn = 1 - self._turn
+        self._waits[turn]()
+        if self._pinned[turn].size < n_words:
+            self._pinned[turn] = self._device.pinned(8 * (n_words * 5 // 4)).view(np.int64)
+        if self._held.size < n_words:
+            self._held = self._device.empty(n_words * 5 // 4, np.dtype(np.int64))
+        return self._pinned[turn][:n_words], self._device.address(self._held)
+
+    def send(self, words: LongArray) -> None:
+        """Begin to copy what was borrowed to the device."""
+        self._waits[self._turn] = self._device.copy_in(words.view(np.uint8), self._held[: words.size])
