@@ -265,8 +265,9 @@ class Optimizer(ABC):
 
 
 def _read_grad(doing: str, name: str, grad: Any, store: Store) -> Gradient:
-    """A gradient as a plain array, of the device that its parameter is on, or `Rows`; DataError if it is neither."""
-    lies_on = grad.store if isinstance(grad, Rows) else store_of(grad)
+    """A gradient as a plain array, on the device that its parameter is on, or `Rows`; DataError if it is neither."""
+    is_there = store.adopt(grad) is not None
+    lies_on = grad.store if isinstance(grad, Rows) else store if is_there else store_of(grad)
     if lies_on is not store:
         raise DataError(
             f"{doing}: the gradient of {name!r} is on {lies_on.kind} and the parameter on {store.kind}; pass the "

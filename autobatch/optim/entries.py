@@ -57,11 +57,8 @@ def describe_gradient(entry: Any, grad: Lines, device: Device) -> None:
     """Write where a gradient lies to its entry, with as many numbers and as wide as it is."""
     array, _, width, step = grad
     entry["gradient"], entry["gradient_step"] = device.address(array), step
-    entry["size"], entry["width"], entry["is_wide"] = (
-        array.size,
-        array.size if step == width else width,
-        array.itemsize == 8,
-    )
+    entry["size"], entry["width"] = array.size, array.size if step == width else width
+    entry["is_wide"] = array.itemsize == 8
 
 
 def count_pieces(entries: NDArray[Any]) -> int:
@@ -71,28 +68,38 @@ def count_pieces(entries: NDArray[Any]) -> int:
 
 
 class Upload:
-    """Memory of the host, to write what a launch reads, and its copy on the device.
+    """Memory of the host, to write what launches read, and its copy on the device.
 
-    There are two parts, used in turn: one is written to while the device may still copy the other.
+    There are two of each, used in turn: one is written and copied while launches may still read the other.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._pinned: list[LongArray] = [np.empty(0, np.int64)] * 2
-        self._waits: list[Callable[[], None]] = [lambda: None] * 2
-        self._held = device.empty(0, np.dtype(np.int64))
-        self._turn = 0
+        self._current, self._other = _Part(device), _Part(device)
 
     def borrow(self, n_words: int) -> tuple[LongArray, int]:
         """Memory to write to, and the address that it will have on the device once it is sent."""
-        self._turn = turn = 1 - self._turn
-        self._waits[turn]()
-        if self._pinned[turn].size < n_words:
-            self._pinned[turn] = self._device.pinned(8 * (n_words * 5 // 4)).view(np.int64)
-        if self._held.size < n_words:
-            self._held = self._device.empty(n_words * 5 // 4, np.dtype(np.int64))
-        return self._pinned[turn][:n_words], self._device.address(self._held)
+        device = self._device
+        self._current.used = device.mark()
+        self._current, self._other = part, _ = self._other, self._current
+        part.wait()
+        if part.pinned.size < n_words:
+            size = n_words * 5 // 4
+            part.pinned, part.held = device.pinned(8 * size).view(np.int64), device.empty(size, np.dtype(np.int64))
+            part.used = device.mark()
+        return part.pinned[:n_words], device.address(part.held)
 
     def send(self, words: LongArray) -> None:
         """Begin to copy what was borrowed to the device."""
-        self._waits[self._turn] = self._device.copy_in(words.view(np.uint8), self._held[: words.size])
+        part = self._current
+        part.wait = self._device.copy_in(words.view(np.uint8), part.held[: words.size], part.used)
+
+
+class _Part:
+    """Pinned memory of the host and its copy; `wait` waits for the last copy, and `used` marks who reads it."""
+
+    def __init__(self, device: Device) -> None:
+        self.pinned: LongArray = np.empty(0, np.int64)
+        self.held = device.empty(0, np.dtype(np.int64))
+        self.wait: Callable[[], None] = lambda: None
+        self.used: Any = None
