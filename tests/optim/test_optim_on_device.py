@@ -23,7 +23,10 @@ from autobatch.optim import SGD, Adam, AdamW, Group, clip_by_norm
 from autobatch.optim.entries import source
 from autobatch.params.gradients import Gradients
 from autobatch.params.sparse_rows import Rows
+from autobatch.runtime.cuda.backend import Cuda
+from autobatch.runtime.interpreter.reference import Reference
 from gpu_compiler import compile_for_gpus, needs_compiler
+from twin_cases import CASES
 from ways import each
 
 OPTIONS: list[tuple[type[Any], dict[str, Any]]] = [
@@ -244,6 +247,29 @@ def test_gradients_that_are_not_finite_change_nothing(device: Device) -> None:
         after = {**model.state_dict(), **optimizer.state_dict()["arrays"]}
         assert (after["matrix"].tobytes() == before["matrix"].tobytes()) is not finite
         assert finite or all(after[name].tobytes() == array.tobytes() for name, array in before.items())
+
+
+def test_training_of_a_tree_lstm_gives_the_losses_of_the_cpu(device: Device) -> None:
+    """Clipped, with weight decay, and a table whose gradients are rows; twice over the same mini-batches."""
+    model, instances = CASES[0].draw(seed=3, n_instances=6, dim=5)
+    model.astype("float64")
+    twin = copy.deepcopy(model).to(device)
+
+    def train(one: Any, backend: Any) -> list[float]:
+        loss, optimizer = ab.batched(one.loss, backend=backend), AdamW(one, lr=0.01)
+        losses = []
+        for batch in [instances[:3], instances[3:]] * 2:
+            value, grads = loss.value_and_grad(batch)
+            norm = clip_by_norm(grads, 0.5)
+            optimizer.step(grads)
+            losses += [float(value), float(norm)]
+        return losses
+
+    wanted = train(model, Reference())
+    assert min(wanted[1::2]) > 0.5
+    np.testing.assert_allclose(train(twin, Cuda(device=device)), wanted, rtol=1e-10)
+    for name, array in twin.state_dict().items():
+        np.testing.assert_allclose(array, model.state_dict()[name], rtol=1e-9, atol=1e-9)
 
 
 def refused_step(device: Device, name: str, grad: Any, on_device: bool) -> str:
