@@ -30,11 +30,13 @@ from autobatch.devices.finding import store_of
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.ops.eager import plain_array
-from autobatch.optim.change import Change, Updates
+from autobatch.optim.change import Change, Placed, Updates
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
 from autobatch.optim.on_device import DeviceUpdates, device_array
 from autobatch.optim.on_host import HostUpdates
 from autobatch.optim.rules import N_NUMBERS
+from autobatch.params.gradients import Gradients
+from autobatch.params.known import KnownModule
 from autobatch.params.module import Module, check_entries
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
@@ -57,7 +59,7 @@ class OptimizerState(TypedDict):
 
 
 class Optimizer(ABC):
-    """Names, checks, groups, passes over parameters, and stored state.
+    """Names, checks, groups, counts of steps, and stored state.
 
     Args:
         model: its present parameters are used; later additions are ignored.
@@ -81,7 +83,7 @@ class Optimizer(ABC):
                 f"cannot make {type(self).__name__} of a {type(model).__name__}: it takes the module itself, as in "
                 f"{type(self).__name__}(model)."
             )
-        self._model, self._model_name = model, type(model).__name__
+        self._model, self._model_name = KnownModule(model), type(model).__name__
         self._parameters = model.parameters()
         self._options = {option: float(value) for option, value in options.items()}
         self._overrides = assign_groups(f"cannot make {type(self).__name__}", groups, self._parameters)
@@ -91,6 +93,7 @@ class Optimizer(ABC):
             for name, parameter in self._parameters.items()
         }
         self._lies_on = {name: parameter.store for name, parameter in self._parameters.items()}
+        self._placed: dict[str, Placed] = {}
         self._updates: dict[Store, Updates] = {}
         self._check_last: Callable[[], None] | None = None
 
@@ -113,12 +116,15 @@ class Optimizer(ABC):
 
         Args:
             grads: parameter name to gradient, an array or `Rows` of the parameter's shape, for every trainable
-                parameter; gradients of other parameters are ignored. They are only read.
+                parameter; gradients of other parameters are ignored. They are only read. A gradient is where its
+                parameter is: for a parameter on a device, an array of the device, of any library with DLPack.
 
         Raises:
             GraphError: a name is unknown or missing, or stands for another parameter than before.
             ShapeError: a gradient's shape is not its parameter's.
-            DataError: a gradient is not an array of numbers. In all cases nothing has changed.
+            DataError: a gradient is not an array of numbers, or is elsewhere. In all cases nothing has changed.
+            NumericError: on a device, the last step changed nothing, because the norm of its gradients was not finite,
+                and nobody has read that norm (`clip_by_norm`).
         """
         with run_lock():
             changes: dict[Store, list[Change]] = {}
@@ -126,14 +132,13 @@ class Optimizer(ABC):
             for name, grad in self._read_grads(grads).items():
                 self._steps[name] += 1
                 changes.setdefault(self._parameters[name].store, []).append(self._change(name, grad, made))
-            lazy, finite = bool(self._options["lazy"]), getattr(grads, "finite", None)
+                self._parameters[name].note_change()
+            found = grads if isinstance(grads, Gradients) else Gradients()
             for store, listed in changes.items():
                 if store not in self._updates:
                     self._updates[store] = _make_updates(store)
-                self._updates[store].run(listed, lazy, finite)
-            for name in self._parameters:
-                self._parameters[name].note_change()
-        check, self._check_last = self._check_last, getattr(grads, "check", None)
+                self._updates[store].run(listed, bool(self._options["lazy"]), found.finite)
+        check, self._check_last = self._check_last, found.check
         if check is not None:
             check()
 
@@ -174,6 +179,7 @@ class Optimizer(ABC):
         for (name, slot), array in arrays.items():
             self._state[name][slot] = array
         self._lies_on = dict.fromkeys(self._parameters, HOST)
+        self._placed.clear()
 
     @abstractmethod
     def _constants(self, step: int, lr: float, weight_decay: float) -> tuple[float, ...]:
@@ -181,25 +187,27 @@ class Optimizer(ABC):
 
     def _change(self, name: str, grad: Gradient, made: dict[Any, FloatArray]) -> Change:
         """What this step changes of a parameter; `made` has the constants that this step made so far."""
-        parameter, own, step = self._parameters[name], self._overrides.get(name, {}), self._steps[name]
-        lr, decay = self.lr * own.get("lr_factor", 1.0), own.get("weight_decay", self._options["weight_decay"])
-        key = step, lr, decay, parameter.dtype
+        parameter, own = self._parameters[name], self._overrides.get(name, {})
+        key = self._steps[name], name if own else None, parameter.dtype
         if key not in made:
-            numbers = self._constants(step, lr, decay)
+            lr, decay = self.lr * own.get("lr_factor", 1.0), own.get("weight_decay", self._options["weight_decay"])
+            numbers = self._constants(self._steps[name], lr, decay)
             made[key] = np.zeros(N_NUMBERS, parameter.dtype)
             made[key][: len(numbers)] = numbers
-        self._move_state(name, parameter)
-        first, second, *_ = *self._state[name].values(), None, None
-        return Change(parameter.array, (first, second), grad, made[key])
+        placed = self._placed.get(name)
+        if placed is None or placed.data is not parameter.array:
+            placed = self._placed[name] = self._place_state(name, parameter)
+        return Change(*placed, grad, made[key])
 
-    def _move_state(self, name: str, parameter: Parameter) -> None:
+    def _place_state(self, name: str, parameter: Parameter) -> Placed:
         """Have the state where the numbers are, and in their dtype: the model may have been moved or cast."""
         state, store, lies_on = self._state[name], parameter.store, self._lies_on[name]
         for slot, array in state.items():
-            if store is not lies_on:
-                array = store.put(lies_on.get(array))
-            state[slot] = array.astype(parameter.dtype, copy=False)
+            moved = array if store is lies_on else store.put(lies_on.get(array))
+            state[slot] = moved.astype(parameter.dtype, copy=False)
         self._lies_on[name] = store
+        first, second, *_ = *state.values(), None, None
+        return Placed(parameter.array, (first, second))
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have their state on the host, and move it at their next step."""
@@ -208,7 +216,7 @@ class Optimizer(ABC):
             for name, own in self._state.items()
         }
         lies_on: dict[str, Store] = dict.fromkeys(self._parameters, HOST)
-        return {**vars(self), "_state": state, "_lies_on": lies_on, "_updates": {}, "_check_last": None}
+        return {**vars(self), "_state": state, "_lies_on": lies_on, "_placed": {}, "_updates": {}, "_check_last": None}
 
     def _state_arrays(self) -> dict[str, tuple[FloatArray, Store]]:
         """The state arrays by their names in stored state, each with the store that it lies on."""
@@ -266,7 +274,7 @@ class Optimizer(ABC):
 
 def _read_grad(doing: str, name: str, grad: Any, store: Store) -> Gradient:
     """A gradient as a plain array, on the device that its parameter is on, or `Rows`; DataError if it is neither."""
-    is_there = store.adopt(grad) is not None
+    is_there = type(grad) is np.ndarray if store is HOST else store.adopt(grad) is not None
     lies_on = grad.store if isinstance(grad, Rows) else store if is_there else store_of(grad)
     if lies_on is not store:
         raise DataError(

@@ -9,12 +9,18 @@ from autobatch.params.parameter import FloatArray
 from autobatch.params.sparse_rows import Gradient
 
 
+class Placed(NamedTuple):
+    """What changes in place: the numbers of a parameter, and its first and second state array, if it has them."""
+
+    data: FloatArray
+    state: tuple[FloatArray | None, FloatArray | None]
+
+
 class Change(NamedTuple):
     """The change of a parameter in a step.
 
     Attributes:
-        data: its numbers, which change in place.
-        state: its first and its second state array, contiguous, which change in place; None where there is none.
+        data, state: see `Placed`; state is contiguous.
         grad: an array of its shape, or `Rows` of one.
         constants: of the rule (`autobatch.optim.rules`), N_NUMBERS in the dtype of the parameter.
 
