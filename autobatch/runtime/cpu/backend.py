@@ -3,7 +3,7 @@
 Batches are cut into pieces (tiles). The rows of each piece and the calls for it are worked out once per plan. A step is
 a call with the number of a piece: of a generated kernel, a matrix product, or an interpreted op. One compiled loop
 makes all calls, and stops only for interpreted ops; if there are none, several threads can make the calls. Values that
-depend on parameters alone are computed once per run. The gradient of a weight is one product over all rows of a type,
+depend on parameters alone are computed when a parameter may have changed. The gradient of a weight is one product over all rows of a type,
 and that of a bias is one pass over them.
 """
 
