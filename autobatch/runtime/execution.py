@@ -46,8 +46,6 @@ class Executor:
         self._recorder = recorder
         self._own = _Own()
         self._parameters: dict[str, Parameter] = {}
-        self._trainable: dict[str, Parameter] = {}
-        self._purpose = frozenset[str]()
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
         self.store: Store = HOST
 
@@ -57,10 +55,6 @@ class Executor:
         if known is None:
             return
         self._parameters = known.parameters()
-        trainable = {name: p for name, p in self._parameters.items() if p.trainable}
-        if trainable.keys() != self._purpose:
-            self._purpose = frozenset(trainable)
-        self._trainable = trainable
         dtypes = {p.dtype for p in self._parameters.values()}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else known.module.dtype
         stores = {id(p.store): p.store for p in self._parameters.values()}
@@ -68,11 +62,11 @@ class Executor:
 
     def trainable(self) -> dict[str, Parameter]:
         """The parameters that have gradients, by name."""
-        return self._trainable
+        return {name: p for name, p in self._parameters.items() if p.trainable}
 
     def purpose(self, training: bool) -> frozenset[str] | None:
         """The purpose that cells are planned for: gradients of the named parameters; None for inference."""
-        return self._purpose if training else None
+        return frozenset(self.trainable()) if training else None
 
     def forward(self, step: Step, seed: int, number: int, timer: Timer | None = None) -> Iterator[tuple[slice, Run]]:
         """Run the parts; yield the instances and the open run of each, and close it before the next one.

@@ -22,6 +22,7 @@ class SharedValues:
 
     Attributes:
         arrays: by value.
+        multiplies: whether computing them may multiply matrices, by the library of the store.
     """
 
     def __init__(self, stage: StageProgram, store: Store, dtype: np.dtype[Any]) -> None:
@@ -32,6 +33,8 @@ class SharedValues:
             if index in read:
                 read.update(_instruction(vars[index].source).args)
         self._computed = [index for index in stage.lowered.shared if index in read]
+        sources = [_instruction(vars[index].source) for index in self._computed]
+        self.multiplies = any(not source.op.view and source.op.scalar is None for source in sources)
         self._weights = [(i, source.parameter) for i in sorted(read) if isinstance(source := vars[i].source, Weight)]
         self._data: list[Any] | None = None
         self._versions: list[int] | None = None

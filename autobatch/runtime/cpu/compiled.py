@@ -58,12 +58,13 @@ class BoundRun(NamedTuple):
 
     Attributes:
         prepared: of the plan, and of no other one.
-        calls: those of the stage, in `prepared`.
+        name: of the stage, "forward" or "backward"; calls: those of the stage, in `prepared`.
         chooser: chooses the library for each product.
     """
 
     plan: Plan
     prepared: Prepared
+    name: str
     calls: Calls
     chooser: Chooser
     memory: CpuMemory
@@ -100,7 +101,7 @@ class BoundStages:
         self._n_moved: list[int] = []
         self._has_kept: list[bool] = []
         self._memory_at: tuple[int, ...] = ()
-        self._is_compiled = True
+        self._is_compiled = self._calls_library = True
         self._calls: Calls
         self._sweeps = Sweeps()
 
@@ -114,17 +115,20 @@ class BoundStages:
         slots, places = np.array(pairs, np.int64).reshape(-1, 2).T
         return slots, places
 
+    def may_call_library(self, run: BoundRun) -> bool:
+        """Whether a run may call a library, as far as is known before it is bound."""
+        return self._calls_library or self._prepared is None or _choice_of(run) != self._chosen_for
+
     def bind(self, run: BoundRun) -> None:
         """Store what has changed since the last run."""
         prepared, before = run.prepared, self._prepared
         self._prepared = None  # until all of it is stored, as compiling may be interrupted
         for stage in self._stages:
             stage.refresh()
-        place = "int64" if run.plan.dest.itemsize == WORD else "int32"
-        chosen_for = place, threads_now(), run.chooser.name, prepared.size_classes
+        chosen_for = _choice_of(run)
         is_chosen = before is not None and chosen_for == self._chosen_for
         if not is_chosen:
-            self._choose_steps(place, prepared, run.chooser)
+            self._choose_steps(chosen_for[0], prepared, run.chooser)
             self._chosen_for = chosen_for
         versions = [stage.version for stage in self._stages]
         if not is_chosen or versions != self._versions:
@@ -161,6 +165,9 @@ class BoundStages:
         for stage, blocks in zip(self._stages, self._blocks, strict=True):
             sizes = Sizes(place, prepared.mean_rows[blocks], chooser)
             self._steps += [step.bind(sizes) for step in stage.steps]
+        self._calls_library = any(step.calls_library for step in self._steps) or any(
+            stage.shared.multiplies for stage in self._stages
+        )
         self._has_kept = [bool(prepared.mean_rows[blocks.start, 1]) for blocks in self._blocks]
 
     def _take_parameters(self) -> None:
@@ -191,3 +198,9 @@ class BoundStages:
         for stage, kind, has_kept in zip(self._stages, self._kinds, self._has_kept, strict=True):
             kept, table = memory.kept[0] if has_kept else scratch, run.prepared.tables[kind]
             stage.enter(StageRun(run.plan, kind, memory.buffer, scratch, kept, table, run.randomness))
+
+
+def _choice_of(run: BoundRun) -> tuple[str, int, str, bytes]:
+    """What the choice of steps depends on: destinations, threads of libraries, the chooser, and the rows of pieces."""
+    place = "int64" if run.plan.dest.itemsize == WORD else "int32"
+    return place, threads_now(), run.chooser.name, run.prepared.size_classes

@@ -85,6 +85,10 @@ class BoundRounded(BoundProduct):
     def __init__(self, step: RoundedStep, provider: Provider, way: str) -> None:
         super().__init__(step, provider)
         self.way = way
+        if way == PACKED:
+            self.calls_library = not self._is_compiled
+        elif way == "mkl":
+            self.calls_library = True
 
     def _refresh(self) -> None:
         """Round the matrix as it is now."""

@@ -89,10 +89,12 @@ class BoundStep(Protocol):
     Attributes:
         function: the address of the compiled function; 0 if Python runs the step.
         own_address: that of the step's own numbers, which stay where they are.
+        calls_library: whether it may call a library of matrix products, whose threads are to be limited.
     """
 
     function: int
     own_address: int
+    calls_library: bool
 
     def refresh(self) -> None:
         """Take the parameters as the stage has them now, if they changed."""
@@ -126,6 +128,8 @@ class KernelStep:
 
 class BoundKernel:
     """A kernel for a type of destinations; see `BoundStep`."""
+
+    calls_library = False
 
     def __init__(self, step: KernelStep, function: int) -> None:
         self._step, self.function, self.own_address = step, function, address_of(step.source.own)
@@ -188,7 +192,7 @@ class BoundProduct:
 
     def __init__(self, step: ProductStep, provider: Provider) -> None:
         self.step, self.provider, self.own, self.function = step, provider, step.own.copy(), 0
-        self.own_address = address_of(self.own)
+        self.own_address, self.calls_library = address_of(self.own), provider.name != PACKED or not self._is_compiled
         self._weight: Array | None = None
         self._panels: Array = np.empty(0, np.uint32)
         self._version = -1
@@ -254,6 +258,7 @@ class InterpretedStep:
 
     def __init__(self, stage: StageValues, alone: Interpreted) -> None:
         self.stage, self.alone, self.function, self.own_address = stage, alone, 0, 0
+        self.calls_library = True  # NumPy's
 
     def bind(self, sizes: Sizes) -> InterpretedStep:
         """Return itself: it runs alike in all plans."""
