@@ -312,7 +312,8 @@ class DeviceRun(PooledRun[DeviceMemory]):
                 stage = executable.types.cells[kind].stage(name)
                 if executable.uploaded or stage.shared.has_changed():
                     stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                arrays = common | dict(zip(("ints", "floats"), self._data(kind), strict=True))
+                ints, floats = self._data(kind)
+                arrays = common | {"ints": ints.reshape(-1), "floats": floats.reshape(-1)}
                 run = StageRun(stage, executable.plan, kind, arrays, table, self._randomness)
                 runs.append(run)
                 first = executable.slots[name, kind]

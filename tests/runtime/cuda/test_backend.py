@@ -178,6 +178,34 @@ def test_ints_are_compared_as_ints() -> None:
     compare(Model().loss, [(16_777_217, 16_777_216), (5, 5)], HostDevice(), dtype="float32")
 
 
+def test_interpreted_ops_read_the_ints_of_their_rows() -> None:
+    """Of a later batch of the type too."""
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.table = ab.Parameter(np.linspace(-1.0, 1.0, 5).reshape(5, 1), trainable=False)
+            self.query = ab.Parameter([1.0])
+
+        @ab.cell
+        def read(self, ids: Any, pairs: Any) -> Any:
+            seen = ab.attend(self.query, *pairs, shape=(1,))
+            return ab.lookup(-self.table, ids), seen + ab.sum(ab.lookup(-self.table, ids))
+
+        def everything(self, ids: Any) -> Any:
+            _, first = self.read(ids, ([], []))
+            return self.read(ids[::-1], ([first, first], [first, first]))
+
+        def loss(self, ids: Any) -> Any:
+            rows, seen = self.everything(ids)
+            return ab.sum(rows) * ab.sum(seen)
+
+    model = Model().astype("float64")
+    instances = [np.array(ids) for ids in ([[2, 0], [1, 1]], [[4, 3], [0, 2]])]
+    found, wanted = (ab.batched(model.everything, backend=b) for b in (Cuda(device=HostDevice()), Reference()))
+    assert_equal(found(instances), wanted(instances))
+    compare(model.loss, instances, HostDevice())
+
+
 def test_matrices_that_run_backwards() -> None:
     weight, row = ab.Parameter(np.linspace(-1.0, 1.0, 9).reshape(3, 3)), ab.Parameter(np.array([[1.0, 2.0, 4.0]]))
 
