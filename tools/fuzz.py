@@ -25,7 +25,12 @@ SECONDS_BETWEEN_LINES = 20.0
 @click.option("--seed", type=int, help="Show and run a single one.")
 @click.option("--state", "path", type=click.Path(path_type=Path), help="Where to keep what was found, and go on from.")
 @click.option("--jitted", default="0", metavar="N|all", help="Compile every N-th.")
-@click.option("--cuda", default="0", metavar="N|all", help="Run every N-th on the cuda backend too, without a GPU.")
+@click.option(
+    "--cuda",
+    default="0",
+    metavar="N|all",
+    help="Run every N-th on the cuda backend too, without a GPU; those of odd number with parameters there.",
+)
 @click.option("--shrink", "seconds", default=40.0, help="Seconds to make a failing program small; 0 leaves it.")
 @click.option("--containing", default="", metavar="REGEX", help="Only programs whose text contains this.")
 def main(
@@ -35,7 +40,8 @@ def main(
     is_jitted, is_on_cuda = _choice(jitted), _choice(cuda)
 
     def backends_of(seed: int) -> list[str]:
-        return ["reference", "jitted" if is_jitted(seed) else "cpu", *["cuda"] * is_on_cuda(seed)]
+        on_cuda = ["resident" if seed % 2 else "cuda"] * is_on_cuda(seed)
+        return ["reference", "jitted" if is_jitted(seed) else "cpu", *on_cuda]
 
     if seed is not None:
         print(draw_program(seed), f"# {draw_way(seed)}", sep="\n")

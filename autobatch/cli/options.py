@@ -104,6 +104,9 @@ backend_option = click.option(
     show_default=True,
     help="What runs the batches.",
 )
+other_backend_option = click.option(
+    "--backend", type=click.Choice(NAMES), help="What runs the batches.  [default: that of training]"
+)
 precision_option = click.option(
     "--precision",
     type=click.Choice(PRECISIONS),

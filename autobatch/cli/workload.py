@@ -55,6 +55,10 @@ class Workload:
         options |= {"precision": self.precision, "threads": self.threads, "tune": self.tune}
         return ab.batched(function, policy=policy, backend=backend, **options)
 
+    def move_to(self, backend: str) -> None:
+        """Have the parameters where this backend runs."""
+        self.model.to("cuda" if backend == "cuda" else "cpu")
+
     def with_options(self, threads: int | str, tune: str) -> Workload:
         """The same, to be run with so many threads and such choices."""
         return replace(self, threads=threads, tune=tune)

@@ -31,6 +31,11 @@ def find_store(name: str) -> Store:
 _devices: dict[str, Device] = {}  # those made so far
 
 
+def store_of(array: Any) -> Store:
+    """Give the memory that an array of any library lies in: that of a device in use, else the processor's."""
+    return next((device for device in _devices.values() if device.adopt(array) is not None), HOST)
+
+
 def find_device() -> Device:
     """Give the device that `AUTOBATCH_CUDA` names: a GPU if it is not set, the processor if it is "host".
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autobatch.errors import DataError, GraphError
-from autobatch.graph.graph import MAX_WORDS, NO_FLOATS, Graph, NamedTypes, Types
+from autobatch.graph.graph import MAX_WORDS, NO_FLOATS, Graph, NamedTypes, Types, join_arrays, join_instances
 from autobatch.graph.graph_check import check_graph, refuse_backward_edges
 from autobatch.graph.words import crossing_node, merge_words, split_words, value_starts, words_size, write_header
 from autobatch.ir.type_arrays import TypeArrays
-from autobatch.jit.arrays import FloatArray, IntArray
+from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.system.trust import checking
 
@@ -71,7 +69,7 @@ def make_graph(
 
 
 def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
-    """Merge graphs into one, with their nodes numbered consecutively in the order given.
+    """Merge graphs into one, with their nodes numbered consecutively in the order given; a single one is that itself.
 
     Args:
         graphs: of one `types` table; each may itself hold any number of instances.
@@ -84,15 +82,7 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
     Cost: one concatenation and one compiled pass over the words; about 100 ns per graph in Python.
     """
     types = _common_types(graphs, types)
-    parts = join_arrays([graph.words for graph in graphs], np.int32)
-    filled = [graph.floats for graph in graphs if graph.floats.size]
-    floats = np.concatenate(filled) if filled else NO_FLOATS
-    if max(parts.size, floats.size) > MAX_WORDS:
-        raise GraphError(
-            f"merging {len(graphs)} graphs gives {parts.size} words and {floats.size} float attributes, but positions "
-            f"are int32, so {MAX_WORDS} is the most; merge fewer instances at a time."
-        )
-    merged = of_instances(graphs, merge_words(parts), floats, types)
+    merged = graphs[0] if len(graphs) == 1 else _join(graphs, types)
     if not all(graph.in_range for graph in graphs):
         check_ranges(merged)
         for graph in graphs:
@@ -103,16 +93,17 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
     return merged
 
 
-def of_instances(graphs: Sequence[Graph], words: IntArray, floats: FloatArray, types: Types) -> Graph:
-    """Make a graph of merged words and floats, with the structures and keys of the instances of `graphs`."""
-    structures = tuple(chain.from_iterable([graph.structures for graph in graphs]))
-    keys = join_arrays([graph.keys for graph in graphs], np.int64) if graphs else None
-    return Graph(words, floats, types, structures, keys)
-
-
-def join_arrays(arrays: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """Concatenate many small arrays of one type, in half the time that `np.concatenate` takes."""
-    return np.frombuffer(bytearray().join(arrays), dtype)
+def _join(graphs: Sequence[Graph], types: Types) -> Graph:
+    parts = join_arrays([graph.words for graph in graphs], np.int32)
+    filled = [graph.floats for graph in graphs if graph.floats.size]
+    floats = np.concatenate(filled) if filled else NO_FLOATS
+    if max(parts.size, floats.size) > MAX_WORDS:
+        raise GraphError(
+            f"merging {len(graphs)} graphs gives {parts.size} words and {floats.size} float attributes, but positions "
+            f"are int32, so {MAX_WORDS} is the most; merge fewer instances at a time."
+        )
+    structures, keys = join_instances(graphs)
+    return Graph(merge_words(parts), floats, types, structures, keys)
 
 
 def split_graph(graph: Graph) -> list[Graph]:

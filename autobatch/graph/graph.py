@@ -12,10 +12,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autobatch.errors import GraphError
 from autobatch.graph.words import Encoded
@@ -115,6 +116,13 @@ class Graph(Encoded):
         self.in_range = False
         self._digest = b""
 
+    def of_instances(self, graphs: Sequence[Graph]) -> Graph:
+        """The same nodes, as the merged graph of graphs that hold the same: with their structures and keys."""
+        structures, keys = join_instances(graphs)
+        found = Graph(self.words, self.floats, self.types, structures, keys)
+        found._sections, found.in_range, found._digest = self.sections, self.in_range, self._digest
+        return found
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Graph, (self.words, self.floats, self.types, self.structures, self.keys)
 
@@ -194,3 +202,16 @@ def _inputs_text(graph: Graph, node: int) -> str:
 
 def _value_text(node: int, output: int) -> str:
     return f"{node}.{output}" if output else f"{node}"
+
+
+def join_instances(graphs: Sequence[Graph]) -> tuple[tuple[Any, ...], LongArray | None]:
+    """The structures and keys of the instances of several graphs."""
+    if len(graphs) == 1:
+        return graphs[0].structures, graphs[0].keys
+    keys = join_arrays([graph.keys for graph in graphs], np.int64) if graphs else None
+    return tuple(chain.from_iterable([graph.structures for graph in graphs])), keys
+
+
+def join_arrays(arrays: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """Concatenate many small arrays of one type, in half the time that `np.concatenate` takes."""
+    return np.frombuffer(bytearray().join(arrays), dtype)

@@ -14,7 +14,7 @@ from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.inspect.plotting import Picture, plot_schedules
 from autobatch.ir.arguments import Key
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
-from autobatch.runtime.step import Step
+from autobatch.runtime.step import Step, add_up
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
@@ -188,7 +188,7 @@ def make_report(
     decided: str = "",
 ) -> Report:
     """Describe a mini-batch that has run, and the quality of its parts' schedules by a judgement of each."""
-    schedule, counts = join_schedules([part.plan.schedule for part in step.parts]), step.totals()
+    schedule, counts = join_schedules([part.plan.schedule for part in step.parts]), add_up(step.counts)
     compacted, lower = sum(j.compacted for j in judgements), sum(j.bound for j in judgements)
     kind = judgements[0].bound_kind
     title = f"{policy.name}: {schedule.n_batches} batches, lower bound {lower} ({kind})"

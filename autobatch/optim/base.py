@@ -1,8 +1,10 @@
 """The base of all optimizers: takes gradients by name, and changes parameters in place.
 
 An optimizer holds the parameters that its model had when it was made, under the names of `Module.parameters`, and
-state of the same shapes; it checks all gradients before it changes the first parameter. A step is one compiled pass
-over each parameter, its state and its gradient (`autobatch.optim.rules`), and allocates nothing.
+state of the same shapes; it checks all gradients before it changes the first parameter. State is where its parameter
+is. On the host a step is one compiled pass over each parameter, its state and its gradient (`autobatch.optim.rules`),
+and allocates nothing; on a device it is one launch for all parameters, of the same rules to the bit
+(`autobatch.optim.on_device`), and waits for nothing.
 
 A gradient given as `Rows` stands for the dense array, with zeros in all other rows: the moments of those rows decay and
 their values change, as with torch's dense gradients. Rows that never had a gradient have a state of zero. They are
@@ -18,19 +20,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypedDict, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from autobatch.devices.device import Device
+from autobatch.devices.finding import store_of
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.ops.eager import plain_array
+from autobatch.optim.change import Change, Placed, Updates
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
-from autobatch.optim.rules import ALL, N_NUMBERS, N_ZEROS, ONLY, update_dense, update_rows
+from autobatch.optim.on_device import DeviceUpdates, device_array
+from autobatch.optim.on_host import HostUpdates
+from autobatch.optim.rules import N_NUMBERS
+from autobatch.params.gradients import Gradients
+from autobatch.params.known import KnownModule
 from autobatch.params.module import Module, check_entries
-from autobatch.params.parameter import FloatArray, Shape
+from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.system.turns import run_lock
 
@@ -50,30 +58,8 @@ class OptimizerState(TypedDict):
     """A copy of every state array, by slot and parameter name: `mean.layers.0.weight`."""
 
 
-class Lines(NamedTuple):
-    """An array as compiled code reads it: rows of consecutive numbers that begin `step` numbers apart."""
-
-    array: FloatArray
-    """The array itself."""
-    flat: FloatArray
-    """A view of the memory from the first number to the last."""
-    n_rows: int
-    width: int
-    step: int
-
-
-@dataclass
-class Job:
-    """The memory that the passes over a parameter read and write, looked up once."""
-
-    data: Lines
-    state: tuple[FloatArray | None, FloatArray | None]
-    """Flat."""
-    grad: Lines | None = None
-
-
 class Optimizer(ABC):
-    """Names, checks, groups, passes over parameters, and stored state.
+    """Names, checks, groups, counts of steps, and stored state.
 
     Args:
         model: its present parameters are used; later additions are ignored.
@@ -97,20 +83,19 @@ class Optimizer(ABC):
                 f"cannot make {type(self).__name__} of a {type(model).__name__}: it takes the module itself, as in "
                 f"{type(self).__name__}(model)."
             )
-        self._model, self._model_name = model, type(model).__name__
+        self._model, self._model_name = KnownModule(model), type(model).__name__
         self._parameters = model.parameters()
         self._options = {option: float(value) for option, value in options.items()}
         self._overrides = assign_groups(f"cannot make {type(self).__name__}", groups, self._parameters)
         self._steps = dict.fromkeys(self._parameters, 0)
         self._state = {
-            name: {slot: np.zeros(parameter.shape, parameter.dtype) for slot in slots}
+            name: {slot: parameter.store.xp.zeros(parameter.shape, parameter.dtype) for slot in slots}
             for name, parameter in self._parameters.items()
         }
-        self._touched: dict[str, NDArray[np.bool_]] = {}
-        self._jobs: dict[str, Job] = {}
-        self._constant_arrays: dict[np.dtype[Any], FloatArray] = {}
-        self._constants_for: tuple[Any, ...] = ()
-        self._zeros: dict[np.dtype[Any], FloatArray] = {}
+        self._lies_on = {name: parameter.store for name, parameter in self._parameters.items()}
+        self._placed: dict[str, Placed] = {}
+        self._updates: dict[Store, Updates] = {}
+        self._check_last: Callable[[], None] | None = None
 
     @property
     def lr(self) -> float:
@@ -131,17 +116,31 @@ class Optimizer(ABC):
 
         Args:
             grads: parameter name to gradient, an array or `Rows` of the parameter's shape, for every trainable
-                parameter; gradients of other parameters are ignored. They are only read.
+                parameter; gradients of other parameters are ignored. They are only read. A gradient is where its
+                parameter is: for a parameter on a device, an array of the device, of any library with DLPack.
 
         Raises:
             GraphError: a name is unknown or missing, or stands for another parameter than before.
             ShapeError: a gradient's shape is not its parameter's.
-            DataError: a gradient is not an array of numbers. In all cases nothing has changed.
+            DataError: a gradient is not an array of numbers, or is elsewhere. In all cases nothing has changed.
+            NumericError: on a device, the last step changed nothing, because the norm of its gradients was not finite,
+                and nobody has read that norm (`clip_by_norm`).
         """
         with run_lock():
+            changes: dict[Store, list[Change]] = {}
+            made: dict[Any, FloatArray] = {}
             for name, grad in self._read_grads(grads).items():
                 self._steps[name] += 1
-                self._change(name, self._parameters[name].data, grad)
+                changes.setdefault(self._parameters[name].store, []).append(self._change(name, grad, made))
+                self._parameters[name].note_change()
+            found = grads if isinstance(grads, Gradients) else Gradients()
+            for store, listed in changes.items():
+                if store not in self._updates:
+                    self._updates[store] = _make_updates(store)
+                self._updates[store].run(listed, bool(self._options["lazy"]), found.finite)
+        check, self._check_last = self._check_last, found.check
+        if check is not None:
+            check()
 
     def state_dict(self) -> OptimizerState:
         """Copy everything that the next step depends on, except the parameters."""
@@ -150,7 +149,7 @@ class Optimizer(ABC):
             "options": dict(self._options),
             "overrides": {name: dict(own) for name, own in self._overrides.items()},
             "steps": dict(self._steps),
-            "arrays": {key: array.copy() for key, array in self._state_arrays().items()},
+            "arrays": {key: np.array(store.get(array)) for key, (array, store) in self._state_arrays().items()},
         }
 
     def load_state_dict(self, state: OptimizerState) -> None:
@@ -164,7 +163,8 @@ class Optimizer(ABC):
         check_entries(doing, dict.fromkeys(state["options"], ()), dict.fromkeys(self._options, ()))
         check_entries(doing, dict.fromkeys({**self._steps, **state["overrides"]}, ()), dict.fromkeys(self._steps, ()))
         check_entries(doing, dict.fromkeys(state["steps"], ()), dict.fromkeys(self._steps, ()))
-        check_entries(doing, _shapes(state["arrays"]), _shapes(self._state_arrays()))
+        shapes = {key: array.shape for key, (array, _) in self._state_arrays().items()}
+        check_entries(doing, {key: array.shape for key, array in state["arrays"].items()}, shapes)
         self._check_options(state["options"])
         for name, own in state["overrides"].items():
             check_overrides(f"load the group of {name!r}", own)
@@ -178,71 +178,53 @@ class Optimizer(ABC):
         self._steps = dict(state["steps"])
         for (name, slot), array in arrays.items():
             self._state[name][slot] = array
-        self._touched.clear()
-        self._jobs.clear()
-        self._constants_for = ()
+        self._lies_on = dict.fromkeys(self._parameters, HOST)
+        self._placed.clear()
 
     @abstractmethod
     def _constants(self, step: int, lr: float, weight_decay: float) -> tuple[float, ...]:
         """Compute the constants of the rule (`autobatch.optim.rules`) at a step; the first step is 1."""
 
-    def _change(self, name: str, data: FloatArray, grad: Gradient) -> None:
-        """Change a parameter and its state, in place."""
-        known = self._jobs.get(name)
-        if known is None or known.data.array is not data:
-            known = self._jobs[name] = self._prepare(name, data)
-        (flat, n_rows, width, step), (first, second) = known.data[1:], known.state
-        constants = self._fill_constants(name, data.dtype)
-        if isinstance(grad, Rows):
-            ids, values = np.asarray(grad.ids, np.int64), np.asarray(grad.values, data.dtype, order="C").reshape(-1)
-            zeros = _lend(self._zeros, data.dtype, max(N_ZEROS, width))
-            update_rows(
-                ONLY if self._options["lazy"] else ALL, (n_rows, width, step), flat, first, second,
-                (ids, values, self._touched_rows(name, n_rows)), zeros, constants,
-            )  # fmt: skip
-        else:
-            if name in self._touched:
-                self._touched[name].fill(True)
-            if known.grad is None or known.grad.array is not grad:
-                known.grad = to_lines(np.asarray(grad, data.dtype))
-            update_dense((n_rows, width, step), flat, first, second, known.grad.flat, known.grad.step, constants)
-        if known.data.array is not data:
-            data[...] = known.data.array
+    def _change(self, name: str, grad: Gradient, made: dict[Any, FloatArray]) -> Change:
+        """What this step changes of a parameter; `made` has the constants that this step made so far."""
+        parameter, own = self._parameters[name], self._overrides.get(name, {})
+        key = self._steps[name], name if own else None, parameter.dtype
+        if key not in made:
+            lr, decay = self.lr * own.get("lr_factor", 1.0), own.get("weight_decay", self._options["weight_decay"])
+            numbers = self._constants(self._steps[name], lr, decay)
+            made[key] = np.zeros(N_NUMBERS, parameter.dtype)
+            made[key][: len(numbers)] = numbers
+        placed = self._placed.get(name)
+        if placed is None or placed.data is not parameter.array:
+            placed = self._placed[name] = self._place_state(name, parameter)
+        return Change(*placed, grad, made[key])
 
-    def _prepare(self, name: str, data: FloatArray) -> Job:
-        state = self._state[name]
+    def _place_state(self, name: str, parameter: Parameter) -> Placed:
+        """Have the state where the numbers are, and in their dtype: the model may have been moved or cast."""
+        state, store, lies_on = self._state[name], parameter.store, self._lies_on[name]
         for slot, array in state.items():
-            state[slot] = array.astype(data.dtype, copy=False)  # the model may have been cast
-        first, second, *_ = *(array.reshape(-1) for array in state.values()), None, None
-        return Job(to_lines(data), (first, second))
-
-    def _fill_constants(self, name: str, dtype: np.dtype[Any]) -> FloatArray:
-        """Fill in the constants of the rule for this step of a parameter."""
-        own, step = self._overrides.get(name, {}), self._steps[name]
-        lr, decay = self.lr * own.get("lr_factor", 1.0), own.get("weight_decay", self._options["weight_decay"])
-        key = step, lr, decay, dtype
-        constants = _lend(self._constant_arrays, dtype, N_NUMBERS)
-        if self._constants_for != key:
-            numbers = self._constants(step, lr, decay)
-            constants[: len(numbers)] = numbers
-            self._constants_for = key
-        return constants
-
-    def _touched_rows(self, name: str, n_rows: int) -> NDArray[np.bool_]:
-        """For each row, whether it ever had a gradient; a row whose state is zero counts as one without."""
-        if name not in self._touched:
-            touched = np.zeros(n_rows, bool)
-            for array in self._state[name].values():
-                touched |= array.reshape(n_rows, -1).any(axis=1)
-            self._touched[name] = touched
-        return self._touched[name]
+            moved = array if store is lies_on else store.put(lies_on.get(array))
+            state[slot] = moved.astype(parameter.dtype, copy=False)
+        self._lies_on[name] = store
+        first, second, *_ = *state.values(), None, None
+        return Placed(parameter.array, (first, second))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out views of parameters, which would become separate arrays in copies and pickles."""
-        return {**vars(self), "_jobs": {}}
+        """Copies and pickles have their state on the host, and move it at their next step."""
+        state = {
+            name: {slot: self._lies_on[name].get(array) for slot, array in own.items()}
+            for name, own in self._state.items()
+        }
+        lies_on: dict[str, Store] = dict.fromkeys(self._parameters, HOST)
+        return {**vars(self), "_state": state, "_lies_on": lies_on, "_placed": {}, "_updates": {}, "_check_last": None}
 
-    def _state_arrays(self) -> dict[str, FloatArray]:
-        return {f"{slot}.{name}": array for name, state in self._state.items() for slot, array in state.items()}
+    def _state_arrays(self) -> dict[str, tuple[FloatArray, Store]]:
+        """The state arrays by their names in stored state, each with the store that it lies on."""
+        return {
+            f"{slot}.{name}": (array, self._lies_on[name])
+            for name, state in self._state.items()
+            for slot, array in state.items()
+        }
 
     def _check_options(self, options: Mapping[str, float]) -> None:
         for option, value in options.items():
@@ -281,17 +263,34 @@ class Optimizer(ABC):
                     f"{doing}: the trainable parameter {name!r} of {self._model_name} has no gradient; pass all that "
                     "value_and_grad returns, or set trainable = False."
                 )
-            grad = grads[name]
-            try:
-                read[name] = grad if isinstance(grad, Rows) else plain_array(grad)
-            except (DataError, ValueError) as error:
-                raise DataError(f"{doing}: the gradient of {name!r} is no array of numbers: {error}") from error
+            read[name] = _read_grad(doing, name, grads[name], parameter.store)
             if read[name].shape != parameter.shape:
                 raise ShapeError(
                     f"{doing}: the gradient of {name!r} has shape {read[name].shape} and the parameter "
                     f"{parameter.shape}; pass the gradients as value_and_grad returns them."
                 )
         return read
+
+
+def _read_grad(doing: str, name: str, grad: Any, store: Store) -> Gradient:
+    """A gradient as a plain array, on the device that its parameter is on, or `Rows`; DataError if it is neither."""
+    is_there = type(grad) is np.ndarray if store is HOST else store.adopt(grad) is not None
+    lies_on = grad.store if isinstance(grad, Rows) else store if is_there else store_of(grad)
+    if lies_on is not store:
+        raise DataError(
+            f"{doing}: the gradient of {name!r} is on {lies_on.kind} and the parameter on {store.kind}; pass the "
+            "gradients as value_and_grad returns them, or put them where the parameter is."
+        )
+    if isinstance(grad, Rows):
+        return grad
+    try:
+        return plain_array(grad) if store is HOST else device_array(grad, store)
+    except (DataError, ValueError) as error:
+        raise DataError(f"{doing}: the gradient of {name!r} is no array of numbers: {error}") from error
+
+
+def _make_updates(store: Store) -> Updates:
+    return HostUpdates() if store is HOST else DeviceUpdates(cast(Device, store))
 
 
 def check_kind(what: str, owner: object, state: Mapping[str, Any], keys: frozenset[str]) -> str:
@@ -319,40 +318,3 @@ def check_kind(what: str, owner: object, state: Mapping[str, Any], keys: frozens
 
 COMMON_LIMITS: Mapping[str, float] = {"lr": math.inf, "weight_decay": math.inf, "lazy": math.inf}
 """Limits of the options that every optimizer has."""
-
-
-def to_lines(array: FloatArray) -> Lines:
-    """An array as lines, one for each index of its first axis; a copy if its memory has no lines."""
-    n_rows, size = len(array) if array.ndim else 1, array.itemsize
-    width = array.size // max(n_rows, 1)
-    if not _has_lines(array):
-        array = array.copy()
-    step = array.strides[0] // size if array.ndim and n_rows > 1 else width
-    if step < width or array.flags.c_contiguous:
-        array, step = np.ascontiguousarray(array), width
-        return Lines(array, array.reshape(-1), n_rows, width, width)
-    length = (n_rows - 1) * step + width
-    return Lines(array, np.lib.stride_tricks.as_strided(array, (length,), (size,)), n_rows, width, step)
-
-
-def _has_lines(array: FloatArray) -> bool:
-    """Whether each line is consecutive numbers, and lines begin a whole number of items apart.
-
-    A field of a structured array may break this rule, for example with lines 12 bytes apart and items of 8 bytes.
-    """
-    if not array.flags.writeable or not array.flags.aligned:
-        return False
-    if not array.ndim or not len(array):
-        return True
-    return array.strides[0] % array.itemsize == 0 and array[0].flags.c_contiguous
-
-
-def _lend(kept: dict[np.dtype[Any], FloatArray], dtype: np.dtype[Any], size: int) -> FloatArray:
-    """A reused array of at least this size; it holds zeros at first, later whatever was written to it."""
-    if dtype not in kept or kept[dtype].size < size:
-        kept[dtype] = np.zeros(size, dtype)
-    return kept[dtype]
-
-
-def _shapes(arrays: Mapping[str, FloatArray]) -> dict[str, Shape]:
-    return {key: array.shape for key, array in arrays.items()}

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 
-from autobatch.errors import DataError, NumericError
-from autobatch.params.parameter import FloatArray
+from autobatch.devices.device import Device
+from autobatch.devices.finding import store_of
+from autobatch.devices.late import Late
+from autobatch.devices.store import HOST, Store
+from autobatch.errors import DataError
+from autobatch.optim.clip_on_device import DeviceClipping, check_norm
+from autobatch.params.gradients import Gradients
+from autobatch.params.parameter import FLOAT32, FLOAT64, FloatArray
 from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.system.turns import run_lock
 
 
-def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float:
+def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late:
     """Scale all gradients in place by one factor, so that their common norm is at most `max_norm`.
 
+    Gradients on a device are measured and scaled there. For those that `value_and_grad` returns the call does not wait:
+    the norm is a `Late`, a number that waits when it is read. If it is not finite, the step of an optimizer with these
+    gradients changes nothing, and the error is raised when the norm is read, or else by the optimizer's next step.
+
     Args:
-        grads: parameter name to gradient, an array of any shape or `Rows`.
+        grads: parameter name to gradient, an array of any shape or `Rows`; all on one device.
         max_norm: above 0, in the units of the gradients; infinity only measures.
 
     Returns:
@@ -36,30 +48,70 @@ def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float:
     """
     if not max_norm > 0.0:
         raise DataError(f"cannot clip gradients to a norm of {max_norm}; give a number above 0.")
-    for name, grad in grads.items():
-        numbers = _numbers(grad)
-        if not isinstance(numbers, np.ndarray) or numbers.dtype.kind != "f" or not numbers.flags.writeable:
-            raise DataError(
-                f"cannot clip gradients: that of {name!r} is no array of floats that can be changed; give gradients "
-                "as value_and_grad returns them, or copies."
-            )
-    norms = {name: _norm(grad) for name, grad in grads.items()}
+    store = _find_store(grads)
+    numbers = {name: _numbers(name, grad, store) for name, grad in grads.items()}
+    return _clip_on_host(numbers, max_norm) if store is HOST else _clip_on_device(store, numbers, max_norm, grads)
+
+
+def _clip_on_host(numbers: Mapping[str, FloatArray], max_norm: float) -> float:
+    norms = {name: _norm(array) for name, array in numbers.items()}
     for name, norm in norms.items():
-        if not math.isfinite(norm):
-            raise NumericError(
-                f"cannot clip gradients: the norm of the gradient of {name!r} is {norm}, no finite number; "
-                "skip this step, or lower the learning rate."
-            )
+        check_norm(name, norm)
     total = math.hypot(*norms.values())
     if total > max_norm:
-        for grad in grads.values():
-            numbers = _numbers(grad)
-            numbers *= max_norm / total
+        for array in numbers.values():
+            array *= max_norm / total
     return total
 
 
-def _norm(grad: Gradient) -> float:
-    numbers = _numbers(grad)
+_clippings: dict[Store, DeviceClipping] = {}  # one for each device
+
+
+def _clip_on_device(
+    store: Store, numbers: Mapping[str, FloatArray], max_norm: float, grads: Mapping[str, Gradient]
+) -> float | Late:
+    late = grads if isinstance(grads, Gradients) and grads.finite is not None else None
+    with run_lock():
+        if store not in _clippings:
+            _clippings[store] = DeviceClipping(cast(Device, store))
+        norm = _clippings[store].clip(numbers, max_norm, None if late is None else late.finite)
+    if late is None:
+        return float(norm())
+    late.check = norm.check
+    return Late(norm)
+
+
+def _find_store(grads: Mapping[str, Gradient]) -> Store:
+    """The memory that all gradients are in."""
+    stores = {name: grad.store if isinstance(grad, Rows) else store_of(grad) for name, grad in grads.items()}
+    first = next(iter(stores), "")
+    for name, store in stores.items():
+        if store is not stores[first]:
+            raise DataError(
+                f"cannot clip gradients: that of {first!r} is on {stores[first].kind} and that of {name!r} on "
+                f"{store.kind}; give gradients as value_and_grad returns them."
+            )
+    return stores[first] if stores else HOST
+
+
+def _numbers(name: str, grad: Any, store: Store) -> FloatArray:
+    """The numbers of a gradient, which can be changed; DataError if it is no array of floats."""
+    array: Any = grad.values if isinstance(grad, Rows) else grad
+    if store is HOST:
+        is_usable = isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.flags.writeable
+    else:
+        array = store.adopt(array)
+        is_usable = array.dtype in (FLOAT32, FLOAT64)
+    if not is_usable:
+        raise DataError(
+            f"cannot clip gradients: that of {name!r} is no array of floats that can be changed; give gradients "
+            "as value_and_grad returns them, or copies."
+        )
+    numbers: FloatArray = array
+    return numbers
+
+
+def _norm(numbers: FloatArray) -> float:
     lines = 1 if numbers.flags.c_contiguous else len(numbers)  # columns of a larger array are no line without a copy
     numbers = numbers.reshape(lines, -1)
     with np.errstate(all="ignore"):
@@ -67,7 +119,3 @@ def _norm(grad: Gradient) -> float:
         if not math.isfinite(square):  # in float32 the square of 1e20 is infinite
             square = float(np.einsum("ij,ij->", numbers, numbers, dtype=np.float64))
     return math.sqrt(square)
-
-
-def _numbers(grad: Gradient) -> FloatArray:
-    return grad.values if isinstance(grad, Rows) else grad

@@ -7,7 +7,7 @@ operation, `Rows` by dropping their rows. The gradients that a call returns are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autobatch.params.parameter import FloatArray, Parameter
@@ -22,9 +22,12 @@ class Gradients(dict[str, Gradient]):
         finite: on a device, an array of one bool: whether all losses, and their gradients where these were clipped, are
             finite; if not, the step of an optimizer changes nothing. None on the host, which knows before there are
             gradients.
+        check: raises what was found wrong with the gradients on a device, unless somebody has read it; None if nothing
+            was looked for. The next step of an optimizer calls it.
     """
 
     finite: Any = None
+    check: Callable[[], None] | None = None
 
 
 class GradientBuffers:
@@ -53,7 +56,7 @@ class GradientBuffers:
         """
         if not self._serves(parameters, rows):
             self._made, self._wholes = make_gradients(parameters, rows)
-            self._served = [(name, parameter, parameter.data) for name, parameter in parameters.items()]
+            self._served = [(name, parameter, parameter.array) for name, parameter in parameters.items()]
             self._rows = rows
         for whole in self._wholes:
             whole.fill(0)
@@ -66,4 +69,4 @@ class GradientBuffers:
         if len(parameters) != len(self._served) or rows != self._rows:
             return False
         served = zip(parameters.items(), self._served, strict=True)
-        return all(name == n and p is q and p.data is data for (name, p), (n, q, data) in served)
+        return all(name == n and p is q and p.array is data for (name, p), (n, q, data) in served)

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from autobatch.devices.finding import find_store
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, GraphError
 from autobatch.params.checkpoint import read_safetensors
@@ -149,6 +148,8 @@ class Module:
         >>> ab.Linear(2, 1, rng=np.random.default_rng(0)).to("cpu").store.kind
         'cpu'
         """
+        from autobatch.devices.finding import find_store
+
         store = find_store(device) if isinstance(device, str) else device
         with run_lock():
             for parameter in self.parameters().values():
@@ -170,7 +171,7 @@ class Module:
     def state_dict(self) -> dict[str, FloatArray]:
         """Copy the array of every parameter to the host, each once, under the name that `parameters` gives it."""
         with run_lock():
-            return {name: np.array(p.store.get(p.data)) for name, p in self.parameters().items()}
+            return {name: np.array(p.store.get(p.array)) for name, p in self.parameters().items()}
 
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> LoadedNames:
         """Copy arrays into the parameters, after checking that all of them fit.
@@ -269,8 +270,13 @@ def _list_some(names: list[str]) -> str:
     return ", ".join(names[:NAMES_IN_A_MESSAGE]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _walk(module: Module) -> Iterator[tuple[str, Parameter | Module]]:
-    """Yield every parameter and module once, with its first name, depth first in the order of definition."""
+def holders_in(module: Module) -> list[Any]:
+    """List what a walk looks into, each once: modules, lists, tuples and dicts."""
+    return [found for _, found in _walk(module) if not isinstance(found, Parameter)]
+
+
+def _walk(module: Module) -> Iterator[tuple[str, Any]]:
+    """Yield all that holds parameters or is one, once, with its first name, depth first in the order of definition."""
     visited: set[int] = set()
     pending: list[tuple[str, object]] = [("", module)]
     while pending:
@@ -278,8 +284,7 @@ def _walk(module: Module) -> Iterator[tuple[str, Parameter | Module]]:
         if id(value) in visited:
             continue
         visited.add(id(value))
-        if isinstance(value, (Parameter, Module)):
-            yield name, value
+        yield name, value
         if not isinstance(value, Parameter):
             pending += [(f"{name}.{key}" if name else key, child) for key, child in reversed(_children(value))]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cached_property
 from typing import Any, Self, TypeAlias
@@ -31,6 +33,10 @@ class Parameter(Operators):
     Compare parameters with `is`: hashes go by identity, and `==` is an op. Optimizers change `data` in place. Planning
     a cell, `astype` and `to` move the numbers to another array: read `data` again after any of them.
 
+    What is computed from the numbers, such as a transpose, may be kept as long as `version` is the same. Whoever has
+    `data`, or a view of it, may write there at any time. So `data` gives an array object of its own, which is not that
+    of `array`, and as long as that object or a view of it is alive, each look at `version` finds another one.
+
     Args:
         data: numbers of any shape, or a tensor of torch; copied, and stored as float32 until `Module.astype` says
             otherwise.
@@ -53,6 +59,8 @@ class Parameter(Operators):
         self.trainable = trainable
 
     _store: Store = HOST
+    _lent: Callable[[], FloatArray | None] | None = None  # gives what `data` gave, until it is known to be gone
+    _version = 0
     home: Any = None  # the buffer that it shares with other parameters, see `autobatch.params.stacks`
 
     @cached_property
@@ -68,7 +76,16 @@ class Parameter(Operators):
             ShapeError: the assigned array has another shape; nothing is broadcast.
             DataError: the assigned array holds something other than real numbers.
         """
-        return self._data
+        lent = None if self._lent is None else self._lent()
+        if lent is None:
+            self._version += 1
+            if self._store is not HOST:
+                array = self._data
+                self._lent = lambda: array  # what refers to an array of a device is not known
+                return array
+            lent = np.asarray(self._data.data)  # views of it refer to it, because what it refers to is no array
+            self._lent = weakref.ref(lent)
+        return lent
 
     @data.setter
     def data(self, values: npt.ArrayLike) -> None:
@@ -81,6 +98,25 @@ class Parameter(Operators):
                 "assign one of the same shape, or make a new Parameter."
             )
         self._data[...] = self.store.put(floats)
+        self.note_change()
+
+    @property
+    def array(self) -> FloatArray:
+        """The array, for readers and for whoever calls `note_change`; the same until the numbers are moved."""
+        return self._data
+
+    def note_change(self) -> None:
+        """Take note that numbers of `array` were changed."""
+        self._version += 1
+
+    @property
+    def version(self) -> int:
+        """Another number whenever the numbers or their place may have changed since the last look."""
+        if self._lent is not None:
+            self._version += 1
+            if self._lent() is None:
+                self._lent = None
+        return self._version
 
     @property
     def store(self) -> Store:
@@ -103,24 +139,31 @@ class Parameter(Operators):
         Raises:
             DataError: `dtype` is neither.
         """
-        self._data = self._data.astype(float_dtype(dtype), copy=False)
+        self._keep(self._data.astype(float_dtype(dtype), copy=False))
         return self
 
     def to(self, store: Store) -> Self:
         """Move the numbers to the memory of a device, and return the parameter."""
         if store is not self._store:
-            self._data, self._store = store.put(self._store.get(self._data)), store
+            moved, self._store = store.put(self._store.get(self._data)), store
+            self._keep(moved)
         return self
 
     def move_to(self, array: FloatArray) -> None:
         """Copy the numbers into an array of the same shape and device, and keep them there from now on."""
         array[...] = self._data
-        self._data = array
+        self._keep(array)
+
+    def _keep(self, array: FloatArray) -> None:
+        """Keep the numbers in this array from now on; who has `data` has an array of no parameter."""
+        if array is not self._data:
+            self._data, self._lent = array, None
+            self.note_change()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle only the numbers of this parameter, on the host, not the buffer that it shares."""
-        state = {name: value for name, value in vars(self).items() if name not in ("home", "stacks", "_store")}
-        return {**state, "_data": self.store.get(self._data)}
+        own = ("home", "stacks", "_store", "_lent")
+        return {**{name: x for name, x in vars(self).items() if name not in own}, "_data": self.store.get(self._data)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = object.__new__(type(self))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from autobatch.devices.store import Store
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import GraphError
 from autobatch.params.parameter import FloatArray, Parameter, Shape
 from autobatch.params.rectangles import Rectangle, bounds, find_whole, tile
@@ -74,12 +74,12 @@ class Home:
         if self._is_stale():
             self._pack()
         for place in self._guests:
-            self._views[place][...] = self.parts[place].data
+            self._views[place][...] = self.parts[place].array
         return sum(self._views[place].nbytes for place in self._guests)
 
     def _is_stale(self) -> bool:
         parts, views = self.parts, self._views
-        if any(parts[place].data is not views[place] for place in self._residents):
+        if any(parts[place].array is not views[place] for place in self._residents):
             return True
         guests = [parts[place] for place in self._guests]
         return any(part.dtype != self._buffer.dtype or part.store is not self._store for part in guests)
@@ -102,7 +102,7 @@ class Home:
         for place in self._residents:
             self.parts[place].move_to(self._views[place])
         for place in self._guests:
-            self._views[place][...] = self.parts[place].data
+            self._views[place][...] = self.parts[place].array
 
 
 class Stack(Parameter):
@@ -120,11 +120,10 @@ class Stack(Parameter):
 
     @property
     def data(self) -> FloatArray:
-        """All numbers; assigning copies the numbers into the parts."""
-        if self.home is None:
-            settle([self])
-        assert self.home is not None
-        data: FloatArray = self.home.view(self._where, self._shape)
+        """All numbers, read-only on the host; assigning copies the numbers into the parts."""
+        data = self.array.view()
+        if self.store is HOST:
+            data.flags.writeable = False
         return data
 
     @data.setter
@@ -132,6 +131,20 @@ class Stack(Parameter):
         held = self.store.adopt(values)
         for part, piece in pieces_of(self, np.asarray(values) if held is None else held):
             part.data = piece
+
+    @property
+    def array(self) -> FloatArray:
+        """All numbers; the same array until a part is moved elsewhere."""
+        if self.home is None:
+            settle([self])
+        assert self.home is not None
+        array: FloatArray = self.home.view(self._where, self._shape)
+        return array
+
+    @property
+    def version(self) -> int:
+        """Another number whenever those of a part may have changed."""
+        return sum(part.version for part in self.parts)
 
     @property
     def shape(self) -> Shape:

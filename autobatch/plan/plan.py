@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,6 +33,7 @@ from autobatch.ir.derivative import Derivative
 from autobatch.ir.flows import FlowArrays, make_flows
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, CellProgram
+from autobatch.ir.type_arrays import TypeArrays
 from autobatch.ir.typetable import NodeType
 from autobatch.ir.weights import stacks_in
 from autobatch.jit.arrays import FloatArray, IntArray
@@ -66,7 +68,7 @@ class Batch(NamedTuple):
     bases: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Plan:
     """A schedule and the places of all its values.
 
@@ -76,14 +78,16 @@ class Plan:
         block_rows: rows per block (numbered as in the tables).
         base_ptr, base: base[base_ptr[k] + b] is where block b of the type of batch k has that batch's first row.
         saved_base: per block, the offset of its first element; none in inference.
-        segment_ptr: for each variadic group block, by block number: the first edge row of each node row, and the end.
+        segments, segment_base: segments[segment_base[b]:segment_base[b+1]] are, if block b is that of a variadic group,
+            the first edge row of each node row, and the end; else nothing.
         dest_base: per output of a type (by output number), where its rows start in dest_ptr.
         dest_ptr, dest: the destinations of each node output, by (type, output, row).
         adds: whether the value is added to what is at each destination instead of stored there.
         slot_base, slot_rows: where the requested outputs lie, by slot, and their numbers of rows.
         mirror: distance from a place to the place of its gradient; 0 in inference.
         size: elements of the buffer.
-        int_data, float_data: per type, the attributes `[N_type, width]` in row order.
+        ints, floats: the attributes of all nodes, by type and row.
+        types: the types as they were when it was made.
     """
 
     graph: Graph
@@ -95,7 +99,8 @@ class Plan:
     base_ptr: NDArray[np.int64]
     base: NDArray[np.int64]
     saved_base: NDArray[np.int64]
-    segment_ptr: dict[int, NDArray[np.int64]]
+    segments: NDArray[np.int64]
+    segment_base: NDArray[np.int64]
     dest_base: NDArray[np.int64]
     dest_ptr: NDArray[np.int64]
     dest: NDArray[Any]
@@ -104,9 +109,26 @@ class Plan:
     slot_rows: NDArray[np.int64]
     mirror: int
     size: int
-    int_data: list[IntArray]
-    float_data: list[FloatArray]
+    ints: IntArray
+    floats: FloatArray
+    types: TypeArrays
     tables: TypeTables
+
+    @cached_property
+    def segment_ptr(self) -> dict[int, NDArray[np.int64]]:
+        """The segments of each variadic group block, by block number."""
+        ends = self.segment_base.tolist()
+        return {b: self.segments[first:end] for b, (first, end) in enumerate(pairwise(ends)) if first < end}
+
+    @cached_property
+    def int_data(self) -> list[IntArray]:
+        """Per type, the int attributes `[N_type, width]` in row order."""
+        return _by_type(self.ints, self.types.int_width, self.type_ptr)
+
+    @cached_property
+    def float_data(self) -> list[FloatArray]:
+        """Per type, the float attributes `[N_type, width]` in row order."""
+        return _by_type(self.floats, self.types.float_width, self.type_ptr)
 
     @cached_property
     def batches(self) -> list[Batch]:
@@ -248,6 +270,11 @@ class PlannedTypes:
         return [math.prod(shape) for shape in self.slot_shapes]
 
     @cached_property
+    def slot_width(self) -> NDArray[np.int64]:
+        """Elements per row of each slot, as an array."""
+        return np.array(self.slot_widths, np.int64)
+
+    @cached_property
     def tables(self) -> TypeTables:
         """The layouts as arrays."""
         ports = [(cell, place) for cell in self.cells for place in cell.layout.inputs]
@@ -282,6 +309,16 @@ class PlannedTypes:
     def saved_width(self) -> NDArray[np.int64]:
         """Columns of the saved values, per block."""
         return np.array([w for c in self.cells for w in c.layout.saved_width], np.int64)
+
+
+def _by_type(flat: NDArray[Any], width: IntArray, type_ptr: IntArray) -> list[NDArray[Any]]:
+    """Split the attributes of all types into one array `[N_type, width]` per type."""
+    found, start, counts = [], 0, np.diff(type_ptr).tolist()
+    for kind, columns in enumerate(width.tolist()):
+        end = start + (counts[kind] * columns if kind < len(counts) else 0)
+        found.append(flat[start:end].reshape(-1, columns) if columns else flat[:0].reshape(0, 0))
+        start = end
+    return found
 
 
 def _leading(layout: Layout) -> list[int]:

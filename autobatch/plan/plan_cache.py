@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from operator import is_not
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +77,7 @@ class PlanCache:
             key: everything that a plan depends on except its makers.
             makers: the policy, the planner and the backend; plans made by other objects than these are dropped.
         """
-        if any(new is not old for new, old in zip(makers, self._makers or (None,) * len(makers), strict=True)):
+        if len(makers) != len(self._makers) or any(map(is_not, makers, self._makers)):
             self._plans.clear()
             self._makers = makers
         self.lookups += 1

@@ -46,29 +46,27 @@ class Executor:
         self._recorder = recorder
         self._own = _Own()
         self._parameters: dict[str, Parameter] = {}
-        self._trainable: dict[str, Parameter] = {}
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
         self.store: Store = HOST
 
     def refresh(self) -> None:
         """Look up the parameters of the module; once per call."""
-        module = self._recorder.module
-        if module is None:
+        known = self._recorder.known
+        if known is None:
             return
-        self._parameters = module.parameters()
-        self._trainable = {name: p for name, p in self._parameters.items() if p.trainable}
+        self._parameters = known.parameters()
         dtypes = {p.dtype for p in self._parameters.values()}
-        self.dtype = dtypes.pop() if len(dtypes) == 1 else module.dtype
+        self.dtype = dtypes.pop() if len(dtypes) == 1 else known.module.dtype
         stores = {id(p.store): p.store for p in self._parameters.values()}
-        self.store = stores.popitem()[1] if len(stores) == 1 else module.store
+        self.store = stores.popitem()[1] if len(stores) == 1 else known.module.store
 
     def trainable(self) -> dict[str, Parameter]:
         """The parameters that have gradients, by name."""
-        return self._trainable
+        return {name: p for name, p in self._parameters.items() if p.trainable}
 
     def purpose(self, training: bool) -> frozenset[str] | None:
         """The purpose that cells are planned for: gradients of the named parameters; None for inference."""
-        return frozenset(self._trainable) if training else None
+        return frozenset(self.trainable()) if training else None
 
     def forward(self, step: Step, seed: int, number: int, timer: Timer | None = None) -> Iterator[tuple[slice, Run]]:
         """Run the parts; yield the instances and the open run of each, and close it before the next one.

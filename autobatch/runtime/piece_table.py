@@ -47,7 +47,7 @@ class Widths(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The places of a plan's values, as in `autobatch.plan.plan.Plan`; `edges`: per block, address of `segment_ptr`."""
+    """The places of a plan's values, as in `autobatch.plan.plan.Plan`; `edges`: per block, address of its segments."""
 
     batches: BatchList
     base_ptr: LongArray

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from autobatch.devices.store import HOST, Store
-from autobatch.graph.build import of_instances
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.ir.typetable import NodeType
@@ -93,7 +92,7 @@ class Planning:
         key = self._key(minibatch, choices, cells)
         found = self.cache.find(key, choices.policy, self.planner, choices.backend) if key is not None else None
         if found is not None:
-            graph = of_instances(minibatch.instances, found.graph.words, found.graph.floats, found.graph.types)
+            graph = found.graph.of_instances(minibatch.instances)
             self._recorder.types.check(graph.type_id)
             for scheduled in found.scheduled:
                 repeat_schedule(choices.policy, *scheduled)

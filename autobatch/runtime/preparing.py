@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -11,12 +13,15 @@ from numpy.typing import NDArray
 from autobatch.compiler.assignment import Storage
 from autobatch.compiler.piece_table import STAGES
 from autobatch.ir.program import NODE
-from autobatch.jit.addresses import address_of
+from autobatch.jit.arrays import FloatArray, IntArray
+from autobatch.jit.loops import compiled
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
-from autobatch.runtime.piece_table import Places, Widths, make_tables
+from autobatch.runtime.piece_table import Places, Tables, Widths, make_tables
 from autobatch.runtime.pieces import AllPieces, BatchList, Calls, find_alone, list_calls
 
 LongArray = NDArray[np.int64]
+WORD = 8  # bytes of an int64
+N_DESTINATIONS = 3  # the first addresses: of `dest_ptr`, `dest` and `adds`
 
 
 class StageSteps(Protocol):
@@ -48,21 +53,61 @@ class CellStages(Protocol):
 C = TypeVar("C", bound=CellStages)
 
 
-class Prepared(NamedTuple):
+class PlanArrays(NamedTuple):
+    """The arrays of a plan that are read in the order of rows; see `autobatch.plan.plan.Plan`."""
+
+    dest_ptr: LongArray
+    dest: NDArray[Any]
+    adds: NDArray[np.bool_]
+    segments: LongArray
+    segment_base: LongArray
+    ints: IntArray
+    floats: FloatArray
+    int_width: IntArray
+    float_width: IntArray
+
+
+@dataclass(eq=False)
+class Prepared:
     """A plan, prepared for a number of threads.
 
     Attributes:
-        tables: the tables of the plan's types, in the order of the types' numbers.
+        kinds: the numbers of the plan's types.
+        made: all tables of pieces.
         mean_rows, kept_size, scratch_size: see `autobatch.runtime.piece_table.Tables`.
         forward, backward: the calls of a stage; none in backward for inference.
+        addresses: of `dest_ptr`, `dest` and `adds`; per type of the table, of the ints, of the floats; and per block of
+            the segments, as `place_of` numbers them.
+        size_classes: the classes of mean rows between which the choice of a product may differ, as bytes.
     """
 
-    tables: dict[int, LongArray]
-    mean_rows: LongArray
-    kept_size: int
-    scratch_size: int
+    kinds: tuple[int, ...]
+    made: Tables
+    columns: LongArray
     forward: Calls
     backward: Calls
+    addresses: LongArray
+    size_classes: bytes
+
+    @property
+    def mean_rows(self) -> LongArray:
+        return self.made.mean_rows
+
+    @property
+    def kept_size(self) -> int:
+        return self.made.kept_size
+
+    @property
+    def scratch_size(self) -> int:
+        return self.made.scratch_size
+
+    @cached_property
+    def tables(self) -> dict[int, LongArray]:
+        """The table of each type."""
+        first = self.made.ptr.tolist()
+        return {
+            kind: self.made.flat[first[kind] : first[kind + 1]].reshape(-1, self.columns[kind]) for kind in self.kinds
+        }
 
 
 class PreparedTypes(Generic[C]):
@@ -94,25 +139,20 @@ class PreparedTypes(Generic[C]):
         Cost: O(pieces), some ten microseconds.
         """
         ends = plan.type_ptr.tolist()
-        kinds = [kind for kind in range(len(ends) - 1) if ends[kind] < ends[kind + 1]]
+        kinds = tuple([kind for kind in range(len(ends) - 1) if ends[kind] < ends[kind + 1]])
         for kind in kinds:
             if kind not in self.cells:
                 self._add(kind, compile_cell(kind))
-        edges = np.zeros(self.widths.inputs.size, np.int64)
-        for block, ptr in plan.segment_ptr.items():
-            edges[block] = address_of(ptr)
         batches = BatchList(plan.schedule.batch_type, plan.schedule.batch_ptr)
+        edges = np.empty(self.widths.inputs.size, np.int64)
         places = Places(batches, plan.base_ptr, plan.base, plan.mirror, plan.dest_base, plan.saved_base, edges)
-        made = make_tables(places, self.widths, n_threads)
-        first, columns = made.ptr.tolist(), self.widths.columns.tolist()
-        tables = {kind: made.flat[first[kind] : first[kind + 1]].reshape(-1, columns[kind]) for kind in kinds}
-        alone = nowhere = np.zeros(0, np.bool_)
-        if n_threads > 1 and plan.adds_up:
-            alone = find_alone(batches, plan.dest_base, plan.dest_ptr, plan.adds, self.widths.out_ptr)
-        pieces = AllPieces(made.pieces, self.widths.most_rows, n_threads)
-        forward = list_calls(batches, pieces, self.widths.steps[0], alone, False)
-        backward = list_calls(batches, pieces, self.widths.steps[1], nowhere, True)
-        return Prepared(tables, made.mean_rows, made.kept_size, made.scratch_size, forward, backward)
+        types = plan.types
+        arrays = PlanArrays(
+            plan.dest_ptr, plan.dest, plan.adds, plan.segments, plan.segment_base, plan.ints, plan.floats,
+            types.int_width, types.float_width,
+        )  # fmt: skip
+        made, forward, backward, addresses, classes = prepare_all(places, self.widths, arrays, plan.type_ptr, n_threads)
+        return Prepared(kinds, made, self.widths.columns, forward, backward, addresses, classes.tobytes())
 
     def _add(self, kind: int, cell: C) -> None:
         """Add a type."""
@@ -129,3 +169,50 @@ class PreparedTypes(Generic[C]):
         width = widths.inputs[blocks] + widths.saved[blocks] + widths.scratch[:, blocks].max(0)
         widths.most_rows[kind] = self._most_rows((int(width.sum()) + int(widths.kept[kind])) * self.dtype.itemsize)
         self.cells[kind] = cell  # last, as compiling may be interrupted: only complete types are listed
+
+
+@compiled
+def prepare_all(
+    places: Places, widths: Widths, arrays: PlanArrays, type_ptr: IntArray, n_threads: int
+) -> tuple[Tables, Calls, Calls, LongArray, NDArray[np.uint8]]:
+    """Make the tables and the calls of a plan, list its addresses, and class the mean rows."""
+    n_types, edges = widths.columns.size, places.edges
+    for block in range(edges.size):
+        edges[block] = arrays.segments.ctypes.data + WORD * arrays.segment_base[block]
+    made = make_tables(places, widths, n_threads)
+    adds_alone = nowhere = np.zeros(0, np.bool_)
+    if n_threads > 1 and arrays.adds.any():
+        adds_alone = find_alone(places.batches, places.dest_base, arrays.dest_ptr, arrays.adds, widths.out_ptr)
+    pieces = AllPieces(made.pieces, widths.most_rows, n_threads)
+    forward = list_calls(places.batches, pieces, widths.steps[0], adds_alone, False)
+    backward = list_calls(places.batches, pieces, widths.steps[1], nowhere, True)
+    addresses = np.empty(N_DESTINATIONS + 3 * n_types + edges.size, np.int64)
+    addresses[0], addresses[1] = arrays.dest_ptr.ctypes.data, arrays.dest.ctypes.data
+    addresses[2] = arrays.adds.ctypes.data
+    ints, floats = arrays.ints.ctypes.data, arrays.floats.ctypes.data
+    for kind in range(n_types):
+        own = addresses[N_DESTINATIONS + kind :: n_types]
+        own[0], own[1], own[2] = made.flat.ctypes.data + WORD * made.ptr[kind], ints, floats
+        n_rows = type_ptr[kind + 1] - type_ptr[kind]
+        ints += arrays.ints.itemsize * n_rows * arrays.int_width[kind]
+        floats += arrays.floats.itemsize * n_rows * arrays.float_width[kind]
+    addresses[N_DESTINATIONS + 3 * n_types :] = edges
+    classes = np.zeros(made.mean_rows.shape, np.uint8)
+    for block in range(len(classes)):
+        for moment in range(2):
+            rows = made.mean_rows[block, moment]
+            while rows:
+                rows >>= 1
+                classes[block, moment] += 1
+    return made, forward, backward, addresses, classes
+
+
+def place_of(name: str, kind: int, block: int, n_types: int) -> int:
+    """The position among the addresses of what kernels call "table", "ints", "floats" or "segments_0" and so on.
+
+    Args:
+        block: the number of the type's block of nodes.
+    """
+    if name.startswith("segments"):
+        return N_DESTINATIONS + 3 * n_types + block + 1 + int(name.rsplit("_", 1)[1])
+    return N_DESTINATIONS + ("table", "ints", "floats").index(name) * n_types + kind

@@ -22,6 +22,7 @@ class SharedValues:
 
     Attributes:
         arrays: by value.
+        multiplies: whether computing them may multiply matrices, by the library of the store.
     """
 
     def __init__(self, stage: StageProgram, store: Store, dtype: np.dtype[Any]) -> None:
@@ -32,13 +33,22 @@ class SharedValues:
             if index in read:
                 read.update(_instruction(vars[index].source).args)
         self._computed = [index for index in stage.lowered.shared if index in read]
+        sources = [_instruction(vars[index].source) for index in self._computed]
+        self.multiplies = any(not source.op.view and source.op.scalar is None for source in sources)
         self._weights = [(i, source.parameter) for i in sorted(read) if isinstance(source := vars[i].source, Weight)]
         self._data: list[Any] | None = None
+        self._versions: list[int] | None = None
         self.arrays: dict[int, Any] = {}
         for i in sorted(read):
             if isinstance(source := vars[i].source, Constant):
                 row = constant_row(source.data, dtype)
                 self.arrays[i] = row if isinstance(row, (int, float)) else store.put(row)
+
+    def has_changed(self) -> bool:
+        """Whether a parameter may have changed since the last call."""
+        versions = [parameter.version for _, parameter in self._weights]
+        before, self._versions = self._versions, versions
+        return versions != before
 
     def update(self, data_of: Callable[[Parameter], Any]) -> bool:
         """Compute all values from the parameters as they are now; return whether any array is another one than before.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from time import perf_counter
@@ -58,16 +59,17 @@ class Clock:
         return sum(self.ms.get(stage, 0.0) for stage in stages)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LastCall:
-    """Counts and times of one call.
+    """Counts and times of one call; all figures but the counts of its parts are added up when they are asked for.
 
     Attributes:
         graphs: the scheduled graphs, after the rewrites: one, or one per part, in order, if the whole would have
             exceeded `max_bytes`. With a plan from the cache, the graphs of the mini-batch that it was made for.
-        batches, launches, copied_bytes, allocations: totals of all parts.
+        batches: the number of batches of all parts.
+        counts: the work of each part.
+        ms: milliseconds per stage.
         planned_bytes: bytes of the values and scratch memory of the largest plan.
-        buffer_bytes: bytes that the backend held for them.
         unseen_share: the share of batches for which the policy met a state that it had not learned; None for policies
             that do not learn.
         plan_hit: whether the plan came from the cache; None if the cache was not asked. Recorded graphs ask it.
@@ -76,18 +78,55 @@ class LastCall:
 
     graphs: tuple[Graph, ...]
     batches: int
-    launches: int
-    copied_bytes: int
-    allocations: int
-    buffer_bytes: int
+    counts: list[Counts]
+    ms: dict[str, float]
     planned_bytes: int
-    record_ms: float
-    schedule_ms: float
-    place_ms: float
-    execute_ms: float
-    unseen_share: float | None = None
-    plan_hit: bool | None = None
-    plan_hit_rate: float = 0.0
+    unseen_share: float | None
+    plan_hit: bool | None
+    plan_hit_rate: float
+
+    @property
+    def launches(self) -> int:
+        """Calls of kernels, scatters, gathers and copies included."""
+        return add_up(self.counts).launches
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes moved by launches that compute nothing."""
+        return add_up(self.counts).copied_bytes
+
+    @property
+    def allocations(self) -> int:
+        """How often memory of runs was allocated anew."""
+        return add_up(self.counts).allocations
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes that the backend held for the values."""
+        return add_up(self.counts).buffer_bytes
+
+    @property
+    def record_ms(self) -> float:
+        """Milliseconds of recording, or of looking for a plan and merging."""
+        return self._ms("record", "lookup", "merge")
+
+    @property
+    def schedule_ms(self) -> float:
+        """Milliseconds of rewriting and scheduling."""
+        return self._ms("rewrite", "schedule")
+
+    @property
+    def place_ms(self) -> float:
+        """Milliseconds of laying out cells and placing values."""
+        return self._ms("layout", "place")
+
+    @property
+    def execute_ms(self) -> float:
+        """Milliseconds of the run, forward and backward."""
+        return self._ms("forward", "backward")
+
+    def _ms(self, *stages: str) -> float:
+        return sum(self.ms.get(stage, 0.0) for stage in stages)
 
     @property
     def parts(self) -> int:
@@ -110,7 +149,7 @@ class LastCall:
         return sum(map(min_batches, self.graphs))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Step:
     """A planned mini-batch and the counts of its run.
 
@@ -135,7 +174,7 @@ class Step:
     @property
     def planned_bytes(self) -> int:
         """The bytes of the values of the largest part."""
-        return max(part.n_bytes for part in self.parts)
+        return max([part.n_bytes for part in self.parts])
 
     @property
     def unseen_share(self) -> float | None:
@@ -150,17 +189,14 @@ class Step:
         """The rewrites of all parts, added up."""
         return Rewrites(*map(sum, zip(*(astuple(part.rewrites) for part in self.parts), strict=True)))
 
-    def totals(self) -> Counts:
-        """The counts of all parts: sums, and the largest `buffer_bytes`."""
-        launches, copied, allocations, held = zip(*self.counts, strict=True)
-        return Counts(sum(launches), sum(copied), sum(allocations), max(held))
-
     def finish(self) -> LastCall:
         """The counts and times of the call."""
-        total, known = self.clock.total, (self.unseen_share, self.plan_hit, self.plan_hit_rate)
-        times = (
-            total("record", "lookup", "merge"), total("rewrite", "schedule"), total("layout", "place"),
-            total("forward", "backward"),
-        )  # fmt: skip
-        graphs, n_batches = tuple(p.plan.graph for p in self.parts), sum(p.n_batches for p in self.parts)
-        return LastCall(graphs, n_batches, *self.totals(), self.planned_bytes, *times, *known)
+        graphs, n_batches = tuple([p.plan.graph for p in self.parts]), sum([p.n_batches for p in self.parts])
+        known = self.unseen_share, self.plan_hit, self.plan_hit_rate
+        return LastCall(graphs, n_batches, self.counts, self.clock.ms, self.planned_bytes, *known)
+
+
+def add_up(counts: Sequence[Counts]) -> Counts:
+    """The counts of several parts: sums, and the largest `buffer_bytes`."""
+    launches, copied, allocations, held = zip(*counts, strict=True)
+    return Counts(sum(launches), sum(copied), sum(allocations), max(held))

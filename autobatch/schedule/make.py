@@ -29,9 +29,10 @@ def make_schedule(graph: Graph, policy: Policy) -> Schedule:
         ScheduleError: the policy gave no schedule, or one that does not run this graph.
     """
     schedule = policy.schedule(graph)
-    if checking():
+    is_checked = checking()
+    if is_checked:
         check_graph(graph)
-    if checking() or not is_trusted(policy):
+    if is_checked or not is_trusted(policy):
         return _read_schedule(graph, schedule, policy.name)
     return schedule
 

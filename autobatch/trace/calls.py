@@ -21,7 +21,6 @@ from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.ops.variadic import SUM_N
-from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.decode import FormTables, form_tables
@@ -74,12 +73,12 @@ class Calls:
         """The node types met so far."""
         return self.traces.types
 
-    def start(self, module: Module | None) -> None:
-        """Empty the log for a new recording of functions that read the parameters of `module`."""
+    def start(self, parameters: Mapping[str, Parameter]) -> None:
+        """Empty the log for a new recording of functions that read these parameters, by name."""
         self._recycle_at -= len(self.log)
         self.log.clear()
         self.floats.clear()
-        self.traces.name_weights(module)
+        self.traces.name_weights(parameters)
 
     def start_instance(self) -> None:
         """Forget the sources of the last instance, restart the numbering of draws, and recycle handles."""

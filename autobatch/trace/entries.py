@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -69,9 +69,9 @@ class StandIns:
         self._places: dict[Entry, tuple[dict[str, Any], str]] = {}
 
     @contextmanager
-    def in_place(self, module: Module | None, entry_of: Callable[[Cell, Module], Entry]) -> Iterator[None]:
-        """Within the context, replace all cells of `module` and its submodules by the functions of entries."""
-        for owner in module.modules() if module is not None else ():
+    def in_place(self, modules: Sequence[Module], entry_of: Callable[[Cell, Module], Entry]) -> Iterator[None]:
+        """Within the context, replace all cells of these modules by the functions of entries."""
+        for owner in modules:
             kind: type = type(owner)
             for name, cell in _cells_of(kind).items():
                 if name not in vars(owner):

@@ -51,7 +51,8 @@ class Live(Parameter):
         """Convert the value taken last to this float type, for the next run."""
         if dtype != self.dtype:
             self.astype(dtype)
-        np.copyto(self._data, self._value, casting="unsafe")
+        if not np.array_equal(self._data, np.asarray(self._value, dtype)):
+            self.data = self._value
 
 
 class LiveValue(Traced):

@@ -16,6 +16,7 @@ from autobatch.graph.build import check_ranges, merge_graphs, split_graph
 from autobatch.graph.graph import Graph
 from autobatch.ir.typetable import TypeTable
 from autobatch.ops.operators import STAGE, stage
+from autobatch.params.known import KnownModule
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.system.turns import recording_lock
@@ -49,10 +50,14 @@ class Recorder:
     Args:
         function: takes one instance and calls cells.
         module: the owner of the parameters; calls of cells of it and of its submodules are recorded fastest.
+
+    Attributes:
+        known: what is under the module.
     """
 
     def __init__(self, function: Callable[[Any], Any], module: Module | None) -> None:
         self.function, self.module = function, module
+        self.known = None if module is None else KnownModule(module)
         self.slots = SlotTable()
         self.calls = Calls()
         self._node_of = np.zeros(0, np.int64)
@@ -80,8 +85,10 @@ class Recorder:
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
         calls = self.calls
-        with recording_lock(), calls.stand_ins.in_place(self.module if in_place else None, calls.entry), stage(calls):
-            calls.start(self.module)
+        parameters = {} if self.known is None else self.known.parameters()
+        modules = [] if self.known is None or not in_place else self.known.modules()
+        with recording_lock(), calls.stand_ins.in_place(modules, calls.entry), stage(calls):
+            calls.start(parameters)
             for instance in instances:
                 structures.append(self._run(instance, refs, slots, inputs))
                 log_ptr.append(len(calls.log))
@@ -110,7 +117,7 @@ class Recorder:
         traces = self.calls.traces
         if not traces.watchlist.holds():
             with recording_lock():
-                traces.name_weights(self.module)
+                traces.name_weights({} if self.known is None else self.known.parameters())
                 traces.renew()
 
     def _check_unchanged(self, n_taken: int) -> None:
@@ -170,12 +177,13 @@ class Recorder:
         """Raise a GraphError if a cell reads a parameter that the module does not have, or has under another name.
 
         Args:
-            parameters: the present parameters of the module. A check with the same parameters and types runs once.
+            parameters: the present parameters of the module. A check with the same dict and types runs once.
         """
-        known, types = {id(p): name for name, p in parameters.items()}, self.types
-        checked = known, types.state, tuple(types.outdated)
-        if self._checked == checked:
+        types = self.types
+        before, checked = self._checked, (parameters, types.state, tuple(types.outdated))
+        if before and before[0] is parameters and before[1:] == checked[1:]:
             return
+        known = {id(p): name for name, p in parameters.items()}
         module = self.module
         owner = type(module).__name__ if module is not None else "a module, for ab.batched was given none"
         for node_type in types.types:

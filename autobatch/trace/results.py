@@ -7,8 +7,10 @@ share slots by shape and come back per instance.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,8 @@ class SlotTable:
 
     shapes: list[Shape] = field(default_factory=list)
     _slots: dict[tuple[str, Shape | None], Slot] = field(default_factory=dict)
+    _structures: dict[tuple[Any, ...], Key] = field(default_factory=dict)
+    _shared: set[int] = field(default_factory=set)
 
     def slot(self, path: str, shape: Shape, in_list: bool) -> Slot:
         """The slot at this path; ShapeError if it has had values of another shape (lists may mix shapes)."""
@@ -40,12 +44,22 @@ class SlotTable:
         if slot is None:
             slot = self._slots[key] = Slot(len(self.shapes))
             self.shapes.append(shape)
+            self._shared.add(id(slot))
         elif self.shapes[slot.number] != shape:
             raise ShapeError(
                 f"the function returned its {path} in shape {self.shapes[slot.number]} for one instance and "
                 f"{shape} for another; return it in a list to get it per instance."
             )
         return slot
+
+    def share(self, structure: Key) -> Key:
+        """The same object for equal structures of slots alone, so that one comparison tells that they are equal."""
+        children = tuple(map(id, structure.children))
+        if not self._shared.issuperset(children):
+            return structure
+        found = self._structures.setdefault((structure.kind, structure.detail, children), structure)
+        self._shared.add(id(found))
+        return found
 
 
 def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[int], path: str = "result") -> Any:
@@ -57,10 +71,14 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
         return slot
     if isinstance(result, Outputs):
         result = tuple(result)
+    if type(result) is tuple:  # the most frequent container
+        children = [read_result(x, slots, refs, numbers, f"{path}[{i}]") for i, x in enumerate(result)]
+        return slots.share(Key("tuple", None, tuple(children)))
     if not is_structure(result):
         return Static(result)
     parts = zip(parts_of(result), _labels(result), strict=True)
-    return Key.of_structure(result, [read_result(x, slots, refs, numbers, path + label) for x, label in parts])
+    children = [read_result(x, slots, refs, numbers, path + label) for x, label in parts]
+    return slots.share(Key.of_structure(result, children))
 
 
 def _labels(structure: Any) -> list[str]:
@@ -79,7 +97,8 @@ def stack_results(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
         structures: per instance, from `read_result`.
         columns: per slot, its rows in instance order, as an array.
     """
-    return _stack(list(structures), [iter(column) for column in columns], columns)
+    are_same = all(map(operator.is_, structures, repeat(structures[0])))
+    return _stack(structures, are_same, columns, rows={})
 
 
 def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
@@ -87,21 +106,33 @@ def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
     return list(parts[0]) if len(parts) == 1 else [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
-def _stack(structures: list[Any], rows: list[Iterator[Any]], columns: Sequence[Any]) -> Any:
+def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], rows: dict[int, Iterator[Any]]) -> Any:
+    """Stack what the instances have at one place; `rows`, by slot, are those that no list has taken yet."""
     first = structures[0]
-    for i, structure in enumerate(structures):
-        if _outline(structure) != _outline(first):
-            raise ShapeError(
-                f"the function returned {_outline(first)} for instance 0 and {_outline(structure)} for instance {i}; "
-                f"return equal structures, with lists for what varies."
-            )
+    if not are_same:
+        _check_outlines(structures)
     if isinstance(first, Slot):
         return columns[first.number]
     if isinstance(first, Static):
         return _stack_constants([s.value for s in structures])
     if first.kind == "list":
-        return [_per_instance(s, rows) for s in structures]
-    return first.build([_stack([s.children[i] for s in structures], rows, columns) for i in range(len(first.children))])
+        return [_per_instance(s, columns, rows) for s in structures]
+    stacked = []
+    for i, child in enumerate(first.children):
+        children = [child] * len(structures) if are_same else [s.children[i] for s in structures]
+        stacked.append(_stack(children, are_same, columns, rows))
+    return first.build(stacked)
+
+
+def _check_outlines(structures: Sequence[Any]) -> None:
+    """Raise a ShapeError if the outermost levels of two structures differ."""
+    first = _outline(structures[0])
+    for i, structure in enumerate(structures):
+        if _outline(structure) != first:
+            raise ShapeError(
+                f"the function returned {first} for instance 0 and {_outline(structure)} for instance {i}; "
+                f"return equal structures, with lists for what varies."
+            )
 
 
 def _outline(structure: Any) -> str:
@@ -116,12 +147,14 @@ def _outline(structure: Any) -> str:
     return f"a {structure.kind} of {detail or len(structure.children)}"
 
 
-def _per_instance(structure: Any, rows: list[Iterator[Any]]) -> Any:
+def _per_instance(structure: Any, columns: Sequence[Any], rows: dict[int, Iterator[Any]]) -> Any:
     if isinstance(structure, Slot):
+        if structure.number not in rows:
+            rows[structure.number] = iter(columns[structure.number])
         return next(rows[structure.number])
     if isinstance(structure, Static):
         return structure.value
-    return structure.build([_per_instance(child, rows) for child in structure.children])
+    return structure.build([_per_instance(child, columns, rows) for child in structure.children])
 
 
 def _stack_constants(values: list[Any]) -> Any:

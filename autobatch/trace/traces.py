@@ -27,7 +27,7 @@ from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
 from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
-from autobatch.params.parameter import FLOAT32
+from autobatch.params.parameter import FLOAT32, Parameter
 from autobatch.trace.elements import Lengths, NeedsLength
 from autobatch.trace.entries import Entry
 from autobatch.trace.guards import Difference, Guard, Watchlist, differences
@@ -127,6 +127,7 @@ class Traces:
     def __init__(self, sum_of: Callable[[], Entry], renew: Callable[[Entry, Any, Any], None]) -> None:
         self.types = TypeTable()
         self.weight_names: dict[int, str] = {}
+        self._named: Mapping[str, Parameter] = {}
         self.n_traced = self.n_renewed = 0
         self.dtype = FLOAT32
         self._sum_of, self._renew_entry = sum_of, renew
@@ -194,9 +195,10 @@ class Traces:
                 watchlist = self._watchlist = Watchlist(guard for trace in self._in_force() for guard in trace.guards)
         return watchlist
 
-    def name_weights(self, module: Module | None) -> None:
-        """Store the names of the parameters of `module`."""
-        self.weight_names = {id(p): name for name, p in module.parameters().items()} if module is not None else {}
+    def name_weights(self, parameters: Mapping[str, Parameter]) -> None:
+        """Store the names of parameters, unless they are those of the last time."""
+        if parameters is not self._named:
+            self.weight_names, self._named = {id(p): name for name, p in parameters.items()}, parameters
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
         """Convert the present live numbers to this float type, for the next run."""

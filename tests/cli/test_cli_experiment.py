@@ -85,6 +85,19 @@ def test_an_experiment_of_this_checkout_writes_its_record(command: Command, tmp_
 
 
 @pytest.mark.slow
+def test_the_experiment_on_latency_compares_with_pytorch(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="compares with it")
+    settings = ("dim=8", "batch_sizes=1,2", "quick=True", "--out", str(tmp_path))
+    status, out, err = command("experiment", "latency", *settings)
+    assert (status, err) == (0, "")
+    assert "training, dim 8; microseconds of the shortest call" in out
+    figures = json.loads((tmp_path / "latency.json").read_text())["figures"]
+    assert set(figures) == {f"{mode}, {size}" for mode in ("inference", "training") for size in (1, 2)}
+    for found in figures.values():
+        assert found["calls"]["plan found"] < found["calls"]["recorded"] < found["calls"]["instances"]
+
+
+@pytest.mark.slow
 def test_no_policy_is_counted_below_what_is_proven(command: Command, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="draws with it")
     settings = ("workloads=random-dag-4", "sizes=8,", "held_out=2", "learning_seeds=2", "repeats=1")

@@ -21,7 +21,7 @@ def test_a_step_can_be_taken_again(moment: int, monkeypatch: pytest.MonkeyPatch)
     model, trees = draw_trees_case(0, 6, 3)
     expected, _ = ab.batched(model.loss, backend="reference").value_and_grad(trees)
     loss = ab.batched(model.loss, backend=Cpu(poison=True))
-    find_shared, bind, left = SharedValues.__init__, CompiledStage.bind, [moment]
+    find_shared, refresh, left = SharedValues.__init__, CompiledStage.refresh, [moment]
 
     def count(function: Any) -> Any:
         def counted(*args: Any) -> Any:
@@ -33,7 +33,7 @@ def test_a_step_can_be_taken_again(moment: int, monkeypatch: pytest.MonkeyPatch)
         return counted
 
     monkeypatch.setattr(SharedValues, "__init__", count(find_shared))
-    monkeypatch.setattr(CompiledStage, "bind", count(bind))
+    monkeypatch.setattr(CompiledStage, "refresh", count(refresh))
     with pytest.raises(KeyboardInterrupt):
         loss.value_and_grad(trees)
     for _ in range(2):

@@ -123,6 +123,14 @@ def other(values: Any, at: int, value: Any) -> Any:
     return changed
 
 
+def lengthened(plan: Plan) -> Any:
+    """The segments of a plan with the first one of each group longer."""
+    segments = plan.segments.copy()
+    for first, end in zip(plan.segment_base[:-1].tolist(), plan.segment_base[1:].tolist(), strict=True):
+        segments[first + 1 : end - 1] += 1
+    return segments
+
+
 CORRUPTIONS: dict[str, Callable[[Plan], dict[str, Any]]] = {
     "a destination moved": lambda plan: {"dest": np.where(np.arange(plan.dest.size) == 5, plan.dest[0], plan.dest)},
     "a destination outside": lambda plan: {"dest": np.where(np.arange(plan.dest.size) == 5, plan.size, plan.dest)},
@@ -130,14 +138,12 @@ CORRUPTIONS: dict[str, Callable[[Plan], dict[str, Any]]] = {
     "two nodes in one row": lambda plan: {"node_at": np.r_[plan.node_at[:1], plan.node_at[:1], plan.node_at[2:]]},
     "two rows exchanged": lambda plan: {"row": plan.row[np.r_[1, 0, 2 : plan.row.size]]},
     "an output elsewhere": lambda plan: {"slot_base": plan.slot_base + 1},
-    "a segment longer": lambda plan: {
-        "segment_ptr": {b: np.r_[ptr[:1], ptr[1:-1] + 1, ptr[-1:]] for b, ptr in plan.segment_ptr.items()}
-    },
+    "a segment longer": lambda plan: {"segments": lengthened(plan)},
     "blocks elsewhere": lambda plan: {"base": plan.base + 1},
     "saved values over gradients": lambda plan: {"saved_base": plan.saved_base - plan.mirror},
     "saved values over others": lambda plan: {"saved_base": np.full_like(plan.saved_base, plan.saved_base[0])},
     "saved values outside": lambda plan: {"saved_base": plan.saved_base + plan.size},
-    "data of another node": lambda plan: {"int_data": [data[::-1] for data in plan.int_data]},
+    "data of another node": lambda plan: {"ints": np.concatenate([data[::-1].ravel() for data in plan.int_data])},
 }  # fmt: skip
 
 
@@ -185,7 +191,7 @@ NO_PLANS: dict[str, Callable[[Plan], Any]] = {
     "rows missing": lambda plan: replace(plan, row=plan.row[:3]),
     "nodes missing": lambda plan: replace(plan, node_at=plan.node_at[:-1]),
     "bases missing": lambda plan: replace(plan, base=plan.base[:2]),
-    "no data": lambda plan: replace(plan, int_data=[]),
+    "no data": lambda plan: replace(plan, ints=plan.ints[:0]),
     "a buffer too small": lambda plan: replace(plan, size=8, mirror=4),
     "texts": lambda plan: replace(plan, dest=plan.dest.astype(str)),
 }  # fmt: skip

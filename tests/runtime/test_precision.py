@@ -316,14 +316,10 @@ def test_where_bf16_is_slower_the_same_is_computed_in_float32(
     backend = NotingBackend(Cpu(poison=True, jitted=True))
     monkeypatch.setitem(BACKENDS, "cpu", lambda: backend)
     assert distance(gradients(model, instances, "cpu", "bf16"), expected) < 2**-9
-    steps = rounded_steps(backend)
-    assert {step.way for step in steps} == {"float32"}
-    assert {step.provider.name for step in steps} == {library}
-    stages: list[Any] = [step.stage for step in steps]
-    found = zip(stages, steps, strict=True)
-    assert {int(stage.addresses[0, stage.steps.index(step), 0]) for stage, step in found} == {
-        multiply_in_float32.address
-    }
+    products: list[Any] = [product for step in rounded_steps(backend) for product in step.bound.values()]
+    assert {product.way for product in products} == {"float32"}
+    assert {product.provider.name for product in products} == {library}
+    assert {product.function for product in products} == {multiply_in_float32.address}
     for form in FORMS:
         test_operands_are_rounded_and_nothing_else("cpu", form)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.devices.host import HostDevice
+from autobatch.devices.store import Store
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.runtime.cpu.backend import Cpu
@@ -34,7 +35,9 @@ BACKENDS: dict[str, Callable[[], Any]] = {
     "cpu": lambda: Cpu(poison=True, jitted=False),
     "jitted": lambda: Cpu(poison=True, jitted=True),
     "cuda": lambda: Cuda(poison=True, device=HostDevice()),
+    "resident": lambda: Cuda(poison=True, device=HostDevice()),
 }
+"""On cuda parameters are on the host; on the last one, which is the same otherwise, they are on the device."""
 INTERPRETED = ("reference", "cpu")  # these compile nothing
 RECOMPUTES = ("cheap", "more", "all", "nothing")
 
@@ -203,8 +206,9 @@ class _Runs:
 
     def forward(self, backend: str) -> None:
         """Compare a mini-batch, or one after the other, with eager results."""
-        batched = self.batched(self.way, backend)
-        for found, expected in zip(self.run_all(batched), self.expected, strict=True):
+        with self.placed(backend):
+            every = self.run_all(self.batched(self.way, backend))
+        for found, expected in zip(every, self.expected, strict=True):
             difference = compare(found, expected, RELATIVE)
             if difference and not self.is_rounding(found, expected):
                 raise Wrong(f"batched differs from eager: {difference}")
@@ -215,6 +219,16 @@ class _Runs:
         if known not in self.functions:
             self.functions[known] = way.batched(self.model.everything, self.backends[backend])
         return self.functions[known]
+
+    @contextmanager
+    def placed(self, backend: str) -> Iterator[None]:
+        """Move the parameters to where a backend is to find them, and back."""
+        if backend == "resident":
+            self.model.to(self.backends[backend].device)
+        try:
+            yield
+        finally:
+            self.model.to("cpu")
 
     def run_all(self, batched: ab.Batched) -> list[Any]:
         """The results for each instance."""
@@ -270,19 +284,24 @@ class _Runs:
 
     def grads(self, way: Way, backend: str) -> tuple[Any, dict[str, Any]]:
         """The loss and gradients of all instances, weighted."""
-        batched = self.batched(way, backend)
+        with self.placed(backend):
+            return self.placed_grads(way, backend)
+
+    def placed_grads(self, way: Way, backend: str) -> tuple[Any, dict[str, Any]]:
+        """The same, with the parameters in their place."""
+        batched, store = self.batched(way, backend), self.model.store
         batched.step = 0
         if not way.alone:
             instances = self.instances(batched, self.names)
             (value, _), grads = batched.value_and_grad(instances, reduce=self.weights, has_aux=True)
-            return value, {name: np.array(g) for name, g in grads.items()}
+            return value, {name: on_host(g, store) for name, g in grads.items()}
         total, summed = 0.0, {n: np.zeros(p.shape) for n, p in self.model.parameters().items() if p.trainable}
         for name, weight in zip(self.names, self.weights, strict=True):
             batched.step = 0
             (value, _), grads = batched.value_and_grad(self.instances(batched, [name]), [weight], has_aux=True)
             total += float(value)
             for parameter, gradient in grads.items():
-                summed[parameter] += np.asarray(gradient)
+                summed[parameter] += on_host(gradient, store)
         return np.float64(total), summed
 
     def slope(self) -> None:
@@ -313,6 +332,11 @@ class _Runs:
                 p.data = start[name]
         if not is_close(found):
             raise Wrong(f"<gradient, direction> is {slope:.8g}, the eager loss has the slope {found:.8g}")
+
+
+def on_host(gradient: Any, store: Store) -> Any:
+    """A gradient as an array of NumPy of its own."""
+    return np.array(gradient if isinstance(gradient, ab.Rows) else store.get(gradient))
 
 
 def losses_of(results: list[Any]) -> Any:

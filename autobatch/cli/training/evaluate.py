@@ -36,6 +36,7 @@ data_option = click.option(
 @options.model_argument
 @checkpoint_option
 @data_option
+@options.other_backend_option
 @options.max_bytes_option
 @options.threads_option
 @options.tune_option
@@ -44,6 +45,7 @@ def evaluate(
     model: str,
     checkpoint: Path,
     data: str | None,
+    backend: str | None,
     max_bytes: int | None,
     threads: int | str,
     tune: str,
@@ -64,13 +66,13 @@ def evaluate(
     workload = stored.load_workload(data).with_options(threads, tune)
     if workload.spec.count_correct is None:
         raise DataError(f"cannot measure {model}: it has no metrics; give the model a method scores(instance).")
-    instances = select_instances(workload, data)
+    instances, backend = select_instances(workload, data), backend or stored.settings.backend
     with open_json(json_path) as results:
-        metrics = make_scorer(workload, instances, stored, max_bytes).measure()
+        metrics = make_scorer(workload, instances, stored, backend, max_bytes).measure()
         words = "  ".join(f"{in_words(metric)} {share:.1%}" for metric, share in metrics.items())
         click.echo(f"{workload.dataset.name}, {len(instances):,} instances:  {words}")
         settings = stored.settings
-        described = describe_run(workload, settings.batch_size, settings.policy, settings.backend, mode="eval")
+        described = describe_run(workload, settings.batch_size, settings.policy, backend, mode="eval")
         results.write({**described, "instances": len(instances), **metrics})
 
 
@@ -84,6 +86,7 @@ def evaluate(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write to this file, which is replaced.  [default: standard output]",
 )
+@options.other_backend_option
 @options.max_bytes_option
 @options.threads_option
 @options.tune_option
@@ -92,6 +95,7 @@ def predict(
     checkpoint: Path,
     data: str | None,
     out: Path | None,
+    backend: str | None,
     max_bytes: int | None,
     threads: int | str,
     tune: str,
@@ -110,17 +114,19 @@ def predict(
     workload = stored.load_workload(data).with_options(threads, tune)
     if workload.spec.predict is None:
         raise DataError(f"cannot predict with {model}: it has no scores; give the model a method scores(instance).")
-    scorer = make_scorer(workload, select_instances(workload, data), stored, max_bytes)
+    backend = backend or stored.settings.backend
+    scorer = make_scorer(workload, select_instances(workload, data), stored, backend, max_bytes)
     with open_json(out) as results:
         lines = results if out is not None else JsonLines(sys.stdout)
         for prediction in scorer.predict():
             lines.write(prediction)
 
 
-def make_scorer(workload: Workload, instances: Sequence[Any], stored: StoredRun, max_bytes: int | None) -> Scorer:
-    """Record instances, to be run as training ran them, but within a limit of their own."""
-    settings = stored.settings
-    return Scorer(workload, instances, stored.policy, settings.backend, settings.batch_size, max_bytes)
+def make_scorer(
+    workload: Workload, instances: Sequence[Any], stored: StoredRun, backend: str, max_bytes: int | None
+) -> Scorer:
+    """Record instances, to be run as training ran them, but by a backend and within a limit of their own."""
+    return Scorer(workload, instances, stored.policy, backend, stored.settings.batch_size, max_bytes)
 
 
 def select_instances(workload: Workload, data: str | None) -> Sequence[Any]:

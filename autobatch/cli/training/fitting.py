@@ -93,6 +93,7 @@ class Fitting:
         if not workload.dataset.train:
             raise DataError(f"cannot train on {workload.dataset.name}: it holds no training instance; add some.")
         self.loss = workload.batched("loss", policy, backend, max_bytes)
+        workload.move_to(self.backend)
         self.optimizer = ab.optim.Adam(workload.model, lr=lr)
         self.position = Position(order=workload.rng.bit_generator.state)
         self.last_loss = math.nan
@@ -154,12 +155,12 @@ class Fitting:
         for batch in islice(batches, position.steps, None):
             try:
                 value, grads = self.loss.value_and_grad(batch)
+                self.optimizer.step(grads)
+                self.last_loss = float(value)  # on a device it is known only now
             except NumericError as error:
                 raise NumericError(f"training stopped in {what}, mini-batch {position.steps + 1}: {error}") from error
-            self.optimizer.step(grads)
             position.steps += 1
             position.tally.add(self.loss.last)
-            self.last_loss = float(value)
             position.total_loss += self.last_loss * len(batch)
             position.n_seen += len(batch)
             position.seconds = time.perf_counter() - start

@@ -36,6 +36,7 @@ class Scorer:
         self._instances = instances if workload.spec.count_correct or workload.spec.predict else []
         if self._instances:
             self._scores = workload.batched("scores", policy, backend, max_bytes)
+            workload.move_to(str(self._scores.backend.name))
             if isinstance(self._scores.policy, Auto):
                 self._scores.policy = self._scores.policy.make_rule()
             self._graphs = record(self._scores, self._instances)

@@ -23,7 +23,7 @@ from autobatch.schedule.schedule import Policy
 
 AUTO = Auto.rule
 LAST, BEST = "last.safetensors", "best.safetensors"
-FREE = ("epochs", "max_bytes")  # the settings that may change from one command to the next
+FREE = ("epochs", "max_bytes", "backend")  # the settings that may change from one command to the next
 PARAMETER, OPTIMIZER = "parameter.", "optimizer."  # begin the names of arrays
 
 
@@ -77,7 +77,9 @@ class StoredRun:
             )
 
     def settle(self, given: dict[str, Any]) -> Settings:
-        """Take the stored settings, but as many epochs and as much memory as given; neither changes what is learned.
+        """Take the stored settings, but the epochs, the memory and the backend that are given.
+
+        None of them changes what is learned, up to rounding.
 
         Args:
             given: the settings that the user chose.
@@ -92,7 +94,7 @@ class StoredRun:
                     f"cannot go on from {str(self.path)!r}: it was trained with {name.replace('_', ' ')} "
                     f"{stored[name]} and {value} was asked for; leave that out, or name another folder."
                 )
-        return replace(self.settings, **{name: given[name] for name in FREE if name in given})
+        return replace(self.settings, **{name: given[name] for name in FREE if given.get(name, "auto") != "auto"})
 
     def load_workload(self, data: str | None = None) -> Workload:
         """Load the stored model, with the data that it was trained on or with other data.
@@ -133,7 +135,7 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
         CheckpointError: it cannot be written; what was there still is.
     """
     optimizer: dict[str, Any] = dict(fitting.optimizer.state_dict())
-    arrays = {PARAMETER + name: parameter.data for name, parameter in workload.model.parameters().items()}
+    arrays = {PARAMETER + name: array for name, array in workload.model.state_dict().items()}
     arrays |= {OPTIMIZER + name: array for name, array in optimizer.pop("arrays").items()}
     dataset = workload.dataset
     state = {

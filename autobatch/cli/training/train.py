@@ -97,9 +97,10 @@ def train(
 
     With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch. The same command with --resume goes on from
     there, to the same parameters as without the stop, bit for bit on the same machine with as many threads. Options
-    that are left out are then what they were; only --epochs and --max-bytes may change, and --json and --tensorboard
-    go on where they were. With another --max-bytes, mini-batches run in other parts, and results are equal to rounding;
-    so they are with --threads auto or --tune auto, where choices depend on what was measured.
+    that are left out are then what they were; only --epochs, --max-bytes and --backend may change, and --json and
+    --tensorboard go on where they were. With another --max-bytes, mini-batches run in other parts, and results are
+    equal to rounding; so they are with another --backend, and with --threads auto or --tune auto, where choices depend
+    on what was measured.
 
     \b
     Examples:
@@ -146,8 +147,10 @@ def _run(
         stored.restore(fitting, len(workload.dataset.train))
         at = fitting.position
         click.echo(f"going on from {stored.path}: epochs done {at.epochs}, mini-batches of the next {at.steps}")
-        if settings.max_bytes != stored.settings.max_bytes:
-            click.echo("with another --max-bytes: results are equal to rounding, not to the bit")
+        for option in ("max_bytes", "backend"):
+            if getattr(settings, option) != getattr(stored.settings, option):
+                shown = option.replace("_", "-")
+                click.echo(f"with another --{shown}: results are equal to rounding, not to the bit")
     with open_scalars(tensorboard, fitting) as scalars, _profile(fitting, profile_path):
         if checkpoint is None:
             _fit(settings, workload, fitting, None, results, scalars)

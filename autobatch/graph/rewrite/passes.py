@@ -97,7 +97,7 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
 
     Cost: one sweep to find the passes that may apply, and O(N + E) for each of these.
     """
-    chosen, types = to_passes(passes), graph.types.arrays()
+    chosen, types = passes if passes is DEFAULT else to_passes(passes), graph.types.arrays()
     words, floats, done = graph.words, graph.floats, NOTHING
     ports, may_forward, may_drop, may_take, may_widen = _survey(words, types)
     if may_forward and "forward" in chosen:
@@ -114,7 +114,7 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
     if "share" in chosen:
         words, floats, shared = share_equal(words, floats, types)
         done = replace(done, shared=shared)
-    if done == NOTHING:
+    if done is NOTHING or done == NOTHING:
         return graph, NOTHING
     result = Graph(words, floats, graph.types, graph.structures, graph.keys)
     if checking():

@@ -7,7 +7,7 @@ of a graph, this takes a third of the time.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ class Outputs(NamedTuple):
 
 @compiled
 def list_destinations(
-    words: IntArray, rows: Rows, tables: TypeTables, slot_base: LongArray, slot_width: LongArray, dest: LongArray
+    words: IntArray, rows: Rows, tables: TypeTables, slot_base: LongArray, slot_width: LongArray, dest: NDArray[Any]
 ) -> tuple[LongArray, LongArray, NDArray[np.bool_]]:
     """List the places that each node output is written to, and whether it is added there, by (type, output, row).
 
@@ -94,7 +94,7 @@ def _write_edges(
     ptr: LongArray,
     places: IntArray,
     ranks: IntArray,
-    dest: LongArray,
+    dest: NDArray[Any],
     adds: NDArray[np.bool_],
 ) -> None:
     """Write the place where each edge's reader finds its value, as a destination of the output that it reads.

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.graph import Graph
-from autobatch.jit.arrays import IntArray
+from autobatch.graph.words import sections
+from autobatch.jit.arrays import FloatArray, IntArray
+from autobatch.jit.loops import compiled
 from autobatch.memplan.batch.destinations import list_destinations
-from autobatch.memplan.batch.rows import Batches, Widths, gather_rows, place_rows
-from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.memplan.batch.rows import Areas, Batches, LongArray, Rows, Widths, gather_rows, place_rows
+from autobatch.plan.plan import Plan, PlannedTypes, TypeTables
 from autobatch.schedule.schedule import Schedule
 
 INT32_ELEMENTS = 2**31 - 1  # beyond this, destinations need 64 bits
@@ -29,30 +31,37 @@ def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
     """
     tables, arrays = cells.tables, graph.types.arrays()
     batches = Batches(schedule.batch_type, schedule.batch_ptr, schedule.order)
-    widths = Widths(np.array(cells.slot_widths, np.int64), cells.saved_width, arrays.int_width)
-    rows, areas, ints = place_rows(graph.words, batches, tables, widths, cells.training)
-    dest: NDArray[Any] = np.empty(
-        graph.n_edges + graph.n_outputs, np.int32 if areas.size <= INT32_ELEMENTS else np.int64
+    widths = Widths(cells.slot_width, cells.saved_width, arrays.int_width)
+    rows, areas, ints, floats, narrow, dest_base, dest_ptr, adds = place_values(
+        graph.words, graph.floats, batches, tables, widths, arrays.float_width, cells.training
     )
-    dest_base, dest_ptr, adds = list_destinations(graph.words, rows, tables, areas.slot_base, widths.slot, dest)
-    floats = graph.floats
-    if floats.size:
-        floats = gather_rows(floats, arrays.float_width, graph.type_id, rows.node_at, rows.type_ptr)
-    ends = rows.segment_base.tolist()
+    dest: NDArray[Any] = narrow
+    if areas.size > INT32_ELEMENTS:
+        dest = np.empty(narrow.size, np.int64)
+        dest_base, dest_ptr, adds = list_destinations(graph.words, rows, tables, areas.slot_base, widths.slot, dest)
     return Plan(
         graph, schedule, rows.row, rows.type_ptr, rows.node_at, rows.block_rows, rows.base_ptr, rows.base,
-        areas.saved_base,
-        {b: rows.segments[ends[b] : ends[b + 1]] for b in range(len(ends) - 1) if ends[b] < ends[b + 1]},
-        dest_base, dest_ptr, dest, adds, areas.slot_base, areas.slot_rows, areas.mirror, areas.size,
-        _by_type(ints, arrays.int_width, rows.type_ptr), _by_type(floats, arrays.float_width, rows.type_ptr), tables,
+        areas.saved_base, rows.segments, rows.segment_base, dest_base, dest_ptr, dest, adds, areas.slot_base,
+        areas.slot_rows, areas.mirror, areas.size, ints, floats, arrays, tables,
     )  # fmt: skip
 
 
-def _by_type(flat: NDArray[Any], width: IntArray, type_ptr: IntArray) -> list[NDArray[Any]]:
-    """Split the attributes of all types into one array `[N_type, width]` per type."""
-    found, start, counts = [], 0, np.diff(type_ptr).tolist()
-    for kind, columns in enumerate(width.tolist()):
-        end = start + (counts[kind] * columns if kind < len(counts) else 0)
-        found.append(flat[start:end].reshape(-1, columns) if columns else flat[:0].reshape(0, 0))
-        start = end
-    return found
+@compiled
+def place_values(
+    words: IntArray,
+    floats: FloatArray,
+    batches: Batches,
+    tables: TypeTables,
+    widths: Widths,
+    float_width: IntArray,
+    training: bool,
+) -> tuple[Rows, Areas, IntArray, FloatArray, IntArray, LongArray, LongArray, NDArray[np.bool_]]:
+    """Place rows, sort attributes by row, and list destinations; none if they do not fit 32 bits."""
+    rows, areas, ints = place_rows(words, batches, tables, widths, training)
+    graph = sections(words)
+    by_row = gather_rows(floats, float_width, graph.type_id, rows.node_at, rows.type_ptr)
+    dest = np.empty(graph.edge_src.size + graph.out_node.size, np.int32)
+    base, ptr, adds = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_)
+    if areas.size <= INT32_ELEMENTS:
+        base, ptr, adds = list_destinations(words, rows, tables, areas.slot_base, widths.slot, dest)
+    return rows, areas, ints, by_row, dest, base, ptr, adds

@@ -3,14 +3,14 @@
 Batches are cut into pieces (tiles). The rows of each piece and the calls for it are worked out once per plan. A step is
 a call with the number of a piece: of a generated kernel, a matrix product, or an interpreted op. One compiled loop
 makes all calls, and stops only for interpreted ops; if there are none, several threads can make the calls. Values that
-depend on parameters alone are computed once per run. The gradient of a weight is one product over all rows of a type,
-and that of a bias is one pass over them.
+depend on parameters alone are computed when a parameter may have changed. The gradient of a weight is one product over
+all rows of a type, and that of a bias is one pass over them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -25,11 +25,10 @@ from autobatch.params.stacks import refresh
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 from autobatch.runtime.activity import Activity
 from autobatch.runtime.backend import Counts, RunOptions, Timer
-from autobatch.runtime.cpu.compiled import BoundStages, CompiledTypes
+from autobatch.runtime.cpu.compiled import BoundRun, BoundStages, CompiledTypes
 from autobatch.runtime.cpu.memory import CpuMemory
 from autobatch.runtime.cpu.products import FastProducts
 from autobatch.runtime.cpu.rounding import Outers
-from autobatch.runtime.cpu.stage_values import StageRun
 from autobatch.runtime.cpu.stages import CompiledCell
 from autobatch.runtime.interpreter.frame import RowRange
 from autobatch.runtime.interpreter.values import Values
@@ -134,8 +133,9 @@ class CompiledRun(PooledRun[CpuMemory]):
         self._allocations, self._launches = self.memory.take_allocations(), 0
         self._values = Values(plan, executable.cells, self.memory.buffer, HOST)
         self._copied_bytes = refresh(executable.cells.stacks)
-        with self._threads():
-            self._sweep("forward", None)
+        bound, run = self._bound("forward")
+        with self._threads() if bound.may_call_library(run) else nullcontext():
+            self._sweep(bound, run, None)
         return self._values.outputs()
 
     def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
@@ -145,7 +145,7 @@ class CompiledRun(PooledRun[CpuMemory]):
         for slot in range(len(cells.slot_shapes)):
             self._values.slot(slot, plan.mirror)[...] = seeds.get(slot, 0)
         with self._threads():
-            self._sweep("backward", None if activity.is_whole else activity)
+            self._sweep(*self._bound("backward"), None if activity.is_whole else activity)
             self.lap("backward", None)  # work after the last batch counts as backward, not as weights
             ends = plan.type_ptr.tolist()
             for kind in range(len(ends) - 1):
@@ -185,41 +185,31 @@ class CompiledRun(PooledRun[CpuMemory]):
 
     # Batches.
 
-    def _bind(self, name: str) -> BoundStages:
-        """Bind the steps of a stage, for all types of the plan, to the arrays of this run."""
-        executable, memory, plan = self._executable, self.memory, self._executable.plan
-        types, prepared = executable.types, executable.prepared
-        bound = types.bound(name, tuple(prepared.tables))
-        arrays = memory.buffer, memory.scratch[0], memory.kept[0], plan.dest_ptr, plan.dest, plan.adds
-        common, place = bound.place(arrays, memory.scratch), plan.dest.dtype.name
-        first = plan.tables.block_ptr.tolist()
-        runs = [
-            StageRun(
-                plan, kind, common, place, table, prepared.mean_rows[first[kind] : first[kind + 1]],
-                executable.chooser, self._randomness,
-            )
-            for kind, table in prepared.tables.items()
-        ]  # fmt: skip
-        bound.bind(runs, prepared.forward if name == "forward" else prepared.backward)
-        return bound
+    def _bound(self, name: str) -> tuple[BoundStages, BoundRun]:
+        """A stage of all types of the plan, and what this run binds it to."""
+        executable, prepared = self._executable, self._executable.prepared
+        bound = executable.types.bound(name, prepared.kinds, executable.n_threads)
+        calls = prepared.forward if name == "forward" else prepared.backward
+        memory, chooser = self.memory, executable.chooser
+        return bound, BoundRun(executable.plan, prepared, name, calls, chooser, memory, self._randomness)
 
-    def _sweep(self, name: str, activity: Activity | None) -> None:
+    def _sweep(self, bound: BoundStages, run: BoundRun, activity: Activity | None) -> None:
         """Make all calls of a stage; in one compiled call if there is no timer and all nodes are active."""
-        bound, plan = self._bind(name), self._executable.plan
+        plan, name, n_batches = run.plan, run.name, len(run.calls.ptr) - 3
         try:
-            n_batches = bound.n_batches
+            bound.bind(run)
+            if self._timer is None and activity is None:
+                self._launches += bound.call(0, n_batches + 2)
+                return
             self._launches += bound.call(0, 1)
             self.lap(name, None)
-            if self._timer is None and activity is None:
-                self._launches += bound.call(1, n_batches + 1)
-            else:
-                for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
-                    rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
-                    if rows is None or rows.any():
-                        self._launches += bound.call(at, at + 1)
-                    if rows is not None and not rows.all():
-                        self._values.clear_inactive(RowRange(plan, batch, HOST), rows)
-                    self.lap(name, batch)
+            for at, batch in enumerate(plan.batches if name == "forward" else plan.batches[::-1], start=1):
+                rows = None if activity is None else activity.rows(batch.kind, batch.start, batch.end)
+                if rows is None or rows.any():
+                    self._launches += bound.call(at, at + 1)
+                if rows is not None and not rows.all():
+                    self._values.clear_inactive(RowRange(plan, batch, HOST), rows)
+                self.lap(name, batch)
             self._launches += bound.call(n_batches + 1, n_batches + 2)
         finally:
             bound.release()

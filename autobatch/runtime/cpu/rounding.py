@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autobatch.blas.bf16 import find_bf16, round_to_bf16
 from autobatch.blas.calling import call_product
-from autobatch.blas.choosing import FLOAT32
+from autobatch.blas.choosing import FLOAT32, Chooser
 from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import (
     ROWS_AT_ONCE,
@@ -36,7 +36,7 @@ from autobatch.compiler.writer import SLOTS
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.bits import rounded
 from autobatch.jit.loops import by_address, compiled
-from autobatch.runtime.cpu.stage_values import StageRun, StageValues
+from autobatch.runtime.cpu.stage_values import StageValues
 from autobatch.runtime.cpu.steps import (
     B_FLIPPED,
     B_STEP,
@@ -51,6 +51,7 @@ from autobatch.runtime.cpu.steps import (
     TABLE,
     A,
     B,
+    BoundProduct,
     N,
     ProductStep,
     address_in,
@@ -67,56 +68,69 @@ class RoundedStep(ProductStep):
 
     def __init__(self, stage: StageValues, product: Product, number: int, once: bool) -> None:
         super().__init__(stage, product, number, once)
-        shape = stage.lowered.vars[self.term.weight].shape
         self.own[SCRATCH] = WORD * stage.turn_width
-        stage.turn_width += ROWS_AT_ONCE * (shape[-1] if self.term.transposed else shape[-2])
-        self.way = FLOAT32
+        stage.turn_width += ROWS_AT_ONCE * self.inner
 
-    def bind(self, run: StageRun) -> int:
-        """Round the matrix as it is in this run."""
-        matrix = readable(self.stage.shared.arrays[self.term.weight][0])
-        matrix = matrix.T if self.term.transposed else matrix
-        inner, n = matrix.shape
-        if self._choose(run):
-            self.way = run.chooser.choose_bf16(max(self.n_rows, 1), n, inner)
-        if self.way == PACKED and self.stage.jitted and matrix.size:
-            return self._pack_rounded(matrix)
-        if self.way == "mkl":
-            self.weight = round_to_bf16(self.stage.matrix(self.term.weight, self.term.transposed))
-            return 0
-        return self._take_rounded(rounded(matrix))
+    def _choose(self, n_rows: int, chooser: Chooser) -> tuple[Any, ...]:
+        """The library for float32, and the way to multiply by bf16."""
+        return *super()._choose(n_rows, chooser), chooser.choose_bf16(n_rows, self.n, self.inner)
 
-    def _pack_rounded(self, matrix: Array) -> int:
+    def _make(self, provider: Provider, way: str = FLOAT32) -> BoundProduct:
+        return BoundRounded(self, provider, way)
+
+
+class BoundRounded(BoundProduct):
+    """A product in bf16, with the matrix as its way of multiplying reads it."""
+
+    def __init__(self, step: RoundedStep, provider: Provider, way: str) -> None:
+        super().__init__(step, provider)
+        self.way = way
+        if way == PACKED:
+            self.calls_library = not self._is_compiled
+        elif way == "mkl":
+            self.calls_library = True
+
+    def _refresh(self) -> None:
+        """Round the matrix as it is now."""
+        stage, term = self.step.stage, self.step.term
+        matrix = readable(stage.shared.arrays[term.weight][0])
+        matrix = matrix.T if term.transposed else matrix
+        if self.way == PACKED and self._is_compiled:
+            self._pack_rounded(matrix)
+            self.function = multiply_rounded.address
+        elif self.way == "mkl":
+            self._weight = round_to_bf16(stage.matrix(term.weight, term.transposed))
+        else:
+            self._take_rounded(rounded(matrix))
+
+    def _pack_rounded(self, matrix: Array) -> None:
         """Pack a matrix for our own product of bf16."""
         inner, n = matrix.shape
         self._make_panels(panel_words(inner, n, True))
-        self.own[[N, INNER, B]] = n, inner, address_of(self.panels)
+        self.own[[N, INNER, B]] = n, inner, address_of(self._panels)
         row, column = (step // WORD for step in matrix.strides)
-        pack_bf16(address_of(matrix), row, column, inner, n, address_of(self.panels))
-        address: int = multiply_rounded.address
-        return address
+        pack_bf16(address_of(matrix), row, column, inner, n, address_of(self._panels))
 
-    def _take_rounded(self, matrix: Array) -> int:
+    def _take_rounded(self, matrix: Array) -> None:
         """Take a rounded matrix for the fastest float32 product."""
-        if self.provider.name == PACKED and self.stage.jitted and matrix.size:
+        if self.provider.name == PACKED and self._is_compiled:
             self._pack(matrix)
             self.own[ROUTINE] = 0
         else:
             self._take(matrix)
-            if not (self.own[ROUTINE] and self.stage.jitted and matrix.size):
-                return 0
-        address: int = multiply_in_float32.address
-        return address
+            if not (self.own[ROUTINE] and self._is_compiled):
+                return
+        self.function = multiply_in_float32.address
 
     def __call__(self, k: int) -> None:
         """Run by a library."""
-        left, out = self.stage.view(self.term.rows, k), self.stage.view(self.out, k)
-        assert self.weight is not None, "steps are bound before they run"
+        left, out = self.step.stage.view(self.step.term.rows, k), self.step.stage.view(self.step.out, k)
+        assert self._weight is not None, "steps are refreshed before they run"
         if left.size and self.way == "mkl":
-            find_bf16().multiply(round_to_bf16(left), self.weight, out, self.accumulate)
+            find_bf16().multiply(round_to_bf16(left), self._weight, out, self.step.accumulate)
         elif left.size:
-            self.provider.multiply(rounded(left), self.weight, out, self.accumulate)
-        elif not self.accumulate:
+            self.provider.multiply(rounded(left), self._weight, out, self.step.accumulate)
+        elif not self.step.accumulate:
             out[...] = 0
 
 

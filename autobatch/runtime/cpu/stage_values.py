@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.blas.choosing import Chooser
 from autobatch.blas.product import readable
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.numba.sources import StageSources
@@ -25,31 +24,22 @@ from autobatch.runtime.shared_values import SharedValues
 Array = NDArray[Any]
 
 
-class Arrays(NamedTuple):
-    """The first arrays of the memory of all stages, and their addresses by thread: each has its own scratch memory."""
-
-    arrays: tuple[Array, ...]
-    addresses: Array
-
-
 class StageRun(NamedTuple):
-    """The arrays and numbers of a run that a stage of a type reads.
+    """The arrays and numbers of a run that the steps of a stage read where Python runs them.
 
     Attributes:
-        common: buffer, scratch memory of pieces and of all rows, and destinations: the same for all types.
-        place: the name of the type of destinations.
+        buffer, scratch, kept: the memory of the run; `kept` is the scratch memory of pieces if no steps run for all
+            rows of the type.
         table: see `autobatch.compiler.piece_table`.
-        mean_rows: mean rows of pieces, per domain; see `autobatch.runtime.piece_table`.
         randomness: the randomness of the mini-batch.
     """
 
     plan: Plan
     kind: int
-    common: Arrays
-    place: str
+    buffer: Array
+    scratch: Array
+    kept: Array
     table: Array
-    mean_rows: Array
-    chooser: Chooser
     randomness: Randomness
 
     def rows(self, k: int, n_column: int) -> RowRange:
@@ -62,7 +52,9 @@ class StageValues:
     """Maps the values of a stage to the arrays of a run, and computes the values that all rows share.
 
     Attributes:
-        arrays: the arrays of the memory's slots, for kernels that run as plain Python.
+        plan_slots: the slots for arrays of plans, by name.
+        version: how often the shared values were computed; n_moved: how often arrays of them were replaced.
+        run: the run that is on its way, and `arrays` those of the memory's slots, for what runs as plain Python.
         turn_width: elements of scratch memory per piece that do not depend on its rows: for a row in kernels, then for
             steps.
     """
@@ -72,7 +64,10 @@ class StageValues:
         self.cell, self.lowered, self.storage, self.columns = stage.cell, stage.lowered, stage.storage, stage.columns
         self.slots = sources.slots
         used = {"table", *(name for source in sources.kernels if source is not None for name in source.arrays)}
-        self._own_slots = sorted(used - {*COMMON})
+        own = sorted(used - {*COMMON})
+        self.plan_slots = {name: self.slots[name] for name in own if _is_of_plan(name)}
+        self._shared_slots = {name: self.slots[name] for name in own if not _is_of_plan(name)}
+        self.version, self.n_moved, self._is_fresh = 0, 0, False
         self.arrays: list[Array | int] = []
         self.run: StageRun
         self.packed = np.zeros(self.storage.shared_width, dtype)
@@ -81,39 +76,35 @@ class StageValues:
         self._copies: list[tuple[Array, Array]] = []
         self.turn_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
 
-    @property
-    def _runs_steps_of_all_rows(self) -> bool:
-        """Whether hoisted steps run over all rows; if not, persistent values are in the scratch memory of pieces."""
-        return bool(self.run.mean_rows[0, 1])
-
-    def _find(self, name: str) -> Array | int:
-        """The array of a slot, or its number."""
-        plan, kind = self.run.plan, self.run.kind
-        match name:
-            case "shared":
-                return self.packed
-            case "table":
-                return self.run.table
-            case "ints":
-                return plan.int_data[kind]
-            case "floats":
-                return plan.float_data[kind]
-        family, number = name.rsplit("_", 1)
-        if family == "segments":
-            return plan.segment_ptr[plan.first_block(kind) + 1 + int(number)]
-        table: Array = self.shared.arrays[int(number)]
-        return table.strides[1] // table.itemsize if is_step(name) else table
-
-    def _compute_shared(self) -> None:
-        """Update the values that all rows share, and the copies of them that kernels and libraries read."""
-        shared = self.shared.arrays
-        if self.shared.update(lambda parameter: parameter.data):
+    def refresh(self) -> None:
+        """Update the values that all rows share, and the copies of them that libraries read, if parameters changed."""
+        if not self.shared.has_changed() and self._is_fresh:
+            return
+        self._is_fresh, shared = False, self.shared.arrays  # an interrupt may come
+        if self.shared.update(lambda parameter: parameter.array):
             self._matrices.clear()
             self._copies.clear()
+            self.n_moved += 1
         for value, first in self.storage.shared.items():
             self.packed[first : first + self.lowered.sizes[value]] = shared[value].reshape(-1)
         for matrix, copy in self._copies:
             transpose(np.ascontiguousarray(matrix.T), copy)
+        self.version += 1
+        self._is_fresh = True
+
+    def shared_arrays(self) -> dict[int, Array | int]:
+        """What the slots for shared values hold: arrays, or the row strides of tables in elements."""
+        return {slot: self._find_shared(name) for name, slot in self._shared_slots.items()}
+
+    def _find_shared(self, name: str) -> Array | int:
+        if name == "shared":
+            return self.packed
+        table: Array = self.shared.arrays[int(name.rsplit("_", 1)[1])]
+        return table.strides[1] // table.itemsize if is_step(name) else table
+
+    def plan_arrays(self, plan: Plan, kind: int, table: Array) -> dict[int, Array]:
+        """What the slots for a plan hold, of which this is the stage of a type."""
+        return {slot: _find_in(plan, kind, table, name) for name, slot in self.plan_slots.items()}
 
     def matrix(self, value: int, transposed: bool) -> Array:
         """A shared matrix or its transpose in a form that libraries read; the same array until a parameter moves.
@@ -150,12 +141,29 @@ class StageValues:
         return found
 
     def _array(self, area: Area) -> Array:
-        plan, (buffer, scratch, kept, *_) = self.run.plan, self.run.common.arrays
+        plan = self.run.plan
         if area in DATA:
             return (plan.int_data if area is Area.INTS else plan.float_data)[self.run.kind].reshape(-1)
-        if area is Area.PERSISTENT and self._runs_steps_of_all_rows:
-            return kept
-        return buffer if ARRAYS[area] == "buffer" else scratch
+        if area is Area.PERSISTENT:
+            return self.run.kept
+        return self.run.buffer if ARRAYS[area] == "buffer" else self.run.scratch
+
+
+def _is_of_plan(name: str) -> bool:
+    """Whether a slot is for an array of a plan; the others that types have of their own are for shared values."""
+    return name in ("table", "ints", "floats") or name.startswith("segments")
+
+
+def _find_in(plan: Plan, kind: int, table: Array, name: str) -> Array:
+    """The array of a plan that a slot is for."""
+    match name:
+        case "table":
+            return table
+        case "ints":
+            return plan.int_data[kind]
+        case "floats":
+            return plan.float_data[kind]
+    return plan.segment_ptr[plan.first_block(kind) + 1 + int(name.rsplit("_", 1)[1])]
 
 
 def flat(array: Array) -> Array:

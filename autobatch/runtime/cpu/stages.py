@@ -1,4 +1,4 @@
-"""The compiled stages of a cell, in one float type: their steps persist, and are bound to the arrays of each run."""
+"""The compiled stages of a cell, in one float type, and their steps, which plans bind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from autobatch.compiler.numba.sources import StageSources, write_sources
 from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.writer import COMMON
-from autobatch.jit.addresses import address_of
 from autobatch.jit.compiling import compiling
 from autobatch.plan.plan import PlannedCell
 from autobatch.runtime.cpu.rounding import RoundedStep
@@ -45,12 +44,7 @@ class CompiledCell:
 
 
 class CompiledStage(StageValues):
-    """A stage with its steps.
-
-    Attributes:
-        addresses: [threads, steps, 3] the addresses of each step's function, memory and own numbers; the function is 0
-            for steps that Python runs.
-    """
+    """A stage with its steps."""
 
     def __init__(self, sources: StageSources, dtype: np.dtype[Any], jitted: bool, precision: str) -> None:
         super().__init__(sources, dtype, jitted, precision)
@@ -64,7 +58,6 @@ class CompiledStage(StageValues):
                 self.steps += self._make_steps(sources, number, once=not stage.n_before <= number < last)
             counts.append(len(self.steps) - before)
         self.n_before, self.n_per_batch, self.n_after = counts
-        self._make_memory(1)
 
     def _make_steps(self, sources: StageSources, number: int, once: bool) -> list[Step]:
         step, source = sources.stage.steps[number], sources.kernels[number]
@@ -77,39 +70,17 @@ class CompiledStage(StageValues):
         assert source is not None, "every kernel has a source"
         return [KernelStep(self, source)]
 
-    def _make_memory(self, n_threads: int) -> None:
-        self.memory = np.zeros((n_threads, len(self.slots)), np.int64)
-        self.addresses = np.zeros((n_threads, len(self.steps), 3), np.int64)
-        self.addresses[:, :, 1] = np.array([address_of(memory) for memory in self.memory])[:, None]
-        self.addresses[:, :, 2] = [address_of(step.own) for step in self.steps]
-
-    def bind(self, run: StageRun) -> None:
-        """Take the arrays and parameters of a run."""
+    def enter(self, run: StageRun) -> None:
+        """Take the arrays of a run, for steps that Python runs."""
+        plan = run.plan
+        common = run.buffer, run.scratch, run.kept, plan.dest_ptr, plan.dest, plan.adds
+        self.arrays = [*common, *(self.packed for _ in range(len(COMMON), len(self.slots)))]
+        own = self.plan_arrays(plan, run.kind, run.table) | self.shared_arrays()
+        for slot, found in own.items():
+            self.arrays[slot] = found if isinstance(found, int) else flat(found)
         self.run = run
-        self._compute_shared()
-        own = {name: self._find(name) for name in self._own_slots}
-        scratch, kept = self.slots["scratch"], self.slots["kept"]
-        if self.jitted:
-            if len(self.memory) != len(run.common.addresses):
-                self._make_memory(len(run.common.addresses))
-            self.memory[:, : len(COMMON)] = run.common.addresses
-            for memory in self.memory:
-                if not self._runs_steps_of_all_rows:
-                    memory[kept] = memory[scratch]
-                for name, found in own.items():
-                    memory[self.slots[name]] = found if isinstance(found, int) else address_of(found)
-        else:
-            self.arrays = [*run.common.arrays, *(self.packed for _ in range(len(COMMON), len(self.slots)))]
-            if not self._runs_steps_of_all_rows:
-                self.arrays[kept] = self.arrays[scratch]
-            for name, found in own.items():
-                self.arrays[self.slots[name]] = found if isinstance(found, int) else flat(found)
-        for number, step in enumerate(self.steps):
-            address = step.bind(run)
-            for addresses in self.addresses:
-                addresses[number, 0] = address
 
-    def release(self) -> None:
+    def leave(self) -> None:
         """Drop the arrays of the run."""
-        del self.run
         self.arrays = []
+        vars(self).pop("run", None)

@@ -1,23 +1,25 @@
-"""Prepared steps, and the compiled loop that calls them.
+"""The steps of a compiled stage, and the compiled loop that calls them.
 
-A step runs for piece k of the batches of a type. A compiled step has three addresses: of its function, of the memory of
-its stage (the addresses of the arrays of a run), and of its own numbers, which stay the same from run to run. Any other
-step is a Python function.
+A step runs for piece k of the batches of a type. A plan binds it (`autobatch.runtime.cpu.compiled`): a compiled step
+then has three addresses, of its function, of the memory of its stage (the addresses of the arrays of a run), and of its
+own numbers. Any other step is a Python function. Plans with batches of about the same size share bound steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.blas.calling import call_product
+from autobatch.blas.choosing import Chooser
 from autobatch.blas.own.gemm import NAME as PACKED
 from autobatch.blas.own.packed import multiply_float32 as multiply_rows
 from autobatch.blas.own.packed import pack_float32, panel_words
 from autobatch.blas.product import describe_product, readable
+from autobatch.blas.provider import Provider
 from autobatch.blas.threads import threads_now
 from autobatch.compiler.numba.loading import load, load_plain
 from autobatch.compiler.numba.source import Source
@@ -32,10 +34,10 @@ from autobatch.jit.bits import rounded
 from autobatch.jit.compiling import compiling
 from autobatch.jit.loops import by_address, compiled
 from autobatch.ops.define import run_kernel
-from autobatch.runtime.cpu.stage_values import StageRun, StageValues
+from autobatch.runtime.cpu.stage_values import StageValues
 
 Array = NDArray[Any]
-Call = Callable[[int], object]
+LongArray = NDArray[np.int64]
 
 TABLE = list(SLOTS).index("table")
 ROUTINE, BETA, COLUMNS, ROWS, N, INNER, ITEMSIZE, A, OUT = 0, 1, 2, 3, 4, 5, 6, 7, 11
@@ -57,7 +59,7 @@ def call_steps(addresses: Array, calls: Array, at: int, end: int) -> int:
     return at
 
 
-def make_calls(addresses: Array, steps: Sequence[Call], calls: Array, at: int, end: int) -> None:
+def make_calls(addresses: Array, steps: Sequence[BoundStep], calls: Array, at: int, end: int) -> None:
     """Make the calls at:end, of compiled steps and of others."""
     while at < end:
         at = call_steps(addresses, calls, at, end)
@@ -67,33 +69,87 @@ def make_calls(addresses: Array, steps: Sequence[Call], calls: Array, at: int, e
             at += 1
 
 
+class Sizes(NamedTuple):
+    """What the choice of a step's function depends on.
+
+    Attributes:
+        place: the name of the type of destinations.
+        mean_rows: mean rows of pieces, per domain; see `autobatch.runtime.piece_table`.
+        chooser: chooses the library for each product.
+    """
+
+    place: str
+    mean_rows: LongArray
+    chooser: Chooser
+
+
+class BoundStep(Protocol):
+    """A step of which a plan knows how it runs.
+
+    Attributes:
+        function: the address of the compiled function; 0 if Python runs the step.
+        own_address: that of the step's own numbers, which stay where they are.
+        calls_library: whether it may call a library of matrix products, whose threads are to be limited.
+    """
+
+    function: int
+    own_address: int
+    calls_library: bool
+
+    def refresh(self) -> None:
+        """Take the parameters as the stage has them now, if they changed."""
+
+    def __call__(self, k: int) -> None:
+        """Run for piece k in Python."""
+
+
 class KernelStep:
     """A generated kernel."""
 
     def __init__(self, stage: StageValues, source: Source) -> None:
         self.stage, self.source = stage, source
-        self.own = source.own
         self.function = None if stage.jitted else load_plain(source.text, stage.dtype)
-        self.addresses: dict[str, int] = {}
+        self._bound: dict[str, BoundKernel] = {}
 
-    def bind(self, run: StageRun) -> int:
-        """Find the address of the kernel for the type of a run's destinations."""
+    def bind(self, sizes: Sizes) -> BoundKernel:
+        """Load the kernel for the type of a plan's destinations."""
+        if sizes.place not in self._bound:
+            self._bound[sizes.place] = BoundKernel(self, self._load(sizes.place))
+        return self._bound[sizes.place]
+
+    def _load(self, place: str) -> int:
         if not self.stage.jitted:
             return 0
-        if run.place not in self.addresses:
-            lowered = self.stage.lowered
-            with compiling(f"cell {lowered.name!r} ({lowered.stage})", is_kernel=True):
-                self.addresses[run.place] = load(self.source.text, self.stage.dtype.name, run.place).address
-        return self.addresses[run.place]
+        lowered = self.stage.lowered
+        with compiling(f"cell {lowered.name!r} ({lowered.stage})", is_kernel=True):
+            address: int = load(self.source.text, self.stage.dtype.name, place).address
+        return address
+
+
+class BoundKernel:
+    """A kernel for a type of destinations; see `BoundStep`."""
+
+    calls_library = False
+
+    def __init__(self, step: KernelStep, function: int) -> None:
+        self._step, self.function, self.own_address = step, function, address_of(step.source.own)
+
+    def refresh(self) -> None:
+        """Do nothing: kernels read parameters by the memory of their stage."""
 
     def __call__(self, k: int) -> None:
         """Run as plain Python."""
-        assert self.function is not None, "compiled kernels are called by address"
-        self.function(self.stage.arrays, self.own, k)
+        assert self._step.function is not None, "compiled kernels are called by address"
+        self._step.function(self._step.stage.arrays, self._step.source.own, k)
 
 
 class ProductStep:
-    """A term of a product: rows times a matrix that all rows share, written to the target or added to it."""
+    """A term of a product: rows times a matrix that all rows share, written to the target or added to it.
+
+    Attributes:
+        own: the numbers that do not depend on the library.
+        bound: the products that plans have bound, by the names of the library and of the way to use it.
+    """
 
     def __init__(self, stage: StageValues, product: Product, number: int, once: bool) -> None:
         self.stage, self.term, self.once = stage, product.terms[number], once
@@ -105,81 +161,111 @@ class ProductStep:
         self.own[ROWS] = stage.columns.index(f"rows_{letter_of(product.domain)}")
         self.own[A : A + 4] = stage.place(self.term.rows)
         self.own[OUT : OUT + 4] = stage.place(self.out)
-        self.weight: Array | None = None
-        self.provider: Any = None
-        self.panels: Array = np.empty(0, np.uint32)
-        self.chosen_for, self.n_rows, self.dtype = (-1, 0, ""), 0, stage.dtype.name
+        shape = stage.lowered.vars[self.term.weight].shape
+        self.inner, self.n = shape[::-1] if self.term.transposed else shape
+        self._chosen: dict[tuple[int, int, str], BoundProduct] = {}
+        self.bound: dict[tuple[str, ...], BoundProduct] = {}
 
-    def bind(self, run: StageRun) -> int:
-        """Choose the library by the mean number of rows, and take the weight of this run."""
-        shared = self.stage.shared.arrays[self.term.weight]
-        self._choose(run)
-        if self.provider.name == PACKED and self.stage.jitted and shared.size:
-            matrix = readable(shared[0])
-            return self._pack(matrix.T if self.term.transposed else matrix)
-        weight = self.stage.matrix(self.term.weight, self.term.transposed)
-        if weight is not self.weight:
+    def bind(self, sizes: Sizes) -> BoundProduct:
+        """Choose the library by the mean number of rows."""
+        of_piece, of_whole = sizes.mean_rows[self.domain - NODE].tolist()
+        n_rows = (self.once and of_whole) or of_piece
+        chosen_for = n_rows.bit_length(), threads_now(), sizes.chooser.name
+        if chosen_for not in self._chosen:
+            way = self._choose(max(n_rows, 1), sizes.chooser)
+            names = tuple(part if isinstance(part, str) else part.name for part in way)
+            if names not in self.bound:
+                self.bound[names] = self._make(*way)
+            self._chosen[chosen_for] = self.bound[names]
+        return self._chosen[chosen_for]
+
+    def _choose(self, n_rows: int, chooser: Chooser) -> tuple[Any, ...]:
+        """The library, by which this step is bound."""
+        return (chooser.choose(n_rows, self.n, self.inner, self.stage.dtype.name),)
+
+    def _make(self, provider: Provider) -> BoundProduct:
+        return BoundProduct(self, provider)
+
+
+class BoundProduct:
+    """A product by a library, with the matrix as that reads it; see `BoundStep`."""
+
+    def __init__(self, step: ProductStep, provider: Provider) -> None:
+        self.step, self.provider, self.own, self.function = step, provider, step.own.copy(), 0
+        self.own_address, self.calls_library = address_of(self.own), provider.name != PACKED or not self._is_compiled
+        self._weight: Array | None = None
+        self._panels: Array = np.empty(0, np.uint32)
+        self._version = -1
+
+    @property
+    def _is_compiled(self) -> bool:
+        return self.step.stage.jitted and self.step.inner > 0 and self.step.n > 0
+
+    def refresh(self) -> None:
+        """Take the matrix as the stage has it now."""
+        if self._version != self.step.stage.version:
+            self._refresh()
+            self._version = self.step.stage.version  # last, as compiling may be interrupted
+
+    def _refresh(self) -> None:
+        stage, term = self.step.stage, self.step.term
+        if self.provider.name == PACKED and self._is_compiled:
+            matrix = readable(stage.shared.arrays[term.weight][0])
+            self._pack(matrix.T if term.transposed else matrix)
+            self.function = multiply_packed.address
+            return
+        weight = stage.matrix(term.weight, term.transposed)
+        if weight is not self._weight:
             self._take(weight)
-        return multiply.address if self.own[ROUTINE] and self.stage.jitted and weight.size else 0
-
-    def _choose(self, run: StageRun) -> bool:
-        """Choose the library; return whether it was chosen anew."""
-        shared = self.stage.shared.arrays[self.term.weight]
-        inner, n = shared.shape[:0:-1] if self.term.transposed else shared.shape[1:]
-        of_piece, of_whole = run.mean_rows[self.domain - NODE].tolist()
-        self.n_rows = (self.once and of_whole) or of_piece
-        chosen_for = self.n_rows.bit_length(), threads_now(), run.chooser.name
-        if chosen_for == self.chosen_for:
-            return False
-        self.provider = run.chooser.choose(max(self.n_rows, 1), n, inner, self.dtype)
-        self.weight = None
-        self.chosen_for = chosen_for  # last, as choosing may be interrupted
-        return True
+            self.function = multiply.address if self.own[ROUTINE] and self._is_compiled else 0
 
     def _take(self, weight: Array) -> None:
         """Take a weight, and store its address for a library."""
-        self.weight = weight
+        self._weight = weight
         if weight.size:
             inner, n = weight.shape
             rows = np.empty((2, inner + n), weight.dtype)
             product = describe_product(rows[:1, :inner], weight, rows[:1, inner:])
             self.own[N], self.own[INNER] = n, inner
             self.own[B_FLIPPED], self.own[B], self.own[B_STEP] = product.b_flipped, product.b, product.b_step
-        self.own[ROUTINE] = self.provider.addresses.get(self.dtype, 0)
+        self.own[ROUTINE] = self.provider.addresses.get(self.step.stage.dtype.name, 0)
 
-    def _pack(self, weight: Array) -> int:
-        """Pack the weight for our own product, anew in every run."""
+    def _pack(self, weight: Array) -> None:
+        """Pack the weight for our own product."""
         inner, n = weight.shape
         self._make_panels(panel_words(inner, n, False))
-        self.own[N], self.own[INNER], self.own[B] = n, inner, address_of(self.panels)
+        self.own[N], self.own[INNER], self.own[B] = n, inner, address_of(self._panels)
         row, column = (step // weight.itemsize for step in weight.strides)
-        pack_float32(address_of(weight), row, column, inner, n, address_of(self.panels))
-        return multiply_packed.address
+        pack_float32(address_of(weight), row, column, inner, n, address_of(self._panels))
 
     def _make_panels(self, n_words: int) -> None:
         """Make memory for a packed matrix."""
-        if self.panels.size < n_words:
-            self.panels = aligned(n_words, np.dtype(np.uint32))
+        if self._panels.size < n_words:
+            self._panels = aligned(n_words, np.dtype(np.uint32))
 
     def __call__(self, k: int) -> None:
         """Multiply by the library's Python function."""
-        left, out = self.stage.view(self.term.rows, k), self.stage.view(self.out, k)
-        assert self.weight is not None, "steps are bound before they run"
+        left, out = self.step.stage.view(self.step.term.rows, k), self.step.stage.view(self.step.out, k)
+        assert self._weight is not None, "steps are refreshed before they run"
         if left.size:
-            self.provider.multiply(left, self.weight, out, accumulate=self.accumulate)
-        elif not self.accumulate:
+            self.provider.multiply(left, self._weight, out, accumulate=self.step.accumulate)
+        elif not self.step.accumulate:
             out[...] = 0
 
 
 class InterpretedStep:
-    """An instruction that runs as in the reference backend."""
+    """An instruction that runs as in the reference backend; see `BoundStep`."""
 
     def __init__(self, stage: StageValues, alone: Interpreted) -> None:
-        self.stage, self.alone, self.own = stage, alone, np.zeros(0, np.int64)
+        self.stage, self.alone, self.function, self.own_address = stage, alone, 0, 0
+        self.calls_library = True  # NumPy's
 
-    def bind(self, run: StageRun) -> int:
-        """Return 0: the step has no address."""
-        return 0
+    def bind(self, sizes: Sizes) -> InterpretedStep:
+        """Return itself: it runs alike in all plans."""
+        return self
+
+    def refresh(self) -> None:
+        """Do nothing: the instruction reads the values of its stage."""
 
     def __call__(self, k: int) -> None:
         """Run."""

@@ -134,7 +134,7 @@ class DevicePlan:
         self.n_ints = self.packing.n_bytes
         read = {id(p): p for kind in self.prepared.tables for p in parameters_of(cells.cells[kind])}
         self.parameters = list(read.values())
-        self.uploaded = [(p, self.packing.reserve(p.data.nbytes)) for p in self.parameters if p.store is HOST]
+        self.uploaded = [(p, self.packing.reserve(p.array.nbytes)) for p in self.parameters if p.store is HOST]
 
     def forward(self, randomness: Randomness, timer: Timer | None = None) -> DeviceRun:
         """Compute all values; see `Executable`."""
@@ -294,15 +294,15 @@ class DeviceRun(PooledRun[DeviceMemory]):
         """Set up the stages of all types, and copy the ints of the mini-batch to the device."""
         executable, device, memory = self._executable, self._device, self.memory
         packing, places = executable.packing, executable.places
-        self._parameters.update((id(p), p.data) for p in executable.parameters if p.store is device)
+        self._parameters.update((id(p), p.array) for p in executable.parameters if p.store is device)
         for parameter, first in executable.uploaded:
-            part = memory.packed[first : first + parameter.data.nbytes]
+            part = memory.packed[first : first + parameter.array.nbytes]
             self._parameters[id(parameter)] = part.view(parameter.dtype).reshape(parameter.shape)
         pinned, base = memory.borrow_pinned(packing.n_bytes), device.address(memory.packed)
         packing.fill(pinned)
         for parameter, first in executable.uploaded:
-            part = pinned[first : first + parameter.data.nbytes]
-            part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.data
+            part = pinned[first : first + parameter.array.nbytes]
+            part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.array
         memory.upload(pinned, executable.n_ints, packing.n_bytes)
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
         launchers = {}
@@ -310,7 +310,8 @@ class DeviceRun(PooledRun[DeviceMemory]):
             runs = []
             for kind, table in executable.prepared.tables.items():
                 stage = executable.types.cells[kind].stage(name)
-                stage.shared.update(lambda parameter: self._parameters[id(parameter)])
+                if executable.uploaded or stage.shared.has_changed():
+                    stage.shared.update(lambda parameter: self._parameters[id(parameter)])
                 arrays = common | dict(zip(("ints", "floats"), self._data(kind), strict=True))
                 run = StageRun(stage, executable.plan, kind, arrays, table, self._randomness)
                 runs.append(run)

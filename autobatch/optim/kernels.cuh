@@ -1,0 +1,222 @@
+// Steps of optimizers and the clipping of gradients on a device. A launch goes through a list of entries, one per
+// parameter, which `entries.py` writes; the numbers of an entry are cut into pieces, and each block takes every so many.
+//
+// Numbers change by the rules of `rules.py`, to the bit: the same operations in the same order, each rounded.
+
+typedef long long int64;
+
+const int THREADS = 256;  // of every block
+const int PIECE = 1024;   // numbers that a block takes at a time
+const int WARPS = THREADS / 32;
+
+enum Rows { ALL, GIVEN, SPARSE };  // see `Entry.rows`
+
+struct Entry {
+    int64 end;             // pieces of this entry and of all before it
+    int64 data;            // the address of the parameter's numbers,
+    int64 first, second;   // of its state, whose rows are contiguous, or 0,
+    int64 gradient;        // of its gradient,
+    int64 ids;             // and of the ids of the rows that the gradient has, increasing, if it has not all
+    int64 n_ids;
+    int64 rows;            // those that change: ALL, by a row of the gradient each; GIVEN, those of the ids; or SPARSE,
+                           // all, where the rows that the gradient lacks are zero
+    int64 size;            // numbers that change
+    int64 width;           // numbers per row
+    int64 data_step, gradient_step;  // numbers from the beginning of a row to that of the next
+    int64 is_wide;         // double, not float
+    int64 constants[9];    // of the rule, each in the first bytes of eight
+};
+
+#ifdef AUTOBATCH_ON_HOST
+template <class real> real plus(real x, real y) { return x + y; }
+template <class real> real minus(real x, real y) { return x - y; }
+template <class real> real times(real x, real y) { return x * y; }
+template <class real> real over(real x, real y) { return x / y; }
+template <class real> real root(real x) { return sqrt(x); }
+#else  // never fused to a multiplication and an addition in one
+__device__ inline float plus(float x, float y) { return __fadd_rn(x, y); }
+__device__ inline double plus(double x, double y) { return __dadd_rn(x, y); }
+__device__ inline float minus(float x, float y) { return __fsub_rn(x, y); }
+__device__ inline double minus(double x, double y) { return __dsub_rn(x, y); }
+__device__ inline float times(float x, float y) { return __fmul_rn(x, y); }
+__device__ inline double times(double x, double y) { return __dmul_rn(x, y); }
+__device__ inline float over(float x, float y) { return __fdiv_rn(x, y); }
+__device__ inline double over(double x, double y) { return __ddiv_rn(x, y); }
+__device__ inline float root(float x) { return __fsqrt_rn(x); }
+__device__ inline double root(double x) { return __dsqrt_rn(x); }
+#endif
+
+// The number of the first of some increasing ints that is larger than a number, at distances of `step` ints.
+__device__ inline int64 count_up_to(const int64 *ints, int64 n, int64 step, int64 number) {
+    int64 begin = 0;
+    while (n > 0) {
+        int64 half = n / 2;
+        if (ints[(begin + half) * step] <= number) begin += half + 1, n -= half + 1;
+        else n = half;
+    }
+    return begin;
+}
+
+// The entry that a piece belongs to, and the first number of the piece.
+struct Piece {
+    const Entry &entry;
+    int64 begin;
+
+    __device__ Piece(const Entry *entries, int64 at, int64 piece)
+        : entry(entries[at]), begin((piece - (at ? entries[at - 1].end : 0)) * PIECE) {}
+};
+
+__device__ inline Piece find_piece(const Entry *entries, int64 n, int64 piece) {
+    return Piece(entries, count_up_to(&entries->end, n, sizeof(Entry) / sizeof(int64), piece), piece);
+}
+
+// Where a number of an entry lies: its row, and its place in the row.
+struct Place {
+    int64 row, column;
+
+    __device__ Place(const Entry &entry, int64 i) {
+        if (entry.width == entry.size) row = 0;
+        else if (entry.size >> 31) row = i / entry.width;
+        else row = (unsigned)i / (unsigned)entry.width;
+        column = i - row * entry.width;
+    }
+};
+
+// Change a number and its state.
+template <class real> __device__ void change(const Entry &entry, int64 i) {
+    const Place place(entry, i);
+    const int64 *ids = (const int64 *)entry.ids;
+    int64 row = place.row, from = row;
+    if (entry.rows == GIVEN) row = ids[from];
+    if (entry.rows == SPARSE) {
+        from = count_up_to(ids, entry.n_ids, 1, row) - 1;
+        if (from >= 0 && ids[from] != row) from = -1;
+    }
+    int64 own = row * entry.width + place.column;
+    real *data = (real *)entry.data + row * entry.data_step + place.column;
+    real *first = (real *)entry.first + own, *second = (real *)entry.second + own;
+    real g = from < 0 ? (real)0 : ((const real *)entry.gradient)[from * entry.gradient_step + place.column];
+    real x = *data, c[9];
+    for (int k = 0; k < 9; ++k) c[k] = *(const real *)&entry.constants[k];
+    if (!entry.first) {  // lr, decay
+        if (c[1] != 0) g = plus(times(x, c[1]), g);
+        *data = minus(x, times(g, c[0]));
+    } else if (!entry.second) {  // lr, decay, momentum, nesterov
+        if (c[1] != 0) g = plus(times(x, c[1]), g);
+        real v = plus(times(*first, c[2]), g);
+        *first = v;
+        if (c[3] != 0) v = plus(times(v, c[2]), g);
+        *data = minus(x, times(v, c[0]));
+    } else {  // rate, decay, beta_1, beta_2, 1 - each, root, eps, shrink
+        x = times(x, c[8]);
+        if (c[1] != 0) g = plus(times(x, c[1]), g);
+        real m = plus(times(*first, c[2]), times(g, c[4]));
+        real v = plus(times(*second, c[3]), times(times(g, g), c[5]));
+        *first = m, *second = v;
+        *data = minus(x, times(over(m, plus(over(root(v), c[6]), c[7])), c[0]));
+    }
+}
+
+// Change all numbers of all parameters, unless `finite` is the address of a bool that is false.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) update(int64 entries_at, int64 n, int64 finite) {
+    if (finite && !*(const bool *)finite) return;
+    const Entry *entries = (const Entry *)entries_at;
+    for (int64 at = blockIdx.x; at < entries[n - 1].end; at += gridDim.x) {
+        const Piece piece = find_piece(entries, n, at);
+        const Entry &entry = piece.entry;
+        for (int k = 0; k < PIECE; k += THREADS) {
+            int64 i = piece.begin + k + threadIdx.x;
+            if (i >= entry.size) break;
+            if (entry.is_wide) change<double>(entry, i);
+            else change<float>(entry, i);
+        }
+    }
+}
+
+// Clipping: what `measure` finds for `scale`.
+struct Clipping {
+    int64 entries, n;     // the address of the entries, and their count
+    double max_norm;
+    int64 sums;           // the address of the sum of squares of each piece,
+    int64 squares;        // of each entry,
+    int64 n_done;         // and of how many blocks are done, which is 0 before and after
+    int64 finite;         // of a bool, or 0
+};
+
+// The sum of a number per thread, for all threads of the block.
+__device__ double add_up(double x) {
+    __shared__ double sums[WARPS];
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0;
+    for (int warp = 0; warp < WARPS; ++warp) x += sums[warp];
+    __syncthreads();
+    return x;
+}
+
+template <class real> __device__ real &gradient_of(const Entry &entry, int64 i) {
+    const Place place(entry, i);
+    return ((real *)entry.gradient)[place.row * entry.gradient_step + place.column];
+}
+
+// Add up the squares of each gradient: of each piece, then the last block to be done those of each entry.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) measure(int64 clipping_at, int64, int64) {
+    const Clipping &clipping = *(const Clipping *)clipping_at;
+    const Entry *entries = (const Entry *)clipping.entries;
+    double *sums = (double *)clipping.sums, *squares = (double *)clipping.squares;
+    for (int64 at = blockIdx.x; at < entries[clipping.n - 1].end; at += gridDim.x) {
+        const Piece piece = find_piece(entries, clipping.n, at);
+        double total = 0;
+        for (int k = 0; k < PIECE; k += THREADS) {
+            int64 i = piece.begin + k + threadIdx.x;
+            if (i >= piece.entry.size) break;
+            double x = piece.entry.is_wide ? gradient_of<double>(piece.entry, i) : gradient_of<float>(piece.entry, i);
+            total += x * x;
+        }
+        total = add_up(total);
+        if (threadIdx.x == 0) sums[at] = total;
+    }
+    __shared__ bool is_last;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        is_last = atomicAdd((unsigned *)clipping.n_done, 1u) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return;
+    bool finite = true;
+    for (int64 at = 0; at < clipping.n; ++at) {
+        double total = 0;
+        int64 begin = at ? entries[at - 1].end : 0;
+        for (int64 i = begin + threadIdx.x; i < entries[at].end; i += THREADS) total += ((volatile double *)sums)[i];
+        total = add_up(total);
+        finite = finite && total - total == 0;
+        if (threadIdx.x == 0) squares[at] = total;
+    }
+    if (threadIdx.x == 0) {
+        *(unsigned *)clipping.n_done = 0;
+        if (clipping.finite && !finite) *(bool *)clipping.finite = false;
+    }
+}
+
+// Scale all gradients by one factor, if their common norm is finite and too large.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) scale(int64 clipping_at, int64, int64) {
+    const Clipping &clipping = *(const Clipping *)clipping_at;
+    const Entry *entries = (const Entry *)clipping.entries;
+    const double *squares = (const double *)clipping.squares;
+    double square = 0;
+    for (int64 at = 0; at < clipping.n; ++at) square += squares[at];
+    double norm = sqrt(square);
+    if (!(norm > clipping.max_norm) || norm - norm != 0) return;
+    double factor = clipping.max_norm / norm;
+    for (int64 at = blockIdx.x; at < entries[clipping.n - 1].end; at += gridDim.x) {
+        const Piece piece = find_piece(entries, clipping.n, at);
+        for (int k = 0; k < PIECE; k += THREADS) {
+            int64 i = piece.begin + k + threadIdx.x;
+            if (i >= piece.entry.size) break;
+            if (piece.entry.is_wide) gradient_of<double>(piece.entry, i) *= factor;
+            else gradient_of<float>(piece.entry, i) *= (float)factor;
+        }
+    }
+}

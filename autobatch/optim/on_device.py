@@ -1,0 +1,117 @@
+"""Steps of optimizers on a device: one launch for all parameters, and one small upload; the host waits for nothing.
+
+The kernel of `kernels.cuh` follows the rules of `autobatch.optim.rules` to the bit. Its list of entries is kept from
+step to step; what changes are the constants and the rows of sparse gradients. Where rows without a gradient change too,
+none is left out: a row that never had a gradient would stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.devices.device import Device
+from autobatch.devices.store import Store
+from autobatch.errors import DataError
+from autobatch.ops.eager import NUMBERS
+from autobatch.optim import rules
+from autobatch.optim.change import Change, to_lines
+from autobatch.optim.entries import (
+    ALL,
+    ENTRY,
+    GIVEN,
+    N_WORDS,
+    SPARSE,
+    Upload,
+    count_pieces,
+    describe_gradient,
+    launch,
+)
+from autobatch.params.parameter import FloatArray
+from autobatch.params.sparse_rows import Rows
+
+
+class DeviceUpdates:
+    """Carries out steps on a device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._upload = device, Upload(device)
+        self._entries: NDArray[Any] = np.zeros(0, ENTRY)
+        self._described: list[tuple[Any, ...]] = []  # the arrays that each entry is about
+
+    def run(self, changes: Sequence[Change], lazy: bool, finite: Any) -> None:
+        """See `Updates`."""
+        if len(changes) != len(self._described):
+            self._entries, self._described = np.zeros(len(changes), ENTRY), [()] * len(changes)
+        held = [self._describe(at, change, lazy) for at, change in enumerate(changes)]
+        n_pieces = count_pieces(self._entries)
+        if n_pieces == 0:
+            return
+        address = self._send([change.grad for change in changes])
+        told = 0 if finite is None else self._device.address(finite)
+        launch(self._device, "update", n_pieces, address, len(changes), told)
+        for change, (data, _) in zip(changes, held, strict=True):
+            if data is not change.data:
+                change.data[...] = data
+
+    def _describe(self, at: int, change: Change, lazy: bool) -> tuple[FloatArray, FloatArray]:
+        """Write an entry; return the arrays that it is about: numbers of the parameter, and of the gradient.
+
+        Copies stand for arrays that do not lie in rows of consecutive numbers, or are of another dtype.
+        """
+        entry, dtype = self._entries[at], change.data.dtype
+        step = 8 // dtype.itemsize
+        entry["constants"].view(dtype)[::step] = change.constants[: rules.N_CONSTANTS]
+        grad = change.grad
+        known = self._described[at]
+        if known and all(a is b for a, b in zip(known, (change.data, grad, *change.state), strict=True)):
+            return change.data, known[1]
+        device, given = self._device, grad.values if isinstance(grad, Rows) else grad
+        data, lines = to_lines(change.data), to_lines(given.astype(dtype, copy=False))
+        describe_gradient(entry, lines, device)
+        entry["data"], entry["data_step"], entry["rows"] = device.address(data.array), data.step, ALL
+        for name, array in zip(("first", "second"), change.state, strict=True):
+            entry[name] = 0 if array is None else device.address(array)
+        if isinstance(grad, Rows):
+            entry["rows"], entry["n_ids"] = _which_rows(change, lazy), grad.ids.size
+            entry["size"] = data.width * (grad.ids.size if entry["rows"] == GIVEN else data.n_rows)
+        if isinstance(grad, Rows) or data.step != data.width:
+            entry["width"] = data.width
+        is_same = data.array is change.data and lines.array is grad
+        self._described[at] = (change.data, grad, *change.state) if is_same else ()
+        return data.array, lines.array
+
+    def _send(self, grads: Sequence[Any]) -> int:
+        """Begin to copy the entries, and the ids of sparse gradients; return where the entries will be."""
+        ids = [(at, grad.ids) for at, grad in enumerate(grads) if isinstance(grad, Rows)]
+        first = N_WORDS * len(grads)
+        words, address = self._upload.borrow(first + sum(own.size for _, own in ids))
+        for at, own in ids:
+            self._entries[at]["ids"] = address + 8 * first
+            words[first : first + own.size] = own
+            first += own.size
+        words[: N_WORDS * len(grads)] = self._entries.view(np.int64)
+        self._upload.send(words)
+        return address
+
+
+def _which_rows(change: Change, lazy: bool) -> int:
+    """Which rows change by a sparse gradient."""
+    if lazy:
+        return GIVEN
+    is_plain = change.state[0] is None
+    only = is_plain and rules.rows_that_change(rules.ALL, None, None, change.constants) == rules.ONLY
+    return GIVEN if only else SPARSE
+
+
+def device_array(values: Any, store: Store) -> FloatArray:
+    """What lies on a device as an array of it, without a copy; DataError if it holds no numbers."""
+    array = store.adopt(values)
+    assert array is not None, "it lies there"
+    if array.dtype.char not in NUMBERS:
+        raise DataError(f"an array of dtype {array.dtype} holds no numbers to compute with, which are floats and ints.")
+    found: FloatArray = array
+    return found

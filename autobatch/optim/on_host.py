@@ -1,0 +1,117 @@
+"""Steps of optimizers on the host: one compiled pass over each parameter, its state and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.optim.change import Change, Lines, to_lines
+from autobatch.optim.rules import ALL, N_ZEROS, ONLY, update_dense, update_rows
+from autobatch.params.parameter import FloatArray
+from autobatch.params.sparse_rows import Rows
+
+
+@dataclass
+class Job:
+    """The memory that the passes over a parameter read and write, looked up once.
+
+    Attributes:
+        change: that this was looked up for.
+        data, grad: as lines.
+        flat, flat_grad: their memory from the first number to the last.
+        state: flat.
+        touched: for each row, whether it ever had a gradient; None if no gradient was `Rows` yet.
+    """
+
+    change: Change
+    data: Lines
+    flat: FloatArray
+    state: tuple[FloatArray | None, FloatArray | None]
+    grad: Lines | None = None
+    flat_grad: FloatArray | None = None
+    touched: NDArray[np.bool_] | None = None
+
+
+class HostUpdates:
+    """Carries out steps on the host; allocates nothing."""
+
+    def __init__(self) -> None:
+        self._jobs: list[Job] = []
+        self._zeros: dict[np.dtype[Any], FloatArray] = {}
+
+    def run(self, changes: Sequence[Change], lazy: bool, finite: Any) -> None:
+        """See `Updates`."""
+        assert finite is None, "the host knows before there are gradients"
+        if len(changes) != len(self._jobs):
+            self._jobs = [_prepare(change) for change in changes]
+        for at, change in enumerate(changes):
+            job = self._jobs[at]
+            if not _is_for(job, change):
+                job = self._jobs[at] = _prepare(change)
+            if isinstance(change.grad, Rows):
+                self._change_rows(job, change.grad, change, lazy)
+            else:
+                _change_all(job, change.grad, change)
+            if job.data.array is not change.data:
+                change.data[...] = job.data.array
+
+    def _change_rows(self, job: Job, grad: Rows, change: Change, lazy: bool) -> None:
+        _, n_rows, width, step = job.data
+        dtype = change.data.dtype
+        if job.touched is None:
+            job.touched = _touched_rows(change, n_rows, width)
+        ids, values = np.asarray(grad.ids, np.int64), np.asarray(grad.values, dtype, order="C").reshape(-1)
+        if dtype not in self._zeros or self._zeros[dtype].size < width:
+            self._zeros[dtype] = np.zeros(max(N_ZEROS, width), dtype)
+        update_rows(
+            ONLY if lazy else ALL, (n_rows, width, step), job.flat, *job.state, (ids, values, job.touched),
+            self._zeros[dtype], change.constants,
+        )  # fmt: skip
+
+
+def _change_all(job: Job, grad: FloatArray, change: Change) -> None:
+    if job.touched is not None:
+        job.touched.fill(True)
+    if job.grad is None or job.grad.array is not grad:
+        job.grad = _readable(np.asarray(grad, change.data.dtype))
+        job.flat_grad = _flat(job.grad)
+    assert job.flat_grad is not None
+    update_dense(job.data[1:], job.flat, *job.state, job.flat_grad, job.grad.step, change.constants)
+
+
+def _prepare(change: Change) -> Job:
+    data = _readable(change.data)
+    first, second = (None if array is None else array.reshape(-1) for array in change.state)
+    return Job(change, data, _flat(data), (first, second))
+
+
+def _is_for(job: Job, change: Change) -> bool:
+    """Whether a job has the memory of a parameter and of its state. Data that is no lines is copied in every step."""
+    first, second = job.change.state
+    return job.data.array is change.data and first is change.state[0] and second is change.state[1]
+
+
+def _readable(array: FloatArray) -> Lines:
+    """An array as lines that compiled code can read."""
+    return to_lines(array if array.flags.writeable and array.flags.aligned else array.copy())
+
+
+def _flat(lines: Lines) -> FloatArray:
+    """The memory of lines from the first number to the last."""
+    array, n_rows, width, step = lines
+    if array.flags.c_contiguous:
+        return array.reshape(-1)
+    return np.lib.stride_tricks.as_strided(array, ((n_rows - 1) * step + width,), (array.itemsize,))
+
+
+def _touched_rows(change: Change, n_rows: int, width: int) -> NDArray[np.bool_]:
+    """For each row, whether it ever had a gradient; a row whose state is zero counts as one without."""
+    touched = np.zeros(n_rows, bool)
+    for array in change.state:
+        if array is not None:
+            touched |= array.reshape(n_rows, width).any(axis=1)
+    return touched

@@ -1,0 +1,79 @@
+"""Commands that train and measure on a device, and checkpoints that go from one backend to the other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autobatch.cli.training.stored import LAST
+from autobatch.params.checkpoint import load_checkpoint
+from commands import Command
+
+TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
+RUN = ("train", "tree-lstm", "--data", "trees.txt", "--dim", 4, "--batch-size", 20, "--lr", 0.03)
+TOLERANCE = 1e-4  # of losses in float32
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+@pytest.fixture
+def command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command in this process, in a folder with data, with the processor in place of a GPU."""
+    (tmp_path / "trees.txt").write_text("\n".join(TREES * 10) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
+    return command
+
+
+def losses_of(path: str) -> list[float]:
+    """The training loss of each epoch."""
+    return [json.loads(line)["train_loss"] for line in Path(path).read_text().splitlines()]
+
+
+def assert_close(one: str, other: str) -> None:
+    """The parameters of two runs, and the state of their optimizers, are equal up to rounding."""
+    arrays, others = (load_checkpoint(Path(folder, LAST)).arrays for folder in (one, other))
+    assert arrays.keys() == others.keys()
+    for name, array in arrays.items():
+        np.testing.assert_allclose(array, others[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_training_on_a_device_gives_the_losses_of_the_cpu(command: Command) -> None:
+    """Also where it goes on from a checkpoint of the other backend, one way and the other; and so do measures."""
+
+    def train(folder: str, backend: str, epochs: int, *more: Any) -> str:
+        words = (*RUN, "--epochs", epochs, "--backend", backend, "--checkpoint", folder, "--json", f"{folder}.jsonl")
+        status, out, err = command(*words, *more)
+        assert (status, err) == (0, "")
+        return out
+
+    train("cpu", "cpu", 3)
+    for begun_on, finished_on in (("cuda", "cpu"), ("cpu", "cuda")):
+        folder = f"from_{begun_on}"
+        train(folder, begun_on, 2)
+        out = train(folder, finished_on, 3, "--resume")
+        assert "with another --backend: results are equal to rounding, not to the bit" in out
+        np.testing.assert_allclose(losses_of(f"{folder}.jsonl"), losses_of("cpu.jsonl"), rtol=TOLERANCE)
+        assert_close("cpu", folder)
+    measured = [
+        command("eval", "tree-lstm", "--checkpoint", "from_cpu", *backend)
+        for backend in ((), ("--backend", "cpu"), ("--backend", "cuda"))
+    ]
+    assert measured[0][0] == 0
+    assert measured[1:] == [measured[0]] * 2
+    predicted = [
+        command("predict", "tree-lstm", "--checkpoint", "cpu", "--backend", backend)[1] for backend in ("cpu", "cuda")
+    ]
+    assert predicted[0].count("\n") == predicted[1].count("\n") > 0
+
+
+def test_a_loss_that_is_not_finite_ends_training_on_a_device_too(command: Command) -> None:
+    status, _, err = command(*RUN[:-1], 1e38, "--epochs", 3, "--backend", "cuda")
+    assert status == 2
+    assert "training stopped in epoch 1/3, mini-batch" in err
+    assert "is not finite" in err
