@@ -37,7 +37,7 @@ from autobatch.policies.fsm.episodes import (
 )
 from autobatch.policies.fsm.machine import Machine, run_machine
 from autobatch.policies.fsm.rewards import PUBLISHED, reward_of
-from autobatch.policies.fsm.table import Table, add_state, with_room
+from autobatch.policies.fsm.table import Table, add_state, copy_table, with_room
 from autobatch.policies.rules.rules import LEARNED
 
 
@@ -152,7 +152,7 @@ class OnDevice:
         table = with_room(table, played.n_fresh)
         _learn_from_all(table, task.rules, task.prices.array(), played.n_batches, played.steps, played.fresh)
         self._n_played += n_episodes
-        return table
+        return copy_table(table)  # without the room for states that came again and again
 
     def measure(self, table: Table) -> list[Measured]:
         """See `Practice`."""
