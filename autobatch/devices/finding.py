@@ -31,7 +31,7 @@ def find_store(name: str) -> Store:
 _devices: dict[str, Device] = {}  # those made so far
 
 
-def store_of(array: Any) -> Store:
+def find_store_of(array: Any) -> Store:
     """Give the memory that an array of any library lies in: that of a device in use, else the processor's."""
     return next((device for device in _devices.values() if device.adopt(array) is not None), HOST)
 

@@ -81,8 +81,7 @@ def plain_array(x: Any) -> NDArray[Any]:
     Raises:
         DataError: it holds something else, or has a mask.
     """
-    array = x if type(x) is np.ndarray else unwrap(x)
-    return array if array.dtype.char in NUMBERS else _to_numbers(array)
+    return to_numbers(x if type(x) is np.ndarray else unwrap(x))
 
 
 def unwrap(x: Any) -> NDArray[Any]:
@@ -95,7 +94,10 @@ def unwrap(x: Any) -> NDArray[Any]:
     return np.asarray(x)
 
 
-def _to_numbers(array: NDArray[Any]) -> NDArray[Any]:
+def to_numbers(array: NDArray[Any]) -> NDArray[Any]:
+    """An array, of NumPy or of a device, of floats, ints or bools; see `plain_array`."""
+    if array.dtype.char in NUMBERS:
+        return array
     if array.dtype.kind == "f":
         return array.astype(np.float64)
     raise DataError(

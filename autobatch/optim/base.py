@@ -21,18 +21,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypedDict, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast
 
 import numpy as np
 
-from autobatch.devices.device import Device
-from autobatch.devices.finding import store_of
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
-from autobatch.ops.eager import plain_array
-from autobatch.optim.change import Change, Placed, Updates
+from autobatch.ops.eager import plain_array, to_numbers
+from autobatch.optim.change import Change, Placed, Updates, store_of
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
-from autobatch.optim.on_device import DeviceUpdates, device_array
 from autobatch.optim.on_host import HostUpdates
 from autobatch.optim.rules import N_NUMBERS
 from autobatch.params.gradients import Gradients
@@ -41,6 +38,9 @@ from autobatch.params.module import Module, check_entries
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.system.turns import run_lock
+
+if TYPE_CHECKING:
+    from autobatch.devices.device import Device
 
 
 class OptimizerState(TypedDict):
@@ -274,8 +274,8 @@ class Optimizer(ABC):
 
 def _read_grad(doing: str, name: str, grad: Any, store: Store) -> Gradient:
     """A gradient as a plain array, on the device that its parameter is on, or `Rows`; DataError if it is neither."""
-    is_there = type(grad) is np.ndarray if store is HOST else store.adopt(grad) is not None
-    lies_on = grad.store if isinstance(grad, Rows) else store if is_there else store_of(grad)
+    array = store.adopt(grad)
+    lies_on = store_of(grad) if array is None else store
     if lies_on is not store:
         raise DataError(
             f"{doing}: the gradient of {name!r} is on {lies_on.kind} and the parameter on {store.kind}; pass the "
@@ -284,13 +284,17 @@ def _read_grad(doing: str, name: str, grad: Any, store: Store) -> Gradient:
     if isinstance(grad, Rows):
         return grad
     try:
-        return plain_array(grad) if store is HOST else device_array(grad, store)
+        return plain_array(grad) if array is None else to_numbers(array)
     except (DataError, ValueError) as error:
         raise DataError(f"{doing}: the gradient of {name!r} is no array of numbers: {error}") from error
 
 
 def _make_updates(store: Store) -> Updates:
-    return HostUpdates() if store is HOST else DeviceUpdates(cast(Device, store))
+    if store is HOST:
+        return HostUpdates()
+    from autobatch.optim.on_device import DeviceUpdates
+
+    return DeviceUpdates(cast("Device", store))
 
 
 def check_kind(what: str, owner: object, state: Mapping[str, Any], keys: frozenset[str]) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from autobatch.devices.store import HOST, Store
 from autobatch.params.parameter import FloatArray
-from autobatch.params.sparse_rows import Gradient
+from autobatch.params.sparse_rows import Gradient, Rows
 
 
 class Placed(NamedTuple):
@@ -44,6 +47,17 @@ class Updates(Protocol):
             lazy: `Rows` change their rows alone.
             finite: see `autobatch.params.gradients.Gradients`.
         """
+
+
+def store_of(grad: Any) -> Store:
+    """The memory that a gradient lies in, which may be an array of any library, or none."""
+    if isinstance(grad, Rows):
+        return grad.store
+    if type(grad) is np.ndarray:
+        return HOST
+    from autobatch.devices.finding import find_store_of
+
+    return find_store_of(grad)
 
 
 class Lines(NamedTuple):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autobatch.devices.device import Device
-from autobatch.devices.finding import store_of
 from autobatch.devices.late import Late
 from autobatch.devices.store import HOST, Store
-from autobatch.errors import DataError
-from autobatch.optim.clip_on_device import DeviceClipping, check_norm
+from autobatch.errors import DataError, NumericError
+from autobatch.optim.change import store_of
 from autobatch.params.gradients import Gradients
 from autobatch.params.parameter import FLOAT32, FLOAT64, FloatArray
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.system.turns import run_lock
+
+if TYPE_CHECKING:
+    from autobatch.devices.device import Device
+    from autobatch.optim.clip_on_device import DeviceClipping
 
 
 def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late:
@@ -56,7 +59,7 @@ def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late
 def _clip_on_host(numbers: Mapping[str, FloatArray], max_norm: float) -> float:
     norms = {name: _norm(array) for name, array in numbers.items()}
     for name, norm in norms.items():
-        check_norm(name, norm)
+        _check_norm(name, norm)
     total = math.hypot(*norms.values())
     if total > max_norm:
         for array in numbers.values():
@@ -70,11 +73,13 @@ _clippings: dict[Store, DeviceClipping] = {}  # one for each device
 def _clip_on_device(
     store: Store, numbers: Mapping[str, FloatArray], max_norm: float, grads: Mapping[str, Gradient]
 ) -> float | Late:
+    from autobatch.optim.clip_on_device import DeviceClipping
+
     late = grads if isinstance(grads, Gradients) and grads.finite is not None else None
     with run_lock():
         if store not in _clippings:
-            _clippings[store] = DeviceClipping(cast(Device, store))
-        norm = _clippings[store].clip(numbers, max_norm, None if late is None else late.finite)
+            _clippings[store] = DeviceClipping(cast("Device", store))
+        norm = LateNorm(list(numbers), _clippings[store].clip(numbers, max_norm, None if late is None else late.finite))
     if late is None:
         return float(norm())
     late.check = norm.check
@@ -83,7 +88,7 @@ def _clip_on_device(
 
 def _find_store(grads: Mapping[str, Gradient]) -> Store:
     """The memory that all gradients are in."""
-    stores = {name: grad.store if isinstance(grad, Rows) else store_of(grad) for name, grad in grads.items()}
+    stores = {name: store_of(grad) for name, grad in grads.items()}
     first = next(iter(stores), "")
     for name, store in stores.items():
         if store is not stores[first]:
@@ -119,3 +124,41 @@ def _norm(numbers: FloatArray) -> float:
         if not math.isfinite(square):  # in float32 the square of 1e20 is infinite
             square = float(np.einsum("ij,ij->", numbers, numbers, dtype=np.float64))
     return math.sqrt(square)
+
+
+class LateNorm:
+    """Reads the common norm of some gradients, when it is called.
+
+    Args:
+        names: of the gradients.
+        squares: waits for the sum of squares of each.
+    """
+
+    def __init__(self, names: Sequence[str], squares: Callable[[], NDArray[Any]]) -> None:
+        self._names, self._squares, self._is_read = names, squares, False
+
+    def __call__(self) -> np.float64:
+        """The norm.
+
+        Raises:
+            NumericError: a gradient is not finite; names it.
+        """
+        self._is_read = True
+        norms = np.sqrt(self._squares())
+        for name, norm in zip(self._names, norms, strict=True):
+            _check_norm(name, norm)
+        return np.float64(math.hypot(*norms))
+
+    def check(self) -> None:
+        """Raise the NumericError of a gradient that is not finite, if nobody has read the norm."""
+        if not self._is_read:
+            self()
+
+
+def _check_norm(name: str, norm: float) -> None:
+    """Raise a NumericError if the norm of a gradient is not finite."""
+    if not math.isfinite(norm):
+        raise NumericError(
+            f"cannot clip gradients: the norm of the gradient of {name!r} is {norm}, no finite number; "
+            "skip this step, or lower the learning rate."
+        )

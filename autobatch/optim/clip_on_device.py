@@ -6,18 +6,18 @@ The kernels are in `kernels.cuh`. Squares are added in float64, in an order that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.devices.device import Device
-from autobatch.errors import NumericError
 from autobatch.optim.change import to_lines
 from autobatch.optim.entries import ENTRY, N_WORDS, Upload, count_pieces, describe_gradient, launch
 from autobatch.params.parameter import FloatArray
 
+Squares: TypeAlias = Callable[[], NDArray[Any]]
 N_CLIPPING = 7  # words of `Clipping` in `kernels.cuh`
 
 
@@ -29,11 +29,14 @@ class DeviceClipping:
         self._sums = device.empty(0, np.dtype(np.float64))
         self._n_done = device.put(np.zeros(1, np.int64))
 
-    def clip(self, numbers: Mapping[str, FloatArray], max_norm: float, finite: Any) -> LateNorm:
+    def clip(self, numbers: Mapping[str, FloatArray], max_norm: float, finite: Any) -> Squares:
         """Scale arrays of the device to a common norm of at most `max_norm`; see `autobatch.optim.clip`.
 
         Args:
             finite: an array of one bool, which becomes False if the norm is not finite; or None.
+
+        Returns:
+            Waits for the sum of squares of each array.
         """
         device, n = self._device, len(numbers)
         entries, lines = np.zeros(n, ENTRY), {name: to_lines(array) for name, array in numbers.items()}
@@ -41,7 +44,7 @@ class DeviceClipping:
             describe_gradient(entry, one, device)
         n_pieces = count_pieces(entries)
         if n_pieces == 0:
-            return LateNorm((), lambda: np.zeros(0))
+            return lambda: np.zeros(n)
         if self._sums.size < n + n_pieces:
             self._sums = device.empty((n + n_pieces) * 5 // 4, np.dtype(np.float64))
         words, address = self._upload.borrow(n * N_WORDS + N_CLIPPING)
@@ -57,42 +60,4 @@ class DeviceClipping:
         for name, one in lines.items():
             if one.array is not numbers[name]:
                 numbers[name][...] = one.array
-        return LateNorm(tuple(numbers), device.copy_out(self._sums[:n]))
-
-
-class LateNorm:
-    """Reads the common norm of some gradients, when it is called.
-
-    Args:
-        names: of the gradients.
-        squares: waits for the sum of squares of each.
-    """
-
-    def __init__(self, names: Sequence[str], squares: Callable[[], NDArray[Any]]) -> None:
-        self._names, self._squares, self._is_read = list(names), squares, False
-
-    def __call__(self) -> np.float64:
-        """The norm.
-
-        Raises:
-            NumericError: a gradient is not finite; names it.
-        """
-        self._is_read = True
-        norms = np.sqrt(self._squares())
-        for name, norm in zip(self._names, norms, strict=True):
-            check_norm(name, norm)
-        return np.float64(math.hypot(*norms))
-
-    def check(self) -> None:
-        """Raise the NumericError of a gradient that is not finite, if nobody has read the norm."""
-        if not self._is_read:
-            self()
-
-
-def check_norm(name: str, norm: float) -> None:
-    """Raise a NumericError if the norm of a gradient is not finite."""
-    if not math.isfinite(norm):
-        raise NumericError(
-            f"cannot clip gradients: the norm of the gradient of {name!r} is {norm}, no finite number; "
-            "skip this step, or lower the learning rate."
-        )
+        return device.copy_out(self._sums[:n])

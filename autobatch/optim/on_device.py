@@ -14,9 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.devices.device import Device
-from autobatch.devices.store import Store
-from autobatch.errors import DataError
-from autobatch.ops.eager import NUMBERS
 from autobatch.optim import rules
 from autobatch.optim.change import Change, to_lines
 from autobatch.optim.entries import (
@@ -105,13 +102,3 @@ def _which_rows(change: Change, lazy: bool) -> int:
     is_plain = change.state[0] is None
     only = is_plain and rules.rows_that_change(rules.ALL, None, None, change.constants) == rules.ONLY
     return GIVEN if only else SPARSE
-
-
-def device_array(values: Any, store: Store) -> FloatArray:
-    """What lies on a device as an array of it, without a copy; DataError if it holds no numbers."""
-    array = store.adopt(values)
-    assert array is not None, "it lies there"
-    if array.dtype.char not in NUMBERS:
-        raise DataError(f"an array of dtype {array.dtype} holds no numbers to compute with, which are floats and ints.")
-    found: FloatArray = array
-    return found
