@@ -28,10 +28,8 @@ import numpy as np
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
 from autobatch.ops.eager import plain_array, to_numbers
-from autobatch.optim.change import Change, Placed, Updates, store_of
+from autobatch.optim.change import N_NUMBERS, Change, Placed, Updates, store_of
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
-from autobatch.optim.on_host import HostUpdates
-from autobatch.optim.rules import N_NUMBERS
 from autobatch.params.gradients import Gradients
 from autobatch.params.known import KnownModule
 from autobatch.params.module import Module, check_entries
@@ -291,6 +289,8 @@ def _read_grad(doing: str, name: str, grad: Any, store: Store) -> Gradient:
 
 def _make_updates(store: Store) -> Updates:
     if store is HOST:
+        from autobatch.optim.on_host import HostUpdates
+
         return HostUpdates()
     from autobatch.optim.on_device import DeviceUpdates
 

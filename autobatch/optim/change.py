@@ -11,6 +11,10 @@ from autobatch.devices.store import HOST, Store
 from autobatch.params.parameter import FloatArray
 from autobatch.params.sparse_rows import Gradient, Rows
 
+N_CONSTANTS = 9
+N_NUMBERS = N_CONSTANTS + 4
+"""The constants of a rule, and the numbers that it is tried on (`autobatch.optim.rules`)."""
+
 
 class Placed(NamedTuple):
     """What changes in place: the numbers of a parameter, and its first and second state array, if it has them."""

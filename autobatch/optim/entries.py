@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from autobatch.devices.device import Device, Launch
 from autobatch.jit.compiling import compiling
-from autobatch.optim.change import Lines
-from autobatch.optim.rules import N_CONSTANTS
+from autobatch.optim.change import N_CONSTANTS, Lines
 
 LongArray = NDArray[np.int64]
 KERNELS = "update", "measure", "scale"

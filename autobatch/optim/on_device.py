@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autobatch.devices.device import Device
 from autobatch.optim import rules
-from autobatch.optim.change import Change, to_lines
+from autobatch.optim.change import N_CONSTANTS, Change, to_lines
 from autobatch.optim.entries import (
     ALL,
     ENTRY,
@@ -61,7 +61,7 @@ class DeviceUpdates:
         """
         entry, dtype = self._entries[at], change.data.dtype
         step = 8 // dtype.itemsize
-        entry["constants"].view(dtype)[::step] = change.constants[: rules.N_CONSTANTS]
+        entry["constants"].view(dtype)[::step] = change.constants[:N_CONSTANTS]
         grad = change.grad
         known = self._described[at]
         if known and all(a is b for a, b in zip(known, (change.data, grad, *change.state), strict=True)):

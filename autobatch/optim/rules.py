@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.jit.loops import compiled
+from autobatch.optim.change import N_CONSTANTS
 
 Array = NDArray[Any]
 LongArray = NDArray[np.int64]
 
 ONLY, TOUCHED, ALL = range(3)
 """Which rows change: those with a gradient; those that ever had one too; all."""
-N_CONSTANTS = 9
-PROBE, N_NUMBERS = N_CONSTANTS, N_CONSTANTS + 4
+PROBE = N_CONSTANTS
 """After the constants come a number, its state and its gradient, on which the rule is tried."""
 N_ZEROS = 4096
 """Numbers without a gradient that are processed together."""
