@@ -43,14 +43,14 @@ class DeviceUpdates:
         """See `Updates`."""
         if len(changes) != len(self._described):
             self._entries, self._described = np.zeros(len(changes), ENTRY), [()] * len(changes)
-        held = [self._describe(at, change, lazy) for at, change in enumerate(changes)]
+        used = [self._describe(at, change, lazy) for at, change in enumerate(changes)]
         n_pieces = count_pieces(self._entries)
         if n_pieces == 0:
             return
         address = self._send([change.grad for change in changes])
         told = 0 if finite is None else self._device.address(finite)
         launch(self._device, "update", n_pieces, address, len(changes), told)
-        for change, (data, _) in zip(changes, held, strict=True):
+        for change, (data, _) in zip(changes, used, strict=True):
             if data is not change.data:
                 change.data[...] = data
 
@@ -60,10 +60,8 @@ class DeviceUpdates:
         Copies stand for arrays that do not lie in rows of consecutive numbers, or are of another dtype.
         """
         entry, dtype = self._entries[at], change.data.dtype
-        step = 8 // dtype.itemsize
-        entry["constants"].view(dtype)[::step] = change.constants[:N_CONSTANTS]
-        grad = change.grad
-        known = self._described[at]
+        entry["constants"].view(dtype)[:: 8 // dtype.itemsize] = change.constants[:N_CONSTANTS]
+        grad, known = change.grad, self._described[at]
         if known and all(a is b for a, b in zip(known, (change.data, grad, *change.state), strict=True)):
             return change.data, known[1]
         device, given = self._device, grad.values if isinstance(grad, Rows) else grad

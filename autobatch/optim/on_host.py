@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.optim.change import Change, Lines, to_lines
+from autobatch.optim.change import Change, Lines, Placed, to_lines
 from autobatch.optim.rules import ALL, N_ZEROS, ONLY, update_dense, update_rows
 from autobatch.params.parameter import FloatArray
 from autobatch.params.sparse_rows import Rows
@@ -20,14 +20,14 @@ class Job:
     """The memory that the passes over a parameter read and write, looked up once.
 
     Attributes:
-        change: that this was looked up for.
+        placed: that this was looked up for.
         data, grad: as lines.
         flat, flat_grad: their memory from the first number to the last.
         state: flat.
         touched: for each row, whether it ever had a gradient; None if no gradient was `Rows` yet.
     """
 
-    change: Change
+    placed: Placed
     data: Lines
     flat: FloatArray
     state: tuple[FloatArray | None, FloatArray | None]
@@ -86,12 +86,12 @@ def _change_all(job: Job, grad: FloatArray, change: Change) -> None:
 def _prepare(change: Change) -> Job:
     data = _readable(change.data)
     first, second = (None if array is None else array.reshape(-1) for array in change.state)
-    return Job(change, data, _flat(data), (first, second))
+    return Job(Placed(change.data, change.state), data, _flat(data), (first, second))
 
 
 def _is_for(job: Job, change: Change) -> bool:
     """Whether a job has the memory of a parameter and of its state. Data that is no lines is copied in every step."""
-    first, second = job.change.state
+    first, second = job.placed.state
     return job.data.array is change.data and first is change.state[0] and second is change.state[1]
 
 

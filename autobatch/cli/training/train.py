@@ -212,7 +212,7 @@ def _fit(
 
 def summarise(workload: Workload) -> str:
     """Say in one line what is about to be trained."""
-    n_numbers = sum(parameter.data.size for parameter in workload.model.parameters().values())
+    n_numbers = sum(parameter.array.size for parameter in workload.model.parameters().values())
     dataset = workload.dataset
     return (
         f"{workload.spec.name}{say_dim(workload)}, {n_numbers:,} parameters{say_precision(workload.precision)}; "
