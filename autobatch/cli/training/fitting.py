@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -16,6 +17,7 @@ from autobatch.cli.progress import Progress
 from autobatch.cli.results import Tally
 from autobatch.cli.training.scoring import Scorer
 from autobatch.cli.workload import Workload, record
+from autobatch.devices.late import Late
 from autobatch.errors import DataError, NumericError
 from autobatch.policies.auto import LESSONS, Auto
 from autobatch.schedule.schedule import Policy
@@ -71,8 +73,7 @@ class Fitting:
     Attributes:
         loss: the model's batched loss.
         optimizer: changes the model.
-        position: how far training is; set it to go on from there.
-        last_loss: mean over the last mini-batch.
+        position: how far training is; set it to go on from there. Its loss lacks what `read_losses` has not read yet.
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class Fitting:
         workload.move_to(self.backend)
         self.optimizer = ab.optim.Adam(workload.model, lr=lr)
         self.position = Position(order=workload.rng.bit_generator.state)
-        self.last_loss = math.nan
+        self._last_loss = math.nan
+        self._unread: list[tuple[int, Any, int]] = []  # of the last steps: number, loss, and size of the mini-batch
         self._rng = workload.rng
         self._batch_size = batch_size
         self._graphs = record(self.loss, workload.dataset.train)
@@ -127,6 +129,27 @@ class Fitting:
         """Count the mini-batches of an epoch."""
         return math.ceil(len(self._graphs) / self._batch_size)
 
+    @property
+    def last_loss(self) -> float:
+        """The mean loss over the last mini-batch."""
+        self.read_losses()
+        return self._last_loss
+
+    def read_losses(self, n_left: int = 0) -> None:
+        """Add the losses of the last steps, which a device may still compute, to those of the epoch.
+
+        Args:
+            n_left: steps that may stay unread, so that nobody waits for the device.
+
+        Raises:
+            NumericError: a loss is not finite; the model has not learned from it.
+        """
+        while len(self._unread) > n_left:
+            _, value, n_instances = self._unread[0]
+            self._last_loss = float(value)
+            self.position.total_loss += self._last_loss * n_instances
+            del self._unread[0]
+
     def epochs(
         self, n_epochs: int, progress: Progress, after_step: Callable[[], None] = lambda: None
     ) -> Iterator[Epoch]:
@@ -153,20 +176,31 @@ class Fitting:
         batches = ab.minibatches(self._graphs, self._batch_size, rng=self._rng)
         start = time.perf_counter() - position.seconds
         for batch in islice(batches, position.steps, None):
-            try:
+            with self._naming_the_step(what):
                 value, grads = self.loss.value_and_grad(batch)
                 self.optimizer.step(grads)
-                self.last_loss = float(value)  # on a device it is known only now
-            except NumericError as error:
-                raise NumericError(f"training stopped in {what}, mini-batch {position.steps + 1}: {error}") from error
-            position.steps += 1
-            position.tally.add(self.loss.last)
-            position.total_loss += self.last_loss * len(batch)
-            position.n_seen += len(batch)
-            position.seconds = time.perf_counter() - start
-            rate = position.n_seen / position.seconds
-            progress.advance(what, f"loss {value:.4g}{shown}  {rate:,.0f}/s  {self.loss.last.batches} batches")
-            after_step()
+                position.steps += 1
+                self._unread.append((position.steps, value, len(batch)))
+                self.read_losses(n_left=1 if isinstance(value, Late) else 0)
+                position.tally.add(self.loss.last)
+                position.n_seen += len(batch)
+                position.seconds = time.perf_counter() - start
+                rate = position.n_seen / position.seconds
+                loss = "" if math.isnan(self._last_loss) else f"loss {self._last_loss:.4g}"
+                progress.advance(what, f"{loss}{shown}  {rate:,.0f}/s  {self.loss.last.batches} batches")
+                after_step()
+        with self._naming_the_step(what):
+            self.read_losses()
+        position.seconds = time.perf_counter() - start
+
+    @contextmanager
+    def _naming_the_step(self, what: str) -> Iterator[None]:
+        """Have a NumericError say in which mini-batch of an epoch it is."""
+        try:
+            yield
+        except NumericError as error:
+            number = self._unread[0][0] if self._unread else self.position.steps + 1
+            raise NumericError(f"training stopped in {what}, mini-batch {number}: {error}") from error
 
     def _finish(self, metrics: dict[str, float]) -> Epoch:
         """Go on to the next epoch; say what this one gave."""

@@ -134,6 +134,7 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
     Raises:
         CheckpointError: it cannot be written; what was there still is.
     """
+    fitting.read_losses()
     optimizer: dict[str, Any] = dict(fitting.optimizer.state_dict())
     arrays = {PARAMETER + name: array for name, array in workload.model.state_dict().items()}
     arrays |= {OPTIMIZER + name: array for name, array in optimizer.pop("arrays").items()}
