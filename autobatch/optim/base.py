@@ -120,21 +120,24 @@ class Optimizer(ABC):
         Raises:
             GraphError: a name is unknown or missing, or stands for another parameter than before.
             ShapeError: a gradient's shape is not its parameter's.
-            DataError: a gradient is not an array of numbers, or is elsewhere. In all cases nothing has changed.
+            DataError: a gradient is not an array of numbers, or is elsewhere.
+            BackendError: the kernels of a device cannot be compiled. In all these cases nothing has changed.
             NumericError: on a device, the last step changed nothing, because the norm of its gradients was not finite,
                 and nobody has read that norm (`clip_by_norm`).
         """
         with run_lock():
+            read = self._read_grads(grads)
+            for store in {self._parameters[name].store for name in read}:
+                if store not in self._updates:
+                    self._updates[store] = _make_updates(store)
             changes: dict[Store, list[Change]] = {}
             made: dict[Any, FloatArray] = {}
-            for name, grad in self._read_grads(grads).items():
+            for name, grad in read.items():
                 self._steps[name] += 1
                 changes.setdefault(self._parameters[name].store, []).append(self._change(name, grad, made))
                 self._parameters[name].note_change()
             found = grads if isinstance(grads, Gradients) else Gradients()
             for store, listed in changes.items():
-                if store not in self._updates:
-                    self._updates[store] = _make_updates(store)
                 self._updates[store].run(listed, bool(self._options["lazy"]), found.finite)
         check, self._check_last = self._check_last, found.check
         if check is not None:

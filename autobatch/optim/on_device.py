@@ -26,15 +26,21 @@ from autobatch.optim.entries import (
     count_pieces,
     describe_gradient,
     launch,
+    load_kernels,
 )
 from autobatch.params.parameter import FloatArray
 from autobatch.params.sparse_rows import Rows
 
 
 class DeviceUpdates:
-    """Carries out steps on a device."""
+    """Carries out steps on a device.
+
+    Raises:
+        BackendError: the kernels cannot be compiled.
+    """
 
     def __init__(self, device: Device) -> None:
+        load_kernels(device)
         self._device, self._upload = device, Upload(device)
         self._entries: NDArray[Any] = np.zeros(0, ENTRY)
         self._described: list[tuple[Any, ...]] = []  # the arrays that each entry is about

@@ -19,8 +19,7 @@ from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.devices.late import Late
 from autobatch.errors import BackendError, DataError, NumericError, ShapeError
-from autobatch.optim import SGD, Adam, AdamW, Group, clip_by_norm
-from autobatch.optim.entries import source
+from autobatch.optim import SGD, Adam, AdamW, Group, clip_by_norm, entries
 from autobatch.params.gradients import Gradients
 from autobatch.params.sparse_rows import Rows
 from autobatch.runtime.cuda.backend import Cuda
@@ -307,6 +306,19 @@ def test_gradients_that_are_elsewhere_are_refused_by_name(device: Device) -> Non
     assert refused_step(device, "table", wrong, on_device=True).startswith(f"{begin} has shape (6, 40)")
 
 
+def test_kernels_that_cannot_be_compiled_are_told_and_nothing_has_changed(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entries, "_loaded", {})
+    monkeypatch.setattr(entries, "source", lambda: "void wrong(")
+    model = Model().to(device)
+    optimizer, before = Adam(model), model.state_dict()
+    with pytest.raises(BackendError, match=r"^the kernels of optimizers: .* cannot compile its kernels: "):
+        optimizer.step(put(next(draw_grads(1, "float32", False)), device))
+    assert set(optimizer.state_dict()["steps"].values()) == {0}
+    np.testing.assert_array_equal(model.state_dict()["table"], before["table"])
+
+
 def test_gradients_of_another_type_are_cast(device: Device) -> None:
     host, model = Model(), Model().to(device)
     wanted, optimizer = Adam(host), Adam(model)
@@ -380,6 +392,6 @@ def test_gradients_that_cannot_be_clipped_are_named(device: Device) -> None:
 
 @needs_compiler
 def test_kernels_compile_for_gpus_without_spills(tmp_path: Path) -> None:
-    said = compile_for_gpus(source(), tmp_path)
+    said = compile_for_gpus(entries.source(), tmp_path)
     assert said.count("Compiling entry function") == 6
     assert said.count("0 bytes spill stores, 0 bytes spill loads") == said.count("bytes spill stores")
