@@ -1,5 +1,5 @@
 // Steps of optimizers and the clipping of gradients on a device. A launch goes through a list of entries, one per
-// parameter, which `entries.py` writes; the numbers of an entry are cut into pieces, and each block takes every so many.
+// parameter, which `entries.py` writes. The numbers of an entry are cut into pieces, and blocks share out the pieces.
 //
 // Numbers change by the rules of `rules.py`, to the bit: the same operations in the same order, each rounded.
 
@@ -57,17 +57,16 @@ __device__ inline int64 count_up_to(const int64 *ints, int64 n, int64 step, int6
     return begin;
 }
 
-// The entry that a piece belongs to, and the first number of the piece.
+// A piece: its entry, the first number of it that this thread takes, and where the piece ends.
 struct Piece {
     const Entry &entry;
-    int64 begin;
-
-    __device__ Piece(const Entry *entries, int64 at, int64 piece)
-        : entry(entries[at]), begin((piece - (at ? entries[at - 1].end : 0)) * PIECE) {}
+    int64 begin, end;
 };
 
-__device__ inline Piece find_piece(const Entry *entries, int64 n, int64 piece) {
-    return Piece(entries, count_up_to(&entries->end, n, sizeof(Entry) / sizeof(int64), piece), piece);
+__device__ inline Piece find_piece(const Entry *entries, int64 n, int64 number) {
+    int64 at = count_up_to(&entries->end, n, sizeof(Entry) / sizeof(int64), number);
+    int64 first = (number - (at ? entries[at - 1].end : 0)) * PIECE, size = entries[at].size;
+    return {entries[at], first + threadIdx.x, first + PIECE < size ? first + PIECE : size};
 }
 
 // Where a number of an entry lies: its row, and its place in the row.
@@ -82,8 +81,8 @@ struct Place {
     }
 };
 
-// Change a number and its state.
-template <class real> __device__ void change(const Entry &entry, int64 i) {
+// Change a number and its state; c are the constants.
+template <class real> __device__ inline void change(const Entry &entry, const real *c, int64 i) {
     const Place place(entry, i);
     const int64 *ids = (const int64 *)entry.ids;
     int64 row = place.row, from = row;
@@ -96,8 +95,7 @@ template <class real> __device__ void change(const Entry &entry, int64 i) {
     real *data = (real *)entry.data + row * entry.data_step + place.column;
     real *first = (real *)entry.first + own, *second = (real *)entry.second + own;
     real g = from < 0 ? (real)0 : ((const real *)entry.gradient)[from * entry.gradient_step + place.column];
-    real x = *data, c[9];
-    for (int k = 0; k < 9; ++k) c[k] = *(const real *)&entry.constants[k];
+    real x = *data;
     if (!entry.first) {  // lr, decay
         if (c[1] != 0) g = plus(times(x, c[1]), g);
         *data = minus(x, times(g, c[0]));
@@ -117,19 +115,21 @@ template <class real> __device__ void change(const Entry &entry, int64 i) {
     }
 }
 
+// Change the numbers of a piece.
+template <class real> __device__ inline void change_all(const Piece &piece) {
+    real c[9];
+    for (int k = 0; k < 9; ++k) c[k] = *(const real *)&piece.entry.constants[k];
+    for (int64 i = piece.begin; i < piece.end; i += THREADS) change(piece.entry, c, i);
+}
+
 // Change all numbers of all parameters, unless `finite` is the address of a bool that is false.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) update(int64 entries_at, int64 n, int64 finite) {
     if (finite && !*(const bool *)finite) return;
     const Entry *entries = (const Entry *)entries_at;
     for (int64 at = blockIdx.x; at < entries[n - 1].end; at += gridDim.x) {
         const Piece piece = find_piece(entries, n, at);
-        const Entry &entry = piece.entry;
-        for (int k = 0; k < PIECE; k += THREADS) {
-            int64 i = piece.begin + k + threadIdx.x;
-            if (i >= entry.size) break;
-            if (entry.is_wide) change<double>(entry, i);
-            else change<float>(entry, i);
-        }
+        if (piece.entry.is_wide) change_all<double>(piece);
+        else change_all<float>(piece);
     }
 }
 
@@ -168,9 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) measure(int64 clipping_
     for (int64 at = blockIdx.x; at < entries[clipping.n - 1].end; at += gridDim.x) {
         const Piece piece = find_piece(entries, clipping.n, at);
         double total = 0;
-        for (int k = 0; k < PIECE; k += THREADS) {
-            int64 i = piece.begin + k + threadIdx.x;
-            if (i >= piece.entry.size) break;
+        for (int64 i = piece.begin; i < piece.end; i += THREADS) {
             double x = piece.entry.is_wide ? gradient_of<double>(piece.entry, i) : gradient_of<float>(piece.entry, i);
             total += x * x;
         }
@@ -212,9 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scale(int64 clipping_at
     double factor = clipping.max_norm / norm;
     for (int64 at = blockIdx.x; at < entries[clipping.n - 1].end; at += gridDim.x) {
         const Piece piece = find_piece(entries, clipping.n, at);
-        for (int k = 0; k < PIECE; k += THREADS) {
-            int64 i = piece.begin + k + threadIdx.x;
-            if (i >= piece.entry.size) break;
+        for (int64 i = piece.begin; i < piece.end; i += THREADS) {
             if (piece.entry.is_wide) gradient_of<double>(piece.entry, i) *= factor;
             else gradient_of<float>(piece.entry, i) *= (float)factor;
         }
