@@ -21,18 +21,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypedDict, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast
 
 import numpy as np
 
-from autobatch.devices.device import Device
 from autobatch.devices.finding import store_of
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
-from autobatch.ops.eager import plain_array
+from autobatch.ops.eager import NUMBERS, plain_array
 from autobatch.optim.change import Change, Placed, Updates
 from autobatch.optim.group import Group, Overrides, assign_groups, check_overrides
-from autobatch.optim.on_device import DeviceUpdates, device_array
 from autobatch.optim.on_host import HostUpdates
 from autobatch.optim.rules import N_NUMBERS
 from autobatch.params.gradients import Gradients
@@ -41,6 +39,9 @@ from autobatch.params.module import Module, check_entries
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.system.turns import run_lock
+
+if TYPE_CHECKING:
+    from autobatch.devices.device import Device
 
 
 class OptimizerState(TypedDict):
@@ -284,13 +285,26 @@ def _read_grad(doing: str, name: str, grad: Any, store: Store) -> Gradient:
     if isinstance(grad, Rows):
         return grad
     try:
-        return plain_array(grad) if store is HOST else device_array(grad, store)
+        return plain_array(grad) if store is HOST else _adopted_array(grad, store)
     except (DataError, ValueError) as error:
         raise DataError(f"{doing}: the gradient of {name!r} is no array of numbers: {error}") from error
 
 
+def _adopted_array(values: Any, store: Store) -> FloatArray:
+    """What lies on a device as an array of it, without a copy; DataError if it holds no numbers."""
+    array: Any = store.adopt(values)
+    if array.dtype.char not in NUMBERS:
+        raise DataError(f"an array of dtype {array.dtype} holds no numbers to compute with, which are floats and ints.")
+    found: FloatArray = array
+    return found
+
+
 def _make_updates(store: Store) -> Updates:
-    return HostUpdates() if store is HOST else DeviceUpdates(cast(Device, store))
+    if store is HOST:
+        return HostUpdates()
+    from autobatch.optim.on_device import DeviceUpdates
+
+    return DeviceUpdates(cast("Device", store))
 
 
 def check_kind(what: str, owner: object, state: Mapping[str, Any], keys: frozenset[str]) -> str:

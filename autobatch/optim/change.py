@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from autobatch.errors import NumericError
 from autobatch.params.parameter import FloatArray
 from autobatch.params.sparse_rows import Gradient
 
@@ -67,3 +69,12 @@ def to_lines(array: FloatArray) -> Lines:
     if step >= width and not rest and (array.ndim == 1 or array[0].flags.c_contiguous):
         return Lines(array, n_rows, width, step)
     return Lines(array.copy(), n_rows, width, width)
+
+
+def check_norm(name: str, norm: float) -> None:
+    """Raise a NumericError if the norm of a gradient is not finite."""
+    if not math.isfinite(norm):
+        raise NumericError(
+            f"cannot clip gradients: the norm of the gradient of {name!r} is {norm}, no finite number; "
+            "skip this step, or lower the learning rate."
+        )

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from autobatch.devices.device import Device
 from autobatch.devices.finding import store_of
 from autobatch.devices.late import Late
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import DataError
-from autobatch.optim.clip_on_device import DeviceClipping, check_norm
+from autobatch.optim.change import check_norm
 from autobatch.params.gradients import Gradients
 from autobatch.params.parameter import FLOAT32, FLOAT64, FloatArray
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.system.turns import run_lock
+
+if TYPE_CHECKING:
+    from autobatch.devices.device import Device
+    from autobatch.optim.clip_on_device import DeviceClipping
 
 
 def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late:
@@ -73,7 +76,9 @@ def _clip_on_device(
     late = grads if isinstance(grads, Gradients) and grads.finite is not None else None
     with run_lock():
         if store not in _clippings:
-            _clippings[store] = DeviceClipping(cast(Device, store))
+            from autobatch.optim.clip_on_device import DeviceClipping
+
+            _clippings[store] = DeviceClipping(cast("Device", store))
         norm = _clippings[store].clip(numbers, max_norm, None if late is None else late.finite)
     if late is None:
         return float(norm())

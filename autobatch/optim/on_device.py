@@ -14,22 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.devices.device import Device
-from autobatch.devices.store import Store
-from autobatch.errors import DataError
-from autobatch.ops.eager import NUMBERS
+from autobatch.devices.staging import Staging
 from autobatch.optim import rules
 from autobatch.optim.change import Change, to_lines
-from autobatch.optim.entries import (
-    ALL,
-    ENTRY,
-    GIVEN,
-    N_WORDS,
-    SPARSE,
-    Upload,
-    count_pieces,
-    describe_gradient,
-    launch,
-)
+from autobatch.optim.entries import ALL, ENTRY, GIVEN, N_WORDS, SPARSE, borrow, count_pieces, describe_gradient, launch
 from autobatch.params.parameter import FloatArray
 from autobatch.params.sparse_rows import Rows
 
@@ -38,7 +26,7 @@ class DeviceUpdates:
     """Carries out steps on a device."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self._upload = device, Upload(device)
+        self._device, self._staging = device, Staging(device)
         self._entries: NDArray[Any] = np.zeros(0, ENTRY)
         self._described: list[tuple[Any, ...]] = []  # the arrays that each entry is about
 
@@ -88,13 +76,13 @@ class DeviceUpdates:
         """Begin to copy the entries, and the ids of sparse gradients; return where the entries will be."""
         ids = [(at, grad.ids) for at, grad in enumerate(grads) if isinstance(grad, Rows)]
         first = N_WORDS * len(grads)
-        words, address = self._upload.borrow(first + sum(own.size for _, own in ids))
+        words, address = borrow(self._staging, first + sum(own.size for _, own in ids), self._device)
         for at, own in ids:
             self._entries[at]["ids"] = address + 8 * first
             words[first : first + own.size] = own
             first += own.size
         words[: N_WORDS * len(grads)] = self._entries.view(np.int64)
-        self._upload.send(words)
+        self._staging.send(0, words.nbytes)
         return address
 
 
@@ -105,13 +93,3 @@ def _which_rows(change: Change, lazy: bool) -> int:
     is_plain = change.state[0] is None
     only = is_plain and rules.rows_that_change(rules.ALL, None, None, change.constants) == rules.ONLY
     return GIVEN if only else SPARSE
-
-
-def device_array(values: Any, store: Store) -> FloatArray:
-    """What lies on a device as an array of it, without a copy; DataError if it holds no numbers."""
-    array = store.adopt(values)
-    assert array is not None, "it lies there"
-    if array.dtype.char not in NUMBERS:
-        raise DataError(f"an array of dtype {array.dtype} holds no numbers to compute with, which are floats and ints.")
-    found: FloatArray = array
-    return found
