@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.devices.late import Late
-from autobatch.devices.store import HOST
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
@@ -25,21 +24,13 @@ from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
 from autobatch.nn.prefetching import prefetch
-from autobatch.params.gradients import Gradients
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Planner
 from autobatch.runtime.backend import Backend, Run
 from autobatch.runtime.execution import Executor
 from autobatch.runtime.input_gradients import InputGradients
-from autobatch.runtime.losses import (
-    UnreadLoss,
-    loss_slot,
-    loss_weights,
-    put_gradients,
-    take_gradients,
-    weighted_sum,
-)
+from autobatch.runtime.losses import UnreadLoss, loss_slot, loss_weights, put_gradients, take_gradients, weighted_sum
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.settings import Settings
 from autobatch.runtime.step import Clock, LastCall, Step
@@ -181,7 +172,8 @@ class Batched:
             step = self._prepare(minibatch, clock, training=True, has_aux=has_aux)
             slot = loss_slot(step.graph, self.recorder.slots, has_aux)
             weights = loss_weights(reduce, step.graph.n_instances)
-            late = self._is_late(out, has_aux or inputs)
+            is_simple = not has_aux and not inputs and self._profile is None and self._tuning.is_off
+            late = is_simple and self._executor.can_be_late(out)
             apart = len(step.parts) > 1 and not late
             taken = None if out is None else take_gradients(out, self._executor.trainable(), apart)
             read = InputGradients(minibatch.inputs, self._executor.dtype)
@@ -201,12 +193,6 @@ class Batched:
             found = value, stack_results([s.children[1] for s in step.graph.structures], columns)
             return (found, grads, read.structures()) if inputs else (found, grads)
         return (value, grads, read.structures()) if inputs else (value, grads)
-
-    def _is_late(self, out: dict[str, Gradient] | None, reads_more: bool) -> bool:
-        """Whether `value_and_grad` returns before its losses are known: where parameters are on a device."""
-        if self._executor.store is HOST or reads_more or self._profile is not None or not self._tuning.is_off:
-            return False
-        return out is None or isinstance(out, Gradients)
 
     def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.

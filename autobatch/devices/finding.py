@@ -6,11 +6,13 @@ AUTOBATCH_CUDA=host     the cuda backend runs on the processor, to try programs 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autobatch.devices.device import Device
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import BackendError
+
+if TYPE_CHECKING:
+    from autobatch.devices.device import Device
 
 VARIABLE = "AUTOBATCH_CUDA"
 LEAST_CAPABILITY = 70  # threads of a warp run independently from here on

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.devices.device import Device
+from autobatch.devices.staging import Staging
 from autobatch.optim.change import to_lines
-from autobatch.optim.entries import ENTRY, N_WORDS, Upload, count_pieces, describe_gradient, launch
+from autobatch.optim.entries import ENTRY, N_WORDS, borrow, count_pieces, describe_gradient, launch
 from autobatch.params.parameter import FloatArray
 
 Squares: TypeAlias = Callable[[], NDArray[Any]]
@@ -25,7 +26,7 @@ class DeviceClipping:
     """Clips gradients on a device, in memory that is kept."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self._upload = device, Upload(device)
+        self._device, self._staging = device, Staging(device)
         self._sums = device.empty(0, np.dtype(np.float64))
         self._n_done = device.put(np.zeros(1, np.int64))
 
@@ -47,13 +48,13 @@ class DeviceClipping:
             return lambda: np.zeros(n)
         if self._sums.size < n + n_pieces:
             self._sums = device.empty((n + n_pieces) * 5 // 4, np.dtype(np.float64))
-        words, address = self._upload.borrow(n * N_WORDS + N_CLIPPING)
+        words, address = borrow(self._staging, n * N_WORDS + N_CLIPPING, device)
         squares, clipping = device.address(self._sums), n * N_WORDS
         words[:clipping] = entries.view(np.int64)
         told = 0 if finite is None else device.address(finite)
         words[clipping:] = address, n, 0, squares + 8 * n, squares, device.address(self._n_done), told
         words[clipping + 2 : clipping + 3].view(np.float64)[0] = max_norm
-        self._upload.send(words)
+        self._staging.send(0, words.nbytes)
         launch(device, "measure", n_pieces, address + 8 * clipping)
         if max_norm < math.inf:
             launch(device, "scale", n_pieces, address + 8 * clipping)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.devices.device import Device, Launch
+from autobatch.devices.staging import Staging
 from autobatch.jit.compiling import compiling
 from autobatch.optim.change import N_CONSTANTS, Lines
 
@@ -66,39 +66,7 @@ def count_pieces(entries: NDArray[Any]) -> int:
     return int(entries["end"][-1]) if len(entries) else 0
 
 
-class Upload:
-    """Memory of the host, to write what launches read, and its copy on the device.
-
-    There are two of each, used in turn: one is written and copied while launches may still read the other.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._current, self._other = _Part(device), _Part(device)
-
-    def borrow(self, n_words: int) -> tuple[LongArray, int]:
-        """Memory to write to, and the address that it will have on the device once it is sent."""
-        device = self._device
-        self._current.used = device.mark()
-        self._current, self._other = part, _ = self._other, self._current
-        part.wait()
-        if part.pinned.size < n_words:
-            size = n_words * 5 // 4
-            part.pinned, part.held = device.pinned(8 * size).view(np.int64), device.empty(size, np.dtype(np.int64))
-            part.used = device.mark()
-        return part.pinned[:n_words], device.address(part.held)
-
-    def send(self, words: LongArray) -> None:
-        """Begin to copy what was borrowed to the device."""
-        part = self._current
-        part.wait = self._device.copy_in(words.view(np.uint8), part.held[: words.size], part.used)
-
-
-class _Part:
-    """Pinned memory of the host and its copy; `wait` waits for the last copy, and `used` marks who reads it."""
-
-    def __init__(self, device: Device) -> None:
-        self.pinned: LongArray = np.empty(0, np.int64)
-        self.held = device.empty(0, np.dtype(np.int64))
-        self.wait: Callable[[], None] = lambda: None
-        self.used: Any = None
+def borrow(staging: Staging, n_words: int, device: Device) -> tuple[LongArray, int]:
+    """Memory to write what launches read, and the address that it will have on the device once it is sent."""
+    staging.turn(8 * n_words)
+    return staging.pinned.view(np.int64), device.address(staging.held)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.devices.device import Device
+from autobatch.devices.staging import Staging
 from autobatch.optim import rules
 from autobatch.optim.change import N_CONSTANTS, Change, to_lines
 from autobatch.optim.entries import (
@@ -22,7 +23,7 @@ from autobatch.optim.entries import (
     GIVEN,
     N_WORDS,
     SPARSE,
-    Upload,
+    borrow,
     count_pieces,
     describe_gradient,
     launch,
@@ -41,7 +42,7 @@ class DeviceUpdates:
 
     def __init__(self, device: Device) -> None:
         load_kernels(device)
-        self._device, self._upload = device, Upload(device)
+        self._device, self._staging = device, Staging(device)
         self._entries: NDArray[Any] = np.zeros(0, ENTRY)
         self._described: list[tuple[Any, ...]] = []  # the arrays that each entry is about
 
@@ -89,13 +90,13 @@ class DeviceUpdates:
         """Begin to copy the entries, and the ids of sparse gradients; return where the entries will be."""
         ids = [(at, grad.ids) for at, grad in enumerate(grads) if isinstance(grad, Rows)]
         first = N_WORDS * len(grads)
-        words, address = self._upload.borrow(first + sum(own.size for _, own in ids))
+        words, address = borrow(self._staging, first + sum(own.size for _, own in ids), self._device)
         for at, own in ids:
             self._entries[at]["ids"] = address + 8 * first
             words[first : first + own.size] = own
             first += own.size
         words[: N_WORDS * len(grads)] = self._entries.view(np.int64)
-        self._upload.send(words)
+        self._staging.send(0, words.nbytes)
         return address
 
 

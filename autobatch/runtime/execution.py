@@ -64,6 +64,10 @@ class Executor:
         """The parameters that have gradients, by name."""
         return {name: p for name, p in self._parameters.items() if p.trainable}
 
+    def can_be_late(self, out: Mapping[str, Gradient] | None) -> bool:
+        """Whether losses may be read after the gradients: on a device, where `Gradients` say whether all is finite."""
+        return self.store is not HOST and (out is None or isinstance(out, Gradients))
+
     def purpose(self, training: bool) -> frozenset[str] | None:
         """The purpose that cells are planned for: gradients of the named parameters; None for inference."""
         return frozenset(self.trainable()) if training else None

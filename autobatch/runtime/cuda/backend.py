@@ -296,14 +296,14 @@ class DeviceRun(PooledRun[DeviceMemory]):
         packing, places = executable.packing, executable.places
         self._parameters.update((id(p), p.array) for p in executable.parameters if p.store is device)
         for parameter, first in executable.uploaded:
-            part = memory.packed[first : first + parameter.array.nbytes]
+            part = memory.staging.held[first : first + parameter.array.nbytes]
             self._parameters[id(parameter)] = part.view(parameter.dtype).reshape(parameter.shape)
-        pinned, base = memory.borrow_pinned(packing.n_bytes), device.address(memory.packed)
+        pinned, base = memory.staging.pinned, device.address(memory.staging.held)
         packing.fill(pinned)
         for parameter, first in executable.uploaded:
             part = pinned[first : first + parameter.array.nbytes]
             part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.array
-        memory.upload(pinned, executable.n_ints, packing.n_bytes)
+        memory.staging.send(executable.n_ints, packing.n_bytes)
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
         launchers = {}
         for name in executable.types.stages:
@@ -324,7 +324,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
             first, sweep = executable.steps[name], executable.sweeps[name]
             ours, theirs = (
                 packed[first : first + sweep.steps.nbytes].view(np.int64).reshape(sweep.steps.shape)
-                for packed in (pinned, memory.packed)
+                for packed in (pinned, memory.staging.held)
             )
             ours[...] = sweep.steps
             ours[:, MEMORY] += base
@@ -335,7 +335,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
         ]  # fmt: skip
-        memory.upload(pinned, 0, executable.n_ints)
+        memory.staging.send(0, executable.n_ints)
         return launchers
 
     def _slot(self, run: StageRun, name: str) -> int:
@@ -351,7 +351,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
     def _packed(self, kind: int, name: str, array: NDArray[Any]) -> Any:
         """An array that was packed, on the device."""
         first = self._executable.places[kind, name]
-        return self.memory.packed[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+        return self.memory.staging.held[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
 
     # Batches.
 

@@ -188,7 +188,7 @@ def test_interpreted_ops_read_the_ints_of_their_rows() -> None:
 
         @ab.cell
         def read(self, ids: Any, pairs: Any) -> Any:
-            seen = ab.attend(self.query, *pairs, shape=(1,))
+            seen = ab.attend(self.query, pairs[0], pairs[1], shape=(1,))
             return ab.lookup(-self.table, ids), seen + ab.sum(ab.lookup(-self.table, ids))
 
         def everything(self, ids: Any) -> Any:

@@ -1,0 +1,74 @@
+"""Upload ahead: memory of the host to fill, and the memory of a device to which it is copied, twice.
+
+The two take turns: one is filled and copied while the device still reads the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autobatch.devices.device import Device
+
+
+class Staging:
+    """What is uploaded for one launch after another."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._part, self._other = _Part(device), _Part(device)
+
+    @property
+    def pinned(self) -> NDArray[np.uint8]:
+        """The memory of the host whose turn it is, to fill."""
+        return self._part.pinned
+
+    @property
+    def held(self) -> Any:
+        """Its copy on the device, as bytes; perhaps larger."""
+        return self._part.held
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes held on the device."""
+        return int(self._part.held.nbytes + self._other.held.nbytes)
+
+    def turn(self, n_bytes: int) -> bool:
+        """Give the other memory its turn, with so much room, when its last copy is done; return whether it grew."""
+        device = self._device
+        self._part.used = device.mark()
+        self._part, self._other = part, _ = self._other, self._part
+        part.wait()
+        grows: bool = part.held.size < n_bytes
+        if grows:
+            part.whole = device.pinned(n_bytes * 5 // 4)
+            part.held = device.empty(n_bytes * 5 // 4, np.dtype(np.uint8))
+            part.used = device.mark()
+        part.pinned = part.whole[:n_bytes]
+        return grows
+
+    def send(self, first: int, end: int) -> None:
+        """Begin to copy some bytes to the same place on the device; work that is asked for later finds them there."""
+        part = self._part
+        if first < end:
+            part.wait = self._device.copy_in(part.pinned[first:end], part.held[first:end], part.used)
+
+
+class _Part:
+    """Memory of the host, and its copy.
+
+    Attributes:
+        whole, pinned: of the host; and as much of it as is used.
+        held: of the device.
+        wait: waits until the last copy is done.
+        used: the work on the device after which `held` may change.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.whole = self.pinned = device.pinned(0)
+        self.held: Any = device.empty(0, np.dtype(np.uint8))
+        self.wait: Callable[[], None] = lambda: None
+        self.used: Any = None
