@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.batched import Batched
+from autobatch.devices.store import HOST
 from autobatch.errors import DataError, GraphError, PolicyError
 from autobatch.graph.rewrite.passes import DEFAULT, to_passes
 from autobatch.ir.precision import check_precision
@@ -47,7 +48,8 @@ def batched(
         policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
             `autobatch.policies.get`. "auto" chooses one for the backend, see `autobatch.policies.auto`.
         backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), which takes
-            seconds when a model runs for the first time, and half a minute more where autobatch never ran before.
+            seconds when a model runs for the first time, and half a minute more where autobatch never ran before; or
+            for the GPU ("cuda"), if the parameters were moved there.
         planner: what decides where values live.
         rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`. "all" adds the one that is
             off by default: nodes of a mini-batch that compute the same are computed once.
@@ -94,7 +96,7 @@ def batched(
             f"ab.batched(function, module=...) takes a function over one instance and a Module, not {function!r} and "
             f"{module!r}; give a method of a model, such as model.loss, or a model that has __call__."
         )
-    backend = make_backend(backend)
+    backend = make_backend(backend, HOST if module is None else module.store)
     if isinstance(policy, str):
         policy = policies.get(policy, backend.name)
     elif isinstance(policy, type) or not hasattr(policy, "schedule"):

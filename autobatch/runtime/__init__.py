@@ -1,7 +1,7 @@
 """Backends run plans. `reference` interprets cells op by op with NumPy; every other backend is tested against it.
 
 `cpu` compiles cells into matrix products and generated kernels, and `cuda` does the same for an NVIDIA GPU. "auto" is
-`cpu`, unless the environment has
+`cuda` where the parameters are on a GPU, and else `cpu`, unless the environment has
 
     AUTOBATCH_BACKEND=name     the backend for programs that name none
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import BackendError
 from autobatch.runtime.backend import Backend
 
@@ -24,8 +25,11 @@ NAMES = tuple(CLASSES)
 VARIABLE = "AUTOBATCH_BACKEND"
 
 
-def make_backend(backend: str | Backend) -> Backend:
+def make_backend(backend: str | Backend, store: Store = HOST) -> Backend:
     """Make the backend of this name; return a `Backend` unchanged.
+
+    Args:
+        store: the memory of the device on which the parameters are.
 
     Raises:
         BackendError: no backend has this name, or it cannot run here; says why.
@@ -34,12 +38,15 @@ def make_backend(backend: str | Backend) -> Backend:
         if isinstance(backend, type) or not hasattr(backend, "prepare"):
             raise BackendError(f"backend={backend!r} is neither a name nor a Backend; give one of {', '.join(NAMES)}.")
         return backend
-    name = os.environ.get(VARIABLE) or "auto" if backend == "auto" else backend
+    name = backend
+    if backend == "auto":
+        name = "cuda" if store is not HOST else os.environ.get(VARIABLE) or "auto"
     if name not in (*NAMES, "auto"):
         where = f" (of {VARIABLE})" if backend == "auto" else ""
         raise BackendError(
             f"there is no backend {name!r}{where} in this version; there are {', '.join(NAMES)} and auto."
         )
     module, maker = CLASSES.get(name, CLASSES["cpu"])
-    made: Backend = getattr(import_module(f"autobatch.runtime.{module}"), maker)()
+    about = {"device": store} if name == "cuda" and store is not HOST else {}
+    made: Backend = getattr(import_module(f"autobatch.runtime.{module}"), maker)(**about)
     return made

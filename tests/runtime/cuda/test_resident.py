@@ -193,6 +193,16 @@ def test_arrays_of_the_device_are_taken_and_given() -> None:
         parameter.data = parameter.data[:2]
 
 
+def test_auto_is_the_backend_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("reference", ""):
+        monkeypatch.setenv("AUTOBATCH_BACKEND", name)
+        model, device = Scale(), HostDevice()
+        assert ab.batched(model.loss).backend.name == (name or "cpu")
+        loss = ab.batched(model.to(device).loss)
+        assert (loss.backend.name, loss.backend.device) == ("cuda", device)  # type: ignore[attr-defined]
+        assert_equal(loss([np.ones(2)]), np.log(np.array([2.0], np.float32)), 1e-6)
+
+
 def test_what_is_on_the_wrong_device_is_refused() -> None:
     device = HostDevice()
     model = Scale()
