@@ -315,8 +315,9 @@ def _by_type(flat: NDArray[Any], width: IntArray, type_ptr: IntArray) -> list[ND
     """Split the attributes of all types into one array `[N_type, width]` per type."""
     found, start, counts = [], 0, np.diff(type_ptr).tolist()
     for kind, columns in enumerate(width.tolist()):
-        end = start + (counts[kind] * columns if kind < len(counts) else 0)
-        found.append(flat[start:end].reshape(-1, columns) if columns else flat[:0].reshape(0, 0))
+        n_rows = counts[kind] if kind < len(counts) else 0
+        end = start + n_rows * columns
+        found.append(flat[start:end].reshape(-1, columns) if columns else flat[:0].reshape(n_rows, 0))
         start = end
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class Executor:
         self._recorder = recorder
         self._own = _Own()
         self._parameters: dict[str, Parameter] = {}
+        self._arrays: list[Any] = []
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
         self.store: Store = HOST
 
@@ -55,10 +57,14 @@ class Executor:
         if known is None:
             return
         self._parameters = known.parameters()
+        arrays = [p.array for p in self._parameters.values()]
+        if arrays and len(arrays) == len(self._arrays) and all(map(is_, arrays, self._arrays)):
+            return  # so that they are of the same type, on the same device
         dtypes = {p.dtype for p in self._parameters.values()}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else known.module.dtype
         stores = {id(p.store): p.store for p in self._parameters.values()}
         self.store = stores.popitem()[1] if len(stores) == 1 else known.module.store
+        self._arrays = arrays
 
     def trainable(self) -> dict[str, Parameter]:
         """The parameters that have gradients, by name."""

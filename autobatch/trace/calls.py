@@ -9,6 +9,7 @@ if its type is new, and the function is generated again with the new form.
 from __future__ import annotations
 
 import inspect
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -55,12 +56,18 @@ class Calls:
 
     def __init__(self) -> None:
         self.log: list[int] = []
-        self.floats: list[float] = []
+        self.floats = array("d")
         self.traces = Traces(lambda: self._entries.get(SUM_N) or self._add_function(SUM_N), self._renew)
         self.forms: list[Form] = []
         self.stand_ins = StandIns()
         self._namespace = Namespace(
-            {"__stage": STAGE, "__calls": self, "__log": self.log, "__log_floats": self.floats.extend}
+            {
+                "__stage": STAGE,
+                "__calls": self,
+                "__log": self.log,
+                "__log_float": self.floats.append,
+                "__log_floats": self.floats.frombytes,
+            }
         )
         self.handles = Handles(self, self._namespace.names)
         self.lifting = Lifting(self.handles, self._record_source)
@@ -77,7 +84,7 @@ class Calls:
         """Empty the log for a new recording of functions that read these parameters, by name."""
         self._recycle_at -= len(self.log)
         self.log.clear()
-        self.floats.clear()
+        del self.floats[:]
         self.traces.name_weights(parameters)
 
     def start_instance(self) -> None:

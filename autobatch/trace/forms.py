@@ -37,8 +37,9 @@ from autobatch.trace.elements import Lengths
 from autobatch.trace.handles import Handles, Outputs, Value, path_to_ref
 
 IS_RECORDING = "__stage.current is __calls"  # costs 50 ns
-BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, exact, np.ndarray)}
-LOG_DATA = {"int": "{}", "ints": "*{}.ravel().tolist()", "float": "{}", "floats": "*{}.ravel().tolist()"}
+BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, exact, np.ndarray, np.float64)}
+LOG_INTS = {"int": "{}", "ints": "*{}.ravel().tolist()"}
+LOG_FLOATS = {"float": "__log_float({})", "floats": "__log_floats({}.astype(__float64).tobytes())"}
 
 
 @dataclass
@@ -263,16 +264,16 @@ def make_form(
                 logged.append(leaf.refs)
                 code += [VALUE, *parts[0]]
         elif leaf.kind.startswith("int") and leaf.first in data:
-            logged.append(LOG_DATA[leaf.kind].format(leaf.text))
+            logged.append(LOG_INTS[leaf.kind].format(leaf.text))
             code += [WORDS, data[leaf.first]]
         elif leaf.first in data:
-            floats.append(LOG_DATA[leaf.kind].format(leaf.text))
+            floats.append(LOG_FLOATS[leaf.kind].format(leaf.text))
     if program.draws and DRAW in data:
         logged.append("__draw()")
         code += [WORDS, 1]
     body = [f"for __out in pool_{number}: break", f"else: __out = grow_{number}()"]
     body += ["__to = __log", f"__to += {_tuple(logged)}"]  # faster than an append per int
-    body += [f"__log_floats({_tuple(floats)})"] if floats else []
+    body += floats
     body += ["__draw()"] if program.draws and DRAW not in data else []
     body.append(f"return {rebuild}(__out)" if rebuild else "return __out")
     return Form(tuple(conditions), tuple(body), (*code, END))

@@ -44,6 +44,8 @@ class Lifting:
         if isinstance(x, (Value, Outputs)):
             self._handles.check(x)
             return x
+        if type(x) is np.ndarray and x.dtype.char in "fd":
+            return self._source_of_array(x)
         if type(x) in (int, float, str, bool, type(None)) or is_static("", x):
             return x
         if isinstance(x, (Parameter, FloatInput)):
@@ -63,7 +65,7 @@ class Lifting:
         return x if is_same else Key.of_structure(x, ()).build(parts)
 
     def _source_of_array(self, x: np.ndarray[Any, Any]) -> Value:
-        return self._source(x, (x.shape, x.dtype, x.tobytes()))
+        return self._source(x, (x.shape, x.dtype.str, x.tobytes()))
 
     def _source(self, x: Any, content: Any) -> Value:
         """The value of an array, parameter or input; equal arrays share one node, and equal parts of inputs."""

@@ -133,6 +133,8 @@ class BoundStages:
         versions = [stage.version for stage in self._stages]
         if not is_chosen or versions != self._versions:
             self._take_parameters()
+            if not is_chosen:
+                self._take_steps()
             self._versions = versions
         if not is_chosen or run.memory.addresses != self._memory_at:
             self._take_memory(*run.memory.addresses)
@@ -170,13 +172,16 @@ class BoundStages:
         )
         self._has_kept = [bool(prepared.mean_rows[blocks.start, 1]) for blocks in self._blocks]
 
-    def _take_parameters(self) -> None:
-        """Let steps read the parameters anew, and store the addresses of steps, and of parameters that moved."""
-        for step in self._steps:
-            step.refresh()
+    def _take_steps(self) -> None:
+        """Store the addresses of steps, which are known when they have read the parameters."""
         self._addresses[:, :, 0] = [step.function for step in self._steps]
         self._addresses[:, :, 2] = [step.own_address for step in self._steps]
         self._is_compiled = all(step.function for step in self._steps)
+
+    def _take_parameters(self) -> None:
+        """Let steps read the parameters anew, and store the addresses of those that moved."""
+        for step in self._steps:
+            step.refresh()
         n_moved = [stage.n_moved for stage in self._stages]
         if n_moved != self._n_moved:
             for stage, first in zip(self._stages, self._first.tolist(), strict=True):

@@ -195,7 +195,8 @@ class BoundProduct:
         self.own_address, self.calls_library = address_of(self.own), provider.name != PACKED or not self._is_compiled
         self._weight: Array | None = None
         self._panels: Array = np.empty(0, np.uint32)
-        self._version = -1
+        self._packing: tuple[int, ...] = ()
+        self._version = self._n_moved = -1
 
     @property
     def _is_compiled(self) -> bool:
@@ -210,8 +211,13 @@ class BoundProduct:
     def _refresh(self) -> None:
         stage, term = self.step.stage, self.step.term
         if self.provider.name == PACKED and self._is_compiled:
-            matrix = readable(stage.shared.arrays[term.weight][0])
-            self._pack(matrix.T if term.transposed else matrix)
+            if self._packing and self._n_moved == stage.n_moved:
+                pack_float32(*self._packing)
+                return
+            whole = stage.shared.arrays[term.weight][0]
+            matrix = readable(whole)
+            packing = self._pack(matrix.T if term.transposed else matrix)
+            self._packing, self._n_moved = packing if matrix is whole else (), stage.n_moved
             self.function = multiply_packed.address
             return
         weight = stage.matrix(term.weight, term.transposed)
@@ -230,13 +236,15 @@ class BoundProduct:
             self.own[B_FLIPPED], self.own[B], self.own[B_STEP] = product.b_flipped, product.b, product.b_step
         self.own[ROUTINE] = self.provider.addresses.get(self.step.stage.dtype.name, 0)
 
-    def _pack(self, weight: Array) -> None:
-        """Pack the weight for our own product."""
+    def _pack(self, weight: Array) -> tuple[int, ...]:
+        """Pack the weight for our own product; give the numbers by which it is packed again, where it is now."""
         inner, n = weight.shape
         self._make_panels(panel_words(inner, n, False))
         self.own[N], self.own[INNER], self.own[B] = n, inner, address_of(self._panels)
         row, column = (step // weight.itemsize for step in weight.strides)
-        pack_float32(address_of(weight), row, column, inner, n, address_of(self._panels))
+        packing = address_of(weight), row, column, inner, n, address_of(self._panels)
+        pack_float32(*packing)
+        return packing
 
     def _make_panels(self, n_words: int) -> None:
         """Make memory for a packed matrix."""

@@ -119,8 +119,8 @@ class Interpreter:
             return np.asarray(var.source.data)[None]
         if not isinstance(var.source, Attribute):
             return self.store.get(frame.env[index])
-        ids = self.plan.int_data[frame.rows.kind][:, var.source.column : var.source.column + var.size]
-        return ids[active].reshape(-1, *var.shape)
+        ids = self.plan.int_data[frame.rows.kind][active, var.source.column : var.source.column + var.size]
+        return ids.reshape(len(ids), *var.shape)
 
     def _add_rows(self, ids: Array, values: Array, gradient: Any) -> None:
         """Add rows that a type looked up to the gradient of their table."""
