@@ -22,6 +22,9 @@ from counting_arrays import counting
 BYTES_PER_INSTANCE, BYTES_BESIDE = 48, 256  # losses and what they are weighted by, a few times; single numbers
 
 
+WARM_UP = 10  # steps, of which `auto` looks at the first eight
+
+
 def make_step(dim: int, depth: int, n_instances: int, backend: Any, **options: Any) -> Callable[[], None]:
     """A training step of a Tree-LSTM on full trees, on the same recorded graphs each time."""
 
@@ -54,7 +57,7 @@ def test_a_warm_step_allocates_what_it_returns_and_no_more() -> None:
     found = {}
     for dim, depth, n_instances in ((8, 2, 16), (40, 5, 16), (8, 2, 64)):
         step = make_step(dim, depth, n_instances, Cpu(jitted=True, provider="numpy"))
-        for _ in range(4):
+        for _ in range(WARM_UP):
             step()
         with counting() as sizes:
             step()
