@@ -17,6 +17,8 @@ WIDTHS = (256, 64, 1024, 128, 512)
 ELEMENTS = 1 << 25  # of all rows: 128 MB, more than a cache holds
 ROWS = 512  # of a recorded instance; the mini-batch has it many times
 WORDS = 100
+BLOCKS = (1, 2, 4)
+"""Blocks of threads per processor: more of them have more reads under way, and fewer registers each."""
 
 
 class Rows(ab.Module):
@@ -48,22 +50,25 @@ class Rows(ab.Module):
 
 def time_kernels(check: Check) -> Result:
     """Time a fused kernel, a sum, and a copy of as many rows, each with its launch and the wait for it."""
-    columns = ("width", "rows", "copy GB/s", "tanh(a x + b) GB/s", "of the copy", "sum(x) GB/s", "of the copy, sum")
+    columns = (
+        "width", "rows", "blocks", "copy GB/s", "tanh(a x + b) GB/s", "of the copy", "sum(x) GB/s", "of the copy, sum",
+    )  # fmt: skip
     result = Result("bandwidth of fused kernels, bytes read and written", columns)
-    widths = check.choose(WIDTHS, (8, 16))
-    check.measure_each(result, [(width,) for width in widths], partial(time_width, check, result))
+    widths, blocks = check.choose(WIDTHS, (8, 16)), check.choose(BLOCKS, BLOCKS[:2])
+    settings = [(width, count) for width in widths for count in blocks]
+    check.measure_each(result, settings, partial(time_width, check, result))
     return result
 
 
-def time_width(check: Check, result: Result, width: int) -> None:
-    """Time rows of a width."""
+def time_width(check: Check, result: Result, width: int, blocks: int) -> None:
+    """Time rows of a width, with so many blocks per processor."""
     repeats, n_rows = check.choose((11, ELEMENTS // width), (1, 2 * ROWS))
     n_bytes = 4 * n_rows * width
-    seconds = time_batches(check, width, n_rows, repeats) | {"copy": time_copy(check, n_rows * width, repeats)}
-    result.seconds |= {f"width {width}: {what}": laps for what, laps in seconds.items()}
+    seconds = time_batches(check, width, n_rows, repeats, blocks) | {"copy": time_copy(check, n_rows * width, repeats)}
+    result.seconds |= {f"width {width}, {blocks} blocks: {what}": laps for what, laps in seconds.items()}
     moved = {"copy": 2 * n_bytes, "fused": 2 * n_bytes, "total": n_bytes}
     copy, fused, total = (moved[what] / 1e9 / statistics.median(seconds[what]) for what in moved)
-    result.add(width, n_rows, copy, fused, fused / copy, total, total / copy)
+    result.add(width, n_rows, blocks, copy, fused, fused / copy, total, total / copy)
 
 
 def time_copy(check: Check, size: int, repeats: int) -> list[float]:
@@ -81,11 +86,11 @@ def time_copy(check: Check, size: int, repeats: int) -> list[float]:
     return seconds
 
 
-def time_batches(check: Check, width: int, n_rows: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of the batch of each cell, by its name, from a profile, which waits for the device after each."""
+def time_batches(check: Check, width: int, n_rows: int, repeats: int, blocks: int) -> dict[str, list[float]]:
+    """Seconds of the batch of each cell, by its name, from a profile, which reads the clock of the device."""
     rng = np.random.default_rng(check.seed)
     model = Rows(width, rng).astype("float32")
-    loss: Any = ab.batched(model.loss, backend=check.backend(), policy="agenda")
+    loss: Any = ab.batched(model.loss, backend=check.backend(blocks=blocks), policy="agenda")
     graphs = loss.record_all([rng.integers(WORDS, size=ROWS).tolist()]) * (n_rows // ROWS)
     loss(graphs)
     with loss.profile(n_calls=repeats) as profile:

@@ -84,9 +84,9 @@ class Check:
         """Whether times mean something."""
         return not isinstance(self.device, HostDevice)
 
-    def backend(self, poison: bool = False) -> Cuda:
-        """The cuda backend on the device."""
-        return Cuda(poison, self.device)
+    def backend(self, poison: bool = False, blocks: int = 1) -> Cuda:
+        """The cuda backend on the device, with so many blocks of threads per processor."""
+        return Cuda(poison, self.device, blocks)
 
     def choose(self, full: Any, quick: Any) -> Any:
         """One of two values."""

@@ -93,13 +93,14 @@ def draw(workload: Workload, n_instances: int) -> list[Any]:
 
 def our_ways(check: Check, workload: Workload, instances: Sequence[Any], size: int) -> dict[str, Way]:
     """autobatch: planned each time, with cached plans, and, of small mini-batches, recorded each time as well."""
-    planned, cached = (
-        ab.batched(workload.model.loss, backend=check.backend(), plan_cache=n_plans)
-        for n_plans in (0, 2 * N_MINIBATCHES)
+    planned, cached, crowded = (
+        ab.batched(workload.model.loss, backend=check.backend(blocks=blocks), plan_cache=n_plans)
+        for n_plans, blocks in ((0, 1), (2 * N_MINIBATCHES, 1), (2 * N_MINIBATCHES, 2))
     )
     ways = {
         "recorded graphs": our_way(workload, planned, record(planned, instances), size),
         "cached plans": our_way(workload, cached, record(cached, instances), size),
+        "cached plans, two blocks": our_way(workload, crowded, record(crowded, instances), size),
     }
     if size <= SMALL:
         ways["recorded afresh"] = our_way(workload, planned, instances, size)

@@ -13,14 +13,16 @@ MULTIPLY, ADD_UP, FIRST_KERNEL = 0, 1, 2
 """The numbers of the functions that steps of a sweep call: those of `sweep.cuh`, then kernels in the order of names."""
 
 
-def module_text(kernels: Mapping[str, str], dtype: str, place: str) -> str:
+def module_text(kernels: Mapping[str, str], dtype: str, place: str, blocks: int = 1) -> str:
     """The text of a module that runs these kernels; its function is `sweep`.
 
     Args:
         kernels: their definitions, by name.
         dtype: the model's float type.
         place: the type of destinations.
+        blocks: that a processor of the device runs at the same time.
     """
+    bound = f"const int BLOCKS = {blocks};  // that a processor runs at the same time"
     names = sorted(kernels)
     cases = [
         f"    case {number}: {name}(worker, step.memory, step.own, step.k, (int)step.team); break;"
@@ -35,7 +37,7 @@ def module_text(kernels: Mapping[str, str], dtype: str, place: str) -> str:
         "    }",
         "}",
     ]
-    return "\n".join([_kernels_text(kernels, dtype, place), _text("sweep.cuh"), *call, ""])
+    return "\n".join([_kernels_text(kernels, dtype, place), bound, _text("sweep.cuh"), *call, ""])
 
 
 def entries_text(kernels: Mapping[str, str], dtype: str, place: str) -> str:

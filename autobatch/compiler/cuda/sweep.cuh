@@ -101,7 +101,7 @@ struct Step {
 
 __device__ void call(const Worker &worker, const Step &step);
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) sweep(int64 steps_, int64 first, int64 end) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sweep(int64 steps_, int64 first, int64 end) {
     BLOCK_MEMORY(memory);
     const Worker worker = {memory, blockIdx.x, gridDim.x};
     Step *steps = (Step *)steps_;

@@ -44,6 +44,7 @@ from autobatch.runtime.memory import MemoryPool
 from autobatch.runtime.preparing import PreparedTypes
 from autobatch.runtime.run import PooledRun
 
+RESERVED = 1 << 10  # bytes of shared memory that CUDA keeps of each block
 NO_LIMIT = 1 << 40  # rows of a piece: a batch is one piece
 SUM_SLOTS = ("buffer", "sums", "parts", "sum_ptr")
 
@@ -54,12 +55,15 @@ class Cuda:
     Args:
         poison: fill the memory with NaN before each run, so that reads of memory that was never written show.
         device: by default the one that `find_device` finds.
+        blocks: of threads that a processor of the device runs at the same time. More of them have more accesses to
+            memory under way, and each has fewer registers and less shared memory.
     """
 
     name = "cuda"
 
-    def __init__(self, poison: bool = False, device: Device | None = None) -> None:
-        self.poison, self.device = poison, find_device() if device is None else device
+    def __init__(self, poison: bool = False, device: Device | None = None, blocks: int = 1) -> None:
+        self.poison, self.device, self.blocks = poison, find_device() if device is None else device, blocks
+        self.n_blocks = self.device.n_processors * blocks
         self.pool = MemoryPool(lambda: DeviceMemory(self.device))
         self._types: WeakKeyDictionary[PlannedTypes, dict[Any, PreparedTypes[DeviceCell]]] = WeakKeyDictionary()
         self._cells: WeakValueDictionary[Any, DeviceCell] = WeakValueDictionary()
@@ -67,7 +71,7 @@ class Cuda:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have their own memory, and compile anew."""
-        return type(self), (self.poison,)
+        return type(self), (self.poison, None, self.blocks)
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: RunOptions) -> DevicePlan:
         """Prepare a plan; see `Backend`."""
@@ -86,7 +90,8 @@ class Cuda:
         key = id(cells.cells[kind]), options.dtype, options.precision
         found = self._cells.get(key)
         if found is None:
-            found = DeviceCell(cells.cells[kind], self.device, options.dtype, options.precision)
+            most_shared_bytes = self.device.most_shared_bytes // self.blocks - RESERVED * (self.blocks > 1)
+            found = DeviceCell(cells.cells[kind], self.device, options.dtype, options.precision, most_shared_bytes)
             self._cells[key] = found
         return found
 
@@ -96,7 +101,8 @@ class Cuda:
         if key not in self._modules:
             about = f"{len(kernels)} kernels for the GPU"
             with compiling(about, is_kernel=True):
-                self._modules[key] = self.device.load(module_text(kernels, dtype, place), ["sweep"], about)["sweep"]
+                text = module_text(kernels, dtype, place, self.blocks)
+                self._modules[key] = self.device.load(text, ["sweep"], about)["sweep"]
         return self._modules[key]
 
 
@@ -128,7 +134,7 @@ class DevicePlan:
         self.sweeps = {name: self._sweep(name) for name in self.types.stages}
         self.steps = {name: self.packing.reserve(sweep.steps.nbytes) for name, sweep in self.sweeps.items()}
         stages = [self.types.cells[kind].stage(name) for name in self.types.stages for kind in self.prepared.tables]
-        rows_size = backend.device.n_processors * max((stage.rows_size for stage in stages), default=0)
+        rows_size = backend.n_blocks * max((stage.rows_size for stage in stages), default=0)
         self.sizes = plan.size + self.sums.size, self.prepared.scratch_size, self.prepared.kept_size, rows_size
         self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
         self.n_ints = self.packing.n_bytes
@@ -330,7 +336,8 @@ class DeviceRun(PooledRun[DeviceMemory]):
             ours[:, MEMORY] += base
             if self._timer is not None:
                 ours[sweep.ends, THEN] |= NOTE
-            launchers[name] = Launcher(device, sweep, theirs, runs, partial(executable.kernel, name))
+            make_kernel, n_blocks = partial(executable.kernel, name), executable.backend.n_blocks
+            launchers[name] = Launcher(device, sweep, theirs, runs, make_kernel, n_blocks)
         first = executable.slots["sums", -1]
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])

@@ -23,15 +23,23 @@ class Launcher:
         listed: where they are on the device: [1 + n, WORDS].
         runs: the stage of each type, for steps that the host runs.
         make_kernel: gives the compiled kernel that goes through steps.
+        n_blocks: that the device can run at the same time.
 
     Attributes:
         launches: what ran so far one after the other: launches, and steps of the host.
     """
 
     def __init__(
-        self, device: Device, sweep: Sweep, listed: Any, runs: Sequence[StageRun], make_kernel: Callable[[], Any]
+        self,
+        device: Device,
+        sweep: Sweep,
+        listed: Any,
+        runs: Sequence[StageRun],
+        make_kernel: Callable[[], Any],
+        n_blocks: int,
     ) -> None:
         self._device, self._sweep, self._listed, self._make_kernel = device, sweep, listed, make_kernel
+        self._n_blocks = n_blocks
         self._steps = [(run, step) for run in runs for step in run.stage.steps]
         self.launches = 0
 
@@ -58,5 +66,5 @@ class Launcher:
 
     def _launch(self, first: int, end: int, blocks: int) -> None:
         args = self._device.address(self._listed), first, end
-        blocks = min(blocks, self._device.n_processors)
+        blocks = min(blocks, self._n_blocks)
         self._device.launch(self._make_kernel(), Launch(blocks, THREADS, self._sweep.shared_bytes, args))

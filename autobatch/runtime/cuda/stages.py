@@ -35,8 +35,11 @@ FEW_ROWS, TILE, DEPTH = 512, 64, 16
 class DeviceCell:
     """The stages of a planned cell for one device, float type and precision, each compiled when first needed."""
 
-    def __init__(self, cell: PlannedCell, device: Device, dtype: np.dtype[Any], precision: str) -> None:
+    def __init__(
+        self, cell: PlannedCell, device: Device, dtype: np.dtype[Any], precision: str, most_shared_bytes: int
+    ) -> None:
         self.cell, self._device, self._dtype, self._precision = cell, device, dtype, precision
+        self._most_shared_bytes = most_shared_bytes
         self._stages: dict[str, DeviceStage] = {}
 
     def stage(self, name: str) -> DeviceStage:
@@ -45,7 +48,8 @@ class DeviceCell:
             with compiling(f"cell {self.cell.program.name!r} ({name})", is_kernel=True):
                 stage = compile_forward(self.cell) if name == "forward" else compile_backward(self.cell)
                 source = print_stage(stage)
-            self._stages[name] = DeviceStage(source, self._device, self._dtype, self._precision)
+            about = self._dtype, self._precision, self._most_shared_bytes
+            self._stages[name] = DeviceStage(source, self._device, *about)
         return self._stages[name]
 
 
@@ -53,14 +57,18 @@ class DeviceStage:
     """A stage with its steps; see `autobatch.runtime.preparing.StageSteps`.
 
     Attributes:
+        most_shared_bytes: shared memory that a block may have.
         slots: the numbers of the slots, by name.
         waits: for each step, whether the next one may read what other blocks wrote.
     """
 
     turn_width = 0
 
-    def __init__(self, source: CudaSource, device: Device, dtype: np.dtype[Any], precision: str) -> None:
+    def __init__(
+        self, source: CudaSource, device: Device, dtype: np.dtype[Any], precision: str, most_shared_bytes: int
+    ) -> None:
         self.source, self.device, self.dtype, self.precision = source, device, dtype, precision
+        self.most_shared_bytes = most_shared_bytes
         stage = source.stage
         self.cell, self.lowered, self.storage, self.columns = stage.cell, stage.lowered, stage.storage, stage.columns
         self.places, self.shared = StagePlaces(stage), SharedValues(stage, device, dtype)
@@ -189,7 +197,7 @@ class KernelStep:
         self.name, self._own = kernel.name, Own(stage.device, kernel.own)
         self.own, self._n_rows = self._own.address, stage.columns.index("rows_n")
         self.team, self.shared_bytes, self.rows_size = fit_rows(
-            kernel, stage.storage.row_width, stage.dtype.itemsize, stage.device.most_shared_bytes
+            kernel, stage.storage.row_width, stage.dtype.itemsize, stage.most_shared_bytes
         )
 
     def blocks(self, table: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -54,6 +54,26 @@ def test_models(case: Case) -> None:
         compare(model.loss, instances, HostDevice(seed))
 
 
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_several_blocks_per_processor(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them take part than a device has processors, and each has less shared memory."""
+    model, instances = CASES[1].draw(seed=3, n_instances=12, dim=24)
+    model.astype("float64")
+    device = HostDevice()
+    grids: list[int] = []
+    launch = device.launch
+
+    def note(kernel: Any, about: Any) -> None:
+        grids.append(about.grid)
+        launch(kernel, about)
+
+    monkeypatch.setattr(device, "launch", note)
+    backend = Cuda(poison=True, device=device, blocks=blocks)
+    found, wanted = (ab.batched(model.loss, backend=b) for b in (backend, Reference()))
+    assert_equal(found.value_and_grad(instances), wanted.value_and_grad(instances))
+    assert max(grids) == blocks * device.n_processors
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models_on_a_gpu(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
