@@ -34,6 +34,7 @@ from autobatch.system.files import write_whole
 
 FLAGS = (
     "-std=c++17", "-fPIC", "-shared", "-pipe",
+    "-ffp-contract=off",                  # the bits are the same on every processor
     "-U_FORTIFY_SOURCE",                  # it takes a change of stacks for a mistake
     "-Werror=frame-larger-than=65536",    # half a thread's stack in `threads.cpp`
 )  # fmt: skip
