@@ -224,6 +224,7 @@ CHOICES = (
     Case("lookup constants", lambda t: ops.lookup(t, np.array([3, 0, 3])), lambda t: t[[3, 0, 3]], ((5, 3),)),
     Case("lookup argmax", lambda t, x: ops.lookup(t, ops.argmax(x)), lambda t, x: t[x.argmax()], ((5, 3), (5,))),
     Case("lookup own", lambda x: ops.lookup(x, ops.argmax(x, 1)[1]), lambda x: x[x.argmax(1)[1]], ((3, 2),)),
+    Case("lookup one", lambda x: ops.lookup(ops.tanh(x), ops.argmax(x)), lambda x: x.tanh()[x.argmax()], ((1,),)),
     Case("top_k", lambda x: ops.top_k(x, 2)[0], lambda x: x.topk(2)[0], ((5,),)),
     Case("top_k lookup", lambda t, x: ops.lookup(t, ops.top_k(x, 3)[1]), lambda t, x: t[x.topk(3)[1]], ((4, 2), (4,))),
     Case(
