@@ -93,7 +93,7 @@ def eager(model: Decoder, items: list[tuple[Any, int]]) -> list[Any]:
     return found
 
 
-@each("make", BACKENDS)
+@each("make", [*BACKENDS, lambda: Cpu(poison=True, jitted=True)])
 def test_words_losses_and_gradients_are_torchs(make: Any) -> None:
     model, items = Decoder(), draw_items()
     words, mean, wanted = torch_decode(model, items)
