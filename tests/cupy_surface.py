@@ -17,8 +17,8 @@ UFUNCS = (
 )  # fmt: skip
 FUNCTIONS = (
     "amax", "argmax", "argsort", "arange", "asarray", "ascontiguousarray", "atleast_1d", "bincount", "broadcast_to",
-    "concatenate", "cumsum", "empty", "flatnonzero", "isnan", "outer", "ones", "sum", "take_along_axis", "tensordot",
-    "where", "zeros",
+    "concatenate", "cumsum", "empty", "flatnonzero", "isnan", "outer", "ones", "partition", "sum", "take_along_axis",
+    "tensordot", "where", "zeros",
 )  # fmt: skip
 CONSTANTS = ("inf", "int64", "uint64")
 

@@ -239,10 +239,11 @@ class _Stage:
         """Check an operand of a loop at an index: a variable of the nest or of the row, or memory."""
         value, who = operand.view.value, f"the loop that makes %{loop.target.value}"
         made = self.storage.registers.get(value)
-        if operand.moved is not None:  # data chooses the element: check all of them
-            self._fetch(_whole(value, self.lowered.sizes[value]), row, who)
-        elif made == spot or (made is not None and made.step == spot.step and is_row_number(self.lowered, value)):
+        is_in_row = made is not None and made.step == spot.step and is_row_number(self.lowered, value)
+        if is_in_row or (made == spot and operand.moved is None):
             self._check((Area.REGISTER, value), value, number, row, who)
+        elif operand.moved is not None:  # an int chooses the element: check all of them
+            self._fetch(_whole(value, self.lowered.sizes[value]), row, who)
         else:
             self._fetch(View(value, number, (), ()), row, who)
 

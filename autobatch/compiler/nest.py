@@ -57,16 +57,15 @@ class Nest(ABC):
         def show(leaf: Expression) -> str:
             match leaf:
                 case Operand():
-                    element = reads[leaf]
-                    text = self.load(element)
-                    return f"real({text})" if element.is_data and not leaf.is_int else text
+                    return self._number(reads[leaf], leaf.is_int)
                 case Number(data):
                     return self.writer.real(data)
                 case EdgeCount(group):
                     self.writer.groups.add(group)
                     return f"real(end_{group} - first_{group})"
-                case Position():
-                    return "i" if loop.axes else "0"
+                case Position(is_int):
+                    index = "i" if loop.axes else "0"
+                    return index if is_int else f"real({index})"
             raise TypeError(f"{leaf!r} is no leaf of a loop")
 
         text = show_expression(loop.expression, show, FUNCTIONS, self.select)
@@ -124,20 +123,24 @@ class Nest(ABC):
         writer, value = self.writer, operand.view.value
         if self.is_in_variable(operand):
             return Element(writer.variable(value))
-        moved = ""
-        if operand.moved is not None and writer.lowered.domains[value] == SHARED:
-            array, step = table_and_step(value)
-            writer.arguments.update({array: None, step: None})
-            ids, first = writer.address(operand.moved.view)
-            first = add(
-                [
-                    writer.size(operand.view.offset, self.spot, array, operand.view.offset),
-                    multiply(f"{ids}[{first}]", step),
-                ]
-            )
-        else:
-            if operand.moved is not None:
-                ids, first = writer.address(operand.moved.view)
-                moved = multiply(f"{ids}[{first}]", writer.size(operand.moved.step, "step", value, operand.moved.step))
-            array, first = writer.address(operand.view, moved)
-        return self.element(array, first, strides)
+        if operand.moved is None:
+            return self.element(*writer.address(operand.view), strides)
+        at, step = operand.moved
+        chosen = self._number(self._read(at, (0,) * len(strides)), is_int=True)
+        if writer.lowered.domains[value] == SHARED:
+            array, row = table_and_step(value)
+            writer.arguments.update({array: None, row: None})
+            offset = writer.size(operand.view.offset, self.spot, array, operand.view.offset)
+            return self.element(array, add([offset, multiply(chosen, row)]), strides)
+        moved = multiply(chosen, writer.size(step, "step", value, step))
+        return self.element(*writer.address(operand.view, moved), strides)
+
+    def _number(self, element: Element, is_int: bool) -> str:
+        """The text that reads an element as a number of the model's float type, or as an int.
+
+        Data are of their own type; ints that cells compute lie among the floats.
+        """
+        text = self.load(element)
+        if element.is_data:
+            return text if is_int else f"real({text})"
+        return f"int64({text})" if is_int else text

@@ -172,7 +172,7 @@ def _show_leaf(lowered: Lowered, leaf: Expression) -> str:
         case Operand(view, None):
             return _show_view(lowered, view)
         case Operand(view, Index() as moved):
-            at = f"{_show_view(lowered, moved.view)} * {moved.step}"
+            at = f"{_show_view(lowered, moved.at.view)} * {moved.step}"
             return f"%{view.value}[{view.offset} + {at} ...]" if view.offset else f"%{view.value}[{at} ...]"
     raise TypeError(f"{leaf!r} is no leaf of a loop")
 

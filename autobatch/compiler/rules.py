@@ -10,7 +10,7 @@ from autobatch.compiler.lowered import Lowering
 from autobatch.compiler.reasons import Reason
 from autobatch.compiler.statement import Combine, EdgeCount, Index, Operand, Position
 from autobatch.compiler.view import View, steps
-from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight
+from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight, int_limit
 from autobatch.ops.define import Shape
 from autobatch.ops.expression import COMPARISONS, Call, Expression, Number, Read, call
 
@@ -92,6 +92,22 @@ def lower_reduction(low: Lowering, index: int, source: Instruction) -> None:
     low.reduce(low.domain(index), low.operand(x, shape), shape, axes, combine, target=index)
 
 
+def lower_argmax(low: Lowering, index: int, source: Instruction) -> Reason | None:
+    """The smallest position at which an element is the peak, or NaN as it is; others count as the last position."""
+    (x,) = source.args
+    view, size, domain = low.views[x], math.prod(low.shape(x)), low.domain(index)
+    if len(view.shape) > 1 and (source.static["axis"] is not None or not view.is_contiguous):
+        return Reason.NOT_IN_LINE
+    line = Operand(View(view.value, view.offset, (size,), view.strides if len(view.shape) == 1 else (1,)))
+    peak = _broadcast(low.reduce(domain, line, (size,), (0,), "max"), (size,))
+    here = -Position()
+    first = call("select", call("not_equal", line, line), here, 1.0 - size)
+    first = call("select", call("equal", line, peak), here, first)
+    found = low.reduce(domain, first, (size,), (0,), "max")
+    low.loop(domain, -Operand(found._replace(shape=(), strides=())), low.whole(index))
+    return None
+
+
 def lower_softmax(low: Lowering, index: int, source: Instruction) -> None:
     """exp(x - peak) / sum(exp(x - peak)), with peak the largest element."""
     shape, domain = low.shape(index), low.domain(index)
@@ -125,14 +141,16 @@ def lower_layer_norm(low: Lowering, index: int, source: Instruction) -> Reason |
 
 
 def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """Rows of a shared table, chosen by ints of the node."""
+    """Rows of a shared table, or of a value of the node, chosen by ints of the node."""
     table, ids = source.args
     view = low.views[table]
-    if low.domain(table) != SHARED or not isinstance(low.vars[view.value].source, Weight):
+    is_shared = low.domain(table) == SHARED
+    if is_shared and not isinstance(low.vars[view.value].source, Weight):
         return Reason.NO_TABLE
-    if not view.is_whole(low.lowered.sizes[view.value]) or low.shape(table)[0] != low.vars[view.value].shape[0]:
+    is_whole = view.is_whole(low.lowered.sizes[view.value])
+    if is_shared and (not is_whole or low.shape(table)[0] != low.vars[view.value].shape[0]):
         return Reason.PART_OF_TABLE
-    if not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
+    if low.domain(ids) != low.domain(index) or not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
         return Reason.NO_IDS
     if not math.prod(low.shape(ids)):
         low.loop(low.domain(index), Number(0.0), low.whole(index))  # no elements, but every value needs a maker
@@ -140,11 +158,11 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | Non
     row_shape = low.shape(table)[1:]
     row = math.prod(row_shape)
     id_view = low.views[ids]
-    rows = View(view.value, 0, row_shape, steps(row_shape))
+    rows = View(view.value, view.offset, row_shape, view.strides[1:])
     for number in range(math.prod(low.shape(ids))):
-        at = View(id_view.value, _element(id_view, number), (), ())
+        at = _int_at(View(id_view.value, _element(id_view, number), (), ()), row_shape)
         target = View(index, number * row, row_shape, steps(row_shape))
-        low.loop(low.domain(index), Operand(rows, Index(at, row)), target)
+        low.loop(low.domain(index), Operand(rows, Index(at, view.strides[0])), target)
     return None
 
 
@@ -164,7 +182,7 @@ def lower_cross_entropy(low: Lowering, index: int, source: Instruction) -> Reaso
     sums = low.reduce(domain, call("exp", x - _broadcast(peak, shape)), shape, (0,), "sum")
     one = View(view.value, view.offset, (), ())
     if number is None:
-        at = View(low.views[label].value, low.views[label].offset, (), ())
+        at = _int_at(View(low.views[label].value, low.views[label].offset, (), ()), ())
         chosen = Operand(one, Index(at, view.strides[0]))
     else:
         chosen = Operand(one._replace(offset=view.offset + int(number) * view.strides[0]))
@@ -178,8 +196,8 @@ def lower_one_hot(low: Lowering, index: int, source: Instruction) -> Reason | No
     (label,) = source.args
     if low.shape(label) != () or not _is_int(low, label):
         return Reason.NO_INT
-    at = Operand(low.views[label].broadcast(low.shape(index)), is_int=True)
-    low.loop(low.domain(index), call("select", call("equal", Position(), at), 1.0, 0.0), low.whole(index))
+    at, here = _int_at(low.views[label], low.shape(index)), Position(is_int=True)
+    low.loop(low.domain(index), call("select", call("equal", here, at), 1.0, 0.0), low.whole(index))
     return None
 
 
@@ -262,6 +280,7 @@ RULES: dict[str, Rule] = {
     "outer": lower_outer,
     "sum": lower_reduction,
     "max": lower_reduction,
+    "argmax": lower_argmax,
     "softmax": lower_softmax,
     "log_softmax": lower_softmax,
     "layer_norm": lower_layer_norm,
@@ -288,6 +307,11 @@ def _broadcast(view: View, shape: Shape) -> Operand:
     return Operand(view.broadcast(shape))
 
 
+def _int_at(view: View, shape: Shape) -> Operand:
+    """An int of the row, at every index of a shape."""
+    return Operand(view.broadcast(shape), is_int=True)
+
+
 def _bind(tree: Expression, args: Sequence[Expression], are_ints: Sequence[bool]) -> Expression:
     """The expression of an op with its arguments in place of reads; ints are compared with ints as such, unrounded."""
     match tree:
@@ -303,9 +327,9 @@ def _bind(tree: Expression, args: Sequence[Expression], are_ints: Sequence[bool]
 
 
 def _is_int(low: Lowering, index: int) -> bool:
-    """Whether a value is int data of the node, or a view of such."""
+    """Whether a value is ints: data of the node, what a cell computed, or a view of such."""
     source = low.vars[low.views[index].value].source
-    return isinstance(source, Attribute) and not source.is_float
+    return int_limit(low.vars, index) > 0 or (isinstance(source, Attribute) and not source.is_float)
 
 
 def _element(view: View, number: int) -> int:

@@ -143,11 +143,13 @@ class _Splitter:
         """The piece of a loop that begins at index `at`."""
         strides = dict(zip(loop.operands, loop.nest[1][1:], strict=True))
 
+        def part_of(operand: Operand) -> Operand:
+            (stride,) = strides[operand] or (0,)
+            moved = operand.moved and operand.moved._replace(at=part_of(operand.moved.at))
+            return replace(operand, view=self._part(operand.view, at, length, stride, pieces), moved=moved)
+
         def part(leaf: Expression) -> Expression:
-            if not isinstance(leaf, Operand):
-                return leaf
-            (stride,) = strides[leaf] or (0,)
-            return replace(leaf, view=self._part(leaf.view, at, length, stride, pieces))
+            return part_of(leaf) if isinstance(leaf, Operand) else leaf
 
         target = self._part(loop.target, at, length, 1, pieces)
         return replace(loop, shape=(length,), expression=replace_leaves(loop.expression, part), target=target)

@@ -16,9 +16,9 @@ Combine: TypeAlias = Literal["", "sum", "max"]
 
 
 class Index(NamedTuple):
-    """An int of the row that moves an operand: the int that `view` names, times `step` elements."""
+    """An int that moves an operand: the int at `at`, which is the same at every index of the loop, times `step`."""
 
-    view: View
+    at: Operand
     step: int
 
 
@@ -29,7 +29,7 @@ class Operand(Expression):
     Attributes:
         view: the elements; its shape is that of the loop.
         moved: moves the view by an int of the row: to a row of a table, or to the element of a label.
-        is_int: the element is read as an int, which can only be compared with another int.
+        is_int: the element is read as an int, which can only be compared with another int, or move an operand.
     """
 
     view: View
@@ -39,7 +39,9 @@ class Operand(Expression):
 
 @dataclass(frozen=True)
 class Position(Expression):
-    """The index, an int, of a loop over one axis."""
+    """The index of a loop over one axis, as a number of the model's float type, or as an int as `Operand.is_int` is."""
+
+    is_int: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,12 @@ class Loop:
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """The operands that it reads from memory, each once."""
-        return tuple(dict.fromkeys(leaf for leaf in leaves(self.expression) if isinstance(leaf, Operand)))
+        """The operands that it reads from memory, each once; an int that moves another one comes before that."""
+        found: dict[Operand, None] = {}
+        for leaf in leaves(self.expression):
+            if isinstance(leaf, Operand):
+                found.update(dict.fromkeys((leaf.moved.at, leaf) if leaf.moved else (leaf,)))
+        return tuple(found)
 
     def reads(self, kind: type[Expression]) -> bool:
         """Whether the expression has a leaf of this class."""

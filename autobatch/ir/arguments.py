@@ -99,11 +99,13 @@ class Key:
             "tuple", "list", "dict" or "dataclass".
         detail: shape of a value or data; a static object; the class of a container, or its keys, which are static.
         children: of a container.
+        below: of a value that is ints, what they stay below; else 0.
     """
 
     kind: str
     detail: Any
     children: tuple[Key, ...] = ()
+    below: int = 0
 
     @property
     def labels(self) -> Sequence[Any]:
@@ -152,7 +154,9 @@ class Key:
         """Write the key; without sizes it is the same for models of other widths, and in other processes."""
         match self.kind:
             case "value" | "int" | "float":
-                return f"{self.kind}{list(self.detail) if self.detail and sizes else ''}"
+                kind = f"{'int ' if self.below else ''}{self.kind}"
+                limit = f" below {self.below}" if self.below and sizes else ""
+                return f"{kind}{list(self.detail) if self.detail and sizes else ''}{limit}"
             case "static":
                 plain = isinstance(self.detail.value, PLAIN) or (sizes and not isinstance(self.detail.value, Module))
                 return repr(self.detail) if plain else type(self.detail.value).__name__

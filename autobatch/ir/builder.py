@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.errors import GraphError
+from autobatch.errors import GraphError, ShapeError
 from autobatch.ir.program import (
     DRAW,
     NODE,
@@ -21,6 +21,7 @@ from autobatch.ir.program import (
     Var,
     Weight,
     cone,
+    int_limit,
     origin,
     renumber,
     show_var,
@@ -176,23 +177,34 @@ class Builder:
         option = first_symbol(list(static.values()))
         if isinstance(option, Traced) and option.is_known():
             raise NeedsNumber(f"an option of {op.name}")
-        shape = op.shape(*(v.shape for v in values), **static)
+        shapes = [v.shape for v in values]
+        shape = op.shape(*shapes, **static)
+        op.limit(shapes, static)
         if op.index_axis is not None:
             values = [values[0], self._ids(op, *values[:2]), *values[2:]]
         return self.add(Instruction(op, tuple(v.index for v in values), static), shape, self._domain(op, values))
 
     def _ids(self, op: Op, table: Traced, ids: Traced) -> Traced:
-        """Check ids: they must be int data of the node, or constants in their range."""
+        """Check ids: they must be int data of the node, or ints that a cell computed or constants, both in range."""
         source = origin(self.vars, ids.index).source
+        size = table.shape[op.index_axis or 0]
+        if limit := int_limit(self.vars, ids.index):
+            if limit > size:
+                raise ShapeError(
+                    f"{op.name} takes ids in 0..{size - 1}, but these are computed by a cell and in 0..{limit - 1}; "
+                    f"choose among {size} elements."
+                )
+            return ids
         if isinstance(source, Constant):
-            numbers = check_index(op.name, np.asarray(source.data), table.shape[op.index_axis or 0])
+            numbers = check_index(op.name, np.asarray(source.data), size)
             return self.add(Constant(numbers), ids.shape, SHARED)
         if not isinstance(source, Attribute) or source.is_float:
             if ids.is_known():
                 raise NeedsNumber(f"an id of {op.name}")
             raise GraphError(
-                f"{op.name} takes ids that are int arguments of the cell, or constants, and not other values, be they "
-                f"computed from ints; compute the id with plain ints and pass it to the cell."
+                f"{op.name} takes ids that are int arguments of the cell, or constants, or made by ab.argmax, ab.top_k "
+                f"or ab.categorical, and not other values, be they computed from ints; compute the id with plain ints "
+                f"and pass it to the cell."
             )
         return ids
 

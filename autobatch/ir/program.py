@@ -30,12 +30,14 @@ LEAVES = 2**20  # more than the arguments of a cell hold
 class Port:
     """A value input: an edge of the graph, or any number of them where the port belongs to a variadic group.
 
-    `leaf` is its place among the leaves of the cell's arguments, see `first_leaf`.
+    `leaf` is its place among the leaves of the cell's arguments, see `first_leaf`; `below` is what its ints stay below,
+    and 0 if it is floats.
     """
 
     name: str
     leaf: int
     number: int = -1
+    below: int = 0
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,17 @@ def origin(vars: Sequence[Var], index: int) -> Var:
     """The value that a value is a view of, or the value itself if it is not a view."""
     source = vars[index].source
     return origin(vars, source.args[0]) if isinstance(source, Instruction) and source.op.view else vars[index]
+
+
+def int_limit(vars: Sequence[Var], index: int) -> int:
+    """What the ints stay below that a cell computed, in this cell or before a port; 0 for other values.
+
+    They lie among the floats of the model, as whole numbers that these hold exactly.
+    """
+    source = origin(vars, index).source
+    if isinstance(source, Instruction):
+        return source.op.limit((vars[arg].shape for arg in source.args), source.static)
+    return source.below if isinstance(source, Port) else 0
 
 
 def cone(vars: Sequence[Var], roots: Iterable[int]) -> set[int]:

@@ -20,6 +20,7 @@ from autobatch.ir.program import (
     Port,
     Var,
     Weight,
+    int_limit,
     origin,
     show_lines,
     show_var,
@@ -185,8 +186,11 @@ def _check_instruction(name: str, vars: Sequence[Var], index: int, ties: Ties) -
         raise _broken(name, vars, index, f"its domain is {var.domain}, but that of its arguments {domain}")
     if op.index_axis is not None:
         ids = origin(vars, args[1]).source
-        if not (isinstance(ids, Constant) or (isinstance(ids, Attribute) and not ids.is_float)):
-            raise _broken(name, vars, index, f"%{args[1]} is neither int data nor a constant, so no range check saw it")
+        limit = int_limit(vars, args[1])
+        if not (limit or isinstance(ids, Constant) or (isinstance(ids, Attribute) and not ids.is_float)):
+            raise _broken(name, vars, index, f"%{args[1]} is neither ints nor a constant, so no range check saw it")
+        if limit > vars[args[0]].shape[op.index_axis]:
+            raise _broken(name, vars, index, f"%{args[1]} is one of {limit}, which are more than it indexes")
 
 
 def _domain(op: Op, domains: list[int], ties: Ties) -> int | None:

@@ -10,7 +10,7 @@ per argument (None: there is none), written in ops. Tracing it therefore gives t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from inspect import Parameter, Signature, cleandoc, signature
@@ -30,6 +30,7 @@ Array: TypeAlias = Any  # a NumPy or CuPy array
 
 
 GIVEN = ("xp", "out", "random", "segments")  # arguments of kernels that callers of an op do not see
+MOST_INTS = 2**24  # ints that float32 tells apart: those that cells compute lie among floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,9 @@ class Op:
         singular: the result, or what a gradient is multiplied by, may be infinite though all arguments are finite.
         random: the kernel draws; it receives `random=`, a `Randomness`.
         index_axis: the second argument is an int below the size of this axis of the first; it is range-checked once,
-            when graphs are merged (at once in eager mode), so the kernel need not.
+            when graphs are merged (at once in eager mode), so the kernel need not. Ints that a cell computed lie among
+            floats, and are in range because the op that makes them says what they stay below.
+        below: the result is ints; `below(*shapes, **static)`, of the per-node shapes, is what they stay below.
         sums_rows: the result has a single row, whatever the rows of the arguments.
         segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
             kernels receive `segments=`, the edges of each row.
@@ -71,6 +74,7 @@ class Op:
     singular: bool = False
     random: bool = False
     index_axis: int | None = None
+    below: Callable[..., int] | None = None
     segments: Literal["reduce", "spread", "edge"] | None = None
     doc: str | None = None
 
@@ -102,6 +106,22 @@ class Op:
             return STAGE.current.apply(self, args, static)
         return self.eager(args, static)
 
+    def limit(self, shapes: Iterable[Shape], static: dict[str, Any]) -> int:
+        """What the ints that the op computes stay below; 0 if its result is floats.
+
+        Raises:
+            ShapeError: they are more than a float tells apart.
+        """
+        if self.below is None:
+            return 0
+        size = self.below(*shapes, **static)
+        if size > MOST_INTS:
+            raise ShapeError(
+                f"{self.name} chooses one of {size} elements, but ints that cells compute are kept as floats, which "
+                f"tell only {MOST_INTS} apart; choose among fewer."
+            )
+        return size
+
     def eager(self, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Compute at once, on plain arrays without a row axis."""
         arrays = [plain_array(_read(a) if isinstance(a, Operators) else a) for a in args]
@@ -110,7 +130,8 @@ class Op:
             arrays[1] = check_index(self.name, arrays[1], arrays[0].shape[self.index_axis])
         if self.view:
             return freeze(self.kernel(np, arrays[0][None], **static)[0])
-        out = np.empty((1, *shape), float_dtype(args, arrays))
+        is_int = self.limit((a.shape for a in arrays), static) > 0
+        out = np.empty((1, *shape), np.int64 if is_int else float_dtype(args, arrays))
         static = {**static, "random": EAGER.source} if self.random else static
         run_kernel(self, np, [a[None] for a in arrays], out, static)
         return freeze(out[0])

@@ -51,6 +51,7 @@ NAMES = {
 }  # fmt: skip
 COMPOSED = (
     "attend",
+    "categorical",
     "clip",
     "einsum",
     "logsumexp",
@@ -61,7 +62,8 @@ COMPOSED = (
     "stack",
 )  # public functions that are several ops
 INTERNAL = (
-    "assemble", "count_n", "expand", "gelu_tanh", "ndtr", "one_hot", "scatter", "slice", "softmax_n", "spread",
+    "assemble", "count_n", "expand", "gelu_tanh", "ndtr", "one_hot", "perturb", "scatter", "slice", "softmax_n",
+    "spread",
 )  # fmt: skip
 """Internal ops, of which public ones are made."""
 WITHOUT = "compute with plain numbers, and pass the result to the cell"

@@ -12,6 +12,7 @@ from autobatch.errors import DataError
 from autobatch.ops.define import Array, Op, Shape, composite, define_op
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import BITS, Randomness, next_site
+from autobatch.ops.reduction import argmax
 
 MOST_SITES = 2**16  # of a cell; a place that needs several random numbers counts on from here
 
@@ -59,10 +60,7 @@ def dropout(x: Any, rate: float) -> Any:
     """
     if not 0 <= rate < 1:
         raise DataError(f"dropout of rate {rate}: a rate is at least 0 and below 1.")
-    if STAGE.current is not None:
-        draw, site = STAGE.current.next_draw()
-    else:
-        draw, site = next_site()
+    draw, site = _next_draw()
     return _dropout_op(x, draw, rate=float(rate), site=site)
 
 
@@ -95,5 +93,38 @@ def normal(shape: int | Sequence[int] = ()) -> Any:
     (2,)
     """
     shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(map(int, shape))
-    draw, site = next_site() if STAGE.current is None else STAGE.current.next_draw()
+    draw, site = _next_draw()
     return _normal_op(draw, shape=shape, site=site)
+
+
+def _perturb(xp: Any, logits: Array, draw: Array, out: Array, site: int, random: Randomness) -> None:
+    uniform = (random.uniform(xp, draw, site, logits.shape[1:]) + 0.5) * 2.0**-BITS
+    xp.subtract(logits, xp.log(-xp.log(uniform)), out=out)
+
+
+_perturb_op = define_op("perturb", shape=lambda logits, draw, site: logits, kernel=_perturb, random=True)
+
+
+@composite
+def categorical(logits: Any) -> Any:
+    """Draw a class from the softmax of logits: an int, which `ab.lookup` takes.
+
+    It depends on the seed, the step, the instance's key and the place in its program, as `dropout` does, and is drawn
+    in training and in evaluation: the largest of the logits after a random number of the Gumbel distribution was added
+    to each. Rounding, in which backends differ, decides only where the two largest are nearly equal, however many
+    classes there are; if the draw inverted sums of probabilities, it would count at every class.
+
+    Shapes: logits (..., C), the result (...), ints in 0..C-1.
+    Gradient: none.
+
+    >>> with ab.randomness(seed=0):
+    ...     int(ab.categorical(np.array([0.0, 9.0, 0.0])))
+    1
+    """
+    draw, site = _next_draw()
+    return argmax(_perturb_op(logits, draw, site=site), axis=-1)
+
+
+def _next_draw() -> tuple[Any, int]:
+    """The draw of the present call, and the next site in it."""
+    return next_site() if STAGE.current is None else STAGE.current.next_draw()

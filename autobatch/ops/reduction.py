@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -126,19 +127,26 @@ def _argmax(xp: Any, x: Array, out: Array, axis: int | None) -> None:
     out[...] = xp.argmax(flat, axis=-1 if axis is None else _along(x, axis))
 
 
-_argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax)
+def _n_choices(x: Shape, axis: int | None) -> int:
+    return math.prod(x) if axis is None else x[axis]
+
+
+_argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax, below=_n_choices)
 
 
 def argmax(x: Any, axis: int | None = None) -> Any:
     """The position of the largest element along `axis` (in the flattened value by default), the first of equal ones.
 
-    It is a number of the model's float type.
+    It is an int, which `ab.lookup` takes in the same cell or in another one; in arithmetic it is a number of the
+    model's float type, as ints of the data are. NaN counts as larger than any number, as in NumPy and torch.
 
     Shapes: x any; the result without the axis, () by default.
     Gradient: none.
 
-    >>> float(ab.argmax(np.array([0.5, 2.0, 1.0])))
-    1.0
+    >>> ab.argmax(np.array([[0.5, 2.0], [1.0, 0.0]]), axis=1)
+    array([1, 0])
+    >>> int(ab.argmax(np.array([[0.5, 2.0], [1.0, 0.0]])))
+    1
     """
     return _argmax_op(x, axis=axis)
 

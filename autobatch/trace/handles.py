@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, Static
+from autobatch.ir.program import int_limit
 from autobatch.ir.typetable import NodeType
 from autobatch.ops.conditions import Logic
 from autobatch.ops.define import Op, Shape
@@ -39,11 +40,11 @@ class Recording(Protocol):
 
 
 class Value(Logic):
-    """One output of a recorded node. Each recording has a subclass for each shape.
+    """One output of a recorded node. Each recording has a subclass for each key.
 
     Attributes:
         ref: identifies the node and the output.
-        key: of the shape; class_name: of the subclass, in generated code.
+        key: of the shape, and of what ints stay below; class_name: of the subclass, in generated code.
     """
 
     __slots__ = ("ref",)
@@ -197,7 +198,7 @@ class Handles:
                 f"cell {node_type.name!r} returns {len(program.outputs)} values, but a node has {MAX_OUTPUTS} at most; "
                 f"return fewer, such as one array to slice."
             )
-        keys = [Key("value", program.vars[output].shape) for output in program.outputs]
+        keys = [Key("value", program.vars[o].shape, below=int_limit(program.vars, o)) for o in program.outputs]
         classes, plain = list(map(self.class_of, keys)), _plain_key(structure, keys)
         key = Key("tuple", None, tuple(keys)) if plain is None else plain
         whole = self.class_of(key)

@@ -23,9 +23,10 @@ from autobatch.trace.handles import Outputs, Value
 
 @dataclass(frozen=True)
 class Slot:
-    """A leaf of a structure: the number of its slot."""
+    """A leaf of a structure: the number of its slot, and whether its numbers are ints, which lie among floats."""
 
     number: int
+    is_int: bool = False
 
 
 @dataclass
@@ -33,22 +34,23 @@ class SlotTable:
     """The slots that one function has returned so far."""
 
     shapes: list[Shape] = field(default_factory=list)
-    _slots: dict[tuple[str, Shape | None], Slot] = field(default_factory=dict)
+    _slots: dict[tuple[str, tuple[Shape, bool] | None], Slot] = field(default_factory=dict)
     _structures: dict[tuple[Any, ...], Key] = field(default_factory=dict)
     _shared: set[int] = field(default_factory=set)
 
-    def slot(self, path: str, shape: Shape, in_list: bool) -> Slot:
-        """The slot at this path; ShapeError if it has had values of another shape (lists may mix shapes)."""
-        key = (path, shape if in_list else None)
+    def slot(self, path: str, shape: Shape, is_int: bool, in_list: bool) -> Slot:
+        """The slot at this path; ShapeError if it has had values of another shape or kind (lists may mix them)."""
+        key = (path, (shape, is_int) if in_list else None)
         slot = self._slots.get(key)
         if slot is None:
-            slot = self._slots[key] = Slot(len(self.shapes))
+            slot = self._slots[key] = Slot(len(self.shapes), is_int)
             self.shapes.append(shape)
             self._shared.add(id(slot))
-        elif self.shapes[slot.number] != shape:
+        elif (self.shapes[slot.number], slot.is_int) != (shape, is_int):
+            kinds = "", " of ints"
             raise ShapeError(
-                f"the function returned its {path} in shape {self.shapes[slot.number]} for one instance and "
-                f"{shape} for another; return it in a list to get it per instance."
+                f"the function returned its {path} in shape {self.shapes[slot.number]}{kinds[slot.is_int]} for one "
+                f"instance and {shape}{kinds[is_int]} for another; return it in a list to get it per instance."
             )
         return slot
 
@@ -65,7 +67,7 @@ class SlotTable:
 def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[int], path: str = "result") -> Any:
     """Append the handles in `result` to `refs` and their slots to `numbers`; return the structure."""
     if isinstance(result, Value):
-        slot = slots.slot(path, result.shape, "[]" in path)
+        slot = slots.slot(path, result.shape, result.key.below > 0, "[]" in path)
         refs.append(result.ref)
         numbers.append(slot.number)
         return slot
@@ -112,7 +114,7 @@ def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], ro
     if not are_same:
         _check_outlines(structures)
     if isinstance(first, Slot):
-        return columns[first.number]
+        return _column(first, columns)
     if isinstance(first, Static):
         return _stack_constants([s.value for s in structures])
     if first.kind == "list":
@@ -150,11 +152,17 @@ def _outline(structure: Any) -> str:
 def _per_instance(structure: Any, columns: Sequence[Any], rows: dict[int, Iterator[Any]]) -> Any:
     if isinstance(structure, Slot):
         if structure.number not in rows:
-            rows[structure.number] = iter(columns[structure.number])
+            rows[structure.number] = iter(_column(structure, columns))
         return next(rows[structure.number])
     if isinstance(structure, Static):
         return structure.value
     return structure.build([_per_instance(child, columns, rows) for child in structure.children])
+
+
+def _column(slot: Slot, columns: Sequence[Any]) -> Any:
+    """The rows of a slot, ints as such."""
+    column = columns[slot.number]
+    return column.astype(np.int64) if slot.is_int else column
 
 
 def _stack_constants(values: list[Any]) -> Any:

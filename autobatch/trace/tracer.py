@@ -71,7 +71,7 @@ class Tracer:
         """A symbolic argument; its leaves are numbered in order, separately for each domain."""
         match key.kind:
             case "value":
-                return self.builder.add(Port(name, self._leaf(domain)), key.detail, domain)
+                return self.builder.add(Port(name, self._leaf(domain), below=key.below), key.detail, domain)
             case "int" | "float":
                 return self.builder.add(Attribute(name, self._leaf(domain), key.kind == "float"), key.detail, NODE)
             case "static":

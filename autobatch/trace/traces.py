@@ -22,7 +22,7 @@ import numpy as np
 
 from autobatch.ir.arguments import Key
 from autobatch.ir.builder import NeedsNumber
-from autobatch.ir.program import Attribute, CellProgram, Port, source_key
+from autobatch.ir.program import Attribute, CellProgram, Port, int_limit, source_key
 from autobatch.ir.typetable import NodeType, TypeTable, index_ranges
 from autobatch.ops import add
 from autobatch.ops.variadic import SUM_N
@@ -363,7 +363,7 @@ def _signature(body: Body) -> Hashable:
     for var in program.vars:
         if isinstance(var.source, (Port, Attribute)):
             given.append((var.source, var.shape, var.domain))
-    outputs = tuple(program.vars[output].shape for output in program.outputs)
+    outputs = tuple((program.vars[o].shape, int_limit(program.vars, o)) for o in program.outputs)
     ranges = tuple(index_ranges(program))
     return tuple(given), outputs, body.structure, program.ties, program.draws, ranges, body.lengths.walked
 
@@ -379,7 +379,7 @@ def _resolve(key: Key, resolved: Mapping[int, Key], groups: Any) -> Key:
     if key.kind == "each":
         element = resolved.get(next(groups))
         return key if element is None else Key("each", None, (element,))
-    return Key(key.kind, key.detail, tuple(_resolve(child, resolved, groups) for child in key.children))
+    return replace(key, children=tuple(_resolve(child, resolved, groups) for child in key.children))
 
 
 def _shape_of_both(key: Key) -> tuple[int, ...] | None:

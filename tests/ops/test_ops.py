@@ -124,7 +124,7 @@ def test_kernels_need_only_what_cupy_has(case: Case) -> None:
 def test_every_op_has_a_case() -> None:
     tested = {case.compute for case in CASES}
     named = {case.name.split()[0] for case in CASES}
-    elsewhere = {"attend", "max_n", "mean_n", "sum_n", "dropout", "slice_", "Op", "define_op"}
+    elsewhere = {"attend", "max_n", "mean_n", "sum_n", "categorical", "dropout", "slice_", "Op", "define_op"}
     elsewhere |= {"dot_n", "each", "logsumexp_n", "normal", "softmax_n"}
     assert {name for name in ops.__all__ if getattr(ops, name) not in tested} - named <= elsewhere
 
@@ -354,6 +354,15 @@ REFUSED: tuple[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...], type[
     ("index by bool", lambda x: ops.slice_(x, index=True), ((3,),), ShapeError, "use ab.lookup"),
     ("sum axis", lambda x: ops.sum(x, 1), ((3,),), ShapeError, "axis 1 of a value with 1 axes"),
     ("sum twice", lambda x: ops.sum(x, (0, -2)), ((3, 2),), ShapeError, "one of them twice"),
+    ("argmax of nothing", lambda x: ops.argmax(x[1:1]), ((3,),), ShapeError, "max"),
+    (
+        "top_k of few",
+        lambda x: ops.top_k(x, 4)[0],
+        ((3,),),
+        ShapeError,
+        r"top_k of 4 elements of a value of shape \(3,\)",
+    ),
+    ("top_k of rows", lambda x: ops.top_k(x, 1)[0], ((2, 3),), ShapeError, "it takes a vector of at least 1"),
     ("max of nothing", lambda x: ops.max(x[1:1]), ((3,),), ShapeError, "max"),
     ("softmax axis", lambda x: ops.softmax(x, 2), ((3,),), ShapeError, "axis 2"),
 )

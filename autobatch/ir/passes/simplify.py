@@ -31,6 +31,7 @@ from autobatch.ir.program import (
     Port,
     Var,
     cone,
+    int_limit,
     origin,
     renumber,
 )  # fmt: skip
@@ -250,7 +251,7 @@ class _Rewriting:
         op = source.op
         sources = [self.vars[arg].source for arg in source.args]
         data = [s.data for s in sources if isinstance(s, Constant)]
-        if len(data) < len(sources) or not data or op.random or op.segments is not None or op.sums_rows:
+        if len(data) < len(sources) or not data or op.random or op.segments is not None or op.sums_rows or op.below:
             return None
         if var.size > (max(map(np.size, data)) if op.view else MAX_CONSTANT):
             return None
@@ -291,11 +292,11 @@ class _Rewriting:
 
 
 def _is_float(vars: Sequence[Var], index: int) -> bool:
-    """Whether a value is a float of the model's type; data and constants may be ints."""
+    """Whether a value is a float of the model's type; data, constants and what cells compute may be ints."""
     source = origin(vars, index).source
     if isinstance(source, Constant):
         return isinstance(source.data, float) or np.asarray(source.data).dtype.kind == "f"
-    return source.is_float if isinstance(source, Attribute) else True
+    return source.is_float if isinstance(source, Attribute) else not int_limit(vars, index)
 
 
 def _as_row(data: Any) -> Any:

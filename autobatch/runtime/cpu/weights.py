@@ -29,6 +29,7 @@ from autobatch.ir.passes.autodiff import ROW_SUM
 from autobatch.ir.program import NODE, Instruction
 from autobatch.jit.addresses import address_of, array_at
 from autobatch.jit.loops import by_address, compiled
+from autobatch.ops.indexing import to_ids
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.plan import Plan, PlannedCell
 from autobatch.runtime.cpu.rounding import Outers
@@ -62,10 +63,10 @@ class Outer(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Rows for the gradient of a table; their ids are a column of the attributes."""
+    """Rows for the gradient of a table; their ids are a column of the attributes, or where a cell left them."""
 
     rows: Operand
-    column: int
+    ids: int | Operand
     parameter: int
 
 
@@ -102,7 +103,7 @@ class WeightStage:
         self.is_direct = self._find_sums() and self._find_lookups()
         self.n_launches = len(self.outers) + sum(map(len, self.sums.values())) + len(self.lookups)
         operands = [operand for outer in self.outers for operand in outer[:2]]
-        operands += [*self.sums, *(lookup.rows for lookup in self.lookups)]
+        operands += [*self.sums, *(place for lookup in self.lookups for place in lookup if isinstance(place, Operand))]
         self._areas = list(dict.fromkeys(operand.area for operand in operands))
         pairs = (*self.derivative.parameters, *self.derivative.tables)
         self._keys = {index: id(self.derivative.parameter(index)) for index, _ in pairs}
@@ -142,11 +143,18 @@ class WeightStage:
     def _find_lookups(self) -> bool:
         for parameter, scatters in self.derivative.tables:
             for values, ids in scatters:
-                rows, home = self._operand(values), self._homes.get(self._views[ids].value)
-                if rows is None or home is None or home.area != "ints" or self.derivative.vars[ids].shape:
+                rows, at = self._operand(values), self._ids(ids)
+                if rows is None or at is None or self.derivative.vars[ids].shape:
                     return False
-                self.lookups.append(Lookup(rows, home.column + self._views[ids].offset, parameter))
+                self.lookups.append(Lookup(rows, at, parameter))
         return all(lookup.rows.area[1] == NODE for lookup in self.lookups)
+
+    def _ids(self, index: int) -> int | Operand | None:
+        """The place of ids: a column of the attributes, or in the buffer."""
+        home = self._homes.get(self._views[index].value)
+        if home is not None and home.area == "ints":
+            return home.column + self._views[index].offset
+        return self._operand(index)
 
     def _operand(self, index: int) -> Operand | None:
         """The place of a value in the buffer; None if it is not there, or not contiguous."""
@@ -193,8 +201,9 @@ class WeightStage:
             sum_rows(buffer, first + operand.column, step, n_rows, total)
             for target, numbers in targets:
                 target += numbers
-        for rows, column, parameter in self.lookups:
-            ids = plan.int_data[kind][:, column]
+        for rows, at, parameter in self.lookups:
+            known = plan.int_data[kind]
+            ids = to_ids(rows_of(buffer, places[at.area], at)[:, 0]) if isinstance(at, Operand) else known[:, at]
             look_up(buffer, places[rows.area], rows, ids, self._bound[parameter])
         return True
 
@@ -278,13 +287,19 @@ class WeightStage:
 
 def look_up(buffer: Array, place: Place, rows: Operand, ids: Array, gradient: Gradient) -> None:
     """Add the rows that a type looked up to the gradient of their table."""
-    first, step, n_rows = place
     if isinstance(gradient, Rows):
-        gradient.add(ids, buffer, first + rows.column, step)
+        gradient.add(ids, buffer, place.first + rows.column, place.step)
     else:
-        lines = buffer[first : first + n_rows * step].reshape(n_rows, step)
-        values = lines[:, rows.column : rows.column + rows.size].reshape(n_rows, *gradient.shape[1:])
+        values = rows_of(buffer, place, rows).reshape(-1, *gradient.shape[1:])
         Rows.summed(ids, values, gradient.shape).add_to(gradient)
+
+
+def rows_of(buffer: Array, place: Place, operand: Operand) -> Array:
+    """The elements of an operand, by row."""
+    first, step, n_rows = place
+    return buffer[first : first + n_rows * step].reshape(n_rows, step)[
+        :, operand.column : operand.column + operand.size
+    ]
 
 
 @compiled

@@ -19,6 +19,7 @@ from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Port, Var, Weight
 from autobatch.jit.bits import rounded
 from autobatch.ops.define import run_kernel
+from autobatch.ops.indexing import to_ids
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments, segment_sum
 from autobatch.params.sparse_rows import Rows
@@ -118,7 +119,7 @@ class Interpreter:
         if isinstance(var.source, Constant):
             return np.asarray(var.source.data)[None]
         if not isinstance(var.source, Attribute):
-            return self.store.get(frame.env[index])
+            return self.store.get(to_ids(frame.env[index]))
         ids = self.plan.int_data[frame.rows.kind][active, var.source.column : var.source.column + var.size]
         return ids.reshape(len(ids), *var.shape)
 
