@@ -150,7 +150,7 @@ def _top_k(xp: Any, x: Array, out: Array, k: int) -> None:
     above = (x > least) | (is_nan & ~ends_in_nan)
     equal = (x == least) | (is_nan & ends_in_nan)
     chosen = above | (equal & (xp.cumsum(equal, axis=1) <= k - above.sum(axis=1, keepdims=True)))
-    places = (xp.flatnonzero(chosen) % n).reshape(-1, k)
+    places = xp.flatnonzero(chosen).reshape(-1, k) - n * xp.arange(len(x))[:, None]
     order = xp.argsort(xp.take_along_axis(x, places, axis=1)[:, ::-1], axis=1, kind="stable")[:, ::-1]
     out[...] = xp.take_along_axis(places, k - 1 - order, axis=1)
 

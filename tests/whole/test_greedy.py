@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import autobatch as ab
@@ -93,8 +94,17 @@ def eager(model: Decoder, items: list[tuple[Any, int]]) -> list[Any]:
     return found
 
 
-@each("make", [*BACKENDS, lambda: Cpu(poison=True, jitted=True)])
+@each("make", BACKENDS)
 def test_words_losses_and_gradients_are_torchs(make: Any) -> None:
+    compare_with_torch(make)
+
+
+@pytest.mark.slow
+def test_compiled_loops_give_torchs_too() -> None:
+    compare_with_torch(lambda: Cpu(poison=True, jitted=True))
+
+
+def compare_with_torch(make: Any) -> None:
     model, items = Decoder(), draw_items()
     words, mean, wanted = torch_decode(model, items)
     loss = ab.batched(model.loss, backend=make())
@@ -105,7 +115,11 @@ def test_words_losses_and_gradients_are_torchs(make: Any) -> None:
     _, found = ab.batched(model.decode, backend=make())(items)
     assert [list(map(int, sentence)) for sentence in found] == words
     assert len({word for sentence in words for word in sentence}) > 2
-    ab.testing.check_grads(loss, items, model, np.random.default_rng(4))
+
+
+def test_gradients_are_central_differences() -> None:
+    model = Decoder()
+    ab.testing.check_grads(ab.batched(model.loss), draw_items(), model, np.random.default_rng(4))
 
 
 @each("make", BACKENDS)
