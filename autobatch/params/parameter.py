@@ -112,9 +112,10 @@ class Parameter(Operators):
     @property
     def version(self) -> int:
         """Another number whenever the numbers or their place may have changed since the last look."""
-        if self._lent is not None:
+        lent = self._lent
+        if lent is not None:
             self._version += 1
-            if self._lent() is None:
+            if lent() is None and self._lent is lent:  # else another thread has `data` since
                 self._lent = None
         return self._version
 
@@ -164,6 +165,10 @@ class Parameter(Operators):
         """Copy and pickle only the numbers of this parameter, on the host, not the buffer that it shares."""
         own = ("home", "stacks", "_store", "_lent")
         return {**{name: x for name, x in vars(self).items() if name not in own}, "_data": self.store.get(self._data)}
+
+    def __copy__(self) -> Self:
+        """A parameter with numbers of its own: those of this one are known to change by its own `data`."""
+        return self.__deepcopy__({})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = object.__new__(type(self))

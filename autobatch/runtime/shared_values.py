@@ -37,7 +37,9 @@ class SharedValues:
         self.multiplies = any(not source.op.view and source.op.scalar is None for source in sources)
         self._weights = [(i, source.parameter) for i in sorted(read) if isinstance(source := vars[i].source, Weight)]
         self._data: list[Any] | None = None
-        self._versions: list[int] | None = None
+        self._versions: list[int] | None = None  # with which all values were computed
+        self._seen: list[int] | None = None
+        self._copies: set[int] = set()  # what views give that are none: a reshaped transpose is a copy
         self.arrays: dict[int, Any] = {}
         for i in sorted(read):
             if isinstance(source := vars[i].source, Constant):
@@ -45,10 +47,9 @@ class SharedValues:
                 self.arrays[i] = row if isinstance(row, (int, float)) else store.put(row)
 
     def has_changed(self) -> bool:
-        """Whether a parameter may have changed since the last call."""
-        versions = [parameter.version for _, parameter in self._weights]
-        before, self._versions = self._versions, versions
-        return versions != before
+        """Whether a parameter may have changed since the last update that was not broken off."""
+        self._seen = [parameter.version for _, parameter in self._weights]
+        return self._seen != self._versions
 
     def update(self, data_of: Callable[[Parameter], Any]) -> bool:
         """Compute all values from the parameters as they are now; return whether any array is another one than before.
@@ -57,9 +58,11 @@ class SharedValues:
             data_of: the array of a parameter in the store.
         """
         vars, arrays, xp = self._vars, self.arrays, self._store.xp
+        seen, self._seen, self._versions = self._seen, None, None  # memory may run out, or an interrupt may come
         data = [data_of(parameter) for _, parameter in self._weights]
         moved = self._data is None or any(a is not b for a, b in zip(data, self._data, strict=True))
         if moved:
+            self._copies.clear()
             arrays.update((i, array[None]) for (i, _), array in zip(self._weights, data, strict=True))
         for index in self._computed:
             source = _instruction(vars[index].source)
@@ -70,7 +73,11 @@ class SharedValues:
                 run_kernel(source.op, xp, args, arrays[index], source.static)
             elif moved:
                 arrays[index] = source.op.kernel(xp, args[0], **source.static)
-        self._data = data
+                if not xp.may_share_memory(args[0], arrays[index]):
+                    self._copies.add(index)
+            elif index in self._copies:
+                arrays[index][...] = source.op.kernel(xp, args[0], **source.static)
+        self._data, self._versions = data, seen
         return moved
 
 

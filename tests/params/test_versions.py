@@ -98,6 +98,34 @@ def test_runs_read_the_numbers_as_they_are(jitted: bool, tmp_path: Path) -> None
             check()
 
 
+class Turned(ab.Module):
+    """A matrix that is transposed and reshaped, which no view of it is."""
+
+    def __init__(self) -> None:
+        self.w = ab.Parameter(np.arange(16.0).reshape(4, 4) / 16)
+
+    @ab.cell
+    def step(self, x: Any) -> Any:
+        """Read a row of a part of it, and multiply by it."""
+        turned = ab.reshape(ab.transpose(self.w), (16,))
+        return ab.sum(ab.tanh(turned[1:5] * x) + ab.reshape(turned, (4, 4)) @ x)
+
+    def loss(self, x: float) -> Any:
+        """A number."""
+        return self.step(np.full(4, x))
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["python", "compiled"])
+def test_copies_that_views_of_parameters_make_follow_them(jitted: bool) -> None:
+    model = Turned()
+    loss = ab.batched(model.loss, backend=Cpu(jitted=jitted))
+    graphs = loss.record_all([0.5, 1.0])
+    for _ in range(3):
+        np.testing.assert_allclose(loss(graphs), [model.loss(0.5), model.loss(1.0)], rtol=1e-5)
+        loss.value_and_grad(graphs)
+        model.w.data *= 1.5
+
+
 def test_a_version_says_whether_numbers_may_have_changed() -> None:
     parameter = ab.Parameter(np.zeros((2, 2)))
     version = parameter.version
@@ -142,7 +170,7 @@ def test_data_is_one_object_while_it_is_kept() -> None:
 def test_copies_have_versions_of_their_own() -> None:
     parameter = ab.Parameter(np.arange(4.0))
     data = parameter.data
-    for twin in (copy.deepcopy(parameter), pickle.loads(pickle.dumps(parameter))):
+    for twin in (copy.copy(parameter), copy.deepcopy(parameter), pickle.loads(pickle.dumps(parameter))):
         assert twin.version == twin.version
         assert not np.shares_memory(twin.data, data)
 

@@ -13,7 +13,9 @@ import pytest
 import autobatch as ab
 from autobatch.devices.host import HostArray, HostDevice
 from autobatch.devices.late import Late
+from autobatch.errors import BackendError
 from autobatch.params.stacks import make_stack
+from autobatch.runtime import shared_values
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
 from parity import assert_equal
@@ -235,3 +237,39 @@ def test_no_room_on_the_device_names_the_plan_and_the_limit() -> None:
         n_bytes = loss.prepare(instances, training=True).parts[0].n_bytes
         with refused(ab.BackendError, f"takes {n_bytes} bytes", text, "give ab.batched a lower max_bytes"):
             loss.value_and_grad(instances)
+
+
+class Sums(ab.Module):
+    """w * v, which is computed once per run."""
+
+    def __init__(self) -> None:
+        self.w, self.v = ab.Parameter([1.0, 2.0]), ab.Parameter([3.0, 4.0])
+
+    @ab.cell
+    def step(self, x: Any) -> Any:
+        """A number."""
+        return ab.sum(self.w * self.v * x)
+
+    def loss(self, x: Any) -> Any:
+        """A number."""
+        return self.step(x)
+
+
+def test_what_parameters_determine_is_computed_again_after_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = HostDevice()
+    model = Sums().to(device)
+    loss = ab.batched(model.loss, backend=Cuda(device=device))
+    graphs = loss.record_all([np.ones(2)])
+    assert loss(graphs).tolist() == [11.0]
+    model.w.data = [0.0, 1.0]
+    assert loss(graphs).tolist() == [4.0]
+    model.w.data = [2.0, 2.0]
+
+    def fail(*args: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_values, "run_kernel", fail)
+        with refused(BackendError, "has no room"):
+            loss(graphs)
+    assert loss(graphs).tolist() == [14.0]
