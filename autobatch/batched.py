@@ -164,7 +164,7 @@ class Batched:
             DataError: no instances, or `out` cannot be written, or a float array is in a set, deque or array.
             GraphError: the function did not return a scalar value, or the gradient of an input would be lost.
             ShapeError: `out` does not hold gradients of these parameters.
-            NumericError: a loss is not finite; `out` is as it was.
+            NumericError: a loss is not finite; `out` is as it was, unless the call did not wait: then steps skip it.
             PlanError: an instance needs more than `max_bytes` alone.
         """
         minibatch, clock = self._read(instances, inputs)

@@ -29,6 +29,17 @@ class Gradients(dict[str, Gradient]):
     finite: Any = None
     check: Callable[[], None] | None = None
 
+    def copy(self) -> Gradients:
+        """Another dict of the same gradients, of which the same is known."""
+        found = Gradients(self)
+        found.finite, found.check = self.finite, self.check
+        return found
+
+    def __or__(self, other: Any) -> Any:
+        found = self.copy()
+        found.update(other)
+        return found
+
 
 class GradientBuffers:
     """Memory for gradients that every step reuses.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
@@ -25,6 +26,9 @@ FLOAT32 = np.dtype(np.float32)
 
 
 FLOAT64 = np.dtype(np.float64)
+
+
+_lending = threading.Lock()  # all threads that have `data` of a parameter have the same array
 
 
 class Parameter(Operators):
@@ -77,15 +81,7 @@ class Parameter(Operators):
             DataError: the assigned array holds something other than real numbers.
         """
         lent = None if self._lent is None else self._lent()
-        if lent is None:
-            self._version += 1
-            if self._store is not HOST:
-                array = self._data
-                self._lent = lambda: array  # what refers to an array of a device is not known
-                return array
-            lent = np.asarray(self._data.data)  # views of it refer to it, because what it refers to is no array
-            self._lent = weakref.ref(lent)
-        return lent
+        return self._lend() if lent is None else lent
 
     @data.setter
     def data(self, values: npt.ArrayLike) -> None:
@@ -99,6 +95,21 @@ class Parameter(Operators):
             )
         self._data[...] = self.store.put(floats)
         self.note_change()
+
+    def _lend(self) -> FloatArray:
+        """An array of the numbers that is known for as long as somebody has it or a view of it."""
+        with _lending:
+            lent = None if self._lent is None else self._lent()
+            if lent is not None:  # another thread was faster
+                return lent
+            self._version += 1
+            if self._store is not HOST:
+                array = self._data
+                self._lent = lambda: array  # what refers to an array of a device is not known
+                return array
+            lent = np.asarray(self._data.data)  # views of it refer to it, because what it refers to is no array
+            self._lent = weakref.ref(lent)
+            return lent
 
     @property
     def array(self) -> FloatArray:
