@@ -90,6 +90,7 @@ from autobatch.ops.randomness import randomness
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Rows
+from autobatch.trace.awaiting import eager, gather, value
 from autobatch.trace.cell import cell
 
 __version__ = "0.1.0"
@@ -98,12 +99,12 @@ __all__ = [
     "AutobatchError", "BackendError", "Batched", "CheckpointError", "DataError", "Dropout", "Embedding", "GRUCell",
     "Graph", "GraphError", "LSTMCell", "LayerNorm", "Linear", "Module", "NumericError", "Parameter", "PlanError",
     "PolicyError", "Rows", "ScheduleError", "ShapeError", "abs", "add", "affine", "argmax", "attend", "batched",
-    "categorical", "cell", "clip", "concat", "cos", "cross_entropy", "div", "dot", "dot_n", "dropout", "each",
-    "einsum", "equal", "erf", "exp", "gelu", "greater", "greater_equal", "layer_norm", "less", "less_equal", "log",
-    "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n", "maximum", "mean", "mean_n",
-    "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim", "outer", "policies",
-    "pow", "randomness", "relu", "reshape", "sigmoid", "sin", "softmax", "softmax_n", "softplus", "split", "sqrt",
-    "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh", "testing", "top_k", "transpose",
+    "categorical", "cell", "clip", "concat", "cos", "cross_entropy", "div", "dot", "dot_n", "dropout", "each", "eager",
+    "einsum", "equal", "erf", "exp", "gather", "gelu", "greater", "greater_equal", "layer_norm", "less", "less_equal",
+    "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n", "maximum", "mean", "mean_n",
+    "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim", "outer", "policies", "pow",
+    "randomness", "relu", "reshape", "sigmoid", "sin", "softmax", "softmax_n", "softplus", "split", "sqrt",
+    "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh", "testing", "top_k", "transpose", "value",
     "where",
 ]  # fmt: skip
 

@@ -26,6 +26,28 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
 MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the multipliers of SplitMix64
 MASK = 2**64 - 1
 BITS = 32  # of a random number
+FIRST_FORK = 2**24  # the draws before belong to what no branch draws
+
+
+class DrawCount:
+    """Numbers the draws of a program, or of one branch of it.
+
+    Branches that run side by side count from starts that depend on their place in the program alone. The starts are
+    spread over all ints of 31 bits, and two branches of an instance are as likely to overlap as that is long.
+
+    Attributes:
+        numbers: the numbers of the next draws.
+    """
+
+    __slots__ = ("_forks", "_start", "numbers")
+
+    def __init__(self, start: int = 0) -> None:
+        self.numbers, self._start, self._forks = count(start), start, count(1)
+
+    def fork(self, n: int) -> list[DrawCount]:
+        """The draws of n branches."""
+        place = _mix_int(self._start + (next(self._forks) << 32))
+        return [DrawCount(FIRST_FORK + _mix_int(place + k & MASK) % (2**31 - 2 * FIRST_FORK)) for k in range(n)]
 
 
 @dataclass
@@ -46,7 +68,7 @@ class Randomness:
         self.seed, self.step = _to_int("seed", self.seed), _to_int("step", self.step)
         if not getattr(self.key, "ndim", 0):
             self.key = _to_int("key", self.key) & MASK
-        self.draws = count()
+        self.draws = DrawCount()
 
     def uniform(self, xp: Any, draw: Any, site: int, shape: tuple[int, ...]) -> Any:
         """Draw numbers of `BITS` bits, uint64 `(rows, *shape)`, for rows whose draws are `draw` (rows,)."""
@@ -135,8 +157,8 @@ def cell_call(training: bool | None) -> Iterator[None]:
 def next_site() -> tuple[int, int]:
     """The draw and the next site of the present call in an eager program."""
     if EAGER.depth == 0:
-        return next(EAGER.source.draws), 0
+        return next(EAGER.source.draws.numbers), 0
     if EAGER.draw is None:
-        EAGER.draw = next(EAGER.source.draws)
+        EAGER.draw = next(EAGER.source.draws.numbers)
     EAGER.sites += 1
     return EAGER.draw, EAGER.sites - 1

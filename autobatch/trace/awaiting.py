@@ -1,0 +1,150 @@
+"""Awaiting: what an async program writes to look at its own values, and how it runs on its own, op by op.
+
+    word = int(await ab.value(ab.argmax(logits)))       the number of a computed value
+    left, right = await ab.gather(grow(a), grow(b))     branches that wait side by side
+
+In a mini-batch both hand a request to whoever drives the program (`autobatch.trace.driving`), which sends the answer
+back. In eager mode values are numbers already, so nothing waits: branches run one after the other. Draws of random
+numbers are counted per branch, so that they do not depend on which branch goes on first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+from autobatch.errors import GraphError
+from autobatch.ir.arguments import is_structure, parts_of
+from autobatch.ops.operators import STAGE, Symbol
+from autobatch.ops.randomness import EAGER
+
+
+class Asked:
+    """A request for the numbers of values; awaiting it gives them.
+
+    Attributes:
+        values: a value, or a structure of values and anything else.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self) if holds_symbol(self.values) else self.values
+
+
+class Gathered:
+    """A request to run branches side by side; awaiting it gives the list of their results.
+
+    Attributes:
+        branches: coroutines and other awaitables.
+    """
+
+    __slots__ = ("branches",)
+
+    def __init__(self, branches: tuple[Awaitable[Any], ...]) -> None:
+        self.branches = branches
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        if STAGE.current is not None:
+            return (yield self)
+        source, results = EAGER.source, list[Any]()
+        before = source.draws
+        try:
+            for branch, source.draws in zip(self.branches, before.fork(len(self.branches)), strict=True):
+                results.append((yield from branch.__await__()))
+        finally:
+            source.draws = before
+            close(self.branches[len(results) :])
+        return results
+
+
+def value(values: Any) -> Awaitable[Any]:
+    """Wait for the numbers of a computed value: `await ab.value(x)`.
+
+    In a mini-batch this instance waits and the others go on; when all wait, one round computes what they ask for. The
+    gradient takes the numbers as constants. Data, and what is computed in eager mode, comes back at once.
+
+    Args:
+        values: a value; or a tuple, list, dict or dataclass of values, whose numbers come back in the same structure.
+
+    Shapes: x any, the result alike: an array, or a number of NumPy for shape (). Ints that a cell computed are ints.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> @ab.cell
+    ... def halve(x):
+    ...     return 0.5 * x
+    >>> async def count_halvings(x):
+    ...     n = 0
+    ...     while await ab.value(ab.max(x)) > 1.0:
+    ...         x, n = halve(x), n + 1
+    ...     return n
+    >>> ab.eager(count_halvings, np.array([5.0, 3.0]))
+    3
+    """
+    return Asked(values)
+
+
+def gather(*branches: Awaitable[Any]) -> Awaitable[list[Any]]:
+    """Run branches of a program side by side: `left, right = await ab.gather(grow(a), grow(b))`.
+
+    What all branches wait for is computed in the same round, so that together they cost as many rounds as the longest.
+    If a branch raises, the others are ended, and the error is raised where the branches were gathered.
+
+    Args:
+        branches: calls of async functions, or anything else that is awaited.
+
+    Returns:
+        The results, in the order of the branches.
+    """
+    return Gathered(branches)
+
+
+def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run an async program of one instance eagerly, op by op, and give its result.
+
+    It needs no event loop, and runs inside one as well. `await function(...)` does the same there.
+
+    Raises:
+        GraphError: the program awaits something that is not of autobatch.
+
+    >>> import numpy as np
+    >>> import autobatch as ab
+    >>> async def larger(x):
+    ...     return x if await ab.value(ab.sum(x)) > 1.0 else 2.0 * x
+    >>> ab.eager(larger, np.array([0.5, 0.25]))
+    array([1. , 0.5])
+    """
+    program = function(*args, **kwargs)
+    if not isinstance(program, Awaitable):
+        return program
+    steps = program.__await__()
+    try:
+        request = next(steps)
+    except StopIteration as end:
+        return end.value
+    steps.close()
+    raise refusal(request)
+
+
+def holds_symbol(x: Any) -> bool:
+    """Whether `x` is a value of a recording, or a structure that holds one."""
+    return isinstance(x, Symbol) or (is_structure(x) and any(map(holds_symbol, parts_of(x))))
+
+
+def close(programs: Any) -> None:
+    """End programs that nobody will await any more; their `finally` blocks run."""
+    for program in programs:
+        if hasattr(program, "close"):
+            program.close()
+
+
+def refusal(request: Any) -> GraphError:
+    """The error for a request that is not of autobatch."""
+    return GraphError(
+        f"an async program awaited {request!r}, which only an event loop can answer; programs await ab.value, "
+        f"ab.gather and async functions made of them."
+    )
