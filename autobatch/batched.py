@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from operator import is_not
 from typing import TYPE_CHECKING, Any
@@ -32,12 +33,13 @@ from autobatch.runtime.execution import Executor
 from autobatch.runtime.input_gradients import InputGradients
 from autobatch.runtime.losses import UnreadLoss, loss_slot, loss_weights, put_gradients, take_gradients, weighted_sum
 from autobatch.runtime.planning import Choices, Planning
+from autobatch.runtime.rounds import Rounds
 from autobatch.runtime.settings import Settings
-from autobatch.runtime.step import Clock, LastCall, Step
+from autobatch.runtime.step import Clock, LastCall, Step, finish_steps
 from autobatch.schedule.schedule import Policy
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import MiniBatch, Recorder, list_instances, refuse_inside
-from autobatch.trace.results import join_columns, stack_results
+from autobatch.trace.results import join_columns, list_results, stack_results
 
 if TYPE_CHECKING:
     from autobatch.tuning import Tuning
@@ -58,6 +60,7 @@ class Batched:
         max_bytes: what a mini-batch's values may take before it is run in parts; None for no limit.
         precision: of matrix products, see `autobatch.ir.precision`.
         threads: that a mini-batch has, where they are not measured or pinned.
+        waiting: how long async programs may wait, and what their errors do.
         recorder, planning: record instances, and plan mini-batches as given; not to be assigned.
     """
 
@@ -72,7 +75,7 @@ class Batched:
     ) -> None:
         self.policy, self.planner, self.backend, self.rewrites = policy, planner, backend, settings.rewrites
         self.seed, self.step, self.max_bytes = settings.seed, 0, settings.max_bytes
-        self.precision, self._settings = settings.precision, settings
+        self.precision, self._settings, self.waiting = settings.precision, settings, settings.waiting
         self._tuned_for: tuple[Any, ...] = (None,) * 4
         self.last: LastCall | None = None
         self.recorder = Recorder(function, module)
@@ -90,7 +93,7 @@ class Batched:
 
     def __getstate__(self) -> dict[str, Any]:
         """What deep copies and pickles take along: how it was made, and the step; what was recorded stays behind."""
-        now = {name: getattr(self, name) for name in ("rewrites", "seed", "max_bytes", "precision")}
+        now = {name: getattr(self, name) for name in ("rewrites", "seed", "max_bytes", "precision", "waiting")}
         made = self.recorder.function, self.recorder.module, self.policy, self.planner, self.backend
         return {"made": (*made, replace(self._settings, **now)), "step": self.step}
 
@@ -124,13 +127,13 @@ class Batched:
             PlanError: an instance needs more than `max_bytes` alone.
         """
         read = self._read(instances)
-        with run_lock():
-            step = self._prepare(*read, training=False)
+        with run_lock(), self._planned(*read, training=False) as (step, rounds):
             if not step.graph.n_instances:
                 return np.zeros(0, self._executor.dtype)
             columns = join_columns([run.outputs for _, run in self._run(step)])
-            self._finish(step)
-        return stack_results(step.graph.structures, columns)
+            self._finish(step, rounds)
+        give = list_results if rounds is not None and self.waiting.on_error == "return" else stack_results
+        return give(step.graph.structures, columns)
 
     def value_and_grad(
         self,
@@ -168,19 +171,21 @@ class Batched:
             PlanError: an instance needs more than `max_bytes` alone.
         """
         minibatch, clock = self._read(instances, inputs)
-        with run_lock():
-            step = self._prepare(minibatch, clock, training=True, has_aux=has_aux)
+        with run_lock(), self._planned(minibatch, clock, True, has_aux) as (step, rounds):
             slot = loss_slot(step.graph, self.recorder.slots, has_aux)
             weights = loss_weights(reduce, step.graph.n_instances)
-            is_simple = not has_aux and not inputs and self._profile is None and self._tuning.is_off
+            is_simple = not (has_aux or inputs or rounds) and self._profile is None and self._tuning.is_off
             late = is_simple and self._executor.can_be_late(out)
             apart = len(step.parts) > 1 and not late
             taken = None if out is None else take_gradients(out, self._executor.trainable(), apart)
             read = InputGradients(minibatch.inputs, self._executor.dtype)
-            runs, grads = self._executor.train(step, self._run(step), slot, weights, taken, read, late)
+            kept = {} if rounds is None else rounds.kept_gradients()
+            runs, grads = self._executor.train(step, self._run(step), slot, weights, taken, read, late, kept)
+            if rounds is not None:
+                rounds.backward(grads, kept)
             grads = put_gradients(out, grads)
             self.step += 1
-            self._finish(step)
+            self._finish(step, rounds)
             loss = UnreadLoss(runs, slot, weights) if late else None
             before, self._unread = self._unread, loss
         if before is not None:
@@ -381,20 +386,38 @@ class Batched:
         """
         if minibatch.graph is not None:
             clock.lap("record")  # and waiting for other threads
+        choices, tuning = self._choose(training, has_aux), self._tune()
+        if tuning.is_off:
+            return self.planning.prepare(minibatch, choices, clock)
+        return tuning.prepare(minibatch, choices, clock, tried)
+
+    def _choose(self, training: bool, has_aux: bool) -> Choices:
+        """Look up what the call depends on."""
         if self._profile is not None:
             self._profile.begin()
         self._executor.refresh()
         self.recorder.refresh(self._executor.dtype)
         check_precision(self.precision, self._executor.dtype, self.backend.name)
-        choices = Choices(
+        return Choices(
             self.policy, self.rewrites, self.max_bytes, self._executor.dtype,
             self._executor.purpose(training), self.backend, self.precision, self.threads, has_aux,
             store=self._executor.store,
         )  # fmt: skip
-        tuning = self._tune()
-        if tuning.is_off:
-            return self.planning.prepare(minibatch, choices, clock)
-        return tuning.prepare(minibatch, choices, clock, tried)
+
+    @contextmanager
+    def _planned(
+        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool = False
+    ) -> Iterator[tuple[Step, Rounds | None]]:
+        """Within the context, the last step of a mini-batch is ready to run, and the rounds before it have run."""
+        if not minibatch.has_programs:
+            yield self._prepare(minibatch, clock, training, has_aux), None
+            return
+        choices = self._choose(training, has_aux)
+        self._tune()
+        draw = self.seed, self.step
+        rounds = Rounds(self.recorder, self.planning, self._executor, choices, clock, draw, self.waiting, self._profile)
+        with rounds.run(minibatch.instances) as step:
+            yield step, rounds
 
     def _execute(self, step: Step, training: bool, has_aux: bool) -> None:
         """Run all parts, and backward in training, for what is learned from that."""
@@ -404,9 +427,9 @@ class Batched:
                 seeds = {slot: np.ones(part.stop - part.start, self._executor.dtype)}
                 self._executor.backward(step, run, seeds, None)
 
-    def _finish(self, step: Step) -> None:
+    def _finish(self, step: Step, rounds: Rounds | None = None) -> None:
         """Keep what there is to say about a call."""
-        self.last = step.finish()
+        self.last = finish_steps([step]) if rounds is None else rounds.finish(step)
         self._tuning.finish(step)
         if self._profile is not None:
             self._profile.add(step, self._executor.dtype.itemsize, self.precision)

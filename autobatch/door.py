@@ -10,7 +10,7 @@ import numpy as np
 
 from autobatch.batched import Batched
 from autobatch.devices.store import HOST
-from autobatch.errors import DataError, GraphError, PolicyError
+from autobatch.errors import DataError, GraphError, PlanError, PolicyError
 from autobatch.graph.rewrite.passes import DEFAULT, to_passes
 from autobatch.ir.precision import check_precision
 from autobatch.params.module import Module
@@ -19,7 +19,7 @@ from autobatch.plan.plan import Planner
 from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.runtime import make_backend
 from autobatch.runtime.backend import Backend
-from autobatch.runtime.settings import Settings
+from autobatch.runtime.settings import Settings, Waiting
 from autobatch.schedule.schedule import Policy
 
 
@@ -37,6 +37,8 @@ def batched(
     precision: str = "float32",
     threads: int | str = 1,
     tune: Any = "off",
+    max_rounds: int | None = None,
+    on_error: str = "raise",
 ) -> Batched:
     """Turn a function over one instance into one over mini-batches.
 
@@ -68,6 +70,9 @@ def batched(
         tune: "off" runs as the options say; "auto" measures on the first mini-batches of each size which rewrites and
             layouts are faster, and keeps that in the user's cache. What `decisions` holds, or the path of a JSON file
             with that, pins it. Variants differ in time and rounding only.
+        max_rounds: of an async function, which waits for values: the most rounds of a mini-batch; None for no limit.
+        on_error: of an async function: "raise" the first error of an instance, and end the others; or "return" errors
+            in the place of results, which then come as a list.
 
     Several threads may call it, and train and infer side by side: calls of all functions, and steps of optimizers, run
     one after the other in the order in which they come, beside whoever records; see `autobatch.system.turns`. With
@@ -114,8 +119,17 @@ def batched(
         raise DataError(f"seed={seed!r} is no seed of random numbers; give an int that is not negative.")
     check_precision(precision, np.dtype(np.float32) if module is None else module.dtype, backend.name)
     planner = planner or MemoryPlanner()
-    settings = Settings(to_passes(rewrites), int(seed), max_bytes, plan_cache, precision, threads, tune)
+    waiting = _check_waiting(max_rounds, on_error)
+    settings = Settings(to_passes(rewrites), int(seed), max_bytes, plan_cache, precision, threads, tune, waiting)
     return Batched(function, module, policy, planner, backend, settings)
+
+
+def _check_waiting(max_rounds: int | None, on_error: str) -> Waiting:
+    if max_rounds is not None and (not isinstance(max_rounds, int | np.integer) or max_rounds < 0):
+        raise PlanError(f"max_rounds={max_rounds!r} is no number of rounds; give an int that is not negative, or None.")
+    if on_error not in ("raise", "return"):
+        raise PlanError(f"on_error={on_error!r}: errors of instances are 'raise'd or 'return'ed.")
+    return Waiting(max_rounds, on_error)
 
 
 def _module_of(function: Any) -> Module | None:

@@ -89,7 +89,10 @@ class Run(Protocol):
     Attributes:
         outputs: the values that the user asked for, per slot `[rows, *shape]`: NumPy arrays that no later run changes.
             A backend that does not wait for its device waits when they are first read, which may be after the run.
+        store: the memory of the device, where the values are.
     """
+
+    store: Store
 
     @property
     def outputs(self) -> list[Any]: ...

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from operator import is_
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers, Gradients
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.plan.budget import Part
 from autobatch.runtime.backend import Run, Timer
 from autobatch.runtime.input_gradients import InputGradients
 from autobatch.runtime.losses import check_finite
@@ -23,6 +25,7 @@ from autobatch.runtime.step import Step
 from autobatch.trace.record import Recorder
 
 Array = NDArray[Any]
+NONE: Mapping[int, Gradient] = MappingProxyType({})
 
 
 class _Own(threading.local):
@@ -85,18 +88,29 @@ class Executor:
             seed, number: the seed and the number of the step; random numbers depend on both.
             timer: is called when each batch is done.
         """
+        for part, instances in self.parts(step):
+            with closing(self.start(step, part, instances, seed, number, timer)) as run:
+                yield instances, run
+                step.counts.append(run.counts())
+
+    def parts(self, step: Step) -> Iterator[tuple[Part, slice]]:
+        """The parts, and the instances of each."""
         self._recorder.check_parameters(self._parameters)
-        module = self._recorder.module
-        training = module is None or module.training
         first = 0
         for part in step.parts:
             end = first + part.graph.n_instances
-            random = Randomness(seed, number, step.graph.keys[first:end], training)
-            with closing(part.executable.forward(random, timer)) as run:
-                step.clock.lap("forward")
-                yield slice(first, end), run
-                step.counts.append(run.counts())
+            yield part, slice(first, end)
             first = end
+
+    def start(
+        self, step: Step, part: Part, instances: slice, seed: int, number: int, timer: Timer | None = None
+    ) -> Run:
+        """Run a part; the run is the caller's to close."""
+        module = self._recorder.module
+        random = Randomness(seed, number, step.graph.keys[instances], module is None or module.training)
+        run: Run = part.executable.forward(random, timer)
+        step.clock.lap("forward")
+        return run
 
     def train(
         self,
@@ -107,6 +121,7 @@ class Executor:
         grads: dict[str, Gradient] | None,
         inputs: InputGradients,
         late: bool,
+        kept: Mapping[int, Gradient] = NONE,
     ) -> tuple[list[Run], dict[str, Gradient]]:
         """Differentiate the runs of all parts.
 
@@ -117,6 +132,7 @@ class Executor:
             grads: gradients to add to; None for this thread's buffers, set to zero.
             inputs: the gradients of the inputs, which are added to.
             late: do not wait for the device: whether the losses are finite is noted there, in `Gradients.finite`.
+            kept: as for `backward`.
 
         Returns:
             The run of each part, whose outputs can be read; and the gradients.
@@ -130,7 +146,7 @@ class Executor:
                 finite = self._all_finite(run.on_device(slot), finite)
             else:
                 check_finite(run.outputs[slot], instances.start)
-            grads = self.backward(step, run, {slot: weights[instances].astype(self.dtype)}, grads)
+            grads = self.backward(step, run, {slot: weights[instances].astype(self.dtype)}, grads, kept)
             inputs.add(part.plan, run)
             found.append(run)
         assert grads is not None, "there are instances, and so parts"
@@ -144,13 +160,19 @@ class Executor:
         return finite if others is None else finite & others
 
     def backward(
-        self, step: Step, run: Run, seeds: Mapping[int, Array], out: dict[str, Gradient] | None
+        self,
+        step: Step,
+        run: Run,
+        seeds: Mapping[int, Array],
+        out: dict[str, Gradient] | None,
+        kept: Mapping[int, Gradient] = NONE,
     ) -> dict[str, Gradient]:
         """Differentiate the run of a part.
 
         Args:
             seeds: per slot, the gradient of its rows.
             out: gradients to add to; None for this thread's buffers, set to zero.
+            kept: further gradients, of the values that earlier rounds have kept, by the `id` of their table.
         """
         trainable = self.trainable()
         if out is None:
@@ -159,6 +181,6 @@ class Executor:
             for name, parameter in trainable.items():
                 if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
                     out[name] = parameter.store.put(np.asarray(out[name]))
-        run.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
+        run.backward(seeds, {id(p): out[name] for name, p in trainable.items()} | dict(kept))
         step.clock.lap("backward")
         return out

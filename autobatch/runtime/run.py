@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from autobatch.devices.store import Store
 from autobatch.errors import BackendError
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Batch
@@ -27,7 +28,10 @@ class PooledRun(ABC, Generic[M]):
 
     Attributes:
         memory: the memory of the run, until it is closed.
+        store: that of the device.
     """
+
+    store: Store
 
     def __init__(self, pool: MemoryPool[M], timer: Timer | None) -> None:
         self._pool, self._timer, self._ended = pool, timer, ""

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Waiting(NamedTuple):
+    """How long async programs may wait, and what their errors do.
+
+    Attributes:
+        max_rounds: the most rounds of a mini-batch; None for no limit.
+        on_error: "raise" the first error of a program, or "return" errors in the place of results.
+    """
+
+    max_rounds: int | None = None
+    on_error: str = "raise"
 
 
 @dataclass(frozen=True)
@@ -18,6 +30,7 @@ class Settings:
         precision: the precision of matrix products.
         threads: a number, or "auto".
         tune: "off", "auto", decisions, or the path of a file with decisions.
+        waiting: how long async programs may wait, and what their errors do.
     """
 
     rewrites: tuple[str, ...]
@@ -27,3 +40,4 @@ class Settings:
     precision: str
     threads: int | str
     tune: Any
+    waiting: Waiting

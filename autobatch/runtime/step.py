@@ -59,6 +59,19 @@ class Clock:
         return sum(self.ms.get(stage, 0.0) for stage in stages)
 
 
+class RoundCounts(NamedTuple):
+    """What a round of async programs did.
+
+    Attributes:
+        batches, nodes: that it ran; nodes that read what an earlier round computed count too.
+        waited: the instances that waited for it.
+    """
+
+    batches: int
+    nodes: int
+    waited: tuple[int, ...]
+
+
 @dataclass(eq=False)
 class LastCall:
     """Counts and times of one call; all figures but the counts of its parts are added up when they are asked for.
@@ -74,6 +87,8 @@ class LastCall:
             that do not learn.
         plan_hit: whether the plan came from the cache; None if the cache was not asked. Recorded graphs ask it.
         plan_hit_rate: the share of such lookups so far that found a plan.
+        per_round: what each round of async programs did.
+        n_sources: nodes of rounds that only read what an earlier round computed; `nodes` does not count them.
     """
 
     graphs: tuple[Graph, ...]
@@ -84,6 +99,13 @@ class LastCall:
     unseen_share: float | None
     plan_hit: bool | None
     plan_hit_rate: float
+    per_round: tuple[RoundCounts, ...] = ()
+    n_sources: int = 0
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds of async programs; the last step, which gives the results, is none."""
+        return len(self.per_round)
 
     @property
     def launches(self) -> int:
@@ -141,7 +163,7 @@ class LastCall:
     @property
     def nodes(self) -> int:
         """The number of nodes that ran."""
-        return sum(graph.n_nodes for graph in self.graphs)
+        return sum(graph.n_nodes for graph in self.graphs) - self.n_sources
 
     @cached_property
     def lower_bound(self) -> int:
@@ -177,6 +199,16 @@ class Step:
         return max([part.n_bytes for part in self.parts])
 
     @property
+    def n_batches(self) -> int:
+        """The number of batches of all parts."""
+        return sum([part.n_batches for part in self.parts])
+
+    @property
+    def n_nodes(self) -> int:
+        """The number of nodes of all parts, after the rewrites."""
+        return sum([part.plan.graph.n_nodes for part in self.parts])
+
+    @property
     def unseen_share(self) -> float | None:
         """The share of batches for which the policy met a state that it had not learned."""
         shares = [(part.unseen_share, part.n_batches) for part in self.parts if part.unseen_share is not None]
@@ -189,11 +221,30 @@ class Step:
         """The rewrites of all parts, added up."""
         return Rewrites(*map(sum, zip(*(astuple(part.rewrites) for part in self.parts), strict=True)))
 
-    def finish(self) -> LastCall:
-        """The counts and times of the call."""
-        graphs, n_batches = tuple([p.plan.graph for p in self.parts]), sum([p.n_batches for p in self.parts])
-        known = self.unseen_share, self.plan_hit, self.plan_hit_rate
-        return LastCall(graphs, n_batches, self.counts, self.clock.ms, self.planned_bytes, *known)
+
+def finish_steps(steps: Sequence[Step], waited: Sequence[tuple[int, ...]] = (), n_sources: int = 0) -> LastCall:
+    """The counts and times of a call.
+
+    Args:
+        steps: the rounds of async programs, and the last step; for other programs there is one.
+        waited: for each round, the instances that waited for it.
+        n_sources: as in `LastCall`.
+    """
+    last, parts = steps[-1], [part for step in steps for part in step.parts]
+    known = [step.unseen_share for step in steps if step.unseen_share is not None]
+    rounds = tuple(RoundCounts(s.n_batches, s.n_nodes, w) for s, w in zip(steps[:-1], waited, strict=True))
+    return LastCall(
+        tuple([part.plan.graph for part in parts]),
+        sum([part.n_batches for part in parts]),
+        [counts for step in steps for counts in step.counts],
+        last.clock.ms,
+        max([step.planned_bytes for step in steps]),
+        sum(known) / len(known) if known else None,
+        last.plan_hit,
+        last.plan_hit_rate,
+        rounds,
+        n_sources,
+    )
 
 
 def add_up(counts: Sequence[Counts]) -> Counts:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from autobatch.ir.arguments import Key, Static
 from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.operators import OPS, STAGE
+from autobatch.ops.randomness import DrawCount
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
@@ -31,6 +31,7 @@ from autobatch.trace.forms import Form, FormReader, make_form
 from autobatch.trace.generated import Namespace
 from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Handles
 from autobatch.trace.inputs import FloatInput
+from autobatch.trace.kept import Kept
 from autobatch.trace.lifting import Lifting, never, to_values
 from autobatch.trace.traces import Family, Traces
 
@@ -40,6 +41,7 @@ ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSIT
 NUMBERED_ARRAY = inspect.Signature(
     [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("data", "number")]
 )
+NUMBERED_ROW = inspect.Signature([inspect.Parameter("row", inspect.Parameter.POSITIONAL_ONLY)])
 ANY_NUMBER = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
 
 
@@ -90,10 +92,23 @@ class Calls:
     def start_instance(self) -> None:
         """Forget the sources of the last instance, restart the numbering of draws, and recycle handles."""
         self.lifting.start_instance()
-        self._namespace.names["__draw"] = count().__next__
+        self.enter_branch(DrawCount())
         if len(self.log) >= self._recycle_at:
             self.handles.recycle()
             self._recycle_at = len(self.log) + RECYCLE
+
+    def enter_branch(self, draws: DrawCount) -> None:
+        """Number the draws of a branch of an async program from now on."""
+        self._namespace.names["__draw"] = draws.numbers.__next__
+
+    def kept_kind(self, table: Kept) -> int:
+        """The type of the nodes that read a row of a table of kept values."""
+        key = "kept", id(table)
+        entry = self._entries.get(key)
+        if entry is None:
+            run: Callable[..., Any] = lambda arguments: OPS["lookup"](table, arguments["row"])  # noqa: E731
+            entry = self._add(key, Entry("kept", (Static("kept"), Static(table)), NUMBERED_ROW, run, never))
+        return self._family_of(entry, {"row": Key("int", ())}, ()).node_type.number
 
     def form_tables(self) -> FormTables:
         """The form of each handle and the codes of all forms, for the decoder."""

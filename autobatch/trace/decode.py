@@ -81,12 +81,16 @@ def count_log(log: LongArray, form_of: IntArray, code: IntArray, code_ptr: IntAr
 
 
 @compiled
-def decode_log(log: Log, forms: FormTables, node_of: LongArray, base: int, n_floats: int) -> tuple[IntArray, LongArray]:
+def decode_log(
+    log: Log, forms: FormTables, node_of: LongArray, base: int, owner: IntArray, n_floats: int
+) -> tuple[IntArray, LongArray]:
     """Encode the recorded instances as one graph.
 
     Args:
         node_of: serial number of the last node of each handle; updated.
         base: serial number of this graph's first node.
+        owner: the instances of the nodes before it that may be read, numbered backwards from -1; see
+            `autobatch.graph.growing`.
         n_floats: float attributes logged.
 
     Returns:
@@ -131,7 +135,7 @@ def decode_log(log: Log, forms: FormTables, node_of: LongArray, base: int, n_flo
                         for position in range(at + part, at + length * n_parts, n_parts):
                             ref = ints[position]
                             node = node_of[ref >> 8] - base
-                            if node < first:
+                            if node < first and not _is_earlier(node, owner, i):
                                 fault[0], fault[1], fault[2] = STALE, i, n - first
                                 return words, fault
                             edge_src[e], edge_out[e], edge_in[e] = node, (ref & 255) + k, port
@@ -143,12 +147,20 @@ def decode_log(log: Log, forms: FormTables, node_of: LongArray, base: int, n_flo
             edge_ptr[n] = e
         graph.instance_ptr[i + 1] = n
         outputs = slice(out_ptr[i], out_ptr[i + 1])
-        if not _find_outputs(out_ref[outputs], node_of, base, first, graph.out_node[outputs], graph.out_port[outputs]):
+        if not _find_outputs(
+            out_ref[outputs], node_of, base, first, graph.out_node[outputs], graph.out_port[outputs], owner, i
+        ):
             fault[0], fault[1], fault[2] = STALE, i, -1
             return words, fault
     graph.output_ptr[:] = out_ptr
     graph.out_slot[:] = out_slot
     return words, fault
+
+
+@compiled
+def _is_earlier(node: int, owner: IntArray, instance: int) -> bool:
+    """Whether a node is one of those before the graph, and of this instance."""
+    return -owner.size <= node < 0 and owner[owner.size + node] == instance
 
 
 @compiled
@@ -163,13 +175,14 @@ def _copy_words(log: LongArray, at: int, attr: IntArray, a: int, n_words: int) -
 
 @compiled
 def _find_outputs(
-    refs: LongArray, node_of: LongArray, base: int, first: int, out_node: IntArray, out_port: IntArray
-) -> bool:
+    refs: LongArray, node_of: LongArray, base: int, first: int, out_node: IntArray, out_port: IntArray,
+    owner: IntArray, instance: int,
+) -> bool:  # fmt: skip
     """Write the nodes that an instance returned, before other instances reuse the handles; False if one is stale."""
     for o in range(refs.size):
         out_node[o] = node_of[refs[o] >> 8] - base
         out_port[o] = refs[o] & 255
-        if out_node[o] < first:
+        if out_node[o] < first and not _is_earlier(out_node[o], owner, instance):
             return False
     return True
 

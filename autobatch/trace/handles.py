@@ -100,6 +100,7 @@ class HandlePool:
 
     Attributes:
         handles: all handles of the pool; parts: the handles and the values and tuples in them, equally many for each.
+        ids: of the handles.
         idle: the reference count of a part that is not in use.
     """
 
@@ -108,7 +109,8 @@ class HandlePool:
     ) -> None:
         self.handles: list[Any] = []
         self.parts: list[Any] = []
-        self.idle = 0
+        self.ids: list[int] = []
+        self.idle = self._n_survivors = 0
         self._make, self._new_id, self._namespace, self._name = make, new_id, namespace, name
         self._restart(0)
 
@@ -137,10 +139,39 @@ class HandlePool:
             for place in {k // width for k in range(n_used) if sys.getrefcount(self.parts[k]) > self.idle}:
                 self._put(place)
         self._restart(0)
+        self._n_survivors = 0
+
+    def sweep(self) -> tuple[list[int], list[int]]:
+        """Find which of the handles taken since the last sweep are still referenced, and put those that are not back.
+
+        A handle that survives two sweeps leaves the pool: it may be in use for long.
+
+        Returns:
+            The ids of handles that survived their first sweep, and of those that are no longer referenced since.
+        """
+        used, old = self.used, self._n_survivors
+        if not used or not self.parts:
+            return [], []
+        width = len(self.parts) // len(self.handles)
+        counts = list(map(sys.getrefcount, islice(self.parts, used * width)))
+        alive = [max(counts[k : k + width]) > self.idle for k in range(0, used * width, width)]
+        young = [place for place in range(old, used) if alive[place]]
+        free = [place for place in range(used) if not alive[place]]
+        gone = [self.ids[place] for place in free if place < old]
+        order = [*young, *free, *range(used, len(self.handles))]
+        if order != list(range(len(self.handles))):
+            self.handles = [self.handles[place] for place in order]
+            self.ids = [self.ids[place] for place in order]
+            self.parts = [self.parts[k] for place in order for k in range(place * width, (place + 1) * width)]
+        self._n_survivors = len(young)
+        self._restart(len(young))
+        return self.ids[: len(young)], gone
 
     def _put(self, place: int) -> None:
         """Put a new handle at this place of the pool."""
-        handle = self._make(self._new_id() << OUTPUT_BITS)
+        own = self._new_id()
+        handle = self._make(own << OUTPUT_BITS)
+        self.ids[place : place + 1] = [own]
         parts = _parts_of(handle)
         self.parts[place * len(parts) : (place + 1) * len(parts)] = parts
         self.handles[place : place + 1] = [handle]
@@ -184,6 +215,11 @@ class Handles:
         gc.collect(1)
         for pool in self._pools:
             pool.recycle()
+
+    def sweep(self) -> tuple[list[int], list[int]]:
+        """Sweep all pools: the ids of handles that survived their first sweep, and of those no longer referenced."""
+        swept = [pool.sweep() for pool in self._pools]
+        return [x for kept, _ in swept for x in kept], [x for _, gone in swept for x in gone]
 
     def add_pool(self, form: int, node_type: NodeType) -> tuple[Key, Callable[[Any], Any] | None]:
         """Add the pool of handles of a form, for a type.

@@ -6,7 +6,9 @@ and returns a handle. At the end one compiled pass turns the log into a `Graph`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import iscoroutinefunction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from autobatch.errors import DataError, GraphError
 from autobatch.graph.build import check_ranges, merge_graphs, split_graph
 from autobatch.graph.graph import Graph
 from autobatch.ir.typetable import TypeTable
+from autobatch.jit.arrays import IntArray
 from autobatch.ops.operators import STAGE, stage
 from autobatch.params.known import KnownModule
 from autobatch.params.module import Module
@@ -24,9 +27,11 @@ from autobatch.trace.calls import Calls
 from autobatch.trace.decode import STALE, Log, as_longs, decode_log
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
+from autobatch.trace.kept import Kept, KeptTables
 from autobatch.trace.live import Live
 from autobatch.trace.results import SlotTable, read_result
 
+NOBODY = np.zeros(0, np.int32)
 TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
 
 
@@ -37,11 +42,15 @@ class MiniBatch(NamedTuple):
         instances: as they were given.
         graph: of all instances, recorded just now; None if the instances are graphs themselves, recorded before.
         inputs: their float arrays, if these shall have gradients.
+        seeded: the slots of which gradients are given in training; None for that of the loss.
+        has_programs: whether the instances are run by async programs, which nothing was recorded of.
     """
 
     instances: list[Any]
     graph: Graph | None
     inputs: Inputs | None = None
+    seeded: frozenset[int] | None = None
+    has_programs: bool = False
 
 
 class Recorder:
@@ -53,14 +62,19 @@ class Recorder:
 
     Attributes:
         known: what is under the module.
+        is_async: whether the function is an async one, whose programs wait for values.
+        node_of: the serial number of the last node of each handle.
+        kept: the tables of values that rounds keep.
     """
 
     def __init__(self, function: Callable[[Any], Any], module: Module | None) -> None:
         self.function, self.module = function, module
         self.known = None if module is None else KnownModule(module)
+        self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
         self.slots = SlotTable()
         self.calls = Calls()
-        self._node_of = np.zeros(0, np.int64)
+        self.node_of = np.zeros(0, np.int64)
+        self.kept = KeptTables()
         self._serial = 1
         self._checked: tuple[Any, ...] = ()
 
@@ -80,26 +94,44 @@ class Recorder:
             DataError: an int does not fit 32 bits, or an id or label is outside its range.
         """
         refuse_inside()
-        self._renew()
-        traces, n_taken = self.calls.traces, self.calls.traces.n_taken
+        self.renew()
+        calls, traces, n_taken = self.calls, self.calls.traces, self.calls.traces.n_taken
         refs, slots, structures = list[int](), list[int](), list[Any]()
         log_ptr, output_ptr = [0], [0]
-        calls = self.calls
-        parameters = {} if self.known is None else self.known.parameters()
-        modules = [] if self.known is None or not in_place else self.known.modules()
-        with recording_lock(), calls.stand_ins.in_place(modules, calls.entry), stage(calls):
-            calls.start(parameters)
+        with self.standing_in(in_place), stage(calls):
+            calls.start(self.parameters())
             for instance in instances:
                 structures.append(self._run(instance, refs, slots, inputs))
                 log_ptr.append(len(calls.log))
                 output_ptr.append(len(refs))
                 if in_place and (traces.n_renewed or len(structures) == 1):
-                    self._check_unchanged(n_taken)
-            graph = self._decode(log_ptr, refs, slots, output_ptr, tuple(structures))
+                    self.check_unchanged(n_taken)
+            first = self.first_serial()
+            graph = self.decode(log_ptr, refs, slots, output_ptr, tuple(structures), first)
+            self.next_serial(first + graph.n_nodes)
         if in_place:
-            self._check_unchanged(n_taken)
+            self.check_unchanged(n_taken)
         check_ranges(graph)
         return graph
+
+    @contextmanager
+    def standing_in(self, in_place: bool) -> Iterator[None]:
+        """Within the context, no other thread records, and the functions of entries replace the module's cells."""
+        modules = [] if self.known is None or not in_place else self.known.modules()
+        with recording_lock(), self.calls.stand_ins.in_place(modules, self.calls.entry):
+            yield
+
+    def parameters(self) -> dict[str, Parameter]:
+        """The parameters of the module, by name."""
+        return {} if self.known is None else self.known.parameters()
+
+    def first_serial(self) -> int:
+        """The serial number that the next node gets."""
+        return self._serial
+
+    def next_serial(self, serial: int) -> None:
+        """Note that the nodes before this serial number are recorded; one between graphs tells them apart."""
+        self._serial = serial + 1
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
         """Before a run, update live numbers, and trace again the cells that read something that has changed.
@@ -109,10 +141,10 @@ class Recorder:
 
         Cost: some microseconds, if nothing changed.
         """
-        self._renew()
+        self.renew()
         self.calls.traces.refresh(dtype)
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         """Trace again the cells whose bodies read something from Python that has changed."""
         traces = self.calls.traces
         if not traces.watchlist.holds():
@@ -120,7 +152,7 @@ class Recorder:
                 traces.name_weights({} if self.known is None else self.known.parameters())
                 traces.renew()
 
-    def _check_unchanged(self, n_taken: int) -> None:
+    def check_unchanged(self, n_taken: int) -> None:
         """Refuse a recording in which the function changed what cells read: all nodes would run with the last value."""
         traces = self.calls.traces
         if not traces.watchlist.holds() or traces.n_taken != n_taken:
@@ -148,6 +180,12 @@ class Recorder:
                 "inputs=True asks for the gradients of the arrays of instances, which a recorded graph no longer "
                 "holds; give the instances themselves."
             )
+        if self.is_async and listed and not any(recorded):
+            if inputs:
+                raise GraphError(
+                    "inputs=True asks for gradients of arrays of instances, which async programs have not."
+                )
+            return MiniBatch(listed, None, has_programs=True)
         if inputs:
             found = Inputs(self.calls)
             try:
@@ -191,7 +229,7 @@ class Recorder:
                 continue
             for source in node_type.program.weights:
                 parameter = source.parameter
-                if not isinstance(parameter, Live) and known.get(id(parameter)) != source.name:
+                if not isinstance(parameter, (Kept, Live)) and known.get(id(parameter)) != source.name:
                     raise GraphError(
                         f"cell {node_type.name!r} reads a {parameter!r} that is not, or no longer, a parameter of "
                         f"{owner}; pass module=, and make a new ab.batched after replacing a parameter."
@@ -202,33 +240,48 @@ class Recorder:
         self.calls.start_instance()
         try:
             result = self.function(instance if inputs is None else inputs.enter(instance))
-        except RecursionError:
-            raise GraphError(
+        except (RecursionError, AttributeError) as error:
+            raise self.explain(error) from None
+        return self.read_result(result, refs, slots)
+
+    def explain(self, error: Exception) -> Exception:
+        """The error that a user's function raised, or one that says more."""
+        if isinstance(error, RecursionError):
+            return GraphError(
                 "recording an instance went deeper than Python's recursion limit; raise it with "
                 "sys.setrecursionlimit, or write the function with a loop."
-            ) from None
-        except AttributeError as error:
-            if isinstance(error.obj, (Value, FloatInput)):  # a __getattr__ on values would slow down every attribute
-                error.args = (error.obj.lacks(str(error.name)),)
-            raise
+            )
+        if isinstance(error, AttributeError) and isinstance(error.obj, (Value, FloatInput)):
+            error.args = (error.obj.lacks(str(error.name)),)  # a __getattr__ on values would slow down every attribute
+        return error
+
+    def read_result(self, result: Any, refs: list[int], slots: list[int]) -> Any:
+        """Append the refs of the values that a function returned, and their slots; give the structure."""
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
             result = np.asarray(float(result))
         return read_result(self.calls.lifting.lift(result, is_result=True), self.slots, refs, slots)
 
-    def _decode(
-        self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int], structures: tuple[Any, ...]
-    ) -> Graph:
+    def decode(
+        self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int],
+        structures: tuple[Any, ...], serial: int, owner: IntArray = NOBODY,
+    ) -> Graph:  # fmt: skip
+        """Make a graph of what was logged.
+
+        Args:
+            log_ptr, output_ptr: where the log, and the refs and slots of results, of each instance begin.
+            serial: the serial number of the first node; owner: the instances of nodes before it that may be read.
+        """
         calls = self.calls
         try:
             log = Log(*map(as_longs, (calls.log, log_ptr, refs, slots, output_ptr)))
         except OverflowError:
             raise DataError(f"recording met an int that {TOO_LONG}") from None
         forms = calls.form_tables()
-        if forms.of.size > self._node_of.size:
-            self._node_of = np.concatenate((self._node_of, np.zeros(forms.of.size, np.int64)))
-        words, fault = decode_log(log, forms, self._node_of, self._serial, len(calls.floats))
-        self._serial += len(calls.log) + 1
+        if forms.of.size > self.node_of.size:
+            self.node_of = np.concatenate((self.node_of, np.zeros(forms.of.size, np.int64)))
+        words, fault = decode_log(log, forms, self.node_of, serial, owner, len(calls.floats))
         if fault[0]:
+            self._serial = serial + len(calls.log) + 1
             raise self._fault(*fault.tolist())
         return Graph(words, np.array(calls.floats, np.float64), self.types, structures)
 

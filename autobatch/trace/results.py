@@ -103,6 +103,12 @@ def stack_results(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
     return _stack(structures, are_same, columns, rows={})
 
 
+def list_results(structures: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
+    """Each instance's result on its own; arguments as for `stack_results`."""
+    rows: dict[int, Iterator[Any]] = {}
+    return [_per_instance(structure, columns, rows) for structure in structures]
+
+
 def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
     """Join the columns of consecutive parts of a mini-batch."""
     return list(parts[0]) if len(parts) == 1 else [np.concatenate(columns) for columns in zip(*parts, strict=True)]

@@ -48,7 +48,6 @@ class Cpu:
     """
 
     name = "cpu"
-
     def __init__(self, poison: bool = False, jitted: bool | None = None, provider: str | None = None) -> None:
         self.poison, self.jitted = poison, is_jitted() if jitted is None else jitted
         self.chooser, self.pool, self.outers = Chooser(provider), MemoryPool(CpuMemory), Outers()
@@ -121,7 +120,7 @@ class CompiledRun(PooledRun[CpuMemory]):
     """A run of compiled cells."""
 
     def __init__(self, executable: CompiledPlan, randomness: Randomness, timer: Timer | None) -> None:
-        self._executable, self._randomness = executable, randomness
+        self._executable, self._randomness, self.store = executable, randomness, HOST
         super().__init__(executable.backend.pool, timer)
 
     def _forward(self) -> Callable[[], list[Any]]:

@@ -87,7 +87,7 @@ class BoundStages:
         self._kinds, self._stages = list(kinds), list(stages)
         self._blocks = [slice(int(block_ptr[kind]), int(block_ptr[kind + 1])) for kind in kinds]
         n_slots, n_steps = [len(stage.slots) for stage in stages], [len(stage.steps) for stage in stages]
-        self._first = np.concatenate(([0], np.cumsum(n_slots[:-1], dtype=np.int64)))  # slot of each stage
+        self._first = np.cumsum([0, *n_slots], dtype=np.int64)[:-1]  # slot of each stage
         self._memory = np.zeros((n_threads, sum(n_slots)), np.int64)
         self._slots, self._places = self._slots_of_plans(len(block_ptr) - 1)
         rows = address_of(self._memory) + WORD * sum(n_slots) * np.arange(n_threads)

@@ -193,7 +193,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
 
     def __init__(self, executable: DevicePlan, randomness: Randomness, timer: Timer | None) -> None:
         self._executable, self._randomness = executable, randomness
-        self._device = executable.backend.device
+        self.store = self._device = executable.backend.device
         super().__init__(executable.backend.pool, timer)
 
     def _forward(self) -> Callable[[], list[Any]]:

@@ -63,7 +63,7 @@ class InterpretedRun(PooledRun[Memory]):
     """A run of an interpreted plan."""
 
     def __init__(self, executable: InterpretedPlan, randomness: Randomness, timer: Timer | None) -> None:
-        self._executable, self._randomness = executable, randomness
+        self._executable, self._randomness, self.store = executable, randomness, executable.backend.store
         super().__init__(executable.backend.pool, timer)
 
     def _forward(self) -> Callable[[], list[Any]]:

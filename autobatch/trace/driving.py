@@ -1,0 +1,156 @@
+"""Driving: runs the async program of one instance until all its branches wait for values, or it has ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from autobatch.ops.randomness import DrawCount
+from autobatch.trace.awaiting import Asked, Gathered, refusal
+
+
+class Branch:
+    """A part of a program that waits on its own.
+
+    Attributes:
+        program: the coroutine, or another awaitable; steps: what runs it.
+        draws: numbers its draws.
+        join, place: where its result goes; None for the whole program.
+        below: the branches that it has gathered, while it waits for them.
+    """
+
+    __slots__ = ("below", "draws", "is_over", "join", "place", "program", "steps")
+
+    def __init__(self, program: Awaitable[Any], draws: DrawCount, join: Join | None = None, place: int = 0) -> None:
+        self.program, self.draws, self.join, self.place = program, draws, join, place
+        self.steps: Any = program.__await__()
+        self.below: list[Branch] = []
+        self.is_over = False
+
+    def close(self) -> None:
+        """End it, and the branches that it waits for first."""
+        with ExitStack() as closing:  # all are ended, whatever their `finally` blocks raise
+            if not self.is_over:
+                self.is_over = True
+                closing.callback(self.steps.close)
+                for branch in self.below:
+                    closing.callback(branch.close)
+
+
+class Join:
+    """Branches that were gathered: the branch that waits for them, and the results so far."""
+
+    __slots__ = ("n_left", "results", "waiting")
+
+    def __init__(self, waiting: Branch, n: int) -> None:
+        self.waiting, self.n_left = waiting, n
+        self.results: list[Any] = [None] * n
+
+
+class Program:
+    """The async program of one instance.
+
+    Args:
+        program: the coroutine.
+
+    Attributes:
+        waiting: the branches that wait for values, and what each asked for.
+        is_ready: whether a branch can go on.
+        is_over: whether it has ended: with `result`, or with `error`.
+    """
+
+    def __init__(self, program: Awaitable[Any]) -> None:
+        self._root = Branch(program, DrawCount())
+        self._ready = deque[tuple[Branch, Any, BaseException | None]]([(self._root, None, None)])
+        self.waiting: list[tuple[Branch, Asked]] = []
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._ready)
+
+    @property
+    def is_over(self) -> bool:
+        return self._root.is_over
+
+    def answer(self, answers: Iterator[Any]) -> None:
+        """Give the waiting branches what they asked for, in order."""
+        self._ready.extend((branch, answer, None) for (branch, _), answer in zip(self.waiting, answers, strict=True))
+        self.waiting.clear()
+
+    def advance(self, enter: Callable[[DrawCount], None]) -> None:
+        """Run until every branch waits or has ended.
+
+        Args:
+            enter: is told whose draws are numbered from now on.
+        """
+        while self._ready:
+            branch, answer, error = self._ready.popleft()
+            if branch.is_over:
+                continue
+            enter(branch.draws)
+            try:
+                request = branch.steps.send(answer) if error is None else branch.steps.throw(error)
+            except StopIteration as end:
+                self._end(branch, end.value)
+            except Exception as raised:
+                self._fail(branch, raised)
+            else:
+                self._take(branch, request)
+
+    def close(self) -> None:
+        """End all branches."""
+        self.waiting.clear()
+        self._root.close()
+
+    def where(self) -> str:
+        """Where the first waiting branch waits: the function and the line."""
+        program: Any = self.waiting[0][0].program
+        while hasattr(getattr(program, "cr_await", None), "cr_frame"):
+            program = program.cr_await
+        frame = getattr(program, "cr_frame", None)
+        return "at the start" if frame is None else f"in {frame.f_code.co_qualname}, line {frame.f_lineno}"
+
+    def _take(self, branch: Branch, request: Any) -> None:
+        """Note what a branch waits for."""
+        if isinstance(request, Asked):
+            self.waiting.append((branch, request))
+        elif not isinstance(request, Gathered):
+            self._ready.append((branch, None, refusal(request)))
+        elif not request.branches:
+            self._ready.append((branch, [], None))
+        else:
+            n = len(request.branches)
+            join = Join(branch, n)
+            counts = branch.draws.fork(n)
+            branch.below = [Branch(x, counts[k], join, k) for k, x in enumerate(request.branches)]
+            self._ready.extend((below, None, None) for below in branch.below)
+
+    def _end(self, branch: Branch, result: Any) -> None:
+        branch.is_over = True
+        join = branch.join
+        if join is None:
+            self.result = result
+            return
+        join.results[branch.place] = result
+        join.n_left -= 1
+        if not join.n_left:
+            join.waiting.below = []
+            self._ready.append((join.waiting, join.results, None))
+
+    def _fail(self, branch: Branch, error: Exception) -> None:
+        """End the branches beside one that raised, and raise its error where they were gathered."""
+        branch.is_over = True
+        if branch.join is None:
+            self.error = error
+            return
+        above = branch.join.waiting
+        beside, above.below = above.below, []
+        with ExitStack() as closing:
+            for other in beside:
+                closing.callback(other.close)
+        self.waiting = [(x, asked) for x, asked in self.waiting if not x.is_over]
+        self._ready.append((above, None, error))

@@ -1,0 +1,57 @@
+"""Kept values: those that a round of async programs computed and a later one reads, in tables of rows of one shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autobatch.devices.store import Store
+from autobatch.ops.define import MOST_INTS, Shape
+from autobatch.params.parameter import Parameter
+
+
+class Kept(Parameter):
+    """A table of kept values: a parameter whose rows are looked up, and whose gradients are those of the values.
+
+    Its shape, which programs read, has the most rows that there may be; the array has as many as were needed so far.
+
+    Args:
+        row: the shape of a row.
+    """
+
+    def __init__(self, row: Shape) -> None:
+        super().__init__(np.zeros((0, *row)))
+        self.row = row
+
+    @property
+    def shape(self) -> Shape:
+        """Of the whole table."""
+        return (MOST_INTS, *self.row)
+
+    def reserve(self, n: int, dtype: np.dtype[Any], store: Store) -> None:
+        """Make room for n rows on a device; rows that are there stay, if they are there and of this float type."""
+        array = self._data
+        is_right = self.store is store and array.dtype == dtype
+        if is_right and n <= len(array):
+            return
+        n = max(n, 2 * len(array), 64)
+        grown = store.empty(n * max(int(np.prod(self.row)), 1), dtype)[: n * int(np.prod(self.row))]
+        grown = grown.reshape(n, *self.row)
+        if is_right:
+            grown[: len(array)] = array
+        self._store = store
+        self._keep(grown)
+
+
+class KeptTables:
+    """The tables of one recorded function, by the slot in which a round keeps such values."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, Kept] = {}
+
+    def table(self, slot: int, shapes: list[Shape]) -> Kept:
+        """The table of the values of a slot; slots have these shapes."""
+        if slot not in self._tables:
+            self._tables[slot] = Kept(shapes[slot])
+        return self._tables[slot]

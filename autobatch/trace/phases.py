@@ -1,0 +1,221 @@
+"""Phases: records the async programs of a mini-batch, each as far as it gets before it waits for a value.
+
+    advance()          runs every program until it waits or has ended, and says which values are waited for
+    answer(numbers)    gives the programs their numbers
+
+All that was recorded is one growing graph (`autobatch.graph.growing`); between phases a round runs a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import numpy as np
+
+from autobatch.errors import AutobatchError
+from autobatch.graph.graph import Graph
+from autobatch.graph.growing import NOWHERE, GrowingGraph, Kinds, Results
+from autobatch.ir.arguments import Static, is_structure, parts_of
+from autobatch.ir.program import int_limit
+from autobatch.jit.arrays import IntArray
+from autobatch.ops.operators import stage
+from autobatch.trace.awaiting import Asked
+from autobatch.trace.driving import Program
+from autobatch.trace.handles import Outputs, Value
+from autobatch.trace.kept import Kept
+from autobatch.trace.record import Recorder, refuse_inside
+from autobatch.trace.results import Slot, read_result
+
+AWAITED = "value[]"  # the path of slots of kept values, which have one for each shape
+
+
+@contextmanager
+def record_in_phases(recorder: Recorder, instances: Sequence[Any]) -> Iterator[Phases]:
+    """Within the context, record the async programs of these instances; they are ended with it.
+
+    Raises:
+        GraphError: the programs changed what cells read.
+    """
+    refuse_inside()
+    recorder.renew()
+    n_taken = recorder.calls.traces.n_taken
+    with recorder.standing_in(in_place=True):
+        recorder.calls.handles.recycle()
+        with closing(Phases(recorder, instances)) as phases:
+            yield phases
+    recorder.check_unchanged(n_taken)
+
+
+class Phases:
+    """The programs of a mini-batch, and all that they have recorded.
+
+    Args:
+        recorder: of their function; it is recording.
+        instances: what the function is given.
+
+    Attributes:
+        graph: what was recorded so far.
+        programs: one for each instance.
+        kinds: what is known of the outputs of each type.
+        int_slots: the slots of kept values that are ints.
+    """
+
+    def __init__(self, recorder: Recorder, instances: Sequence[Any]) -> None:
+        self._recorder, self._calls = recorder, recorder.calls
+        self.graph = GrowingGraph(len(instances))
+        self.kinds = Kinds(np.zeros(0, np.int32), np.zeros(0, np.int32))
+        self.int_slots = set[int]()
+        self._first = recorder.first_serial()
+        self._structures: list[Any] = [None] * len(instances)
+        self._results: list[tuple[IntArray, list[int]]] = [(np.zeros(0, np.int32), [])] * len(instances)
+        self._asked: list[list[Any]] = []
+        self.programs = [Program(recorder.function(instance)) for instance in instances]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all programs have ended."""
+        return all(program.is_over for program in self.programs)
+
+    def advance(self) -> IntArray:
+        """Run the programs until each waits or has ended; give the values that they wait for, in their order.
+
+        Raises:
+            GraphError, DataError: as `Recorder.record` does, but not what programs raise: that is theirs.
+        """
+        calls = self._calls
+        calls.start(self._recorder.parameters())
+        refs, numbers, log_ptr, output_ptr = list[int](), list[int](), [0], [0]
+        over, asked = list[int](), list[list[Any]]()
+        with stage(calls):
+            for i, program in enumerate(self.programs):
+                if program.is_ready:
+                    calls.lifting.start_instance()
+                    program.advance(calls.enter_branch)
+                    if program.is_over:
+                        over.append(i)
+                        self._structures[i] = self._finish(program, refs, numbers)
+                    else:
+                        asked.append([self._read(x, refs, numbers) for _, x in program.waiting])
+                log_ptr.append(len(calls.log))
+                output_ptr.append(len(refs))
+        calls.lifting.start_instance()
+        self._asked = asked
+        first = self._first + self.graph.n_nodes
+        phase = self._recorder.decode(
+            log_ptr, refs, numbers, output_ptr, (None,) * len(self.programs), first, self.graph.owner
+        )
+        before = self.graph.n_nodes
+        self.graph.append(phase)
+        values = self.graph.values_of(before + phase.out_node, phase.out_port)
+        is_wanted = np.ones(values.size, bool)
+        for i in over:
+            own = slice(output_ptr[i], output_ptr[i + 1])
+            self._results[i], is_wanted[own] = (values[own], numbers[own]), False
+            self.graph.hold(values[own], 1)
+        self._sweep(over)
+        self._learn_types()
+        return values[is_wanted] if over else values
+
+    def answer(self, numbers: Sequence[Any]) -> None:
+        """Give the programs the numbers that they wait for, in the order in which `advance` named them."""
+        left = iter(numbers)
+        waiting = [program for program in self.programs if program.waiting]
+        for program, asked in zip(waiting, self._asked, strict=True):
+            program.answer(iter([_fill(structure, left) for structure in asked]))
+
+    def results(self) -> tuple[Results, list[Any]]:
+        """The values that the programs returned, and per instance the structure."""
+        values = [own for own, _ in self._results]
+        ptr = np.concatenate(([0], np.cumsum([own.size for own in values]))).astype(np.int32)
+        slots = np.array([slot for _, own in self._results for slot in own], np.int32)
+        return Results(np.concatenate(values).astype(np.int32), slots, ptr), self._structures
+
+    def whole(self) -> Graph:
+        """The graph of all that the results depend on, in which the numbers that programs asked for are held."""
+        results, structures = self.results()
+        return self.graph.emit_whole(self.kinds, results, self._recorder.types, structures)
+
+    def table_of(self, slot: int) -> Kept:
+        """The table of the values that are kept in a slot."""
+        return self._recorder.kept.table(slot, self._recorder.slots.shapes)
+
+    def sources_known(self, values: IntArray) -> None:
+        """Make the types of the nodes that read these values from the tables of kept values."""
+        places, slots = self._places(values), self.kinds.slot
+        for place in np.unique(places[self.kinds.source[places] == NOWHERE]).tolist():
+            kind = self._calls.kept_kind(self.table_of(int(slots[place])))
+            self.kinds.source[slots == slots[place]] = kind
+        self._learn_types()
+
+    def _places(self, values: IntArray) -> IntArray:
+        """The places of values among the outputs of all types."""
+        nodes, made_by = self.graph.nodes, self.graph.values.node[values]
+        return self._recorder.types.arrays().out_ptr[nodes.type_id[made_by]] + values - nodes.value_ptr[made_by]
+
+    def close(self) -> None:
+        """End all programs."""
+        for program in self.programs:
+            program.close()
+        self._recorder.next_serial(self._first + self.graph.n_nodes)
+        self._calls.handles.recycle()
+
+    def _finish(self, program: Program, refs: list[int], numbers: list[int]) -> Any:
+        """Read what a program returned; an error stays an error."""
+        if program.error is None:
+            try:
+                return self._recorder.read_result(program.result, refs, numbers)
+            except AutobatchError as error:
+                program.error = error
+        return Static(program.error)
+
+    def _read(self, asked: Asked, refs: list[int], numbers: list[int]) -> Any:
+        """Read the values that a branch asks for, and forget them; numbers and arrays stay as they are."""
+        values, asked.values = asked.values, None
+        self._check(values)
+        return read_result(values, self._recorder.slots, refs, numbers, AWAITED)
+
+    def _check(self, x: Any) -> None:
+        """Raise a GraphError for values of another recording."""
+        if isinstance(x, (Value, Outputs)):
+            self._calls.handles.check(x)
+        elif is_structure(x):
+            for part in parts_of(x):
+                self._check(part)
+
+    def _sweep(self, over: list[int]) -> None:
+        """Find out which values the programs may still use."""
+        graph, node_of = self.graph, self._recorder.node_of
+        kept, gone = self._calls.handles.sweep()
+        for ids, in_use in ((gone, False), (kept, True)):
+            if ids:
+                graph.use((node_of[ids] - self._first).astype(np.int32), in_use)
+        if over:
+            graph.use(np.flatnonzero(np.isin(graph.owner, over)).astype(np.int32), False)
+
+    def _learn_types(self) -> None:
+        """Learn the slots of the outputs of types that are new."""
+        types, slots = self._recorder.types, self._recorder.slots
+        before, arrays = self.kinds.slot.size, types.arrays()
+        if arrays.out_ptr[-1] == before:
+            return
+        found = list[int]()
+        for kind in range(int(np.searchsorted(arrays.out_ptr, before)), len(arrays.out_ptr) - 1):
+            program = types[kind].program
+            for output in program.outputs:
+                slot = slots.slot(AWAITED, program.vars[output].shape, int_limit(program.vars, output) > 0, True)
+                found.append(slot.number)
+                if slot.is_int:
+                    self.int_slots.add(slot.number)
+        source, slot_of = [*self.kinds.source.tolist(), *[NOWHERE] * len(found)], [*self.kinds.slot.tolist(), *found]
+        self.kinds = Kinds(np.array(source, np.int32), np.array(slot_of, np.int32))
+
+
+def _fill(structure: Any, numbers: Iterator[Any]) -> Any:
+    """A structure of slots with numbers in their place."""
+    if isinstance(structure, Slot):
+        return next(numbers)
+    if isinstance(structure, Static):
+        return structure.value
+    return structure.build([_fill(child, numbers) for child in structure.children])
