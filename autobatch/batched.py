@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.devices.late import Late
+from autobatch.errors import GraphError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
@@ -35,7 +36,7 @@ from autobatch.runtime.losses import UnreadLoss, loss_slot, loss_weights, put_gr
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.rounds import Rounds
 from autobatch.runtime.settings import Settings
-from autobatch.runtime.step import Clock, LastCall, Step, finish_steps
+from autobatch.runtime.step import Clock, LastCall, Step
 from autobatch.schedule.schedule import Policy
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import MiniBatch, Recorder, list_instances, refuse_inside
@@ -202,9 +203,12 @@ class Batched:
     def record_all(self, instances: Iterable[Any], progress: bool = False) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.
 
-        Control flow must not depend on computed values. With `progress`, standard error shows how far it is.
+        Of an async function all instances are run, and the graphs hold the numbers that programs awaited as they were.
+        With `progress`, standard error shows how far it is.
         """
         listed: Iterable[Any] = list_instances(instances)
+        if self.recorder.is_async:
+            return split_graph(self._record_rounds(list(listed)))
         if progress:
             from rich.console import Console
             from rich.progress import track
@@ -236,6 +240,11 @@ class Batched:
         (1, 16)
         """
         read = self._read(instances)
+        if read[0].has_programs:
+            raise GraphError(
+                "prepare was given instances of an async function, which are planned while they run; give graphs from "
+                "record_all, or see explain."
+            )
         with run_lock():
             return self._prepare(*read, training, has_aux, tried=False)
 
@@ -264,10 +273,10 @@ class Batched:
         from autobatch.policies.search.judging import judge
 
         minibatch, clock = self._read(instances)
-        with run_lock():
-            step = self._prepare(minibatch, clock, training, has_aux, tried=False)
-            self._execute(step, training, has_aux)
-            decided = self._tuning.describe(minibatch, training)
+        with run_lock(), self._planned(minibatch, clock, training, has_aux, tried=False) as (step, rounds):
+            self._execute(step, training, has_aux, rounds)
+            decided = "" if rounds is not None else self._tuning.describe(minibatch, training)
+            step = step if rounds is None else rounds.joined(step)
         judgements = [judge(part.plan.graph, part.plan.schedule, bound) for part in step.parts]
         largest = max(step.parts, key=lambda part: part.n_bytes)
         shown = report_memory(largest.plan, step.cells) if memory else None
@@ -302,15 +311,20 @@ class Batched:
         if instances is not None:
             with profile:
                 read = self._read(instances)
-                with run_lock():
-                    step = self._prepare(*read, training, has_aux)
-                    self._execute(step, training, has_aux)
-                    self._finish(step)
+                with run_lock(), self._planned(*read, training, has_aux) as (step, rounds):
+                    self._execute(step, training, has_aux, rounds)
+                    self._finish(step, rounds)
         return profile
 
     def merged(self, instances: Iterable[Any]) -> Graph:
-        """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten."""
-        return rewrite(self.recorder.to_graph(self.recorder.read(instances)), self.rewrites)[0]
+        """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten.
+
+        That of an async function holds the numbers that programs awaited.
+        """
+        minibatch = self.recorder.read(instances)
+        is_async = minibatch.has_programs
+        graph = self._record_rounds(minibatch.instances) if is_async else self.recorder.to_graph(minibatch)
+        return rewrite(graph, self.rewrites)[0]
 
     def learn_policy(
         self,
@@ -406,31 +420,47 @@ class Batched:
 
     @contextmanager
     def _planned(
-        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool = False
+        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool = False, tried: bool = True
     ) -> Iterator[tuple[Step, Rounds | None]]:
         """Within the context, the last step of a mini-batch is ready to run, and the rounds before it have run."""
         if not minibatch.has_programs:
-            yield self._prepare(minibatch, clock, training, has_aux), None
+            yield self._prepare(minibatch, clock, training, has_aux, tried), None
             return
         choices = self._choose(training, has_aux)
         self._tune()
-        draw = self.seed, self.step
-        rounds = Rounds(self.recorder, self.planning, self._executor, choices, clock, draw, self.waiting, self._profile)
+        rounds = self._rounds(choices, clock)
         with rounds.run(minibatch.instances) as step:
             yield step, rounds
 
-    def _execute(self, step: Step, training: bool, has_aux: bool) -> None:
+    def _rounds(self, choices: Choices, clock: Clock) -> Rounds:
+        about = choices, clock, (self.seed, self.step), self.waiting, self._profile
+        return Rounds(self.recorder, self.planning, self._executor, *about)
+
+    def _record_rounds(self, instances: list[Any]) -> Graph:
+        """Run async programs, and give the graph of all that they recorded."""
+        with run_lock():
+            rounds = self._rounds(self._choose(training=False, has_aux=False), Clock())
+            return rounds.record(instances)
+
+    def _execute(self, step: Step, training: bool, has_aux: bool, rounds: Rounds | None) -> None:
         """Run all parts, and backward in training, for what is learned from that."""
+        kept = {} if rounds is None else rounds.kept_gradients()
+        grads: dict[str, Gradient] | None = None
         slot = loss_slot(step.graph, self.recorder.slots, has_aux) if training else -1
         for part, run in self._run(step):
             if training:
                 seeds = {slot: np.ones(part.stop - part.start, self._executor.dtype)}
-                self._executor.backward(step, run, seeds, None)
+                grads = self._executor.backward(step, run, seeds, grads, kept)
+        if rounds is not None and grads is not None:
+            rounds.backward(grads, kept)
 
     def _finish(self, step: Step, rounds: Rounds | None = None) -> None:
         """Keep what there is to say about a call."""
-        self.last = finish_steps([step]) if rounds is None else rounds.finish(step)
-        self._tuning.finish(step)
+        if rounds is None:
+            self._tuning.finish(step)
+        else:
+            step = rounds.joined(step)
+        self.last = step.finish()
         if self._profile is not None:
             self._profile.add(step, self._executor.dtype.itemsize, self.precision)
 

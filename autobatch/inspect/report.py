@@ -14,9 +14,10 @@ from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.inspect.plotting import Picture, plot_schedules
 from autobatch.ir.arguments import Key
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
-from autobatch.runtime.step import Step, add_up
+from autobatch.runtime.step import RoundCounts, Step, add_up
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 
+SHOWN = 5  # rounds at either end, and instances of a round
 ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
 
 
@@ -84,6 +85,7 @@ class Report:
         precision: of matrix products.
         decided: how mini-batches of this class run, and why, if that is measured or pinned.
         of_one_length: cells that have a type for each length of a list, the list and the reason.
+        rounds: what each round of async programs did.
     """
 
     policy: str
@@ -111,6 +113,7 @@ class Report:
     precision: str = "float32"
     decided: str = ""
     of_one_length: tuple[tuple[str, str], ...] = ()
+    rounds: tuple[RoundCounts, ...] = ()
 
     @property
     def optimal(self) -> bool:
@@ -130,7 +133,9 @@ class Report:
             f"{self.launches} launches, {self.copied_bytes} bytes copied; rewrites: {self.rewrites}",
             f"memory of values: {self.planned_bytes} bytes planned, {self.buffer_bytes} held",
         ]
-        if self.parts > 1:
+        if self.rounds:
+            lines += _describe_rounds(self.rounds)
+        elif self.parts > 1:
             lines.append(
                 f"run in {self.parts} parts, one after the other: the whole needs {self.whole_bytes} bytes and "
                 f"max_bytes is {self.max_bytes}"
@@ -170,6 +175,18 @@ class Report:
         plot_schedules([self.picture], path)
 
 
+def _describe_rounds(rounds: Sequence[RoundCounts]) -> Iterator[str]:
+    """The number of rounds, and for the first and the last ones what they ran and who waited."""
+    yield f"{len(rounds)} rounds; then a last step computed the results"
+    for number, one in enumerate(rounds):
+        if number < SHOWN or number >= len(rounds) - SHOWN:
+            named = ", ".join(map(str, one.waited[:SHOWN])) + (", ..." if len(one.waited) > SHOWN else "")
+            ran = f"{one.batches} batches, {one.nodes} nodes"
+            yield f"  round {number}: {ran}; {len(one.waited)} instances waited: {named}"
+        elif number == SHOWN:
+            yield "  ..."
+
+
 def _name(group: Sequence[TypeReport]) -> str:
     return name_group([t.name for t in group])
 
@@ -197,7 +214,7 @@ def make_report(
         counts.launches, counts.copied_bytes, step.planned_bytes, counts.buffer_bytes, len(step.parts),
         step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
         Picture(title, schedule, types.names), step.unseen_share, getattr(policy, "why", ""), step.plan_hit,
-        step.plan_hit_rate, memory, precision, decided, _cells_of_one_length(schedule, types),
+        step.plan_hit_rate, memory, precision, decided, _cells_of_one_length(schedule, types), step.rounds,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from autobatch.runtime.execution import Executor
 from autobatch.runtime.kept_values import Done, KeptValues
 from autobatch.runtime.planning import Choices, Planning
 from autobatch.runtime.settings import Waiting
-from autobatch.runtime.step import Clock, LastCall, Step, finish_steps
+from autobatch.runtime.step import Clock, Step, join_steps
 from autobatch.trace.phases import Phases, record_in_phases
 from autobatch.trace.record import MiniBatch, Recorder
 
@@ -65,19 +65,26 @@ class Rounds:
             GraphError: more rounds than are allowed; names an instance, and where it waits.
             Whatever a program raises, with a note that names its instance; the other programs are ended.
         """
+        with self._rounds(instances):
+            yield self._plan_last()
+
+    def record(self, instances: list[Any]) -> Graph:
+        """Run all rounds, and give the graph of all, in which the numbers that programs waited for are held."""
+        with self._rounds(instances):
+            return self._phases.whole()
+
+    @contextmanager
+    def _rounds(self, instances: list[Any]) -> Iterator[None]:
+        """Within the context, all programs have ended."""
         with record_in_phases(self._recorder, instances) as self._phases:
-            graph, choices, table_of = self._phases.graph, self._choices, self._phases.table_of
-            self._kept = KeptValues(graph, table_of, choices.dtype, self._training)
+            phases, dtype = self._phases, self._choices.dtype
+            self._kept = KeptValues(phases.graph, phases.table_of, dtype, self._training)
             try:
                 while self._advance():
                     pass
-                yield self._plan_last()
+                yield
             finally:
                 self._kept.close()
-
-    def graphs(self) -> Graph:
-        """The graph of the whole mini-batch, with the numbers that programs waited for held as they were."""
-        return self._phases.whole()
 
     def backward(self, grads: dict[str, Gradient], kept: dict[int, Any]) -> dict[str, Gradient]:
         """Differentiate the rounds, after the last step.
@@ -103,9 +110,9 @@ class Rounds:
         """Empty gradients of the tables of kept values, by the `id` of the table."""
         return self._kept.gradients() if self._kept.training else {}
 
-    def finish(self, last: Step) -> LastCall:
-        """The counts and times of the call, of which this is the last step."""
-        return finish_steps([*(step for step, _ in self._steps), last], self._waited, self._n_sources)
+    def joined(self, last: Step) -> Step:
+        """All rounds and the last step as one step."""
+        return join_steps([*(step for step, _ in self._steps), last], self._waited, self._n_sources)
 
     def _advance(self) -> bool:
         """Let all programs go on, and run the round that they wait for; False if all have ended."""
@@ -142,13 +149,13 @@ class Rounds:
         seeded = frozenset(graph.out_slot.tolist())
         step = self._planning.prepare(MiniBatch([], graph, seeded=seeded), self._choices, self._clock)
         self._waited.append(waited)
-        is_open = self._fits(step) and len(step.parts) == 1
-        self._steps.append((step, self._start(step, values, is_open)))
+        run = self._start(step, values, is_open=self._fits(step))
+        self._steps.append((step, run))
 
     def _fits(self, step: Step) -> bool:
-        """Whether runs may stay open; if not, no run stays open from now on, and backward will run all again."""
+        """Whether the run of a step may stay open beside those that are; if not, none does from now on."""
         limit, used = self._choices.max_bytes, sum(s.planned_bytes for s, run in self._steps if run is not None)
-        fits = limit is None or used + step.planned_bytes <= limit
+        fits = len(step.parts) == 1 and (limit is None or used + step.planned_bytes <= limit)
         if self._kept.training and not fits:
             self._choices = replace(self._choices, purpose=None)
             self._kept.training = False
@@ -184,9 +191,7 @@ class Rounds:
         self._n_sources += chosen.sources.size
         graph = phases.graph.emit_last(chosen, phases.kinds, results, self._recorder.types, structures)
         step = self._planning.prepare(MiniBatch([], graph), self._choices, self._clock)
-        if self._steps and not self._fits(step):
-            return self._plan_whole() if self._training else step
-        return step
+        return self._plan_whole() if self._steps and self._training and not self._fits(step) else step
 
     def _plan_whole(self) -> Step:
         """Plan the graph of the whole mini-batch, to be trained."""

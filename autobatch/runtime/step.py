@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
 from typing import NamedTuple
@@ -181,6 +181,7 @@ class Step:
         parts: the parts, which run one after the other; a single one unless the whole takes more than `max_bytes`.
         plan_hit, plan_hit_rate: as in `LastCall`.
         counts: the counts of each part that has run.
+        rounds, n_sources: `per_round` and `n_sources` of `LastCall`.
     """
 
     graph: Graph
@@ -192,6 +193,8 @@ class Step:
     plan_hit: bool | None = None
     plan_hit_rate: float = 0.0
     counts: list[Counts] = field(default_factory=list)
+    rounds: tuple[RoundCounts, ...] = ()
+    n_sources: int = 0
 
     @property
     def planned_bytes(self) -> int:
@@ -221,30 +224,27 @@ class Step:
         """The rewrites of all parts, added up."""
         return Rewrites(*map(sum, zip(*(astuple(part.rewrites) for part in self.parts), strict=True)))
 
+    def finish(self) -> LastCall:
+        """The counts and times of the call."""
+        graphs, known = (
+            tuple([p.plan.graph for p in self.parts]),
+            (self.unseen_share, self.plan_hit, self.plan_hit_rate),
+        )
+        about = *known, self.rounds, self.n_sources
+        return LastCall(graphs, self.n_batches, self.counts, self.clock.ms, self.planned_bytes, *about)
 
-def finish_steps(steps: Sequence[Step], waited: Sequence[tuple[int, ...]] = (), n_sources: int = 0) -> LastCall:
-    """The counts and times of a call.
+
+def join_steps(steps: Sequence[Step], waited: Sequence[tuple[int, ...]], n_sources: int) -> Step:
+    """The rounds of async programs and the last step as one step, whose parts are those of all.
 
     Args:
-        steps: the rounds of async programs, and the last step; for other programs there is one.
         waited: for each round, the instances that waited for it.
         n_sources: as in `LastCall`.
     """
-    last, parts = steps[-1], [part for step in steps for part in step.parts]
-    known = [step.unseen_share for step in steps if step.unseen_share is not None]
     rounds = tuple(RoundCounts(s.n_batches, s.n_nodes, w) for s, w in zip(steps[:-1], waited, strict=True))
-    return LastCall(
-        tuple([part.plan.graph for part in parts]),
-        sum([part.n_batches for part in parts]),
-        [counts for step in steps for counts in step.counts],
-        last.clock.ms,
-        max([step.planned_bytes for step in steps]),
-        sum(known) / len(known) if known else None,
-        last.plan_hit,
-        last.plan_hit_rate,
-        rounds,
-        n_sources,
-    )
+    parts, counts = tuple(part for s in steps for part in s.parts), [count for s in steps for count in s.counts]
+    whole_bytes = max(s.whole_bytes for s in steps)
+    return replace(steps[-1], parts=parts, counts=counts, whole_bytes=whole_bytes, rounds=rounds, n_sources=n_sources)
 
 
 def add_up(counts: Sequence[Counts]) -> Counts:

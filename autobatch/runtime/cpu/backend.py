@@ -48,6 +48,7 @@ class Cpu:
     """
 
     name = "cpu"
+
     def __init__(self, poison: bool = False, jitted: bool | None = None, provider: str | None = None) -> None:
         self.poison, self.jitted = poison, is_jitted() if jitted is None else jitted
         self.chooser, self.pool, self.outers = Chooser(provider), MemoryPool(CpuMemory), Outers()
