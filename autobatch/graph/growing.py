@@ -198,11 +198,13 @@ class GrowingGraph:
         """Make the graph of the last run, whose outputs are the results of the programs."""
         return self._emit(chosen, kinds, results, types, tuple(structures))
 
-    def emit_whole(self, kinds: Kinds, results: Results, types: Any, structures: Sequence[Any]) -> Graph:
-        """Make the graph of all nodes that the results of the programs depend on; no round may follow."""
+    def emit_whole(
+        self, needed: IntArray, kinds: Kinds, results: Results, types: Any, structures: Sequence[Any]
+    ) -> Graph:
+        """Make the graph of all nodes that these values depend on; no round may follow."""
         self.nodes.state[: self.n_nodes] = PENDING
         self._pending = np.arange(self.n_nodes, dtype=np.int32)
-        return self.emit_last(self.choose(results.values, all_sources=False), kinds, results, types, structures)
+        return self.emit_last(self.choose(needed, all_sources=False), kinds, results, types, structures)
 
     def _emit(self, chosen: Chosen, kinds: Kinds, results: Results, types: Any, structures: tuple[Any, ...]) -> Graph:
         words, floats = emit_graph(self.nodes, self.values, types.arrays(), kinds, chosen, results, self.n_instances)

@@ -71,7 +71,7 @@ class Rounds:
     def record(self, instances: list[Any]) -> Graph:
         """Run all rounds, and give the graph of all, in which the numbers that programs waited for are held."""
         with self._rounds(instances):
-            return self._phases.whole()
+            return self._phases.whole(with_awaited=True)
 
     @contextmanager
     def _rounds(self, instances: list[Any]) -> Iterator[None]:
@@ -196,7 +196,7 @@ class Rounds:
     def _plan_whole(self) -> Step:
         """Plan the graph of the whole mini-batch, to be trained."""
         choices = replace(self._choices, purpose=self._purpose)
-        return self._planning.prepare(MiniBatch([], self._phases.whole()), choices, self._clock)
+        return self._planning.prepare(MiniBatch([], self._phases.whole(with_awaited=False)), choices, self._clock)
 
     def _raise_first(self) -> None:
         """Raise the first error of a program."""

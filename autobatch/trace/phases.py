@@ -71,6 +71,7 @@ class Phases:
         self._structures: list[Any] = [None] * len(instances)
         self._results: list[tuple[IntArray, list[int]]] = [(np.zeros(0, np.int32), [])] * len(instances)
         self._asked: list[list[Any]] = []
+        self._wanted: list[IntArray] = []
         self.programs = [Program(recorder.function(instance)) for instance in instances]
 
     @property
@@ -116,7 +117,9 @@ class Phases:
             self.graph.hold(values[own], 1)
         self._sweep(over)
         self._learn_types()
-        return values[is_wanted] if over else values
+        wanted = values[is_wanted] if over else values
+        self._wanted.append(wanted)
+        return wanted
 
     def answer(self, numbers: Sequence[Any]) -> None:
         """Give the programs the numbers that they wait for, in the order in which `advance` named them."""
@@ -132,10 +135,15 @@ class Phases:
         slots = np.array([slot for _, own in self._results for slot in own], np.int32)
         return Results(np.concatenate(values).astype(np.int32), slots, ptr), self._structures
 
-    def whole(self) -> Graph:
-        """The graph of all that the results depend on, in which the numbers that programs asked for are held."""
+    def whole(self, with_awaited: bool) -> Graph:
+        """The graph of all that the results depend on, in which the numbers that programs awaited are held.
+
+        Args:
+            with_awaited: whether it also has the nodes that only these numbers depend on.
+        """
         results, structures = self.results()
-        return self.graph.emit_whole(self.kinds, results, self._recorder.types, structures)
+        needed = np.concatenate((results.values, *self._wanted)) if with_awaited else results.values
+        return self.graph.emit_whole(needed, self.kinds, results, self._recorder.types, structures)
 
     def table_of(self, slot: int) -> Kept:
         """The table of the values that are kept in a slot."""
