@@ -42,10 +42,10 @@ class NotedExecutable:
         self.backend, self.plan, self.options, self.inner = backend, plan, options, inner
         self.n_bytes = inner.n_bytes + backend.extra_bytes(plan, options)
 
-    def forward(self, randomness: Randomness, timer: Timer | None = None) -> Run:
+    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> Run:
         self.backend.on_run(self)
         self.backend.ran.append(self)
-        return self.inner.forward(randomness, timer)
+        return self.inner.forward(randomness, timer, copies)
 
 
 def count_live(kind: type) -> int:

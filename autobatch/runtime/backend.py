@@ -135,7 +135,7 @@ class Executable(Protocol):
 
     n_bytes: int
 
-    def forward(self, randomness: Randomness, timer: Timer | None = None) -> Run:
+    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> Run:
         """Compute all values from the current parameters.
 
         Args:
@@ -146,6 +146,7 @@ class Executable(Protocol):
                 cpu backend, which otherwise runs all batches in one call, then runs them one by one; the cuda backend
                 runs them in one launch as ever, reads a clock of the device in it, and tells all when it is done. The
                 results are the same, to the bit.
+            copies: whether the outputs are copied to the host; if not, only `Run.on_device` gives them.
         """
 
 

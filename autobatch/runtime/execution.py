@@ -89,7 +89,7 @@ class Executor:
             timer: is called when each batch is done.
         """
         for part, instances in self.parts(step):
-            with closing(self.start(step, part, instances, seed, number, timer)) as run:
+            with closing(self.start(step, part, instances, (seed, number), timer)) as run:
                 yield instances, run
                 step.counts.append(run.counts())
 
@@ -103,12 +103,23 @@ class Executor:
             first = end
 
     def start(
-        self, step: Step, part: Part, instances: slice, seed: int, number: int, timer: Timer | None = None
+        self,
+        step: Step,
+        part: Part,
+        instances: slice,
+        draw: tuple[int, int],
+        timer: Timer | None = None,
+        copies: bool = True,
     ) -> Run:
-        """Run a part; the run is the caller's to close."""
+        """Run a part; the run is the caller's to close.
+
+        Args:
+            draw: the seed and the number of the step.
+            copies: whether the outputs are copied to the host.
+        """
         module = self._recorder.module
-        random = Randomness(seed, number, step.graph.keys[instances], module is None or module.training)
-        run: Run = part.executable.forward(random, timer)
+        random = Randomness(*draw, step.graph.keys[instances], module is None or module.training)
+        run: Run = part.executable.forward(random, timer, copies)
         step.clock.lap("forward")
         return run
 

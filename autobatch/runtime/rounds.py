@@ -167,7 +167,7 @@ class Rounds:
         copies: list[list[Any]] = []
         slots = range(len(step.cells.slot_shapes))
         for part, instances in self._executor.parts(step):
-            run = self._executor.start(step, part, instances, *self._draw, self._timer)
+            run = self._executor.start(step, part, instances, self._draw, self._timer, copies=False)
             step.counts.append(run.counts())
             if is_open:
                 self._kept.add(Done(run.on_device, values, run.close), run.store)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,12 +19,20 @@ from autobatch.runtime.memory import Memory, MemoryPool
 M = TypeVar("M", bound=Memory)
 
 
+class Computed(Protocol):
+    """The values of a run."""
+
+    def outputs(self) -> Callable[[], list[Any]]:
+        """Begin to copy the values of each slot to the host; what is returned waits for them, as NumPy arrays."""
+
+
 class PooledRun(ABC, Generic[M]):
     """A run in memory from a pool; see `autobatch.runtime.backend.Run`.
 
     Args:
         pool: the pool that memory is taken from.
         timer: is called when each batch is done.
+        copies: whether outputs are copied to the host; if not, only `on_device` gives them.
 
     Attributes:
         memory: the memory of the run, until it is closed.
@@ -33,12 +41,13 @@ class PooledRun(ABC, Generic[M]):
 
     store: Store
 
-    def __init__(self, pool: MemoryPool[M], timer: Timer | None) -> None:
+    def __init__(self, pool: MemoryPool[M], timer: Timer | None, copies: bool) -> None:
         self._pool, self._timer, self._ended = pool, timer, ""
         self.memory = pool.take()
         try:
             with silent():
-                self._read = self._forward()
+                values = self._forward()
+                self._read = values.outputs() if copies else None
         except BaseException:
             self.close()
             raise
@@ -46,6 +55,8 @@ class PooledRun(ABC, Generic[M]):
     @cached_property
     def outputs(self) -> list[Any]:
         """The values that the user asked for; see `Run`."""
+        if self._read is None:
+            raise BackendError("reading the outputs of a run that does not copy them to the host.")
         return self._read()
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
@@ -75,8 +86,8 @@ class PooledRun(ABC, Generic[M]):
             self._timer.lap(stage, batch, end)
 
     @abstractmethod
-    def _forward(self) -> Callable[[], list[Any]]:
-        """Compute all values; return what reads the outputs, which may be called after the run is closed."""
+    def _forward(self) -> Computed:
+        """Compute all values, and return them."""
 
     @abstractmethod
     def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:

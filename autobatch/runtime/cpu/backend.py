@@ -9,7 +9,7 @@ all rows of a type, and that of a bias is one pass over them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any
@@ -112,19 +112,19 @@ class CompiledPlan:
         scratch = self.n_threads * self.prepared.scratch_size + self.prepared.kept_size
         self.n_bytes = (plan.size + scratch) * options.dtype.itemsize
 
-    def forward(self, randomness: Randomness, timer: Timer | None = None) -> CompiledRun:
+    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> CompiledRun:
         """Compute all values; see `Executable`."""
-        return CompiledRun(self, randomness, timer)
+        return CompiledRun(self, randomness, timer, copies)
 
 
 class CompiledRun(PooledRun[CpuMemory]):
     """A run of compiled cells."""
 
-    def __init__(self, executable: CompiledPlan, randomness: Randomness, timer: Timer | None) -> None:
+    def __init__(self, executable: CompiledPlan, randomness: Randomness, timer: Timer | None, copies: bool) -> None:
         self._executable, self._randomness, self.store = executable, randomness, HOST
-        super().__init__(executable.backend.pool, timer)
+        super().__init__(executable.backend.pool, timer, copies)
 
-    def _forward(self) -> Callable[[], list[Any]]:
+    def _forward(self) -> Values:
         executable = self._executable
         plan, options = executable.plan, executable.options
         self.memory.reserve_all(plan.size, executable.prepared, options.dtype, executable.n_threads, options.max_bytes)
@@ -136,7 +136,7 @@ class CompiledRun(PooledRun[CpuMemory]):
         bound, run = self._bound("forward")
         with self._threads() if bound.may_call_library(run) else nullcontext():
             self._sweep(bound, run, None)
-        return self._values.outputs()
+        return self._values
 
     def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
         plan, cells, activity = self._executable.plan, self._executable.cells, self.memory.activity

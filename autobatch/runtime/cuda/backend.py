@@ -8,7 +8,7 @@ mini-batch reach the device in one copy, parameters in another. Nothing waits fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -142,9 +142,9 @@ class DevicePlan:
         self.parameters = list(read.values())
         self.uploaded = [(p, self.packing.reserve(p.array.nbytes)) for p in self.parameters if p.store is HOST]
 
-    def forward(self, randomness: Randomness, timer: Timer | None = None) -> DeviceRun:
+    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> DeviceRun:
         """Compute all values; see `Executable`."""
-        return DeviceRun(self, randomness, timer)
+        return DeviceRun(self, randomness, timer, copies)
 
     def _pack(self) -> None:
         plan, packing, places, sums = self.plan, self.packing, self.places, self.sums
@@ -191,12 +191,12 @@ class DevicePlan:
 class DeviceRun(PooledRun[DeviceMemory]):
     """A run on a device."""
 
-    def __init__(self, executable: DevicePlan, randomness: Randomness, timer: Timer | None) -> None:
+    def __init__(self, executable: DevicePlan, randomness: Randomness, timer: Timer | None, copies: bool) -> None:
         self._executable, self._randomness = executable, randomness
         self.store = self._device = executable.backend.device
-        super().__init__(executable.backend.pool, timer)
+        super().__init__(executable.backend.pool, timer, copies)
 
-    def _forward(self) -> Callable[[], list[Any]]:
+    def _forward(self) -> Values:
         with self._in_memory():
             return self._compute()
 
@@ -218,7 +218,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
                 f"mini-batches ({error})."
             ) from error
 
-    def _compute(self) -> Callable[[], list[Any]]:
+    def _compute(self) -> Values:
         executable = self._executable
         plan, options = executable.plan, executable.options
         self.memory.reserve_all(executable.sizes, executable.packing.n_bytes, options.dtype, options.max_bytes)
@@ -231,7 +231,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
         self._interpreter = Interpreter(self._values, options, self._randomness, self._parameters, self._data)
         self._launchers = self._upload()
         self._sweep("forward", None)
-        return self._values.outputs()
+        return self._values
 
     def _differentiate(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
         plan, cells, activity = self._executable.plan, self._executable.cells, self.memory.activity

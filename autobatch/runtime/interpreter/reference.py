@@ -5,7 +5,7 @@ The batches run in order, and backward in reverse. Gradients of parameters are c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -54,19 +54,19 @@ class InterpretedPlan:
         self.backend, self.plan, self.cells, self.options = backend, plan, cells, options
         self.n_bytes = plan.n_bytes(options.dtype)
 
-    def forward(self, randomness: Randomness, timer: Timer | None = None) -> InterpretedRun:
+    def forward(self, randomness: Randomness, timer: Timer | None = None, copies: bool = True) -> InterpretedRun:
         """Compute all values; see `Executable`."""
-        return InterpretedRun(self, randomness, timer)
+        return InterpretedRun(self, randomness, timer, copies)
 
 
 class InterpretedRun(PooledRun[Memory]):
     """A run of an interpreted plan."""
 
-    def __init__(self, executable: InterpretedPlan, randomness: Randomness, timer: Timer | None) -> None:
+    def __init__(self, executable: InterpretedPlan, randomness: Randomness, timer: Timer | None, copies: bool) -> None:
         self._executable, self._randomness, self.store = executable, randomness, executable.backend.store
-        super().__init__(executable.backend.pool, timer)
+        super().__init__(executable.backend.pool, timer, copies)
 
-    def _forward(self) -> Callable[[], list[Any]]:
+    def _forward(self) -> Values:
         plan, cells, options = self._executable.plan, self._executable.cells, self._executable.options
         self.memory.reserve(plan.size, options.dtype, options.max_bytes)
         if self._executable.backend.poison:
@@ -80,7 +80,7 @@ class InterpretedRun(PooledRun[Memory]):
             for batch in plan.batches:
                 self._interpreter.forward_batch(batch)
                 self.lap("forward", batch)
-        return values.outputs()
+        return values
 
     def _backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient]) -> None:
         plan, cells, values = self._executable.plan, self._executable.cells, self._interpreter.values
