@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.devices.store import HOST, Store
-from autobatch.graph.growing import NOWHERE, GrowingGraph
+from autobatch.graph.growing import GrowingGraph
+from autobatch.graph.growth import NOWHERE
 from autobatch.jit.arrays import IntArray
 from autobatch.params.sparse_rows import Rows
 from autobatch.trace.kept import Kept

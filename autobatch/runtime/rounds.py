@@ -17,6 +17,7 @@ from typing import Any
 
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
+from autobatch.graph.growth import NOWHERE
 from autobatch.jit.arrays import IntArray
 from autobatch.params.sparse_rows import Gradient
 from autobatch.runtime.backend import Run, Timer
@@ -123,7 +124,7 @@ class Rounds:
             self._raise_first()
         if phases.is_over:
             return False
-        waited = tuple(i for i, program in enumerate(phases.programs) if program.waiting)
+        waited = tuple(phases.waiting)
         if self._waiting.max_rounds is not None and len(self._steps) == self._waiting.max_rounds:
             raise GraphError(
                 f"instance {waited[0]} of {len(phases.programs)} still waits after max_rounds={len(self._steps)} "
@@ -139,17 +140,18 @@ class Rounds:
         """Run the nodes that wanted values depend on, if there are any."""
         phases, kept = self._phases, self._kept
         kept.clear()
-        chosen = phases.graph.choose(wanted, all_sources=False)
+        graph, types = phases.graph, self._recorder.types
+        chosen = graph.choose(wanted, phases.kinds, kept.next_run, types)
         if not chosen.nodes.size:
             return
         phases.sources_known(chosen.sources)
         kept.settle(chosen.sources)
-        graph, values = phases.graph.emit(chosen, phases.kinds, kept.next_run, self._recorder.types)
+        emitted = graph.emit(chosen, phases.kinds, types)
         self._n_sources += chosen.sources.size
-        seeded = frozenset(graph.out_slot.tolist())
-        step = self._planning.prepare(MiniBatch([], graph, seeded=seeded), self._choices, self._clock)
+        seeded = frozenset(chosen.kept.slots.tolist()) if kept.training else None
+        step = self._planning.prepare(MiniBatch([], emitted, seeded=seeded), self._choices, self._clock)
         self._waited.append(waited)
-        run = self._start(step, values, is_open=self._fits(step))
+        run = self._start(step, chosen.kept.values, is_open=self._fits(step))
         self._steps.append((step, run))
 
     def _fits(self, step: Step) -> bool:
@@ -185,11 +187,12 @@ class Rounds:
         results, structures = phases.results()
         if self._training and not kept.training:
             return self._plan_whole()
-        chosen = phases.graph.choose(results.values, all_sources=True)
+        types = self._recorder.types
+        chosen = phases.graph.choose(results.values, phases.kinds, NOWHERE, types)
         phases.sources_known(chosen.sources)
         kept.settle(chosen.sources)
         self._n_sources += chosen.sources.size
-        graph = phases.graph.emit_last(chosen, phases.kinds, results, self._recorder.types, structures)
+        graph = phases.graph.emit(chosen, phases.kinds, types, results, structures)
         step = self._planning.prepare(MiniBatch([], graph), self._choices, self._clock)
         return self._plan_whole() if self._steps and self._training and not self._fits(step) else step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -57,28 +57,21 @@ class Program:
 
     Attributes:
         waiting: the branches that wait for values, and what each asked for.
-        is_ready: whether a branch can go on.
         is_over: whether it has ended: with `result`, or with `error`.
     """
 
     def __init__(self, program: Awaitable[Any]) -> None:
         self._root = Branch(program, DrawCount())
         self._ready = deque[tuple[Branch, Any, BaseException | None]]([(self._root, None, None)])
+        self.is_over = False
         self.waiting: list[tuple[Branch, Asked]] = []
         self.result: Any = None
         self.error: Exception | None = None
 
-    @property
-    def is_ready(self) -> bool:
-        return bool(self._ready)
-
-    @property
-    def is_over(self) -> bool:
-        return self._root.is_over
-
-    def answer(self, answers: Iterator[Any]) -> None:
+    def answer(self, answers: Sequence[Any]) -> None:
         """Give the waiting branches what they asked for, in order."""
-        self._ready.extend((branch, answer, None) for (branch, _), answer in zip(self.waiting, answers, strict=True))
+        for (branch, _), answer in zip(self.waiting, answers, strict=True):
+            self._ready.append((branch, answer, None))
         self.waiting.clear()
 
     def advance(self, enter: Callable[[DrawCount], None]) -> None:
@@ -87,8 +80,9 @@ class Program:
         Args:
             enter: is told whose draws are numbered from now on.
         """
-        while self._ready:
-            branch, answer, error = self._ready.popleft()
+        ready, waiting = self._ready, self.waiting
+        while ready:
+            branch, answer, error = ready.popleft()
             if branch.is_over:
                 continue
             enter(branch.draws)
@@ -99,10 +93,14 @@ class Program:
             except Exception as raised:
                 self._fail(branch, raised)
             else:
-                self._take(branch, request)
+                if type(request) is Asked:
+                    waiting.append((branch, request))
+                else:
+                    self._take(branch, request)
 
     def close(self) -> None:
         """End all branches."""
+        self.is_over = True
         self.waiting.clear()
         self._root.close()
 
@@ -115,10 +113,8 @@ class Program:
         return "at the start" if frame is None else f"in {frame.f_code.co_qualname}, line {frame.f_lineno}"
 
     def _take(self, branch: Branch, request: Any) -> None:
-        """Note what a branch waits for."""
-        if isinstance(request, Asked):
-            self.waiting.append((branch, request))
-        elif not isinstance(request, Gathered):
+        """Fork a branch; refuse what it awaits if that is not of autobatch."""
+        if not isinstance(request, Gathered):
             self._ready.append((branch, None, refusal(request)))
         elif not request.branches:
             self._ready.append((branch, [], None))
@@ -133,7 +129,7 @@ class Program:
         branch.is_over = True
         join = branch.join
         if join is None:
-            self.result = result
+            self.result, self.is_over = result, True
             return
         join.results[branch.place] = result
         join.n_left -= 1
@@ -145,12 +141,12 @@ class Program:
         """End the branches beside one that raised, and raise its error where they were gathered."""
         branch.is_over = True
         if branch.join is None:
-            self.error = error
+            self.error, self.is_over = error, True
             return
         above = branch.join.waiting
         beside, above.below = above.below, []
         with ExitStack() as closing:
             for other in beside:
                 closing.callback(other.close)
-        self.waiting = [(x, asked) for x, asked in self.waiting if not x.is_over]
+        self.waiting[:] = [(x, asked) for x, asked in self.waiting if not x.is_over]
         self._ready.append((above, None, error))

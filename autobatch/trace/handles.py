@@ -111,6 +111,7 @@ class HandlePool:
         self.parts: list[Any] = []
         self.ids: list[int] = []
         self.idle = self._n_survivors = 0
+        self._parked: list[tuple[int, Any]] = []
         self._make, self._new_id, self._namespace, self._name = make, new_id, namespace, name
         self._restart(0)
 
@@ -131,6 +132,13 @@ class HandlePool:
 
     def recycle(self) -> None:
         """Start again from the first handle; replace handles of which any part is still referenced."""
+        self._n_survivors = 0
+        if self._parked:
+            self.ids += [own for own, _ in self._parked]
+            self.handles += [handle for _, handle in self._parked]
+            self.parts += [part for _, handle in self._parked for part in _parts_of(handle)]
+            self._parked.clear()
+            self._restart(len(self.handles))
         if not self.used:
             return
         width = len(self.parts) // len(self.handles)
@@ -139,30 +147,34 @@ class HandlePool:
             for place in {k // width for k in range(n_used) if sys.getrefcount(self.parts[k]) > self.idle}:
                 self._put(place)
         self._restart(0)
-        self._n_survivors = 0
 
     def sweep(self) -> tuple[list[int], list[int]]:
         """Find which of the handles taken since the last sweep are still referenced, and put those that are not back.
 
-        A handle that survives two sweeps leaves the pool: it may be in use for long.
+        A handle that survives two sweeps leaves the pool until it is recycled: it may be in use for long.
 
         Returns:
             The ids of handles that survived their first sweep, and of those that are no longer referenced since.
         """
-        used, old = self.used, self._n_survivors
+        used, old, idle = self.used, self._n_survivors, self.idle
         if not used or not self.parts:
             return [], []
         width = len(self.parts) // len(self.handles)
-        counts = list(map(sys.getrefcount, islice(self.parts, used * width)))
-        alive = [max(counts[k : k + width]) > self.idle for k in range(0, used * width, width)]
-        young = [place for place in range(old, used) if alive[place]]
-        free = [place for place in range(used) if not alive[place]]
+        counts = map(sys.getrefcount, islice(self.parts, used * width))
+        alive = {k // width for k, n in enumerate(counts) if n > idle}
+        if not alive:
+            gone = self.ids[:old]
+            self._n_survivors = 0
+            self._restart(0)
+            return [], gone
+        young = [place for place in range(old, used) if place in alive]
+        free = [place for place in range(used) if place not in alive]
         gone = [self.ids[place] for place in free if place < old]
-        order = [*young, *free, *range(used, len(self.handles))]
-        if order != list(range(len(self.handles))):
-            self.handles = [self.handles[place] for place in order]
-            self.ids = [self.ids[place] for place in order]
-            self.parts = [self.parts[k] for place in order for k in range(place * width, (place + 1) * width)]
+        self._parked += [(self.ids[place], self.handles[place]) for place in range(old) if place in alive]
+        first = young + free
+        self.handles[:used] = [self.handles[place] for place in first]
+        self.ids[:used] = [self.ids[place] for place in first]
+        self.parts[: used * width] = [x for place in first for x in self.parts[place * width : (place + 1) * width]]
         self._n_survivors = len(young)
         self._restart(len(young))
         return self.ids[: len(young)], gone

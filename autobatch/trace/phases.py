@@ -16,7 +16,8 @@ import numpy as np
 
 from autobatch.errors import AutobatchError
 from autobatch.graph.graph import Graph
-from autobatch.graph.growing import NOWHERE, GrowingGraph, Kinds, Results
+from autobatch.graph.growing import GrowingGraph
+from autobatch.graph.growth import NOWHERE, Kinds, Results
 from autobatch.ir.arguments import Static, is_structure, parts_of
 from autobatch.ir.program import int_limit
 from autobatch.jit.arrays import IntArray
@@ -72,12 +73,19 @@ class Phases:
         self._results: list[tuple[IntArray, list[int]]] = [(np.zeros(0, np.int32), [])] * len(instances)
         self._asked: list[list[Any]] = []
         self._wanted: list[IntArray] = []
+        self._slot_of: dict[type, Slot] = {}
         self.programs = [Program(recorder.function(instance)) for instance in instances]
+        self._active = list(range(len(instances)))
 
     @property
     def is_over(self) -> bool:
         """Whether all programs have ended."""
-        return all(program.is_over for program in self.programs)
+        return not self._active
+
+    @property
+    def waiting(self) -> list[int]:
+        """The instances whose programs wait."""
+        return self._active
 
     def advance(self) -> IntArray:
         """Run the programs until each waits or has ended; give the values that they wait for, in their order.
@@ -88,21 +96,28 @@ class Phases:
         calls = self._calls
         calls.start(self._recorder.parameters())
         refs, numbers, log_ptr, output_ptr = list[int](), list[int](), [0], [0]
-        over, asked = list[int](), list[list[Any]]()
+        over, asked, log, programs = list[int](), list[list[Any]](), calls.log, self.programs
+        forget, enter, read = calls.lifting.start_instance, calls.enter_branch, self._read
         with stage(calls):
-            for i, program in enumerate(self.programs):
-                if program.is_ready:
-                    calls.lifting.start_instance()
-                    program.advance(calls.enter_branch)
-                    if program.is_over:
-                        over.append(i)
-                        self._structures[i] = self._finish(program, refs, numbers)
-                    else:
-                        asked.append([self._read(x, refs, numbers) for _, x in program.waiting])
-                log_ptr.append(len(calls.log))
-                output_ptr.append(len(refs))
-        calls.lifting.start_instance()
+            for i in self._active:
+                while len(log_ptr) <= i:  # programs that have ended
+                    log_ptr.append(len(log))
+                    output_ptr.append(len(refs))
+                program = programs[i]
+                forget()
+                program.advance(enter)
+                if program.is_over:
+                    over.append(i)
+                    self._structures[i] = self._finish(program, refs, numbers)
+                else:
+                    asked.append([read(x, refs, numbers) for _, x in program.waiting])
+        n_left = len(programs) + 1 - len(log_ptr)
+        log_ptr += [len(log)] * n_left
+        output_ptr += [len(refs)] * n_left
+        forget()
         self._asked = asked
+        if over:
+            self._active = [i for i in self._active if not programs[i].is_over]
         first = self._first + self.graph.n_nodes
         phase = self._recorder.decode(
             log_ptr, refs, numbers, output_ptr, (None,) * len(self.programs), first, self.graph.owner
@@ -124,9 +139,8 @@ class Phases:
     def answer(self, numbers: Sequence[Any]) -> None:
         """Give the programs the numbers that they wait for, in the order in which `advance` named them."""
         left = iter(numbers)
-        waiting = [program for program in self.programs if program.waiting]
-        for program, asked in zip(waiting, self._asked, strict=True):
-            program.answer(iter([_fill(structure, left) for structure in asked]))
+        for i, asked in zip(self._active, self._asked, strict=True):
+            self.programs[i].answer([_fill(structure, left) for structure in asked])
 
     def results(self) -> tuple[Results, list[Any]]:
         """The values that the programs returned, and per instance the structure."""
@@ -181,8 +195,16 @@ class Phases:
     def _read(self, asked: Asked, refs: list[int], numbers: list[int]) -> Any:
         """Read the values that a branch asks for, and forget them; numbers and arrays stay as they are."""
         values, asked.values = asked.values, None
+        slot = self._slot_of.get(type(values))
+        if slot is not None:
+            refs.append(values.ref)
+            numbers.append(slot.number)
+            return slot
         self._check(values)
-        return read_result(values, self._recorder.slots, refs, numbers, AWAITED)
+        structure = read_result(values, self._recorder.slots, refs, numbers, AWAITED)
+        if isinstance(structure, Slot):  # a class of values belongs to one recording, and has one slot
+            self._slot_of[type(values)] = structure
+        return structure
 
     def _check(self, x: Any) -> None:
         """Raise a GraphError for values of another recording."""
