@@ -62,14 +62,14 @@ class Taken(NamedTuple):
     Attributes:
         call: its stages as the clock recorded them, without batches.
         laps: the reports of the backend.
-        cells, segments, itemsize: for counting bytes; segments are `segment_ptr` of each part's plan.
+        cells, parts, itemsize: for counting bytes; of each part's plan `segment_ptr` and the number of batches.
         made: bytes of the results of the stages before running, by stage.
     """
 
     call: Call
     laps: list[Lap]
     cells: PlannedTypes
-    segments: list[dict[int, NDArray[np.int64]]]
+    parts: list[tuple[dict[int, NDArray[np.int64]], int]]
     made: dict[str, int]
     itemsize: int
 
@@ -79,14 +79,18 @@ class Taken(NamedTuple):
         return replace(self.call, stages=tuple(self._stages(batches)), batches=batches)
 
     def _batches(self) -> Iterator[Span]:
-        parts, since = iter(self.segments), self.call.start
-        segments = self.segments[0]
+        parts, since, n_left = iter(self.parts), self.call.start, 0
+        segments, done = self.parts[0][0], list[tuple[Any, int]]()
         for stage, batch, end in self.laps:
             if batch is not None:
+                if stage == "backward" and not n_left:  # the run that was computed last is differentiated first
+                    segments, n_left = done.pop()
+                n_left -= stage == "backward"
                 n_bytes = self.itemsize * self._count_elements(segments, batch, backward=stage != "forward")
                 yield Span(stage, since, end, n_bytes, batch.kind, batch.end - batch.start)
             elif stage == "forward":
-                segments = next(parts)
+                done.append(next(parts))
+                segments, n_left = done[-1][0], 0
             since = end
 
     def _count_elements(self, segments: dict[int, NDArray[np.int64]], batch: Batch, backward: bool) -> int:
@@ -170,8 +174,8 @@ class Profile:
             step.clock.start, perf_counter(), step.graph.n_instances, sum(plan.graph.n_nodes for plan in plans),
             step.plan_hit, tuple(step.clock.spans or ()), (), precision,
         )  # fmt: skip
-        segments = [plan.segment_ptr for plan in plans]
-        self._taken.append(Taken(call, self._laps, step.cells, segments, _made(step), itemsize))
+        parts = [(plan.segment_ptr, len(plan.batches)) for plan in plans]
+        self._taken.append(Taken(call, self._laps, step.cells, parts, _made(step), itemsize))
         self._laps = []
 
     def stage_ms(self) -> dict[str, float]:
