@@ -172,18 +172,15 @@ class Batched:
             PlanError: an instance needs more than `max_bytes` alone.
         """
         minibatch, clock = self._read(instances, inputs)
-        with run_lock(), self._planned(minibatch, clock, True, has_aux) as (step, rounds):
+        with run_lock(), self._planned(minibatch, clock, training=True, has_aux=has_aux) as (step, rounds):
             slot = loss_slot(step.graph, self.recorder.slots, has_aux)
             weights = loss_weights(reduce, step.graph.n_instances)
-            is_simple = not (has_aux or inputs or rounds) and self._profile is None and self._tuning.is_off
+            is_simple = not has_aux and not inputs and self._profile is None and self._tuning.is_off
             late = is_simple and self._executor.can_be_late(out)
             apart = len(step.parts) > 1 and not late
             taken = None if out is None else take_gradients(out, self._executor.trainable(), apart)
             read = InputGradients(minibatch.inputs, self._executor.dtype)
-            kept = {} if rounds is None else rounds.kept_gradients()
-            runs, grads = self._executor.train(step, self._run(step), slot, weights, taken, read, late, kept)
-            if rounds is not None:
-                rounds.backward(grads, kept)
+            runs, grads = self._executor.train(step, self._run(step), slot, weights, taken, read, late)
             grads = put_gradients(out, grads)
             self.step += 1
             self._finish(step, rounds)
@@ -274,7 +271,7 @@ class Batched:
 
         minibatch, clock = self._read(instances)
         with run_lock(), self._planned(minibatch, clock, training, has_aux, tried=False) as (step, rounds):
-            self._execute(step, training, has_aux, rounds)
+            self._execute(step, training, has_aux)
             decided = "" if rounds is not None else self._tuning.describe(minibatch, training)
             step = step if rounds is None else rounds.joined(step)
         judgements = [judge(part.plan.graph, part.plan.schedule, bound) for part in step.parts]
@@ -312,7 +309,7 @@ class Batched:
             with profile:
                 read = self._read(instances)
                 with run_lock(), self._planned(*read, training, has_aux) as (step, rounds):
-                    self._execute(step, training, has_aux, rounds)
+                    self._execute(step, training, has_aux)
                     self._finish(step, rounds)
         return profile
 
@@ -407,8 +404,6 @@ class Batched:
 
     def _choose(self, training: bool, has_aux: bool) -> Choices:
         """Look up what the call depends on."""
-        if self._profile is not None:
-            self._profile.begin()
         self._executor.refresh()
         self.recorder.refresh(self._executor.dtype)
         check_precision(self.precision, self._executor.dtype, self.backend.name)
@@ -423,36 +418,39 @@ class Batched:
         self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool = False, tried: bool = True
     ) -> Iterator[tuple[Step, Rounds | None]]:
         """Within the context, the last step of a mini-batch is ready to run, and the rounds before it have run."""
+        if self._profile is not None:
+            self._profile.begin()
         if not minibatch.has_programs:
             yield self._prepare(minibatch, clock, training, has_aux, tried), None
             return
-        choices = self._choose(training, has_aux)
-        self._tune()
-        rounds = self._rounds(choices, clock)
-        with rounds.run(minibatch.instances) as step:
-            yield step, rounds
+        rounds = self._rounds(clock)
+        if not training:
+            with rounds.run(minibatch.instances) as step:
+                yield step, rounds
+            return
+        graph = rounds.record(minibatch.instances, minibatch.inputs)
+        whole = MiniBatch(minibatch.instances, graph, minibatch.inputs)
+        yield self._prepare(whole, clock, training, has_aux, tried=False), rounds  # the clock has run for rounds too
 
-    def _rounds(self, choices: Choices, clock: Clock) -> Rounds:
+    def _rounds(self, clock: Clock) -> Rounds:
+        """What runs the rounds of a mini-batch."""
+        choices = self._choose(training=False, has_aux=False)
+        self._tune()
         about = choices, clock, (self.seed, self.step), self.waiting, self._profile
         return Rounds(self.recorder, self.planning, self._executor, *about)
 
     def _record_rounds(self, instances: list[Any]) -> Graph:
         """Run async programs, and give the graph of all that they recorded."""
         with run_lock():
-            rounds = self._rounds(self._choose(training=False, has_aux=False), Clock())
-            return rounds.record(instances)
+            return self._rounds(Clock()).record(instances, with_awaited=True)
 
-    def _execute(self, step: Step, training: bool, has_aux: bool, rounds: Rounds | None) -> None:
+    def _execute(self, step: Step, training: bool, has_aux: bool) -> None:
         """Run all parts, and backward in training, for what is learned from that."""
-        kept = {} if rounds is None else rounds.kept_gradients()
-        grads: dict[str, Gradient] | None = None
         slot = loss_slot(step.graph, self.recorder.slots, has_aux) if training else -1
         for part, run in self._run(step):
             if training:
                 seeds = {slot: np.ones(part.stop - part.start, self._executor.dtype)}
-                grads = self._executor.backward(step, run, seeds, grads, kept)
-        if rounds is not None and grads is not None:
-            rounds.backward(grads, kept)
+                self._executor.backward(step, run, seeds, None)
 
     def _finish(self, step: Step, rounds: Rounds | None = None) -> None:
         """Keep what there is to say about a call."""

@@ -8,8 +8,6 @@ the same; most models have no such outputs.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 
 from autobatch.graph.graph import Graph
@@ -29,14 +27,14 @@ class Stopping:
     def __init__(self, types: TypeTable) -> None:
         self._types, self._marks = types, Marks()
 
-    def stop(self, graph: Graph, flows: FlowArrays, n_slots: int, slots: Collection[int]) -> Graph:
+    def stop(self, graph: Graph, flows: FlowArrays, n_slots: int, slot: int) -> Graph:
         """Give the graph with the types of these nodes changed; the graph itself if there are none.
 
         Args:
             graph: as recorded or merged.
             flows: of its types.
             n_slots: of results.
-            slots: of the loss, or of all values of which gradients are given.
+            slot: that of the loss.
 
         Cost: that of `Marks.mark`; nothing if no type has such outputs.
         """
@@ -44,7 +42,7 @@ class Stopping:
         kinds = [kind for kind in kinds if (graph.type_id == kind).any()]
         if not kinds:
             return graph
-        self._marks.mark(graph, flows, n_slots, slots)
+        self._marks.mark(graph, flows, n_slots, [slot])
         words = graph.words.copy()
         type_id = Encoded(words).type_id
         for kind in kinds:

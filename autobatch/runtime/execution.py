@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from operator import is_
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from autobatch.runtime.step import Step
 from autobatch.trace.record import Recorder
 
 Array = NDArray[Any]
-NONE: Mapping[int, Gradient] = MappingProxyType({})
 
 
 class _Own(threading.local):
@@ -132,7 +130,6 @@ class Executor:
         grads: dict[str, Gradient] | None,
         inputs: InputGradients,
         late: bool,
-        kept: Mapping[int, Gradient] = NONE,
     ) -> tuple[list[Run], dict[str, Gradient]]:
         """Differentiate the runs of all parts.
 
@@ -143,7 +140,6 @@ class Executor:
             grads: gradients to add to; None for this thread's buffers, set to zero.
             inputs: the gradients of the inputs, which are added to.
             late: do not wait for the device: whether the losses are finite is noted there, in `Gradients.finite`.
-            kept: as for `backward`.
 
         Returns:
             The run of each part, whose outputs can be read; and the gradients.
@@ -157,7 +153,7 @@ class Executor:
                 finite = self._all_finite(run.on_device(slot), finite)
             else:
                 check_finite(run.outputs[slot], instances.start)
-            grads = self.backward(step, run, {slot: weights[instances].astype(self.dtype)}, grads, kept)
+            grads = self.backward(step, run, {slot: weights[instances].astype(self.dtype)}, grads)
             inputs.add(part.plan, run)
             found.append(run)
         assert grads is not None, "there are instances, and so parts"
@@ -171,19 +167,13 @@ class Executor:
         return finite if others is None else finite & others
 
     def backward(
-        self,
-        step: Step,
-        run: Run,
-        seeds: Mapping[int, Array],
-        out: dict[str, Gradient] | None,
-        kept: Mapping[int, Gradient] = NONE,
+        self, step: Step, run: Run, seeds: Mapping[int, Array], out: dict[str, Gradient] | None
     ) -> dict[str, Gradient]:
         """Differentiate the run of a part.
 
         Args:
             seeds: per slot, the gradient of its rows.
             out: gradients to add to; None for this thread's buffers, set to zero.
-            kept: further gradients, of the values that earlier rounds have kept, by the `id` of their table.
         """
         trainable = self.trainable()
         if out is None:
@@ -192,6 +182,6 @@ class Executor:
             for name, parameter in trainable.items():
                 if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
                     out[name] = parameter.store.put(np.asarray(out[name]))
-        run.backward(seeds, {id(p): out[name] for name, p in trainable.items()} | dict(kept))
+        run.backward(seeds, {id(p): out[name] for name, p in trainable.items()})
         step.clock.lap("backward")
         return out

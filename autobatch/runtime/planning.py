@@ -104,7 +104,7 @@ class Planning:
         if minibatch.graph is None:
             clock.lap("merge")
         if choices.purpose is not None and graph.n_instances:
-            graph, cells = self._stop(graph, minibatch.seeded, choices, cells, clock)
+            graph, cells = self._stop(graph, choices, cells, clock)
         planned = self._plan(graph, choices, cells, clock)
         if key is not None:
             self.cache.keep(self._key(minibatch, choices, cells) or key, planned)
@@ -136,14 +136,11 @@ class Planning:
         for key in list(self._planned)[: -MOST_LAYOUTS * n_types]:
             del self._planned[key]
 
-    def _stop(
-        self, graph: Graph, seeded: frozenset[int] | None, choices: Choices, cells: PlannedTypes, clock: Clock
-    ) -> tuple[Graph, PlannedTypes]:
+    def _stop(self, graph: Graph, choices: Choices, cells: PlannedTypes, clock: Clock) -> tuple[Graph, PlannedTypes]:
         """Stop gradients at outputs that the loss does not depend on, where they may not be finite."""
         slots = self._recorder.slots
-        if seeded is None:
-            seeded = frozenset([loss_slot(graph, slots, choices.has_aux)])
-        stopped = self._stopping.stop(graph, cells.flows, len(slots.shapes), seeded)
+        slot = loss_slot(graph, slots, choices.has_aux)
+        stopped = self._stopping.stop(graph, cells.flows, len(slots.shapes), slot)
         if stopped is not graph:
             cells = self.cells(choices.purpose)
             clock.lap("layout")

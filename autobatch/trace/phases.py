@@ -25,6 +25,7 @@ from autobatch.ops.operators import stage
 from autobatch.trace.awaiting import Asked
 from autobatch.trace.driving import Program
 from autobatch.trace.handles import Outputs, Value
+from autobatch.trace.inputs import Inputs
 from autobatch.trace.kept import Kept
 from autobatch.trace.record import Recorder, refuse_inside
 from autobatch.trace.results import Slot, read_result
@@ -33,8 +34,11 @@ AWAITED = "value[]"  # the path of slots of kept values, which have one for each
 
 
 @contextmanager
-def record_in_phases(recorder: Recorder, instances: Sequence[Any]) -> Iterator[Phases]:
+def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Inputs | None) -> Iterator[Phases]:
     """Within the context, record the async programs of these instances; they are ended with it.
+
+    Args:
+        inputs: the float arrays of the instances, if these shall have gradients.
 
     Raises:
         GraphError: the programs changed what cells read.
@@ -44,8 +48,11 @@ def record_in_phases(recorder: Recorder, instances: Sequence[Any]) -> Iterator[P
     n_taken = recorder.calls.traces.n_taken
     with recorder.standing_in(in_place=True):
         recorder.calls.handles.recycle()
-        with closing(Phases(recorder, instances)) as phases:
+        given = instances if inputs is None else [inputs.enter(instance) for instance in instances]
+        with closing(Phases(recorder, given)) as phases:
             yield phases
+        if inputs is not None:
+            inputs.recording = None
     recorder.check_unchanged(n_taken)
 
 

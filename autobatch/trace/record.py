@@ -42,14 +42,12 @@ class MiniBatch(NamedTuple):
         instances: as they were given.
         graph: of all instances, recorded just now; None if the instances are graphs themselves, recorded before.
         inputs: their float arrays, if these shall have gradients.
-        seeded: the slots of which gradients are given in training; None for that of the loss.
         has_programs: whether the instances are run by async programs, which nothing was recorded of.
     """
 
     instances: list[Any]
     graph: Graph | None
     inputs: Inputs | None = None
-    seeded: frozenset[int] | None = None
     has_programs: bool = False
 
 
@@ -180,14 +178,10 @@ class Recorder:
                 "inputs=True asks for the gradients of the arrays of instances, which a recorded graph no longer "
                 "holds; give the instances themselves."
             )
+        found = Inputs(self.calls) if inputs else None
         if self.is_async and listed and not any(recorded):
-            if inputs:
-                raise GraphError(
-                    "inputs=True asks for gradients of arrays of instances, which async programs have not."
-                )
-            return MiniBatch(listed, None, has_programs=True)
-        if inputs:
-            found = Inputs(self.calls)
+            return MiniBatch(listed, None, found, has_programs=True)
+        if found is not None:
             try:
                 return MiniBatch(listed, self.record(listed, inputs=found), found)
             finally:
