@@ -8,7 +8,8 @@ import numpy as np
 
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
-from autobatch.graph.growing import Chosen, GrowingGraph, Kinds, Results
+from autobatch.graph.growing import Chosen, GrowingGraph
+from autobatch.graph.growth import NOWHERE, Kinds, Results
 from autobatch.graph.words import words_size, write_header
 from graphs import TOYS, ToyType, ToyTypes
 from ways import each
@@ -161,16 +162,16 @@ def check_round(
     """Run a round that computes these values, and compare it with the definition."""
     needed = plain.needed(wanted)
     sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
-    chosen = growing.choose(np.array(wanted, np.int32), all_sources=False)
+    chosen = growing.choose(np.array(wanted, np.int32), kinds, run, TYPES)
     check_chosen(plain, chosen, needed, sources)
     rows = settle(rng, growing, chosen)
     plain.done.update(needed)
     expected = plain.to_keep(needed, wanted)
-    graph, kept = growing.emit(chosen, kinds, run, TYPES)
-    assert kept.tolist() == expected
+    graph = growing.emit(chosen, kinds, TYPES)
+    assert chosen.kept.values.tolist() == expected
     assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
     assert graph.out_slot.tolist() == [
-        kinds.slot[TYPES.arrays().out_ptr[kind_of(plain, v)] + plain.values[v][1]] for v in kept
+        kinds.slot[TYPES.arrays().out_ptr[kind_of(plain, v)] + plain.values[v][1]] for v in expected
     ]
     per_slot = [0] * N_SLOTS
     for v, slot in zip(expected, graph.out_slot.tolist(), strict=True):
@@ -241,11 +242,12 @@ def check_last(rng: np.random.Generator, plain: Plain, growing: GrowingGraph, ki
     needed = plain.needed(held)
     sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
     sources |= {v for v in held if plain.values[v][0] in plain.done}
-    chosen = growing.choose(np.array(held, np.int32), all_sources=True)
+    chosen = growing.choose(np.array(held, np.int32), kinds, NOWHERE, TYPES)
+    assert not chosen.kept.values.size
     check_chosen(plain, chosen, needed, sources)
     settle(rng, growing, chosen)
     results, expected = results_of(plain)
-    graph = growing.emit_last(chosen, kinds, results, TYPES, (None,) * N_INSTANCES)
+    graph = growing.emit(chosen, kinds, TYPES, results)
     assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
     assert graph.output_ptr.tolist() == results.ptr.tolist()
 
