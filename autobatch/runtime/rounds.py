@@ -120,7 +120,7 @@ class Rounds:
         phases, kept = self._phases, self._kept
         wanted = phases.advance()
         self._clock.lap("record")
-        if self._waiting.on_error == "raise":
+        if self._training or self._waiting.on_error == "raise":
             self._raise_first()
         if phases.is_over:
             return False
