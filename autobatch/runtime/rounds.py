@@ -64,7 +64,7 @@ class Rounds:
             GraphError: more rounds than are allowed; names an instance, and where it waits.
             Whatever a program raises, with a note that names its instance; the other programs are ended.
         """
-        with self._all(instances, None):
+        with self._all(instances, None, raises=self._waiting.on_error == "raise"):
             yield self._plan_last()
 
     def record(self, instances: Sequence[Any], inputs: Inputs | None = None, with_awaited: bool = False) -> Graph:
@@ -77,7 +77,7 @@ class Rounds:
         Raises:
             As for `run`.
         """
-        with self._all(instances, inputs):
+        with self._all(instances, inputs, raises=True):
             return self._phases.whole(with_awaited)
 
     def joined(self, last: Step) -> Step:
@@ -85,23 +85,23 @@ class Rounds:
         return join_steps([*self._steps, last], self._waited, self._n_sources)
 
     @contextmanager
-    def _all(self, instances: Sequence[Any], inputs: Inputs | None) -> Iterator[None]:
-        """Within the context, all programs have ended."""
+    def _all(self, instances: Sequence[Any], inputs: Inputs | None, raises: bool) -> Iterator[None]:
+        """Within the context, all programs have ended; with `raises`, the first error of one is raised."""
         with record_in_phases(self._recorder, instances, inputs) as phases:
             self._phases, self._kept = phases, KeptValues(phases.graph, phases.table_of, self._choices.dtype)
             try:
-                while self._advance():
+                while self._advance(raises):
                     pass
                 yield
             finally:
                 self._kept.close()
 
-    def _advance(self) -> bool:
+    def _advance(self, raises: bool) -> bool:
         """Let all programs go on, and run the round that they wait for; False if all have ended."""
         phases = self._phases
         wanted = phases.advance()
         self._clock.lap("record")
-        if self._waiting.on_error == "raise":
+        if raises:
             self._raise_first()
         if phases.is_over:
             return False

@@ -10,13 +10,16 @@ numbers are counted per branch, so that they do not depend on which branch goes 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
+from types import CoroutineType
 from typing import Any
 
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import is_structure, parts_of
-from autobatch.ops.operators import STAGE, Symbol
+from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import EAGER
+from autobatch.trace.handles import Value
 
 
 class Asked:
@@ -32,7 +35,10 @@ class Asked:
         self.values = values
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return (yield self) if holds_symbol(self.values) else self.values
+        return (yield self) if holds_value(self.values) else self.values
+
+    def __bool__(self) -> bool:
+        raise GraphError("a program decides by ab.value(x) itself, not by the number that it waits for: await it.")
 
 
 class Gathered:
@@ -48,6 +54,8 @@ class Gathered:
         self.branches = branches
 
     def __await__(self) -> Generator[Any, Any, Any]:
+        if not self.branches:
+            return []
         if STAGE.current is not None:
             return (yield self)
         source, results = EAGER.source, list[Any]()
@@ -99,7 +107,21 @@ def gather(*branches: Awaitable[Any]) -> Awaitable[list[Any]]:
 
     Returns:
         The results, in the order of the branches.
+
+    Raises:
+        GraphError: a branch cannot be awaited, or was awaited before.
     """
+    for k, branch in enumerate(branches):
+        is_begun = isinstance(branch, CoroutineType) and getcoroutinestate(branch) != CORO_CREATED
+        if is_begun or branch in branches[:k]:
+            close(branches)
+            raise GraphError(f"ab.gather was given {branch!r}, which is awaited elsewhere; call the function again.")
+        if not isinstance(branch, Awaitable):
+            close(branches)
+            raise GraphError(
+                f"ab.gather was given {branch!r}, which cannot be awaited; give calls of async functions, each as an "
+                f"argument of its own."
+            )
     return Gathered(branches)
 
 
@@ -109,7 +131,8 @@ def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     It needs no event loop, and runs inside one as well. `await function(...)` does the same there.
 
     Raises:
-        GraphError: the program awaits something that is not of autobatch.
+        GraphError: the program awaits something that is not of autobatch; or a function is recorded, where values have
+            no numbers yet.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -127,18 +150,23 @@ def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except StopIteration as end:
         return end.value
     steps.close()
+    if isinstance(request, (Asked, Gathered)):
+        raise GraphError("ab.eager was called inside a function that is recorded; await the program there instead.")
     raise refusal(request)
 
 
-def holds_symbol(x: Any) -> bool:
-    """Whether `x` is a value of a recording, or a structure that holds one."""
-    return isinstance(x, Symbol) or (is_structure(x) and any(map(holds_symbol, parts_of(x))))
+def holds_value(x: Any) -> bool:
+    """Whether `x` is a value of the present recording, or a structure that holds one; GraphError for one of another."""
+    if isinstance(x, Value):
+        x.require_recording()
+        return True
+    return is_structure(x) and sum(map(holds_value, parts_of(x))) > 0
 
 
-def close(programs: Any) -> None:
-    """End programs that nobody will await any more; their `finally` blocks run."""
+def close(programs: Iterable[Any]) -> None:
+    """End coroutines that nobody will await any more; their `finally` blocks run."""
     for program in programs:
-        if hasattr(program, "close"):
+        if iscoroutine(program):
             program.close()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from autobatch.ops.randomness import DrawCount
 from autobatch.trace.awaiting import Asked, Gathered, refusal
+
+MOST_CLOSES = 8  # of a coroutine, whose `finally` blocks may await something each time
 
 
 class Branch:
@@ -29,14 +30,19 @@ class Branch:
         self.below: list[Branch] = []
         self.is_over = False
 
-    def close(self) -> None:
-        """End it, and the branches that it waits for first."""
-        with ExitStack() as closing:  # all are ended, whatever their `finally` blocks raise
-            if not self.is_over:
-                self.is_over = True
-                closing.callback(self.steps.close)
-                for branch in self.below:
-                    closing.callback(branch.close)
+    def end(self, error: BaseException) -> None:
+        """End it, after the branches that it waits for.
+
+        Args:
+            error: why; what `finally` blocks raise now is noted there.
+        """
+        branches = [self]
+        for branch in branches:
+            branches += branch.below
+        for branch in reversed(branches):
+            if not branch.is_over:
+                branch.is_over = True
+                _close(branch.steps, error)
 
 
 class Join:
@@ -98,11 +104,11 @@ class Program:
                 else:
                     self._take(branch, request)
 
-    def close(self) -> None:
-        """End all branches."""
+    def end(self, error: BaseException) -> None:
+        """End all branches because of an error."""
         self.is_over = True
         self.waiting.clear()
-        self._root.close()
+        self._root.end(error)
 
     def where(self) -> str:
         """Where the first waiting branch waits: the function and the line."""
@@ -116,8 +122,6 @@ class Program:
         """Fork a branch; refuse what it awaits if that is not of autobatch."""
         if not isinstance(request, Gathered):
             self._ready.append((branch, None, refusal(request)))
-        elif not request.branches:
-            self._ready.append((branch, [], None))
         else:
             n = len(request.branches)
             join = Join(branch, n)
@@ -145,8 +149,18 @@ class Program:
             return
         above = branch.join.waiting
         beside, above.below = above.below, []
-        with ExitStack() as closing:
-            for other in beside:
-                closing.callback(other.close)
+        for other in beside:
+            other.end(error)
         self.waiting[:] = [(x, asked) for x, asked in self.waiting if not x.is_over]
         self._ready.append((above, None, error))
+
+
+def _close(steps: Any, error: BaseException) -> None:
+    """Close a coroutine because of an error, on which is noted what it raises."""
+    for _ in range(MOST_CLOSES):
+        try:
+            steps.close()
+        except Exception as raised:
+            error.add_note(f"and what was ended because of it raised {type(raised).__name__}: {raised}")
+        else:
+            return

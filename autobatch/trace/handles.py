@@ -58,13 +58,14 @@ class Value(Logic):
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Record an op outside any cell, as a cell of its own."""
-        return self._current().apply(op, args, static)
+        return self.require_recording().apply(op, args, static)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a function made of ops as a cell of its own."""
-        return self._current().apply_function(function, args, kwargs)
+        return self.require_recording().apply_function(function, args, kwargs)
 
-    def _current(self) -> Recording:
+    def require_recording(self) -> Recording:
+        """The recording that made it; GraphError unless it goes on."""
         recording = self.recording
         active = STAGE.current is recording
         if not active:

@@ -18,13 +18,12 @@ from autobatch.errors import AutobatchError
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import GrowingGraph
 from autobatch.graph.growth import NOWHERE, Kinds, Results
-from autobatch.ir.arguments import Static, is_structure, parts_of
+from autobatch.ir.arguments import Static
 from autobatch.ir.program import int_limit
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.operators import stage
 from autobatch.trace.awaiting import Asked
 from autobatch.trace.driving import Program
-from autobatch.trace.handles import Outputs, Value
 from autobatch.trace.inputs import Inputs
 from autobatch.trace.kept import Kept
 from autobatch.trace.record import Recorder, refuse_inside
@@ -50,7 +49,11 @@ def record_in_phases(recorder: Recorder, instances: Sequence[Any], inputs: Input
         recorder.calls.handles.recycle()
         given = instances if inputs is None else [inputs.enter(instance) for instance in instances]
         with closing(Phases(recorder, given)) as phases:
-            yield phases
+            try:
+                yield phases
+            except BaseException as error:
+                phases.end(error)
+                raise
         if inputs is not None:
             inputs.recording = None
     recorder.check_unchanged(n_taken)
@@ -183,11 +186,15 @@ class Phases:
         nodes, made_by = self.graph.nodes, self.graph.values.node[values]
         return self._recorder.types.arrays().out_ptr[nodes.type_id[made_by]] + values - nodes.value_ptr[made_by]
 
+    def end(self, error: BaseException) -> None:
+        """End all programs because of an error; cells that their `finally` blocks call are recorded for nothing."""
+        with stage(self._calls):
+            for program in self.programs:
+                program.end(error)
+
     def close(self) -> None:
-        """End all programs."""
-        for program in self.programs:
-            program.close()
-        self._recorder.next_serial(self._first + self.graph.n_nodes)
+        """Leave the recording."""
+        self._recorder.next_serial(self._first + self.graph.n_nodes + len(self._calls.log))
         self._calls.handles.recycle()
 
     def _finish(self, program: Program, refs: list[int], numbers: list[int]) -> Any:
@@ -207,19 +214,10 @@ class Phases:
             refs.append(values.ref)
             numbers.append(slot.number)
             return slot
-        self._check(values)
         structure = read_result(values, self._recorder.slots, refs, numbers, AWAITED)
         if isinstance(structure, Slot):  # a class of values belongs to one recording, and has one slot
             self._slot_of[type(values)] = structure
         return structure
-
-    def _check(self, x: Any) -> None:
-        """Raise a GraphError for values of another recording."""
-        if isinstance(x, (Value, Outputs)):
-            self._calls.handles.check(x)
-        elif is_structure(x):
-            for part in parts_of(x):
-                self._check(part)
 
     def _sweep(self, over: list[int]) -> None:
         """Find out which values the programs may still use."""

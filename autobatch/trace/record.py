@@ -280,7 +280,7 @@ class Recorder:
         return Graph(words, np.array(calls.floats, np.float64), self.types, structures)
 
     def _fault(self, status: int, instance: int, node: int, at: int) -> GraphError | DataError:
-        where = f"what instance {instance} returned"
+        where = f"what instance {instance} {'awaited or ' * self.is_async}returned"
         if node >= 0:
             name = self.calls.type_at(at).name
             where = f"instance {instance}, call {node} (cell {name!r})"

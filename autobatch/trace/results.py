@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.errors import ShapeError
+from autobatch.errors import GraphError, ShapeError
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ops.define import Shape
+from autobatch.trace.awaiting import close
 from autobatch.trace.handles import Outputs, Value
 
 
@@ -77,10 +78,22 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
         children = [read_result(x, slots, refs, numbers, f"{path}[{i}]") for i, x in enumerate(result)]
         return slots.share(Key("tuple", None, tuple(children)))
     if not is_structure(result):
+        _refuse_awaitable(result, path)
         return Static(result)
     parts = zip(parts_of(result), _labels(result), strict=True)
     children = [read_result(x, slots, refs, numbers, path + label) for x, label in parts]
     return slots.share(Key.of_structure(result, children))
+
+
+def _refuse_awaitable(result: Any, path: str) -> None:
+    """Raise a GraphError for what should have been awaited."""
+    if not hasattr(type(result), "__await__") and not hasattr(type(result), "__aiter__"):
+        return
+    close([result])
+    raise GraphError(
+        f"the function returned {result!r} as its {path}, which nobody awaits; give ab.batched an async function that "
+        f"awaits it."
+    )
 
 
 def _labels(structure: Any) -> list[str]:

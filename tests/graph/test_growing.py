@@ -1,0 +1,269 @@
+"""Growing graphs against a few lines of Python: what a round runs and reads, in which order, and what it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autobatch.graph.graph import Graph
+from autobatch.graph.graph_check import check_graph
+from autobatch.graph.growing import Chosen, GrowingGraph
+from autobatch.graph.growth import NOWHERE, Kinds, Results
+from autobatch.graph.words import words_size, write_header
+from graphs import TOYS, ToyType, ToyTypes
+from ways import each
+
+N_INSTANCES, N_SLOTS, N_ROUNDS = 3, 3, 6
+KEPT = len(TOYS.types)
+TYPES = ToyTypes((*TOYS.types, *(ToyType(f"kept {slot}", n_ints=1) for slot in range(N_SLOTS))))
+Read = tuple[int, int, int]  # of an output of a node, at a port
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node: of which type and instance, what it reads, and its attributes."""
+
+    kind: int
+    owner: int
+    reads: tuple[Read, ...]
+    ints: tuple[int, ...]
+    floats: tuple[float, ...]
+
+
+@dataclass
+class Plain:
+    """A growing graph by definition.
+
+    Attributes:
+        nodes: by number; values: the node and the output of each; done: which nodes have run.
+        in_use: values that the program may use; held: how many results are each.
+        kept: values that a round kept.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    values: list[tuple[int, int]] = field(default_factory=list)
+    done: set[int] = field(default_factory=set)
+    in_use: set[int] = field(default_factory=set)
+    held: list[int] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
+
+    def value(self, node: int, output: int) -> int:
+        return self.values.index((node, output))
+
+    def reads(self, node: int) -> list[int]:
+        return [self.value(source, output) for source, output, _ in self.nodes[node].reads]
+
+    def needed(self, wanted: list[int]) -> list[int]:
+        """The nodes that have not run, and that these values depend on: those of an instance together."""
+        found, left = set[int](), [self.values[v][0] for v in wanted]
+        while left:
+            node = left.pop()
+            if node not in found and node not in self.done:
+                found.add(node)
+                left.extend(source for source, _, _ in self.nodes[node].reads)
+        return sorted(found, key=lambda node: (self.nodes[node].owner, node))
+
+    def usable(self) -> list[int]:
+        """The values that a program could ask for: those that have not been computed, or that were kept for it."""
+        return [v for v, (node, _) in enumerate(self.values) if node not in self.done or v in self.in_use & self.kept]
+
+    def to_keep(self, nodes: list[int], wanted: list[int]) -> list[int]:
+        """The values of these nodes that something may read when they have run."""
+        waiting = set(range(len(self.nodes))) - self.done
+        read = {v for node in waiting for v in self.reads(node)} | set(self.held) | self.in_use | set(wanted)
+        return [v for node in nodes for v, (made_by, _) in enumerate(self.values) if made_by == node and v in read]
+
+
+def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
+    """Add nodes to instances; give the graph of the phase, which numbers what is before it backwards from -1."""
+    first, fresh = len(plain.nodes), list[list[Node]]()
+    for owner in range(N_INSTANCES):
+        fresh.append([])
+        for _ in range(rng.integers(0, 5)):
+            known = [v for v in plain.usable() if plain.nodes[plain.values[v][0]].owner == owner]
+            kind = int(rng.integers(len(TOYS.types))) if known else 0
+            toy = TOYS.types[kind]
+            reads = [
+                (*plain.values[rng.choice(known)], port)
+                for port, letter in enumerate(toy.ports)
+                for _ in range(1 if letter == "p" else rng.integers(0, 4))
+            ]
+            ints = tuple(int(x) for x in rng.integers(0, 5, toy.n_ints))
+            node = Node(kind, owner, tuple(reads), ints, tuple(rng.random(toy.n_floats)))
+            fresh[-1].append(node)
+            plain.values.extend((len(plain.nodes), output) for output in range(toy.n_outputs))
+            plain.nodes.append(node)
+    nodes = [node for own in fresh for node in own]
+    reads = [read for node in nodes for read in node.reads]
+    ints, floats = ([x for node in nodes for x in getattr(node, name)] for name in ("ints", "floats"))
+    words = np.zeros(words_size.python(N_INSTANCES, len(nodes), len(reads), len(ints), 0), np.int32)
+    parts = write_header.python(words, N_INSTANCES, len(nodes), len(reads), len(ints), 0, len(floats))
+    parts.instance_ptr[1:] = np.cumsum([len(own) for own in fresh])
+    parts.output_ptr[:] = 0
+    parts.type_id[:] = [node.kind for node in nodes]
+    parts.edge_ptr[1:] = np.cumsum([len(node.reads) for node in nodes])
+    table = np.array(reads, np.int32).reshape(-1, 3)
+    parts.edge_src[:], parts.edge_out[:], parts.edge_in[:] = table[:, 0] - first, table[:, 1], table[:, 2]
+    parts.attr[:] = ints
+    return Graph(words, np.array(floats, np.float64), TYPES, (None,) * N_INSTANCES)
+
+
+def draw_kinds(rng: np.random.Generator) -> Kinds:
+    """In which slot the outputs of each type are kept, and the type that reads it there."""
+    slots = rng.integers(0, N_SLOTS, TYPES.arrays().out_ptr[-1]).astype(np.int32)
+    return Kinds((KEPT + slots).astype(np.int32), slots)
+
+
+def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list[int], sources: list[int]) -> list[int]:
+    """Each node and source is there once, reads what it should, and has its attributes; give what is returned."""
+    check_graph(graph)
+    rows = growing.values.kept
+    by_owner = [
+        item
+        for owner in range(N_INSTANCES)
+        for item in (
+            *(("source", v) for v in sources if plain.nodes[plain.values[v][0]].owner == owner),
+            *(("node", node) for node in nodes if plain.nodes[node].owner == owner),
+        )
+    ]
+    assert graph.n_nodes == len(by_owner)
+    place = {item: number for number, item in enumerate(by_owner)}
+    ints, floats = iter(graph.attr.tolist()), iter(graph.floats.tolist())
+    for number, (sort, which) in enumerate(by_owner):
+        edges = range(graph.edge_ptr[number], graph.edge_ptr[number + 1])
+        found = [(int(graph.edge_src[e]), int(graph.edge_out[e]), int(graph.edge_in[e])) for e in edges]
+        if sort == "source":
+            assert graph.type_id[number] >= KEPT
+            assert (next(ints), found) == (rows[which], [])
+            continue
+        node = plain.nodes[which]
+        assert graph.type_id[number] == node.kind
+        expected = [
+            (place["node", made_by], output, port)
+            if ("node", made_by) in place
+            else (place["source", plain.value(made_by, output)], 0, port)
+            for made_by, output, port in node.reads
+        ]
+        assert found == expected
+        assert tuple(next(ints) for _ in node.ints) == node.ints
+        assert tuple(next(floats) for _ in node.floats) == node.floats
+    returned = list[int]()
+    for number, port in zip(graph.out_node.tolist(), graph.out_port.tolist(), strict=True):
+        sort, which = by_owner[number]
+        assert sort == "node" or port == 0
+        returned.append(which if sort == "source" else plain.value(which, port))
+    return returned
+
+
+def check_round(
+    rng: np.random.Generator, plain: Plain, growing: GrowingGraph, kinds: Kinds, wanted: list[int], run: int
+) -> None:
+    """Run a round that computes these values, and compare it with the definition."""
+    needed = plain.needed(wanted)
+    sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
+    chosen = growing.choose(np.array(wanted, np.int32), kinds, run, TYPES)
+    check_chosen(plain, chosen, needed, sources)
+    rows = settle(rng, growing, chosen)
+    plain.done.update(needed)
+    expected = plain.to_keep(needed, wanted)
+    graph = growing.emit(chosen, kinds, TYPES)
+    assert chosen.kept.values.tolist() == expected
+    assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
+    assert graph.out_slot.tolist() == [
+        kinds.slot[TYPES.arrays().out_ptr[kind_of(plain, v)] + plain.values[v][1]] for v in expected
+    ]
+    per_slot = [0] * N_SLOTS
+    for v, slot in zip(expected, graph.out_slot.tolist(), strict=True):
+        values = growing.values
+        assert (values.run[v], values.slot[v], values.row[v]) == (run, slot, per_slot[slot])
+        per_slot[slot] += 1
+    plain.kept.update(expected)
+    assert rows == growing.values.kept[chosen.sources].tolist()
+
+
+def kind_of(plain: Plain, v: int) -> int:
+    return plain.nodes[plain.values[v][0]].kind
+
+
+def check_chosen(plain: Plain, chosen: Chosen, needed: list[int], sources: set[int]) -> None:
+    """A round runs what it needs, in order, and reads what earlier ones kept, each value once."""
+    assert chosen.nodes.tolist() == needed
+    assert len(chosen.sources) == len(sources)
+    assert set(chosen.sources.tolist()) == sources <= plain.kept
+    owners = [plain.nodes[plain.values[v][0]].owner for v in chosen.sources]
+    assert owners == sorted(owners)
+
+
+def settle(rng: np.random.Generator, growing: GrowingGraph, chosen: Chosen) -> list[int]:
+    """Say in which row of its table each source is."""
+    rows = rng.permutation(len(chosen.sources)).astype(np.int32)
+    growing.values.kept[chosen.sources] = rows
+    return rows.tolist()
+
+
+@each("seed", range(150))
+def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    plain, growing, kinds, n_runs = Plain(), GrowingGraph(N_INSTANCES), draw_kinds(rng), 0
+    for _ in range(rng.integers(1, N_ROUNDS)):
+        growing.append(draw_phase(rng, plain))
+        assert growing.n_nodes == len(plain.nodes)
+        assert growing.values.node[: growing.n_values].tolist() == [node for node, _ in plain.values]
+        use(rng, plain, growing)
+        known = plain.usable()
+        if not known:
+            continue
+        for _ in range(rng.integers(0, 3)):  # a program has ended: results
+            held = rng.choice(known, rng.integers(0, 3)).astype(np.int32)
+            growing.hold(held, 1)
+            plain.held.extend(held.tolist())
+        wanted = rng.choice(known, rng.integers(0, 4)).tolist()
+        with growing.holding(np.array(wanted, np.int32)):
+            check_round(rng, plain, growing, kinds, wanted, n_runs)
+        n_runs += 1
+    check_last(rng, plain, growing, kinds)
+    check_whole(plain, growing, kinds)
+
+
+def use(rng: np.random.Generator, plain: Plain, growing: GrowingGraph) -> None:
+    """The program may use all values of some nodes, of those that it could use before or that are new."""
+    before = {plain.values[v][0] for v in plain.in_use}
+    may = [n for n in range(len(plain.nodes)) if n not in plain.done or n in before]
+    nodes = {int(n) for n in rng.choice(may, rng.integers(0, 4))} if may else set[int]()
+    for numbers, in_use in ((before - nodes, False), (nodes, True)):
+        growing.use(np.array(sorted(numbers), np.int32), in_use)
+    plain.in_use = {v for v, (node, _) in enumerate(plain.values) if node in nodes}
+
+
+def check_last(rng: np.random.Generator, plain: Plain, growing: GrowingGraph, kinds: Kinds) -> None:
+    """The last step computes the results; those of earlier rounds are sources."""
+    held = plain.held
+    needed = plain.needed(held)
+    sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
+    sources |= {v for v in held if plain.values[v][0] in plain.done}
+    chosen = growing.choose(np.array(held, np.int32), kinds, NOWHERE, TYPES)
+    assert not chosen.kept.values.size
+    check_chosen(plain, chosen, needed, sources)
+    settle(rng, growing, chosen)
+    results, expected = results_of(plain)
+    graph = growing.emit(chosen, kinds, TYPES, results)
+    assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
+    assert graph.output_ptr.tolist() == results.ptr.tolist()
+
+
+def check_whole(plain: Plain, growing: GrowingGraph, kinds: Kinds) -> None:
+    """The graph of the whole has all that results depend on, and no source."""
+    plain.done.clear()
+    results, expected = results_of(plain)
+    graph = growing.emit_whole(results.values, kinds, results, TYPES, (None,) * N_INSTANCES)
+    assert check_emitted(plain, growing, graph, plain.needed(plain.held), []) == expected
+
+
+def results_of(plain: Plain) -> tuple[Results, list[int]]:
+    """The results of each instance."""
+    owners = [plain.nodes[plain.values[v][0]].owner for v in plain.held]
+    own = [[v for v, owner in zip(plain.held, owners, strict=True) if owner == i] for i in range(N_INSTANCES)]
+    values = [v for some in own for v in some]
+    ptr = np.cumsum([0, *map(len, own)]).astype(np.int32)
+    return Results(np.array(values, np.int32), np.arange(len(values), dtype=np.int32), ptr), values
