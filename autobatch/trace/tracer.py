@@ -16,6 +16,7 @@ from autobatch.ir.program_check import check_cell
 from autobatch.ops.operators import Operators, stage
 from autobatch.system.trust import checking
 from autobatch.trace.elements import SINGLE, Element, ListBuilder, NeedsLength, TracedList
+from autobatch.trace.ragged import Ragged
 
 
 def _key_of_shape(shape: Any) -> Key:
@@ -77,6 +78,7 @@ class Tracer:
             case "static":
                 return key.detail.value
             case "each":
+                self.builder.group_names[self.n_groups] = name
                 self.n_groups += 1
                 return self._list(key, name, self.n_groups - 1)
         children = [
@@ -104,6 +106,8 @@ def collect_outputs(result: Any, outputs: list[Any]) -> Any:
         raise NeedsLength(result.group, "returns it")
     if isinstance(result, Element):
         raise NeedsLength(result.var.domain, SINGLE)
+    if isinstance(result, Ragged):
+        raise NeedsLength(result.var.domain, "returns a row per element")
     if isinstance(result, (Operators, np.ndarray, np.number, int, float)) and not isinstance(result, bool):
         outputs.append(result)
         return len(outputs) - 1

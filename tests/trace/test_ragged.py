@@ -1,0 +1,154 @@
+"""Ragged values: cells over (n, d), with another n at every node, are one type and right on all backends."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.devices.host import HostDevice
+from autobatch.errors import ShapeError
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.cuda.backend import Cuda
+from autobatch.runtime.interpreter.reference import Reference
+from ways import each
+
+INTERPRETED: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
+COMPILED: list[Callable[[], Any]] = [lambda: Cpu(poison=True)]
+if shutil.which("g++") is not None:
+    COMPILED.append(lambda: Cuda(poison=True, device=HostDevice()))
+DIM, TOLERANCE = 3, 1e-10
+LENGTHS = ([1, 2], [20, 3], [5, 5, 1, 2], [7])  # per instance, per node: the rows
+
+
+class Weights(ab.Module):
+    """What cells multiply by."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(7)
+        self.scale, self.shift = ab.Parameter(rng.standard_normal(DIM)), ab.Parameter(rng.standard_normal(DIM))
+        self.W, self.U = ab.Parameter(rng.standard_normal((DIM, 4))), ab.Parameter(rng.standard_normal((4, 5)))
+        self.out, self.table = ab.Parameter(rng.standard_normal(DIM)), ab.Parameter(rng.standard_normal((6, DIM)))
+        self.layer, self.norm = ab.Linear(DIM, 4, rng=rng), ab.LayerNorm(DIM)
+        self.astype("float64")
+
+    @ab.cell
+    def feed(self, x: Any) -> Any:
+        return self.scale * x + self.shift
+
+
+Body = Callable[[Weights, Any, Any], Any]
+BODIES: tuple[tuple[str, Body], ...] = (
+    ("elements", lambda w, x, q: ab.sum(ab.tanh(x) * 2.0 + ab.where(x > 0.1, x, -x), axis=0)),
+    ("broadcast a row", lambda w, x, q: ab.sum(x * q - w.shift, axis=0)),
+    ("broadcast a number", lambda w, x, q: ab.sum(x * q[0] + q[1:2], axis=0)),
+    ("broadcast a column", lambda w, x, q: ab.sum(x * (x @ q)[:, None] + x[:, :1], axis=0)),
+    ("broadcast one row", lambda w, x, q: ab.sum(x * ab.reshape(q, (1, DIM)), axis=0)),
+    ("x @ W", lambda w, x, q: ab.sum(ab.tanh(x @ w.W) @ w.U, axis=0)),
+    ("x @ a vector", lambda w, x, q: ab.sum(ab.tanh(x @ q)) * q),
+    ("Linear", lambda w, x, q: ab.max(w.layer(x), axis=0)),
+    ("layer_norm", lambda w, x, q: ab.sum(w.norm(x) * q, axis=0)),
+    ("sum of all", lambda w, x, q: ab.sum(x * x)),
+    ("sum with keepdims", lambda w, x, q: ab.sum(x / ab.sum(x * x, axis=(0, 1), keepdims=True), axis=0)),
+    ("sum of rows", lambda w, x, q: ab.max(ab.sum(x, axis=1) + ab.sum(x * x, axis=-1), axis=0)),
+    ("max", lambda w, x, q: ab.max(x, axis=0) * ab.max(x) + ab.sum(ab.max(x, axis=1))),
+    ("min", lambda w, x, q: ab.min(x, axis=0)),
+    ("mean", lambda w, x, q: ab.mean(x, axis=0) + ab.mean(x) + ab.sum(ab.mean(x, axis=1))),
+    ("the number of rows", lambda w, x, q: ab.sum(x, axis=0) / x.shape[0]),
+    ("softmax", lambda w, x, q: ab.sum(ab.softmax(x @ q, axis=0)[:, None] * x, axis=0)),
+    ("softmax of rows", lambda w, x, q: ab.sum(ab.softmax(x) * x + ab.softmax(x, axis=0), axis=0)),
+    ("log_softmax", lambda w, x, q: ab.sum(ab.log_softmax(x, axis=0) * x + ab.log_softmax(x), axis=0)),
+    ("logsumexp", lambda w, x, q: ab.logsumexp(x, axis=0) + ab.logsumexp(x) + ab.sum(ab.logsumexp(x, axis=1))),
+    ("weights @ x", lambda w, x, q: ab.softmax(x @ q) @ x),
+    ("dot", lambda w, x, q: ab.dot(x[:, 0], x[:, 1]) + x[:, 0] @ x[:, 2]),
+    ("attend", lambda w, x, q: ab.attend(q, x, ab.tanh(x))),
+    ("variadic forms", lambda w, x, q: ab.sum_n(x) + ab.mean_n(x * q) + ab.max_n(x)),
+    ("concat of columns", lambda w, x, q: ab.sum(ab.concat([x, ab.tanh(x)], axis=1)[:, 2:5], axis=0)),
+    ("split", lambda w, x, q: ab.sum(ab.concat(ab.split(x, 3)[::-1]), axis=0)),
+    ("slices", lambda w, x, q: ab.sum(x[..., 1:] * x[:, :2], axis=0)),
+    ("argmax", lambda w, x, q: ab.sum(ab.lookup(w.table, ab.argmax(x, axis=1)) * x, axis=0)),
+    ("stop_gradient", lambda w, x, q: ab.sum(ab.stop_gradient(x > 0.1) * x, axis=0)),
+    ("transformer", lambda w, x, q: ab.mean(w.norm(x + ab.relu(w.layer(x)) @ ab.transpose(w.W)), axis=0)),
+)  # fmt: skip
+
+
+def draw(lengths: Any = LENGTHS, seed: int = 0) -> list[list[Any]]:
+    rng = np.random.default_rng(seed)
+    return [[rng.standard_normal((n, DIM)) for n in nodes] for nodes in lengths]
+
+
+def check(loss: Any, module: Any, instances: Any, backends: Any = INTERPRETED) -> Any:
+    """Check a loss against one instance at a time and central differences; return the last batched function."""
+    for make in backends:
+        found = ab.batched(loss, module=module, backend=make(), tune="off")
+        ab.testing.check_batched(loss, found, instances, TOLERANCE)
+        ab.testing.check_grads(found, instances, module, np.random.default_rng(1))
+    return found
+
+
+def n_types(found: Any, name: str) -> int:
+    return sum(kind.name == name for kind in found.recorder.types.types)
+
+
+def cell_of(weights: Weights, body: Body) -> Any:
+    @ab.cell
+    def call(rows: Any, query: Any) -> Any:
+        return ab.sum(body(weights, ab.stack(rows), query))
+
+    return call
+
+
+def loss_of(weights: Weights, *cells: Any) -> Any:
+    def loss(nodes: Any) -> Any:
+        fed = [[weights.feed(row) for row in rows] for rows in nodes]
+        return ab.sum_n([call(rows, ab.tanh(weights.out)) for rows in fed for call in cells], shape=())
+
+    return loss
+
+
+@each("name, body", BODIES)
+def test_a_stacked_list_is_one_type(name: str, body: Body) -> None:
+    weights = Weights()
+    loss = loss_of(weights, cell_of(weights, body))
+    assert n_types(check(loss, weights, draw()), "call") == 1
+
+
+def test_compiled_backends_run_them_too() -> None:
+    weights = Weights()
+    chosen = [body for name, body in BODIES if name in ("attend", "layer_norm", "log_softmax", "max", "transformer")]
+    loss = loss_of(weights, *(cell_of(weights, body) for body in chosen))
+    assert n_types(check(loss, weights, draw(), COMPILED), "call") == len(chosen)
+
+
+def test_a_thousand_lengths_are_traced_and_compiled_once() -> None:
+    weights = Weights()
+    loss = ab.batched(loss_of(weights, cell_of(weights, BODIES[5][1])), module=weights, backend="reference")
+    few, many = draw([[1, 2]]), draw([[n] for n in range(1, 1001)])
+    loss(few)
+    before = loss.recorder.calls.traces.n_traced, loss.recorder.types.names
+    loss(many)
+    assert (loss.recorder.calls.traces.n_traced, loss.recorder.types.names) == before
+
+
+def refused(w: Weights, body: Body) -> str:
+    with pytest.raises(ShapeError) as error:
+        ab.batched(loss_of(w, cell_of(w, body)), module=w)(draw([[2, 3]]))
+    return str(error.value)
+
+
+@each(
+    "body, message",
+    [
+        (lambda w, x, q: x + w.W, "add combines values of shapes (n, 3) with n rows of 'rows' and (3, 4)"),
+        (lambda w, x, q: x + x[:, 0], "add combines values of shapes (n, 3) with n rows of 'rows' and (n,) with"),
+        (lambda w, x, q: w.W.T @ x, "matmul of shapes (4, 3) and (n, 3) with n rows of 'rows' sums over an axis of n"),
+        (lambda w, x, q: x.T, "transpose cannot be applied to (n, 3) with n rows of 'rows'"),
+        (lambda w, x, q: ab.concat([x, q]), "concat of values of shapes (n, 3) with n rows of 'rows' and (3,)"),
+    ],
+)  # fmt: skip
+def test_what_needs_the_length_is_refused(body: Body, message: str) -> None:
+    assert message in refused(Weights(), body)
