@@ -64,7 +64,7 @@ def homes_of(vars: Sequence[Var], layout: Layout, forward: bool) -> dict[int, Ho
                 place = layout.inputs[number]
                 homes[index] = Home(Area.INPUTS, place.domain, place.column)
             case Attribute(is_float=is_float, column=column):
-                homes[index] = Home(Area.FLOATS if is_float else Area.INTS, NODE, column)
+                homes[index] = Home(Area.FLOATS if is_float else Area.INTS, var.domain, column)
     areas = [(Area.SAVED, layout.saved), (Area.INPUTS, layout.inner)]
     if not forward:
         areas.append((Area.GRADIENTS, layout.gradients))

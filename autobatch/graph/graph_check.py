@@ -88,8 +88,13 @@ def _check_sizes(graph: Graph) -> None:
 
 def _check_attributes(graph: Graph) -> None:
     arrays = graph.types.arrays()
-    n_ints = int(arrays.int_width[graph.type_id].sum())
-    n_floats = int(arrays.float_width[graph.type_id].sum())
+    n_ints = n_floats = 0
+    for kind in graph.type_id.tolist():
+        n_ints, n_floats = n_ints + int(arrays.int_width[kind]), n_floats + int(arrays.float_width[kind])
+        for number in range(arrays.data_ptr[kind], arrays.data_ptr[kind + 1]):
+            length = int(graph.attr[n_ints]) if n_ints < graph.attr.size else 0
+            n_ints += 1 + length * int(arrays.data_ints[number])
+            n_floats += length * int(arrays.data_floats[number])
     if (n_ints, n_floats) != (graph.attr.size, graph.floats.size):
         raise _broken(
             f"the nodes' types take {n_ints} int and {n_floats} float attributes, "

@@ -49,6 +49,9 @@ class TypeTables(NamedTuple):
     out_ptr: IntArray  # [T+1] outputs of each type
     block_ptr: IntArray  # [T+1] blocks of each type: node rows, then variadic groups
     block_width: IntArray  # [blocks] columns of the inputs
+    block_ints: IntArray  # [blocks] int attributes per row
+    block_floats: IntArray  # [blocks] float attributes per row
+    data_block: IntArray  # [data] within its type: the block whose rows are the elements of data of any length
     port_ptr: IntArray  # [T+1] ports of each type
     port_block: IntArray  # [ports] within its type: 0 for a plain port
     port_column: IntArray  # [ports]
@@ -86,7 +89,7 @@ class Plan:
         slot_base, slot_rows: where the requested outputs lie, by slot, and their numbers of rows.
         mirror: distance from a place to the place of its gradient; 0 in inference.
         size: elements of the buffer.
-        ints, floats: the attributes of all nodes, by type and row.
+        ints, floats: the attributes of all nodes, by block and row.
         types: the types as they were when it was made.
     """
 
@@ -122,13 +125,22 @@ class Plan:
 
     @cached_property
     def int_data(self) -> list[IntArray]:
-        """Per type, the int attributes `[N_type, width]` in row order."""
-        return _by_type(self.ints, self.types.int_width, self.type_ptr)
+        """Per block, the int attributes `[rows, width]` in row order."""
+        return _by_block(self.ints, self.tables.block_ints, self.block_rows)
 
     @cached_property
     def float_data(self) -> list[FloatArray]:
-        """Per type, the float attributes `[N_type, width]` in row order."""
-        return _by_type(self.floats, self.types.float_width, self.type_ptr)
+        """Per block, the float attributes `[rows, width]` in row order."""
+        return _by_block(self.floats, self.tables.block_floats, self.block_rows)
+
+    def segments_of(self, kind: int, domain: int) -> NDArray[np.int64]:
+        """The first row of a variadic group of each node row of a type, and the end."""
+        return self.segment_ptr[self.first_block(kind) + domain - NODE]
+
+    def data(self, kind: int, domain: int = NODE) -> tuple[IntArray, FloatArray]:
+        """The int and float attributes `[rows, width]` of the rows of a domain of a type."""
+        block = self.first_block(kind) + domain - NODE
+        return self.int_data[block], self.float_data[block]
 
     @cached_property
     def batches(self) -> list[Batch]:
@@ -282,6 +294,9 @@ class PlannedTypes:
             out_ptr=_ptr([len(c.program.outputs) for c in self.cells]),
             block_ptr=_ptr([len(c.layout.input_width) for c in self.cells]),
             block_width=np.array([w for c in self.cells for w in c.layout.input_width], np.int32),
+            block_ints=np.array([w for c in self.cells for w in _words_of(c, False)], np.int32),
+            block_floats=np.array([w for c in self.cells for w in _words_of(c, True)], np.int32),
+            data_block=np.array([g - NODE for c in self.cells for g in c.program.data_groups], np.int32),
             port_ptr=_ptr([len(c.layout.inputs) for c in self.cells]),
             port_block=np.array([p.domain - NODE for _, p in ports], np.int32),
             port_column=np.array([p.column for _, p in ports], np.int32),
@@ -311,15 +326,19 @@ class PlannedTypes:
         return np.array([w for c in self.cells for w in c.layout.saved_width], np.int64)
 
 
-def _by_type(flat: NDArray[Any], width: IntArray, type_ptr: IntArray) -> list[NDArray[Any]]:
-    """Split the attributes of all types into one array `[N_type, width]` per type."""
-    found, start, counts = [], 0, np.diff(type_ptr).tolist()
-    for kind, columns in enumerate(width.tolist()):
-        n_rows = counts[kind] if kind < len(counts) else 0
+def _by_block(flat: NDArray[Any], width: IntArray, block_rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """Split the attributes of all types into one array `[rows, width]` per block."""
+    found, start = [], 0
+    for columns, n_rows in zip(width.tolist(), block_rows.tolist(), strict=True):
         end = start + n_rows * columns
-        found.append(flat[start:end].reshape(-1, columns) if columns else flat[:0].reshape(n_rows, 0))
+        found.append(flat[start:end].reshape(n_rows, columns))
         start = end
     return found
+
+
+def _words_of(cell: PlannedCell, is_float: bool) -> list[int]:
+    """The attributes per row, of each block of a type."""
+    return [cell.program.words(is_float, NODE + block) for block in range(len(cell.layout.input_width))]
 
 
 def _leading(layout: Layout) -> list[int]:

@@ -126,6 +126,7 @@ class Calls:
                 signature,
                 run=lambda arguments: invoke(function, signature, arguments),
                 is_static=lambda name, x: name in cell.static,
+                ragged=cell.ragged,
                 plain=cell if owner is None else BoundCell(cell, owner),
             ),
         )
@@ -255,7 +256,7 @@ class Calls:
         """Read arguments, and read them again for each list whose length the body needs for these arguments."""
         fixed = set[str]()
         while True:
-            reader = FormReader(self.handles, self._namespace.constant, entry.is_static, fixed)
+            reader = FormReader(self.handles, self._namespace.constant, entry.is_static, entry.ragged, fixed)
             keys = {name: reader.read(name, x, name) for name, x in arguments.items()}
             needed = entry.fixed.get((tuple(keys.items()), tuple(reader.lengths)))
             if needed is None:
@@ -269,10 +270,24 @@ class Calls:
         form = make_form(reader, len(self.forms), node_type, family.lengths, outputs, rebuild)
         self.forms.append(form)
         known = entry.known
-        known.by_form[tuple(reader.conditions)] = self._generate(entry, [form], _refuse(entry, reader.lists))
+        ties = node_type.program.ties
+        known.by_form[tuple(reader.conditions)] = self._generate(
+            entry, [form], lambda *args: self._refuse_lengths(entry, ties, args)
+        )
         if len(known.forms) < MAX_FORMS:  # newest first: the earliest forms, such as initial states, are often rare
             self._know(entry, (form, *known.forms), known.by_form)
             self.stand_ins.renew(entry)
+
+    def _refuse_lengths(self, entry: Entry, ties: Iterable[tuple[int, int]], args: tuple[Any, ...]) -> Any:
+        """Refuse a call of a known form: lists or arrays that must be equally long are not."""
+        reader, _ = self._read(entry, dict(zip(entry.signature.parameters, args, strict=True)))
+        lengths = reader.lengths
+        unequal = next(tie for tie in ties if lengths[tie[0]] != lengths[tie[1]])
+        first, second = (f"{lengths[group]} of {reader.lists[group]!r}" for group in unequal)
+        raise GraphError(
+            f"cell {entry.name!r} was called with different numbers of elements, {first} and {second}, but its body "
+            f"combines them one by one; give it equally many."
+        )
 
     # Types: their forms change when cells are traced again.
 
@@ -296,13 +311,3 @@ def _row(table: Parameter, index: Any) -> int | None:
         return None
     row = int(index) + (table.shape[0] if index < 0 else 0)
     return row if 0 <= row < table.shape[0] else None
-
-
-def _refuse(entry: Entry, lists: Sequence[str]) -> Callable[..., Any]:
-    def slow(*args: Any) -> Any:
-        raise GraphError(
-            f"cell {entry.name!r} was called with lists of different lengths ({', '.join(lists)}) that its body uses "
-            f"together; keys and values, for example, must be equally many."
-        )
-
-    return slow

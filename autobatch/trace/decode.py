@@ -1,8 +1,8 @@
 """Decoding: one compiled pass counts the nodes in the log of a recording, a second one writes the graph.
 
 The log holds, per call: the ref of the new handle, whose id tells the form, then what the form's code says: the ref of
-a value, or of the first output of a node (VALUE), attribute words (WORDS), or a list (EACH: its length, then
-refs, element by element).
+a value, or of the first output of a node (VALUE), attribute words (WORDS), a list (EACH: its length, then refs, element
+by element), or data of any length (ROWS: its length, then the ints of each element).
 Ids become nodes through `node_of[id]`; serial numbers that only ever grow tell a handle of this instance from one of an
 earlier recording.
 """
@@ -22,7 +22,7 @@ from autobatch.jit.loops import compiled
 
 LongArray: TypeAlias = NDArray[np.int64]
 
-VALUE, WORDS, EACH, END = 0, 1, 2, 3  # the codes of what a form logged
+VALUE, WORDS, EACH, ROWS, END = 0, 1, 2, 3, 4  # the codes of what a form logged
 STALE, TOO_LARGE = 1, 2  # how decoding failed; 0 if it did not
 INT32_MAX = 2**31 - 1
 
@@ -48,8 +48,8 @@ class FormTables(NamedTuple):
     Attributes:
         of: the form that returns each handle, by id.
         code, ptr: the code of form f is code[ptr[f]:ptr[f + 1]]: its type, and items that end with END. These are
-            VALUE, n, n ports; WORDS, n; or EACH, parts, and for each of them n, n ports. A port is -1 where the cell
-            does not read the value.
+            VALUE, n, n ports; WORDS, n; ROWS, ints per element; or EACH, parts, and for each of them n, n ports. A port
+            is -1 where the cell does not read the value.
     """
 
     of: IntArray
@@ -65,8 +65,9 @@ def count_log(log: LongArray, form_of: IntArray, code: IntArray, code_ptr: IntAr
         c = code_ptr[form_of[log[at] >> 8]] + 1
         n, at = n + 1, at + 1
         while code[c] != END:
-            if code[c] == WORDS:
-                a, at, c = a + code[c + 1], at + code[c + 1], c + 2
+            if code[c] == WORDS or code[c] == ROWS:
+                n_words = _count_words(log, at, code, c)
+                a, at, c = a + n_words, at + n_words, c + 2
                 continue
             length, n_parts = 1, 1
             if code[c] == EACH:
@@ -81,6 +82,12 @@ def count_log(log: LongArray, form_of: IntArray, code: IntArray, code_ptr: IntAr
 
 
 @compiled
+def _count_words(log: LongArray, at: int, code: IntArray, c: int) -> int:
+    """Count the words that an item of a form's code copies from log[at:]."""
+    return int(code[c + 1] if code[c] == WORDS else 1 + log[at] * code[c + 1])
+
+
+@compiled
 def decode_log(log: Log, forms: FormTables, node_of: LongArray, base: int, n_floats: int) -> tuple[IntArray, LongArray]:
     """Encode the recorded instances as one graph.
 
@@ -92,8 +99,7 @@ def decode_log(log: Log, forms: FormTables, node_of: LongArray, base: int, n_flo
     Returns:
         The words, and (status, instance, node within it, position in the log) of the first fault.
     """
-    ints, log_ptr, out_ref, out_slot, out_ptr = log
-    form_of, code, code_ptr = forms
+    (ints, log_ptr, out_ref, out_slot, out_ptr), (form_of, code, code_ptr) = log, forms
     n, e, a = count_log(ints, form_of, code, code_ptr)
     n_instances = log_ptr.size - 1
     words = np.empty(words_size(n_instances, n, e, a, out_ref.size), np.int32)
@@ -112,11 +118,12 @@ def decode_log(log: Log, forms: FormTables, node_of: LongArray, base: int, n_flo
             type_id[n] = code[c]
             at, c = at + 1, c + 1
             while code[c] != END:
-                if code[c] == WORDS:
-                    if not _copy_words(ints, at, attr, a, code[c + 1]):
+                if code[c] == WORDS or code[c] == ROWS:
+                    n_words = _count_words(ints, at, code, c)
+                    if not _copy_words(ints, at, attr, a, n_words):
                         fault[0], fault[1], fault[2] = TOO_LARGE, i, n - first
                         return words, fault
-                    a, at, c = a + code[c + 1], at + code[c + 1], c + 2
+                    a, at, c = a + n_words, at + n_words, c + 2
                     continue
                 length, n_parts = 1, 1
                 if code[c] == EACH:

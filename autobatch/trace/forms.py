@@ -32,7 +32,7 @@ from autobatch.errors import DataError, GraphError
 from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Key, Static, exact, is_hashable, is_structure
 from autobatch.ir.program import DRAW, Attribute, Port, first_leaf
 from autobatch.ir.typetable import NodeType
-from autobatch.trace.decode import EACH, END, VALUE, WORDS
+from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
 from autobatch.trace.elements import Lengths
 from autobatch.trace.handles import Handles, Outputs, Value, path_to_ref
 
@@ -47,7 +47,7 @@ class Leaf:
     """A part of a call's arguments, read by the expression `text`: data, values, or a list of values.
 
     Attributes:
-        kind: "value" (a value, or all outputs of a node), "int", "ints", "float", "floats" or "each".
+        kind: "value" (a value, or all outputs of a node), "int", "ints", "float", "floats", "each", or "rows" of data.
         first: the number of the first leaf.
         refs: for "value" the expression of its ref; for "each" the name of the list of refs that the conditions make.
         counts: number of leaves per ref; for "each" of all refs of one element.
@@ -66,7 +66,8 @@ class FormReader:
     Args:
         handles: gives the classes of values; constant: gives any other object a name in generated code.
         is_static: whether an argument (by name) or a value in it is part of the type.
-        fixed: the lists (by expression) whose length the cell's body needs.
+        ragged: the arguments whose arrays have any number of rows.
+        fixed: the lists and arrays (by expression) whose length the cell's body needs.
     """
 
     def __init__(
@@ -74,9 +75,11 @@ class FormReader:
         handles: Handles,
         constant: Callable[[Any], str],
         is_static: Callable[[str, Any], bool],
+        ragged: tuple[str, ...],
         fixed: set[str],
     ) -> None:
-        self.handles, self.constant, self.is_static, self.fixed = handles, constant, is_static, fixed
+        self.handles, self.constant, self.is_static = handles, constant, is_static
+        self.ragged, self.fixed = ragged, fixed
         self.conditions: list[str] = []
         self.leaves: list[Leaf] = []
         self.lists: list[str] = []
@@ -132,8 +135,21 @@ class FormReader:
                 f"bools, so convert it first."
             )
         kind, letters = ("float", "f") if x.dtype.kind == "f" else ("int", "iub")
+        if name in self.ragged and x.ndim and text not in self.fixed:
+            return self._rows(kind, letters, x, text)
         condition = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"
         return self._data(kind, x.shape, text, condition)
+
+    def _rows(self, kind: str, letters: str, x: Any, text: str) -> Key:
+        """Read an array of any number of rows."""
+        shape = x.shape[1:]
+        self.conditions.append(
+            f"__type({text}) is __ndarray and {text}.ndim == {x.ndim} and {text}.shape[1:] == {shape} "
+            f"and {text}.dtype.kind in {letters!r}"
+        )
+        self.leaves.append(Leaf("rows", text, first_leaf(len(self.lists))))
+        self._add_list(x, text)
+        return Key("rows", None, (Key(kind, shape),))
 
     def _static(self, name: str, x: Any, text: str) -> Key:
         if isinstance(x, np.ndarray) or not (isinstance(x, BY_IDENTITY) or is_hashable(x)):
@@ -177,7 +193,7 @@ class FormReader:
         self._add_list(x, text)
         return Key("each", None, (key,))
 
-    def _add_list(self, x: list[Any], text: str) -> None:
+    def _add_list(self, x: Any, text: str) -> None:
         self.lists.append(text)
         self.lengths.append(len(x))
 
@@ -266,11 +282,18 @@ def make_form(
         elif leaf.kind.startswith("int") and leaf.first in data:
             logged.append(LOG_INTS[leaf.kind].format(leaf.text))
             code += [WORDS, data[leaf.first]]
-        elif leaf.first in data:
+        elif leaf.kind != "rows" and leaf.first in data:
             floats.append(LOG_FLOATS[leaf.kind].format(leaf.text))
     if program.draws and DRAW in data:
         logged.append("__draw()")
         code += [WORDS, 1]
+    for group in program.data_groups:  # they follow all other attributes of a node
+        text = reader.lists[group]
+        logged.append(f"__len({text})")
+        n_ints = program.words(False, group)
+        logged += [LOG_INTS["ints"].format(text)] if n_ints else []
+        floats += [LOG_FLOATS["floats"].format(text)] if program.words(True, group) else []
+        code += [ROWS, n_ints]
     body = [f"for __out in pool_{number}: break", f"else: __out = grow_{number}()"]
     body += ["__to = __log", f"__to += {_tuple(logged)}"]  # faster than an append per int
     body += floats

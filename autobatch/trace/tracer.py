@@ -74,18 +74,25 @@ class Tracer:
             case "value":
                 return self.builder.add(Port(name, self._leaf(domain), below=key.below), key.detail, domain)
             case "int" | "float":
-                return self.builder.add(Attribute(name, self._leaf(domain), key.kind == "float"), key.detail, NODE)
+                return self.builder.add(Attribute(name, self._leaf(domain), key.kind == "float"), key.detail, domain)
             case "static":
                 return key.detail.value
             case "each":
-                self.builder.group_names[self.n_groups] = name
-                self.n_groups += 1
-                return self._list(key, name, self.n_groups - 1)
+                return self._list(key, name, self._new_group(name))
+            case "rows":
+                row = self.argument(key.children[0], name, self._new_group(name))
+                return Ragged(self.builder, row.index)
         children = [
             self.argument(child, f"{name}.{label}", domain)
             for label, child in zip(key.labels, key.children, strict=True)
         ]
         return key.build(children)
+
+    def _new_group(self, name: str) -> int:
+        """The number of a variadic group, which is the argument of this name."""
+        self.builder.group_names[self.n_groups] = name
+        self.n_groups += 1
+        return self.n_groups - 1
 
     def _list(self, key: Key, name: str, group: int) -> TracedList:
         def make(shape: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.devices.host import HostDevice
-from autobatch.errors import ShapeError
+from autobatch.errors import DataError, GraphError, ShapeError
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
@@ -152,3 +152,67 @@ def refused(w: Weights, body: Body) -> str:
 )  # fmt: skip
 def test_what_needs_the_length_is_refused(body: Body, message: str) -> None:
     assert message in refused(Weights(), body)
+
+
+class Tagger(ab.Module):
+    """Reads words, and is told a tag for each."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(3)
+        self.table, self.W = ab.Parameter(rng.standard_normal((10, DIM))), ab.Parameter(rng.standard_normal((DIM, 4)))
+        self.astype("float64")
+
+    @ab.cell(ragged=("words", "tags"))
+    def read(self, words: Any, tags: Any, factor: Any, weight: Any) -> Any:
+        scores = ab.tanh(ab.lookup(self.table, words)) @ self.W
+        return factor * weight * ab.sum(ab.cross_entropy(scores, tags)) + ab.sum(ab.max(scores, axis=0))
+
+    @ab.cell(ragged=("pairs",))
+    def read_pairs(self, pairs: Any) -> Any:
+        return ab.sum(ab.lookup(self.table, pairs[:, 1]) * ab.lookup(self.table, pairs)[:, 0])
+
+    def loss(self, item: Any) -> Any:
+        words, tags = item
+        again = self.read(words[:1], tags[:1], 2, 0.5) + self.read(words[:1], tags[:1], 2, 0.5)
+        return self.read(words, tags, len(words), 1.5) + again + self.read_pairs(np.stack([words, tags], axis=1))
+
+
+def draw_words(lengths: Any = (1, 5, 0, 2, 9)) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [(rng.integers(0, 10, max(n, 1)), rng.integers(0, 4, max(n, 1))) for n in lengths]
+
+
+@pytest.mark.usefixtures("_checked")
+def test_words_of_any_length_are_one_type_on_all_backends() -> None:
+    model, items = Tagger(), draw_words()
+    found = check(model.loss, model, items, [*INTERPRETED, *COMPILED])
+    assert (n_types(found, "read"), n_types(found, "read_pairs")) == (1, 1)
+    assert found.recorder.types[0].signature == "read(words: int[n], tags: int[n], factor: int, weight: float)"
+    graphs = found.record_all(items)
+    np.testing.assert_allclose(found(graphs[::-1]), [model.loss(item) for item in items[::-1]], atol=1e-12)
+
+
+@pytest.mark.usefixtures("_checked")
+def test_equal_nodes_are_shared_only_if_their_data_are_equal() -> None:
+    model, items = Tagger(), draw_words()
+    found, apart = (ab.batched(model.loss, rewrites=names) for names in (("share",), ()))
+    for loss in (found, apart):
+        np.testing.assert_allclose(loss(items), [model.loss(item) for item in items], atol=1e-12)
+    assert (found.last.nodes, apart.last.nodes) == (28, 35)  # one of each pair, one pair and sum of two instances
+
+
+def test_data_of_any_length_is_checked_before_anything_runs() -> None:
+    model = Tagger()
+    loss = ab.batched(model.loss)
+    words, tags = draw_words([4])[0]
+    with pytest.raises(
+        GraphError, match=r"cell 'read' was called with .* 4 of 'words' and 3 of 'tags', .* equally many"
+    ):
+        loss([(words, tags[:3])])
+    loss([(words, tags)])
+    with pytest.raises(GraphError, match=r"4 of 'words' and 3 of 'tags'"):
+        loss([(words, tags[:3])])
+    wrong = words.copy()
+    wrong[3] = 10
+    with pytest.raises(DataError, match=r"instance 1, node 3 \('read'\) gives 10 as read argument 'words', .* 0\.\.9"):
+        loss([(words, tags), (wrong, tags)])

@@ -94,8 +94,7 @@ class CudaSource:
 def print_stage(stage: StageProgram) -> CudaSource:
     """Print the kernels of a stage."""
     program, slots = stage.cell.program, {name: number for number, name in enumerate(CUDA_SLOTS)}
-    words = program.words(False), program.words(True)
-    common = Common(stage.lowered, stage.storage, stage.cell.layout, stage.columns, words, slots)
+    common = Common(stage.lowered, stage.storage, stage.cell.layout, stage.columns, program.words, slots)
     kernels = [
         _KernelWriter(common, k, step).write() if isinstance(step, Kernel) else None
         for k, step in enumerate(stage.steps)
