@@ -10,7 +10,7 @@ from typing import NamedTuple
 from autobatch.compiler.assignment import Spot, Storage
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area, Home, Lowered
-from autobatch.compiler.piece_table import column_of
+from autobatch.compiler.piece_table import column_of, letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED
@@ -204,12 +204,12 @@ class Writer:
             words = self.size(self.words(area is Area.FLOATS, domain), area, domain)
             if domain != NODE:
                 self.groups.add(domain)
-                return multiply(f"(base_{domain} + e)", words)
+                return multiply(f"(base_{domain} + {'r' if domain == self.kernel.domain else 'e'})", words)
             self.tops[f"{area}_r"] = multiply(f"({self.column('start')} + r)", words)
             return f"{area}_r"
         base = self.column(column_of(home, self.lowered.stage))
         width = self.size(self._width(area, domain), "row", area, domain)
-        if domain != NODE:
+        if domain != self.kernel.domain:
             return add([base, multiply("e", width)])
         self.tops[f"{base}_r"] = add([base, multiply("r", width)])
         return f"{base}_r"
@@ -223,6 +223,16 @@ class Writer:
             case Area.SAVED:
                 return self.layout.saved_width[domain - NODE]
         return self.layout.input_width[domain - NODE]
+
+    @property
+    def n_rows(self) -> str:
+        """The column of the number of rows of the kernel."""
+        return self.column(f"rows_{letter_of(self.kernel.domain)}")
+
+    @property
+    def walked(self) -> list[int]:
+        """The groups of edges that a row of the kernel walks through."""
+        return sorted(self.groups - {self.kernel.domain})
 
     def need_window(self, area: Area, number: int) -> None:
         self.arguments.update(dict.fromkeys(("buffer", "scratch", "ptr", "dest")))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import GraphError
-from autobatch.graph.words import Encoded, data_starts
+from autobatch.graph.words import OUTPUT, OUTPUT_BITS, Encoded, data_starts
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 
@@ -204,8 +204,9 @@ def _inputs_text(graph: Graph, node: int) -> str:
     return ", ".join(ports)
 
 
-def _value_text(node: int, output: int) -> str:
-    return f"{node}.{output}" if output else f"{node}"
+def _value_text(node: int, word: int) -> str:
+    output, row = word & OUTPUT, word >> OUTPUT_BITS
+    return f"{node}{f'.{output}' if output else ''}{f'[{row}]' if row else ''}"
 
 
 def join_instances(graphs: Sequence[Graph]) -> tuple[tuple[Any, ...], LongArray | None]:

@@ -24,6 +24,10 @@ from autobatch.jit.arrays import IntArray, indices
 from autobatch.jit.loops import compiled
 
 HEADER = 6
+OUTPUT_BITS = 8  # of a word that names an output of a node; the others number a row of it
+MOST_OUTPUTS = 1 << OUTPUT_BITS
+MOST_ROWS = 1 << (31 - OUTPUT_BITS)
+OUTPUT = MOST_OUTPUTS - 1  # these bits
 
 
 class Sections(NamedTuple):
@@ -247,11 +251,12 @@ class Encoded:
         instance_ptr, output_ptr: [B+1] the nodes and the outputs of each instance.
         type_id: [N].
         edge_ptr: [N+1]; node n reads edges edge_ptr[n]:edge_ptr[n+1].
-        edge_src, edge_out, edge_in: [E] the node read, which of its outputs, and the port that reads it; ports
+        edge_src, edge_out, edge_in: [E] the node read, which of its outputs (the lowest bits, see `OUTPUT`) and which
+            row of that (the others; 0 unless the output has any number of rows), and the port that reads it; ports
             do not decrease within a node. A variadic port has any number of edges, in sequence order; a plain one
             has one, or several after pass "fold", and then reads the sum of their values.
         attr: [A] the int attributes in node order: as many per node as its type has, then data of any length.
-        out_node, out_port, out_slot: [O] the returned values: node, output of the node, place in the result.
+        out_node, out_port, out_slot: [O] the returned values: node, output and row of the node, place in the result.
     """
 
     __slots__ = ("_sections", "words")

@@ -263,10 +263,11 @@ def _columns(program: CellProgram, index: int) -> np.ndarray[Any, np.dtype[np.in
 def pass_through(program: CellProgram) -> Iterator[int]:
     """For each output the port that it equals if that port has one edge, or -1; a sum of one value is that value."""
     for output in program.outputs:
-        source = program.vars[output].source
+        var = program.vars[output]
+        source, has_rows = var.source, var.domain >= 0
         if isinstance(source, Instruction) and source.op is OPS["sum_n"]:
             source = program.vars[source.args[0]].source
-        yield source.number if isinstance(source, Port) else -1
+        yield source.number if isinstance(source, Port) and not has_rows else -1
 
 
 def is_random(program: CellProgram) -> bool:

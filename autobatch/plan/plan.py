@@ -47,6 +47,7 @@ class TypeTables(NamedTuple):
     """The layouts of T types as int32 arrays for compiled placement; a block is one domain of one type."""
 
     out_ptr: IntArray  # [T+1] outputs of each type
+    out_block: IntArray  # [outputs] within its type: the block whose rows it has
     block_ptr: IntArray  # [T+1] blocks of each type: node rows, then variadic groups
     block_width: IntArray  # [blocks] columns of the inputs
     block_ints: IntArray  # [blocks] int attributes per row
@@ -83,8 +84,9 @@ class Plan:
         saved_base: per block, the offset of its first element; none in inference.
         segments, segment_base: segments[segment_base[b]:segment_base[b+1]] are, if block b is that of a variadic group,
             the first edge row of each node row, and the end; else nothing.
-        dest_base: per output of a type (by output number), where its rows start in dest_ptr.
-        dest_ptr, dest: the destinations of each node output, by (type, output, row).
+        dest_base: per output of a type (by output number), where its rows start in dest_ptr: those of nodes or, for an
+            output of any number of rows, those of edges.
+        dest_ptr, dest: the destinations of each row of an output, by (type, output, row).
         adds: whether the value is added to what is at each destination instead of stored there.
         slot_base, slot_rows: where the requested outputs lie, by slot, and their numbers of rows.
         mirror: distance from a place to the place of its gradient; 0 in inference.
@@ -200,20 +202,35 @@ class Plan:
         each = "node" if block in self.tables.block_ptr else "edge"
         return [f"{base:8}  inputs of {name}: {rows} x {width}, a row per {each}"] if rows and width else []
 
-    def destinations(self, node: int, output: int = 0) -> list[int]:
-        """The places that a node output is written to: one per reading edge and per slot of the result."""
-        first, end = self._destination_range(node, output)
+    def n_rows(self, node: int, output: int = 0) -> int:
+        """The number of rows of a node output; 1 unless it has any number."""
+        row = int(self.row[node])
+        first, end = self.output_rows(int(self.graph.type_id[node]), output, row, row + 1)
+        return end - first
+
+    def destinations(self, node: int, output: int = 0, row: int = 0) -> list[int]:
+        """The places that a row of a node output is written to: one per reading edge and per slot of the result."""
+        first, end = self._destination_range(node, output, row)
         places: list[int] = self.dest[first:end].tolist()
         return places
 
-    def added(self, node: int, output: int = 0) -> list[bool]:
-        """For each destination of a node output, whether the value is added there."""
-        first, end = self._destination_range(node, output)
+    def added(self, node: int, output: int = 0, row: int = 0) -> list[bool]:
+        """For each destination of a row of a node output, whether the value is added there."""
+        first, end = self._destination_range(node, output, row)
         flags: list[bool] = self.adds[first:end].tolist()
         return flags
 
-    def _destination_range(self, node: int, output: int) -> tuple[int, int]:
-        first = self.dest_base[self.tables.out_ptr[self.graph.type_id[node]] + output] + self.row[node]
+    def output_rows(self, kind: int, output: int, start: int, end: int) -> tuple[int, int]:
+        """The rows in `dest_ptr` of an output of the nodes start:end of a type."""
+        number = int(self.tables.out_ptr[kind]) + output
+        block, base = int(self.tables.out_block[number]), int(self.dest_base[number])
+        if block:
+            start, end = self.segments_of(kind, NODE + block)[[start, end]].tolist()
+        return base + start, base + end
+
+    def _destination_range(self, node: int, output: int, row: int) -> tuple[int, int]:
+        kind, own = int(self.graph.type_id[node]), int(self.row[node])
+        first = self.output_rows(kind, output, own, own + 1)[0] + row
         return int(self.dest_ptr[first]), int(self.dest_ptr[first + 1])
 
     def first_block(self, kind: int) -> int:
@@ -292,6 +309,7 @@ class PlannedTypes:
         ports = [(cell, place) for cell in self.cells for place in cell.layout.inputs]
         return TypeTables(
             out_ptr=_ptr([len(c.program.outputs) for c in self.cells]),
+            out_block=np.array([block for c in self.cells for block in _blocks_of_outputs(c)], np.int32),
             block_ptr=_ptr([len(c.layout.input_width) for c in self.cells]),
             block_width=np.array([w for c in self.cells for w in c.layout.input_width], np.int32),
             block_ints=np.array([w for c in self.cells for w in _words_of(c, False)], np.int32),
@@ -334,6 +352,10 @@ def _by_block(flat: NDArray[Any], width: IntArray, block_rows: NDArray[np.int64]
         found.append(flat[start:end].reshape(n_rows, columns))
         start = end
     return found
+
+
+def _blocks_of_outputs(cell: PlannedCell) -> list[int]:
+    return [max(cell.program.vars[output].domain, NODE) - NODE for output in cell.program.outputs]
 
 
 def _words_of(cell: PlannedCell, is_float: bool) -> list[int]:

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from autobatch.errors import PlanError
 from autobatch.graph.graph import Graph
+from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ir.program import NODE
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 from autobatch.schedule.schedule import Schedule
 
-Source: TypeAlias = tuple[int, int]  # a node and the number of an output of it
+Source: TypeAlias = tuple[int, int]  # a node, and the word that says which output of it and which row
 
 
 def check_plan(plan: Plan, cells: PlannedTypes) -> None:
@@ -93,8 +94,14 @@ class _Memory:
         program = self.cells.cells[kind].program
         for number, output in enumerate(program.outputs):
             width = program.vars[output].size
-            places = zip(plan.destinations(node, number), plan.added(node, number), strict=True)
-            for start, added in places:
+            places = [
+                (place, is_added, row << OUTPUT_BITS | number)
+                for row in range(plan.n_rows(node, number))
+                for place, is_added in zip(
+                    plan.destinations(node, number, row), plan.added(node, number, row), strict=True
+                )
+            ]
+            for start, added, word in places:
                 what = f"checking a plan: output {number} of node {node}"
                 held = self.holds[start : start + width] if 0 <= start <= self.size - width else None
                 if held is None:
@@ -105,12 +112,12 @@ class _Memory:
                     if width and self.read(start, width) is None:
                         raise PlanError(f"{what} is added at {start}, where no value lies.")
                     if width:
-                        self.writes[held[0]][2].append((node, number))
+                        self.writes[held[0]][2].append((node, word))
                     continue
                 if self.cells.training and (held >= 0).any():
                     raise PlanError(f"{what} overwrites a value at {start}.")
                 held[...] = len(self.writes)
-                self.writes.append((start, width, [(node, number)]))
+                self.writes.append((start, width, [(node, word)]))
 
 
 def _check_rows(plan: Plan) -> None:

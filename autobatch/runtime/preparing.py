@@ -18,7 +18,7 @@ from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 from autobatch.runtime.piece_table import Places, Tables, Widths, make_tables
-from autobatch.runtime.pieces import AllPieces, BatchList, Calls, find_alone, list_calls
+from autobatch.runtime.pieces import AllPieces, BatchList, Calls, OutputRows, find_alone, list_calls
 
 LongArray = NDArray[np.int64]
 WORD = 8  # bytes of an int64
@@ -131,7 +131,7 @@ class PreparedTypes(Generic[C]):
         columns, turns, kept, most = np.zeros((4, n_types), np.int64)
         steps = np.zeros((len(STAGES), n_types, 3), np.int64)
         self.widths = Widths(
-            tables.block_ptr, tables.out_ptr, tables.block_width, types.saved_width, scratch,
+            tables.block_ptr, tables.out_ptr, tables.out_block, tables.block_width, types.saved_width, scratch,
             columns, turns, kept, most, steps,
         )  # fmt: skip
 
@@ -183,7 +183,10 @@ def prepare_all(
     made = make_tables(places, widths, n_threads)
     adds_alone = nowhere = np.zeros(0, np.bool_)
     if n_threads > 1 and arrays.adds.any():
-        adds_alone = find_alone(places.batches, places.dest_base, arrays.dest_ptr, arrays.adds, widths.out_ptr)
+        outputs = OutputRows(
+            widths.out_ptr, widths.out_block, places.dest_base, widths.block_ptr, arrays.segments, arrays.segment_base
+        )  # fmt: skip
+        adds_alone = find_alone(places.batches, outputs, arrays.dest_ptr, arrays.adds)
     pieces = AllPieces(made.pieces, widths.most_rows, n_threads)
     forward = list_calls(places.batches, pieces, widths.steps[0], adds_alone, False)
     backward = list_calls(places.batches, pieces, widths.steps[1], nowhere, True)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import GraphError
+from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
 from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.ops.define import Op, first_symbol
@@ -29,7 +30,7 @@ from autobatch.trace.elements import NeedsLength
 from autobatch.trace.entries import Entry, Known, StandIns, invoke
 from autobatch.trace.forms import Form, FormReader, make_form
 from autobatch.trace.generated import Namespace
-from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Handles
+from autobatch.trace.handles import RECYCLE, Handles
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.lifting import Lifting, never, to_values
 from autobatch.trace.traces import Family, Traces
@@ -186,28 +187,31 @@ class Calls:
             ),
         )
 
-    def _record_source(self, x: Any) -> Any:
+    def _record_source(self, x: Any, is_ragged: bool) -> Any:
         """Record an array, which is data of its node, a parameter, or an input."""
         if isinstance(x, FloatInput):
-            return self._record_input(x)
+            return self._record_input(x, is_ragged)
         is_array = not isinstance(x, Parameter)
-        key = ("source", None if is_array else id(x))
+        key = ("source", is_ragged if is_array else id(x))
         entry = self._entries.get(key)
         if entry is None and is_array:
             run: Callable[..., Any] = lambda arguments: arguments["data"]  # noqa: E731
-            entry = self._add(key, Entry("constant", (Static("source"),), ONE_ARRAY, run, never, lifts=False))
+            ragged, identity = ("data",) * is_ragged, (Static("source"), Static(is_ragged))
+            entry = self._add(key, Entry("constant", identity, ONE_ARRAY, run, never, lifts=False, ragged=ragged))
         elif entry is None:
             identity = Static("source"), Static(x)
             entry = self._add(key, Entry("parameter", identity, NO_ARGUMENTS, lambda arguments: x, never))
         return entry.known.function(*([x] if is_array else []))
 
-    def _record_input(self, x: FloatInput) -> Any:
+    def _record_input(self, x: FloatInput, is_ragged: bool) -> Any:
         """Record an input: its numbers, and the number of the read, which is an output that nothing reads."""
         x.recording()
-        entry = self._entries.get("input")
+        entry = self._entries.get(("input", is_ragged))
         if entry is None:
             run: Callable[..., Any] = lambda arguments: (arguments["data"], arguments["number"])  # noqa: E731
-            entry = self._add("input", Entry("input", (Static("input"),), NUMBERED_ARRAY, run, never, lifts=False))
+            ragged, identity = ("data",) * is_ragged, (Static("input"), Static(is_ragged))
+            new = Entry("input", identity, NUMBERED_ARRAY, run, never, lifts=False, ragged=ragged)
+            entry = self._add(("input", is_ragged), new)
         at = len(self.log)
         value, _ = entry.known.function(x.data, x.inputs.note(x.positions))
         x.inputs.kinds.add(self.type_at(at).number)
@@ -235,7 +239,7 @@ class Calls:
             if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
                 x = to_values(x)
             if entry.lifts and not entry.is_static(name, x):
-                lifted[name] = self.lifting.lift(x, entry.is_static)
+                lifted[name] = self.lifting.lift(x, entry.is_static, is_ragged=name in entry.ragged)
         if any(x is not lifted[name] for name, x in zip(entry.signature.parameters, args, strict=True)):
             return invoke(entry.known.function, entry.signature, lifted)  # the form with values may be known
         reader, keys = self._read(entry, lifted)
@@ -244,6 +248,11 @@ class Calls:
             family = self._family_of(entry, keys, reader.lengths)
         except NeedsLength as needs:
             text = reader.lists[needs.group]
+            if text in reader.rows:
+                raise GraphError(
+                    f"cell {entry.name!r} {needs.why}, and {text!r} has another number of rows in every node; apply "
+                    f"ops to all rows at once, or to the rows between cells."
+                ) from None
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = text
             if reader.lengths[needs.group]:
                 self.types.of_one_length[entry.name] = f"of {text}, because the body {needs.why}"

@@ -16,12 +16,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import words_size, write_header
+from autobatch.graph.words import OUTPUT, OUTPUT_BITS, words_size, write_header
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
+from autobatch.trace.handles import ROW_BIT
 
 LongArray: TypeAlias = NDArray[np.int64]
 
+ID, ROW = (1 << (ROW_BIT - OUTPUT_BITS)) - 1, ROW_BIT - OUTPUT_BITS  # of a ref without its output: the id, and the row
 VALUE, WORDS, EACH, ROWS, END = 0, 1, 2, 3, 4  # the codes of what a form logged
 STALE, TOO_LARGE = 1, 2  # how decoding failed; 0 if it did not
 INT32_MAX = 2**31 - 1
@@ -62,7 +64,7 @@ def count_log(log: LongArray, form_of: IntArray, code: IntArray, code_ptr: IntAr
     """Count nodes, edges and attribute words in the log."""
     n = e = a = at = 0
     while at < log.size:
-        c = code_ptr[form_of[log[at] >> 8]] + 1
+        c = code_ptr[form_of[log[at] >> OUTPUT_BITS]] + 1
         n, at = n + 1, at + 1
         while code[c] != END:
             if code[c] == WORDS or code[c] == ROWS:
@@ -113,7 +115,7 @@ def decode_log(log: Log, forms: FormTables, node_of: LongArray, base: int, n_flo
         at, end = log_ptr[i], log_ptr[i + 1]
         while at < end:
             fault[3] = at
-            own = ints[at] >> 8
+            own = ints[at] >> OUTPUT_BITS
             c = code_ptr[form_of[own]]
             type_id[n] = code[c]
             at, c = at + 1, c + 1
@@ -136,12 +138,12 @@ def decode_log(log: Log, forms: FormTables, node_of: LongArray, base: int, n_flo
                         if port < 0:
                             continue
                         for position in range(at + part, at + length * n_parts, n_parts):
-                            ref = ints[position]
-                            node = node_of[ref >> 8] - base
+                            output, ref = ints[position] & OUTPUT, ints[position] >> OUTPUT_BITS
+                            node = node_of[ref & ID] - base
                             if node < first:
                                 fault[0], fault[1], fault[2] = STALE, i, n - first
                                 return words, fault
-                            edge_src[e], edge_out[e], edge_in[e] = node, (ref & 255) + k, port
+                            edge_src[e], edge_out[e], edge_in[e] = node, output + k | ref >> ROW << OUTPUT_BITS, port
                             e += 1
                     c += 1 + code[c]
                 at += length * n_parts
@@ -174,8 +176,9 @@ def _find_outputs(
 ) -> bool:
     """Write the nodes that an instance returned, before other instances reuse the handles; False if one is stale."""
     for o in range(refs.size):
-        out_node[o] = node_of[refs[o] >> 8] - base
-        out_port[o] = refs[o] & 255
+        output, ref = refs[o] & OUTPUT, refs[o] >> OUTPUT_BITS
+        out_node[o] = node_of[ref & ID] - base
+        out_port[o] = output | ref >> ROW << OUTPUT_BITS
         if out_node[o] < first:
             return False
     return True

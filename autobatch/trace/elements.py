@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from autobatch.errors import ShapeError
 from autobatch.ir.arguments import Key, is_structure, parts_of
@@ -113,11 +113,13 @@ class ListBuilder(RowBuilder):
 
     Attributes:
         walked: the groups whose elements the body has seen one by one, or whose length it has read.
+        lists: the groups that are list arguments; others are data of any length, or rows that another node made.
     """
 
     def __init__(self, name: str, weight_names: Mapping[int, str], lengths: Sequence[int]) -> None:
         super().__init__(name, weight_names)
         self.lengths = tuple(lengths)
+        self.lists = set[int]()
         self.walked: set[int] = set()
         self._n_each = 0
         self._mapped: list[int] = []  # the groups of the calls of `ab.each` that go on
@@ -129,6 +131,13 @@ class ListBuilder(RowBuilder):
             raise NeedsLength(group, "walks through it, and it has no elements")
         self.walked.add(group)
         return self.lengths[group]
+
+    def refuse(self, op: Op, values: Sequence[Traced], told: str) -> NoReturn:
+        """Ask for the length of a list that is among the values; ShapeError if there is none."""
+        group = next((v.var.domain for v in values if isinstance(v, Ragged) and v.var.domain in self.lists), None)
+        if group is None:
+            raise ShapeError(told)
+        raise NeedsLength(group, f"applies {op.name} to all of it")
 
     def place(self, tree: Any, at: Position) -> Any:
         """Values of edges as elements at a position."""

@@ -34,7 +34,7 @@ from autobatch.ir.program import DRAW, Attribute, Port, first_leaf
 from autobatch.ir.typetable import NodeType
 from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
 from autobatch.trace.elements import Lengths
-from autobatch.trace.handles import Handles, Outputs, Value, path_to_ref
+from autobatch.trace.handles import Handles, Outputs, Rows, Value, path_to_ref
 
 IS_RECORDING = "__stage.current is __calls"  # costs 50 ns
 BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, exact, np.ndarray, np.float64)}
@@ -67,7 +67,10 @@ class FormReader:
         handles: gives the classes of values; constant: gives any other object a name in generated code.
         is_static: whether an argument (by name) or a value in it is part of the type.
         ragged: the arguments whose arrays have any number of rows.
-        fixed: the lists and arrays (by expression) whose length the cell's body needs.
+        fixed: the lists (by expression) whose length the cell's body needs.
+
+    Attributes:
+        lists: the expressions of the variadic groups, and `lengths` their lengths; `rows` those that are no lists.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class FormReader:
         self.conditions: list[str] = []
         self.leaves: list[Leaf] = []
         self.lists: list[str] = []
+        self.rows: set[str] = set()
         self.lengths: list[int] = []
         self.n_leaves = 0
 
@@ -90,6 +94,8 @@ class FormReader:
         """Read the value of the expression `text`, which is argument `name` or a part of it."""
         if self.is_static(name, x):
             return self._static(name, x, text)
+        if isinstance(x, Rows):
+            return self._rows_handle(x, text)
         if isinstance(x, (Value, Outputs)):
             return self._handle(x, text)
         if type(x) in (int, float):
@@ -122,6 +128,14 @@ class FormReader:
         self.n_leaves += n
         return x.key
 
+    def _rows_handle(self, x: Rows, text: str) -> Key:
+        """Read a value of any number of rows, which is logged as a list of them."""
+        self.handles.check(x)
+        self.conditions.append(f"__type({text}) is {x.class_name}")
+        self.leaves.append(Leaf("each", text, first_leaf(len(self.lists)), f"{text}.refs"))
+        self._add_rows(x, text)
+        return x.key
+
     def _data(self, kind: str, shape: tuple[int, ...], text: str, condition: str) -> Key:
         self.conditions.append(condition)
         self.leaves.append(Leaf(kind + "s" if shape else kind, text, self.n_leaves))
@@ -135,7 +149,7 @@ class FormReader:
                 f"bools, so convert it first."
             )
         kind, letters = ("float", "f") if x.dtype.kind == "f" else ("int", "iub")
-        if name in self.ragged and x.ndim and text not in self.fixed:
+        if name in self.ragged and x.ndim:
             return self._rows(kind, letters, x, text)
         condition = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"
         return self._data(kind, x.shape, text, condition)
@@ -148,7 +162,7 @@ class FormReader:
             f"and {text}.dtype.kind in {letters!r}"
         )
         self.leaves.append(Leaf("rows", text, first_leaf(len(self.lists))))
-        self._add_list(x, text)
+        self._add_rows(x, text)
         return Key("rows", None, (Key(kind, shape),))
 
     def _static(self, name: str, x: Any, text: str) -> Key:
@@ -193,13 +207,17 @@ class FormReader:
         self._add_list(x, text)
         return Key("each", None, (key,))
 
+    def _add_rows(self, x: Any, text: str) -> None:
+        self.rows.add(text)
+        self._add_list(x, text)
+
     def _add_list(self, x: Any, text: str) -> None:
         self.lists.append(text)
         self.lengths.append(len(x))
 
     def _key(self, x: Any) -> Key | None:
         """The key of a value, or of a tuple of such; None for anything else."""
-        if isinstance(x, (Value, Outputs)):
+        if isinstance(x, (Value, Outputs)) and not isinstance(x, Rows):
             self.handles.check(x)
             return x.key
         children = [self._key(child) for child in x] if type(x) is tuple else [None]
@@ -295,6 +313,10 @@ def make_form(
         floats += [LOG_FLOATS["floats"].format(text)] if program.words(True, group) else []
         code += [ROWS, n_ints]
     body = [f"for __out in pool_{number}: break", f"else: __out = grow_{number}()"]
+    for place, index in enumerate(program.outputs):
+        if (group := program.vars[index].domain) >= 0:
+            made = "__out" if outputs.kind == "rows" else f"__out[{place}]"
+            body.append(f"{made}.resize(__len({reader.lists[group]}))")
     body += ["__to = __log", f"__to += {_tuple(logged)}"]  # faster than an append per int
     body += floats
     body += ["__draw()"] if program.draws and DRAW not in data else []

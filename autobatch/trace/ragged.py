@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from autobatch.errors import ShapeError
 from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.program import NODE, SHARED
 from autobatch.ops.conditions import Condition, gives_condition
@@ -75,6 +74,10 @@ class RowBuilder(Builder):
     def as_list(self, values: Any) -> Any:
         """The traced list of the rows of a ragged value."""
 
+    @abstractmethod
+    def refuse(self, op: Op, values: Sequence[Traced], told: str) -> NoReturn:
+        """Refuse an op of values, some of them ragged; `told` is the message."""
+
     def append(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
         """Append an op of values that are no ragged ones."""
         return self._append(op, values, static)
@@ -116,20 +119,21 @@ def _apply_to_rows(builder: RowBuilder, op: Op, values: Sequence[Traced], static
 def _apply_to_elements(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
     """Append an element-wise op; other values broadcast to the rows as in NumPy."""
     ndim = max(value.ndim for value in values if isinstance(value, Ragged))
-    return _apply_to_rows(builder, op, [_aligned(op, values, value, ndim) for value in values], static)
+    return _apply_to_rows(builder, op, [_aligned(builder, op, values, value, ndim) for value in values], static)
 
 
-def _aligned(op: Op, values: Sequence[Traced], value: Traced, ndim: int) -> Traced:
+def _aligned(builder: RowBuilder, op: Op, values: Sequence[Traced], value: Traced, ndim: int) -> Traced:
     """A value without an axis of length one in the place of the rows; ShapeError if another axis of it is there."""
     if isinstance(value, Ragged):
         fits = value.ndim == ndim
     else:
         fits = value.ndim < ndim or (value.ndim == ndim and value.shape[0] == 1)
     if not fits:
-        shapes = " and ".join(map(describe, values))
-        raise ShapeError(
-            f"{op.name} combines values of shapes {shapes}, which do not broadcast, because n differs between nodes; "
-            f"an axis in the place of n has that many rows too, or length 1."
+        builder.refuse(
+            op,
+            values,
+            f"{op.name} combines values of shapes {_shapes(values)}, which do not broadcast, because n differs between "
+            f"nodes; an axis in the place of n has that many rows too, or length 1.",
         )
     return reshape(value, value.shape[1:]) if not isinstance(value, Ragged) and value.ndim == ndim else value
 
@@ -174,9 +178,11 @@ def _multiply(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dic
         return _apply_to_rows(builder, op, values, static)
     if isinstance(x, Ragged) and isinstance(y, Ragged) and x.ndim == 1:
         return _weigh(builder, x, y)
-    raise ShapeError(
-        f"{op.name} of shapes {describe(x)} and {describe(y)} sums over an axis of n elements, where n differs between "
-        f"nodes; both must have it, the first one as its only axis."
+    builder.refuse(
+        op,
+        values,
+        f"{op.name} of shapes {_shapes(values)} sums over an axis of n elements, where n differs between nodes; both "
+        f"must have it, the first one as its only axis.",
     )
 
 
@@ -212,9 +218,11 @@ def _join(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[st
     """Append a join of rows."""
     ndims = {value.ndim if isinstance(value, Ragged) else 0 for value in values}
     if len(ndims) > 1:
-        raise ShapeError(
-            f"concat of values of shapes {' and '.join(map(describe, values))}, where n differs between nodes; all "
-            f"parts have n rows and as many axes."
+        builder.refuse(
+            op,
+            values,
+            f"concat of values of shapes {_shapes(values)}, where n differs between nodes; all parts have n rows and "
+            f"as many axes.",
         )
     (axis,) = axes_of(values[0].ndim, static["axis"])
     if axis == 0:
@@ -246,8 +254,16 @@ def _take(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[st
 
 
 def _refuse(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> NoReturn:
-    shapes = " and ".join(map(describe, values))
-    raise ShapeError(f"{op.name} cannot be applied to {shapes}, because n differs between nodes; apply it to each row.")
+    builder.refuse(
+        op,
+        values,
+        f"{op.name} cannot be applied to {_shapes(values)}, because n differs between nodes; apply it to each row, or "
+        f"between cells.",
+    )
+
+
+def _shapes(values: Sequence[Traced]) -> str:
+    return " and ".join(map(describe, values))
 
 
 RULES: dict[str, Rule] = {

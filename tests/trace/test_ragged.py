@@ -40,6 +40,10 @@ class Weights(ab.Module):
     def feed(self, x: Any) -> Any:
         return self.scale * x + self.shift
 
+    @ab.cell(ragged=("x",))
+    def feed_all(self, x: Any) -> Any:
+        return self.scale * x + self.shift
+
 
 Body = Callable[[Weights, Any, Any], Any]
 BODIES: tuple[tuple[str, Body], ...] = (
@@ -94,50 +98,49 @@ def n_types(found: Any, name: str) -> int:
     return sum(kind.name == name for kind in found.recorder.types.types)
 
 
-def cell_of(weights: Weights, body: Body) -> Any:
-    @ab.cell
-    def call(rows: Any, query: Any) -> Any:
-        return ab.sum(body(weights, ab.stack(rows), query))
-
-    return call
+def stacking(body: Body) -> Any:
+    """A cell that makes a value of a list."""
+    return ab.cell(lambda weights, rows, query: ab.sum(body(weights, ab.stack(rows), query)))
 
 
-def loss_of(weights: Weights, *cells: Any) -> Any:
+def taking(body: Body) -> Any:
+    """A cell that takes a value of another cell."""
+    return ab.cell(lambda weights, rows, query: ab.sum(body(weights, rows, query)))
+
+
+def loss_of(weights: Weights, cells: Any, listed: bool) -> Any:
     def loss(nodes: Any) -> Any:
-        fed = [[weights.feed(row) for row in rows] for rows in nodes]
-        return ab.sum_n([call(rows, ab.tanh(weights.out)) for rows in fed for call in cells], shape=())
+        fed = [[weights.feed(row) for row in rows] if listed else weights.feed_all(rows) for rows in nodes]
+        return ab.sum_n([call(weights, rows, ab.tanh(weights.out)) for rows in fed for call in cells], shape=())
 
     return loss
 
 
 @each("name, body", BODIES)
-def test_a_stacked_list_is_one_type(name: str, body: Body) -> None:
+def test_all_lengths_are_one_type(name: str, body: Body) -> None:
     weights = Weights()
-    loss = loss_of(weights, cell_of(weights, body))
-    assert n_types(check(loss, weights, draw()), "call") == 1
+    for make in (stacking, taking):
+        found = check(loss_of(weights, [make(body)], listed=make is stacking), weights, draw())
+        assert n_types(found, "<lambda>") == 1
 
 
 def test_compiled_backends_run_them_too() -> None:
     weights = Weights()
     chosen = [body for name, body in BODIES if name in ("attend", "layer_norm", "log_softmax", "max", "transformer")]
-    loss = loss_of(weights, *(cell_of(weights, body) for body in chosen))
-    assert n_types(check(loss, weights, draw(), COMPILED), "call") == len(chosen)
+    loss = loss_of(weights, [taking(body) for body in chosen], listed=False)
+    assert n_types(check(loss, weights, draw(), COMPILED), "<lambda>") == len(chosen)
 
 
-def test_a_thousand_lengths_are_traced_and_compiled_once() -> None:
+@each("listed", [True, False])
+def test_a_thousand_lengths_are_traced_and_compiled_once(listed: bool) -> None:
     weights = Weights()
-    loss = ab.batched(loss_of(weights, cell_of(weights, BODIES[5][1])), module=weights, backend="reference")
+    call = (stacking if listed else taking)(BODIES[5][1])
+    loss = ab.batched(loss_of(weights, [call], listed), module=weights, backend="reference")
     few, many = draw([[1, 2]]), draw([[n] for n in range(1, 1001)])
     loss(few)
     before = loss.recorder.calls.traces.n_traced, loss.recorder.types.names
     loss(many)
     assert (loss.recorder.calls.traces.n_traced, loss.recorder.types.names) == before
-
-
-def refused(w: Weights, body: Body) -> str:
-    with pytest.raises(ShapeError) as error:
-        ab.batched(loss_of(w, cell_of(w, body)), module=w)(draw([[2, 3]]))
-    return str(error.value)
 
 
 @each(
@@ -151,7 +154,32 @@ def refused(w: Weights, body: Body) -> str:
     ],
 )  # fmt: skip
 def test_what_needs_the_length_is_refused(body: Body, message: str) -> None:
-    assert message in refused(Weights(), body)
+    weights = Weights()
+    with pytest.raises(ShapeError) as error:
+        ab.batched(loss_of(weights, [taking(body)], listed=False), module=weights)(draw([[2, 3]]))
+    assert message in str(error.value)
+
+
+@each(
+    "body",
+    [
+        lambda w, x, q: x.T @ ab.ops.reshape(x, (-1, DIM)),
+        lambda w, x, q: x[0] * x[-1],
+        lambda w, x, q: ab.outer(x[:, 0], q),
+        lambda w, x, q: ab.concat([x[1:], x[:1]], axis=0) * x,
+    ],
+)
+def test_a_list_has_a_type_per_length_if_its_body_needs_that(body: Body) -> None:
+    weights = Weights()
+    found = check(loss_of(weights, [stacking(body)], listed=True), weights, draw())
+    assert n_types(found, "<lambda>") == len({n for nodes in LENGTHS for n in nodes})
+
+
+def test_a_walk_through_rows_of_a_node_is_refused() -> None:
+    weights = Weights()
+    walk = ab.cell(lambda weights, rows, query: ab.sum(sum(rows[k] for k in range(len(rows)))))
+    with pytest.raises(GraphError, match=r"'rows' has another number of rows in every node; apply ops to all rows"):
+        ab.batched(loss_of(weights, [walk], listed=False), module=weights)(draw([[2, 3]]))
 
 
 class Tagger(ab.Module):
@@ -198,6 +226,8 @@ def test_equal_nodes_are_shared_only_if_their_data_are_equal() -> None:
     found, apart = (ab.batched(model.loss, rewrites=names) for names in (("share",), ()))
     for loss in (found, apart):
         np.testing.assert_allclose(loss(items), [model.loss(item) for item in items], atol=1e-12)
+    assert found.last is not None
+    assert apart.last is not None
     assert (found.last.nodes, apart.last.nodes) == (28, 35)  # one of each pair, one pair and sum of two instances
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.graph.words import (
+    OUTPUT,
     Sections,
     copy_attributes,
     copy_outputs,
@@ -124,7 +125,7 @@ def _count_readers(graph: Sections, types: TypeArrays, sum_port: IntArray, folds
             if not folds[source]:
                 continue
             alone = (e == first or edge_in[e - 1] != edge_in[e]) and (e + 1 == end or edge_in[e + 1] != edge_in[e])
-            port = sum_port[out_ptr[type_id[source]] + edge_out[e]]
+            port = sum_port[out_ptr[type_id[source]] + (edge_out[e] & OUTPUT)]
             term, stop = edge_ptr[source], edge_ptr[source + 1]
             while term < stop and edge_in[term] < port:
                 term += 1

@@ -29,6 +29,7 @@ from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite.fold import fold_sums
 from autobatch.graph.rewrite.share import share_equal
 from autobatch.graph.words import (
+    OUTPUT,
     Sections,
     copy_attributes,
     copy_outputs,
@@ -228,7 +229,7 @@ def _forward(words: IntArray, out_ptr: IntArray, ports: IntArray) -> tuple[IntAr
     type_id, edge_ptr, edge_src, edge_out = graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out
     for e in range(edge_src.size):
         node = edge_src[e]
-        port = ports[out_ptr[type_id[node]] + edge_out[e]]
+        port = ports[out_ptr[type_id[node]] + (edge_out[e] & OUTPUT)]
         if port >= 0:
             origin = _only_edge(graph.edge_in, edge_ptr[node], edge_ptr[node + 1], port)
             if origin >= 0:
@@ -236,7 +237,7 @@ def _forward(words: IntArray, out_ptr: IntArray, ports: IntArray) -> tuple[IntAr
                 n_forwarded += 1
     for o in range(graph.out_node.size):
         node = graph.out_node[o]
-        port = ports[out_ptr[type_id[node]] + graph.out_port[o]]
+        port = ports[out_ptr[type_id[node]] + (graph.out_port[o] & OUTPUT)]
         if port >= 0:
             origin = _only_edge(graph.edge_in, edge_ptr[node], edge_ptr[node + 1], port)
             if origin >= 0:

@@ -196,7 +196,7 @@ class KernelStep:
 
     def __init__(self, stage: DeviceStage, kernel: CudaKernel) -> None:
         self.name, self._own = kernel.name, Own(stage.device, kernel.own)
-        self.own, self._n_rows = self._own.address, stage.columns.index("rows_n")
+        self.own, self._n_rows = self._own.address, stage.columns.index(kernel.n_rows)
         self.team, self.shared_bytes, self.rows_size = fit_rows(
             kernel, stage.storage.row_width, stage.dtype.itemsize, stage.most_shared_bytes
         )

@@ -102,8 +102,8 @@ class RowRange:
 
     def destinations(self, number: int) -> tuple[Array, Array, Array]:
         """Pointers to the destinations of each row of an output; the destinations; whether each is added to."""
-        base = self.plan.dest_base[self.plan.tables.out_ptr[self.kind] + number]
-        ptr = self.plan.dest_ptr[base + self.start : base + self.end + 1]
+        first, end = self.plan.output_rows(self.kind, number, self.start, self.end)
+        ptr = self.plan.dest_ptr[first : end + 1]
         return ptr, self.plan.dest[ptr[0] : ptr[-1]], self.plan.adds[ptr[0] : ptr[-1]]
 
 

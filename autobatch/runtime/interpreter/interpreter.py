@@ -235,10 +235,10 @@ class Interpreter:
         ptr, dest, adds = rows.destinations(number)
         if not dest.size:
             return
-        flat = self.store.xp.broadcast_to(value, (rows.n, *var.shape)).reshape(rows.n, var.size)
         counts = np.diff(ptr)
+        flat = self.store.xp.broadcast_to(value, (counts.size, *var.shape)).reshape(counts.size, var.size)
         if not (counts == 1).all():
-            flat = flat[put(np.repeat(np.arange(rows.n), counts))]
+            flat = flat[put(np.repeat(np.arange(counts.size), counts))]
         window = self.values.window(var.size)
         if adds.any():
             stored, added = np.flatnonzero(~adds), np.flatnonzero(adds)
