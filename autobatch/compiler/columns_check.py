@@ -101,9 +101,7 @@ class _Stage:
 
     def _rows(self, value: int, node: int) -> list[Row]:
         """The rows of a value that belong to a node."""
-        if self.lowered.domains[value] == NODE:
-            return [(node, -1)]
-        return [(node, edge) for edge in range(EDGES[node])]
+        return _rows_of(self.lowered.domains[value], node)
 
     def _row(self, value: int, row: Row) -> Row:
         """The row of a value that a loop over these rows reads or makes."""
@@ -166,8 +164,8 @@ class _Stage:
         for number in numbers:
             step = steps[number]
             if isinstance(step, Kernel):
-                for node in nodes:
-                    self._run_row(number, step, node)
+                for row in (row for node in nodes for row in _rows_of(step.domain, node)):
+                    self._run_row(number, step, row)
             else:
                 self._run_whole(step)
 
@@ -192,9 +190,8 @@ class _Stage:
         for number in _elements(view.shape, view.strides, view.offset):
             self._check(self._column(view.value, number, row), view.value, number, row, who)
 
-    def _run_row(self, step: int, kernel: Kernel, node: int) -> None:
-        """Run the blocks of a kernel for a node; a block's nest runs for the node or for each of its edges."""
-        row = (node, -1)
+    def _run_row(self, step: int, kernel: Kernel, row: Row) -> None:
+        """Run the blocks of a kernel for a row; a block's nest runs for that or for each edge of a node."""
         for column in [column for column in self.memory if column[0] in PER_ROW]:
             del self.memory[column]
         for (area, of), (first, size) in kernel.spares.items():
@@ -205,11 +202,12 @@ class _Stage:
                     self.memory[area, of, k] = [Element(value, k, row) for value in values]
         for at, block in enumerate(kernel.blocks):
             self._begin(block, row)
-            if block.domain == NODE:
+            if block.domain == kernel.domain:
                 self._run_nest(Spot(step, at), block, row)
-            for edge in range(EDGES[node] if block.domain != NODE else 0):
-                self._begin(block, (node, edge))
-                self._run_nest(Spot(step, at), block, (node, edge))
+                continue
+            for edge in _rows_of(block.domain, row[0]):
+                self._begin(block, edge)
+                self._run_nest(Spot(step, at), block, edge)
         for of in (of for area, of in kernel.spares if area is Area.OUTPUT):
             first_place, _ = kernel.spares[Area.OUTPUT, of]
             for k in (k for first, size in kernel.written(of) for k in range(first, first + size)):
@@ -311,6 +309,11 @@ class _Stage:
         found = {self.lowered.views[value].value for value in read}
         homes = self.lowered.homes
         yield from (v for v in found if v in homes and homes[v].area in (Area.SAVED, Area.INPUTS))
+
+
+def _rows_of(domain: int, node: int) -> list[Row]:
+    """The rows of a domain that belong to a node."""
+    return [(node, -1)] if domain == NODE else [(node, edge) for edge in range(EDGES[node])]
 
 
 def _args(source: object) -> tuple[int, ...]:

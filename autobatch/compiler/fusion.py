@@ -16,6 +16,7 @@ from autobatch.compiler.axes import common_axes
 from autobatch.compiler.lowered import STORED, Area, Lowered
 from autobatch.compiler.reuse import overwritings
 from autobatch.compiler.statement import Interpreted, Loop, Product, Statement
+from autobatch.ir.program import NODE
 
 
 @dataclass(eq=False)
@@ -32,10 +33,12 @@ class Kernel:
     """Blocks that run one after the other for each row.
 
     Attributes:
+        domain: whose rows: nodes, or the edges of a group for what goes between nodes edge by edge.
         spares: for each gathered gradient and each output, by number, its place in the scratch row and its size.
     """
 
     blocks: list[Block] = field(default_factory=list)
+    domain: int = NODE
     spares: dict[tuple[Area, int], tuple[int, int]] = field(default_factory=dict)
 
     def written(self, number: int) -> list[tuple[int, int]]:
@@ -60,19 +63,24 @@ def fuse(lowered: Lowered, statements: list[Statement]) -> list[Step]:
     steps: list[Step] = []
     for level in range(max(levels, default=-1) + 1):
         here = [k for k, found in enumerate(levels) if found == level]
-        loops = [k for k in here if isinstance(statements[k], Loop)]
+        loops = [k for k in here if order.may_fuse(k)]
         if loops:
             steps.append(_make_blocks(order, loops))
-        for k in here:
-            statement = statements[k]
-            if not isinstance(statement, Loop):
-                steps.append(statement)
+        steps += [_alone(lowered, statements[k]) for k in here if not order.may_fuse(k)]
     return steps
 
 
 def keep_apart(lowered: Lowered, statements: list[Statement]) -> list[Step]:
     """Make every statement a step of its own: the baseline against which `fuse` is measured."""
-    return [Kernel([Block(s.domain, s.axes, [s])]) if isinstance(s, Loop) else s for s in statements]
+    return [_alone(lowered, statement) for statement in statements]
+
+
+def _alone(lowered: Lowered, statement: Statement) -> Step:
+    """A statement as a step of its own."""
+    if not isinstance(statement, Loop):
+        return statement
+    domain = statement.domain if lowered.goes_between_nodes(statement) else NODE
+    return Kernel([Block(statement.domain, statement.axes, [statement])], domain)
 
 
 class _Order:
@@ -104,22 +112,22 @@ class _Order:
         return found
 
     def levels(self) -> list[int]:
-        """For each loop, the number of its kernel; for each other statement, the number of the kernel before it."""
+        """For each loop that may be fused, the number of its kernel; for others, that of the kernel before them."""
         earliest: list[int] = []
-        for k, statement in enumerate(self.statements):
-            is_loop = isinstance(statement, Loop)
-            earliest.append(max((earliest[b] + (is_loop and not self._is_loop(b)) for b in self.before[k]), default=0))
+        for k in range(len(self.statements)):
+            fuses = self.may_fuse(k)
+            earliest.append(max((earliest[b] + (fuses and not self.may_fuse(b)) for b in self.before[k]), default=0))
         last = max(earliest, default=0)
         latest = [last] * len(earliest)
         for k in reversed(range(len(earliest))):
             latest[k] = min(
-                (latest[a] - (not self._is_loop(k) and self._is_loop(a)) for a in self.after[k]), default=last
+                (latest[a] - (not self.may_fuse(k) and self.may_fuse(a)) for a in self.after[k]), default=last
             )
-            if not self._is_loop(k):
+            if not self.may_fuse(k):
                 latest[k] = earliest[k]
-        filled = {e for k, e in enumerate(earliest) if self._is_loop(k) and e == latest[k]}
+        filled = {e for k, e in enumerate(earliest) if self.may_fuse(k) and e == latest[k]}
         for k in reversed(range(len(earliest))):
-            if not self._is_loop(k):
+            if not self.may_fuse(k):
                 continue
             bound = min((earliest[a] for a in self.after[k]), default=last)
             fits = [level for level in sorted(filled) if earliest[k] <= level <= bound]
@@ -141,8 +149,9 @@ class _Order:
             return overwrites
         return overwrites is not False and is_read_in_step(self.lowered, self.makers, made, loop)
 
-    def _is_loop(self, k: int) -> bool:
-        return isinstance(self.statements[k], Loop)
+    def may_fuse(self, k: int) -> bool:
+        """Whether a statement may be in a kernel with others."""
+        return isinstance(self.statements[k], Loop) and not self.lowered.goes_between_nodes(self.statements[k])
 
 
 def _make_blocks(order: _Order, chosen: list[int]) -> Kernel:

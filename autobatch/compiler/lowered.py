@@ -86,6 +86,17 @@ class Lowered:
     pieces: list[list[int]] = field(default_factory=list)
     taken: frozenset[int] = frozenset()
 
+    def goes_between_nodes(self, statement: Statement) -> bool:
+        """Whether a loop writes rows of an output to their destinations, or gathers their gradients.
+
+        Each edge has destinations of its own, so such a loop is a kernel whose rows are edges.
+        """
+        if not isinstance(statement, Loop) or statement.domain < 0:
+            return False
+        per_edge = [o.view.value for o in statement.operands if self.domains[o.view.value] >= 0]
+        is_output = statement.stored is not None and statement.stored[0] == "output"
+        return is_output or any(v in self.homes and self.homes[v].area is Area.GATHER for v in per_edge)
+
     def values_read(self, statement: Statement) -> set[int]:
         """The values that a statement reads."""
         match statement:

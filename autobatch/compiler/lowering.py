@@ -32,8 +32,8 @@ def lower_forward(cell: PlannedCell) -> Lowered:
     lowering = _Stage(program.name, "forward", vars, cell.layout, homes_of(vars, cell.layout, forward=True))
     lowering.run(program.instructions, needed=program.outputs)
     for number, output in enumerate(program.outputs):
-        shape = vars[output].shape
-        lowering.store("output", number, NODE, lowering.operand(output, shape), shape)
+        shape, domain = vars[output].shape, max(vars[output].domain, NODE)
+        lowering.store("output", number, domain, lowering.operand(output, shape), shape)
     return lowering.lowered
 
 
@@ -64,7 +64,7 @@ def homes_of(vars: Sequence[Var], layout: Layout, forward: bool) -> dict[int, Ho
                 place = layout.inputs[number]
                 homes[index] = Home(Area.INPUTS, place.domain, place.column)
             case Attribute(is_float=is_float, column=column):
-                homes[index] = Home(Area.FLOATS if is_float else Area.INTS, NODE, column)
+                homes[index] = Home(Area.FLOATS if is_float else Area.INTS, var.domain, column)
     areas = [(Area.SAVED, layout.saved), (Area.INPUTS, layout.inner)]
     if not forward:
         areas.append((Area.GRADIENTS, layout.gradients))
@@ -104,7 +104,7 @@ class _Stage(Lowering):
         readers = self._readers_that_need_memory(derivative.backward)
         for number, index in enumerate(derivative.incoming):
             home = Home(Area.GATHER, number, 0)  # `number` is an output, not a domain
-            if index in self.lowered.homes or index in readers:
+            if index in self.lowered.homes or index in readers or self.domain(index) != NODE:
                 gathered = self.new(self.shape(index), self.domain(index))
                 self.lowered.homes[gathered.value] = home
                 self.loop(self.domain(index), Operand(gathered), self.whole(index))

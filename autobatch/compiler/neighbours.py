@@ -115,6 +115,8 @@ class Neighbours:
                 return Reason.PRODUCT if is_product else Reason.INTERPRETED, (k,)
         if not self.fused:
             return Reason.OFF, ()
+        if any(self.lowered.goes_between_nodes(self.statements[k]) for k in (maker, reader)):
+            return Reason.EDGES, ()
         here, there = self.place[maker], self.place[reader]
         if (here.step in self.once) != (there.step in self.once):
             return Reason.ONCE, ()

@@ -19,6 +19,7 @@ class Reason(Enum):
     # in different kernels
     BETWEEN = "the {kinds[0]} {names[0]} stands between: it reads the one and is read by the other"
     BOTH_WAIT = "the {kinds[0]} {names[0]} waits for {maker}, and {reader} for the {kinds[1]} {names[1]}"
+    EDGES = "one goes to or from other nodes, edge by edge"
     READ_BEFORE = "{names[0]} reads {maker} in an earlier kernel, and {reader} waits for the {kinds[1]} {names[1]}"
     WITH_READER = "{reader} is made where {names[0]} reads it, after the {kinds[1]} {names[1]}"
     # in different loop nests

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from autobatch.compiler.assignment import Spot, Storage
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area, Home, Lowered
-from autobatch.compiler.piece_table import column_of
+from autobatch.compiler.piece_table import column_of, letter_of
 from autobatch.compiler.view import View
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import NODE, SHARED
@@ -29,6 +29,7 @@ SLOTS = {
     "shared": "real", "table": "int64", "ints": "int32", "floats": "float64",
 }  # fmt: skip
 """The first slots of the memory of a stage: arrays and their types. Edges of groups and tables of rows follow."""
+DATA = ("ints", "floats")  # of nodes; those of edges have the number of the group in their names
 COMMON = ("buffer", "scratch", "kept", "ptr", "dest", "adds")  # the first slots, for all types
 
 
@@ -37,9 +38,25 @@ def is_step(name: str) -> bool:
     return name.startswith("step_")
 
 
-def type_of(array: str) -> str:
+def data_name(area: Area, domain: int) -> str:
+    """The name of the data of the rows of a domain: `ints` of nodes, `ints_0` of the edges of group 0."""
+    return ARRAYS[area] if domain == NODE else f"{ARRAYS[area]}_{domain}"
+
+
+def split_name(array: str) -> tuple[str, int]:
+    """What the name of an array begins with, and the domain that it ends with; that of nodes if it does not.
+
+    >>> split_name("ints_0"), split_name("floats")
+    (('ints', 0), ('floats', -1))
+    """
+    what, _, group = array.partition("_")
+    return what, int(group) if group else NODE
+
+
+def type_of(array: str, types: Mapping[str, str] = SLOTS) -> str:
     """The type of the elements of an array, as sources name it."""
-    return SLOTS.get(array, "int64" if array.startswith("segments") else "real")
+    what = array.partition("_")[0]
+    return "int64" if what == "segments" else types.get(array) or (types[what] if what in DATA else "real")
 
 
 def add(terms: list[str]) -> str:
@@ -62,7 +79,7 @@ class Common(NamedTuple):
 
     Attributes:
         columns: the columns of the table.
-        words: ints and floats of data per node.
+        words: ints or floats of data per row of a domain.
         slots: the slots of the stage's memory; kernels add those that they need.
     """
 
@@ -70,7 +87,7 @@ class Common(NamedTuple):
     storage: Storage
     layout: Layout
     columns: tuple[str, ...]
-    words: tuple[int, int]
+    words: Callable[[bool, int], int]
     slots: dict[str, int]
 
 
@@ -171,7 +188,7 @@ class Writer:
             name = f"{home.area}_{home.domain}"
             self.need_window(home.area, home.domain)
             return name, add([self.size(view.offset, self.spot, home.area, home.domain, view.offset), moved])
-        array = self.arrays[home.area]
+        array = data_name(home.area, home.domain) if home.area in (Area.INTS, Area.FLOATS) else self.arrays[home.area]
         self.arguments[array] = None
         return array, add(terms)
 
@@ -184,12 +201,15 @@ class Writer:
         if area in (Area.ROW, Area.SHARED, *WINDOWS):
             return ""
         if area in (Area.INTS, Area.FLOATS):
-            words = self.size(self.words[0 if area is Area.INTS else 1], area)
+            words = self.size(self.words(area is Area.FLOATS, domain), area, domain)
+            if domain != NODE:
+                self.groups.add(domain)
+                return multiply(f"(base_{domain} + {'r' if domain == self.kernel.domain else 'e'})", words)
             self.tops[f"{area}_r"] = multiply(f"({self.column('start')} + r)", words)
             return f"{area}_r"
         base = self.column(column_of(home, self.lowered.stage))
         width = self.size(self._width(area, domain), "row", area, domain)
-        if domain != NODE:
+        if domain != self.kernel.domain:
             return add([base, multiply("e", width)])
         self.tops[f"{base}_r"] = add([base, multiply("r", width)])
         return f"{base}_r"
@@ -203,6 +223,16 @@ class Writer:
             case Area.SAVED:
                 return self.layout.saved_width[domain - NODE]
         return self.layout.input_width[domain - NODE]
+
+    @property
+    def n_rows(self) -> str:
+        """The column of the number of rows of the kernel."""
+        return self.column(f"rows_{letter_of(self.kernel.domain)}")
+
+    @property
+    def walked(self) -> list[int]:
+        """The groups of edges that a row of the kernel walks through."""
+        return sorted(self.groups - {self.kernel.domain})
 
     def need_window(self, area: Area, number: int) -> None:
         self.arguments.update(dict.fromkeys(("buffer", "scratch", "ptr", "dest")))

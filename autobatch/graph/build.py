@@ -11,7 +11,7 @@ import numpy as np
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.graph import MAX_WORDS, NO_FLOATS, Graph, NamedTypes, Types, join_arrays, join_instances
 from autobatch.graph.graph_check import check_graph, refuse_backward_edges
-from autobatch.graph.words import crossing_node, merge_words, split_words, value_starts, words_size, write_header
+from autobatch.graph.words import crossing_node, data_starts, merge_words, split_words, words_size, write_header
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
@@ -120,9 +120,8 @@ def split_graph(graph: Graph) -> list[Graph]:
             f"splitting {graph!r} by instance: node {stranger} ({graph.type_of(stranger)!r}) is used by another "
             f"instance than its own; split before nodes are shared between instances."
         )
-    arrays = graph.types.arrays()
-    float_starts = value_starts(graph.type_id, arrays.float_width)
-    buffer, ptr = split_words(graph.words, value_starts(graph.type_id, arrays.int_width), float_starts)
+    int_starts, float_starts = data_starts(graph.type_id, graph.attr, graph.types.arrays())
+    buffer, ptr = split_words(graph.words, int_starts, float_starts)
     ends = ptr.tolist()
     cuts = float_starts[graph.instance_ptr].tolist()
     split = [
@@ -165,11 +164,19 @@ def _first_out_of_range(type_id: IntArray, attr: IntArray, types: TypeArrays) ->
     at = 0
     for node in range(type_id.size):
         kind = type_id[node]
-        for r in range(types.range_ptr[kind], types.range_ptr[kind + 1]):
-            value = int(attr[at + types.range_column[r]])
-            if value < 0 or value >= types.range_size[r]:
-                return node, r, value
-        at += types.int_width[kind]
+        first, end = types.data_ptr[kind], types.data_ptr[kind + 1]
+        for number in range(-1, end - first):  # the node itself, then its data of any length
+            n_rows, width = 1, types.int_width[kind]
+            if number >= 0:
+                n_rows, width = attr[at], types.data_ints[first + number]
+                at += 1
+            for r in range(types.range_ptr[kind], types.range_ptr[kind + 1]):
+                if types.range_data[r] == number:
+                    for row in range(n_rows):
+                        value = int(attr[at + row * width + types.range_column[r]])
+                        if value < 0 or value >= types.range_size[r]:
+                            return node, r, value
+            at += n_rows * width
     return -1, -1, 0
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import GraphError
-from autobatch.graph.words import Encoded
+from autobatch.graph.words import OUTPUT, OUTPUT_BITS, Encoded, data_starts
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray, LongArray
 
@@ -71,12 +71,16 @@ class NamedTypes:
         return TypeArrays(
             int_width=no,
             float_width=no,
+            data_ptr=zeros,
+            data_ints=none,
+            data_floats=none,
             out_ptr=np.arange(n + 1, dtype=np.int32),
             pass_port=unset,
             port_ptr=zeros,
             port_plain=none,
             sum_type=unset,
             range_ptr=zeros,
+            range_data=none,
             range_column=none,
             range_size=none,
             random=no,
@@ -176,7 +180,7 @@ class Graph(Encoded):
 
 
 def _instance_lines(graph: Graph) -> Iterator[str]:
-    starts = np.concatenate(([0], np.cumsum(graph.types.arrays().int_width[graph.type_id])))
+    starts, _ = data_starts.python(graph.type_id, graph.attr, graph.types.arrays())
     for i in range(graph.n_instances):
         o0, o1 = graph.output_ptr[i : i + 2]
         returned = [_value_text(*value) for value in zip(graph.out_node[o0:o1], graph.out_port[o0:o1], strict=True)]
@@ -200,8 +204,9 @@ def _inputs_text(graph: Graph, node: int) -> str:
     return ", ".join(ports)
 
 
-def _value_text(node: int, output: int) -> str:
-    return f"{node}.{output}" if output else f"{node}"
+def _value_text(node: int, word: int) -> str:
+    output, row = word & OUTPUT, word >> OUTPUT_BITS
+    return f"{node}{f'.{output}' if output else ''}{f'[{row}]' if row else ''}"
 
 
 def join_instances(graphs: Sequence[Graph]) -> tuple[tuple[Any, ...], LongArray | None]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
-from autobatch.graph.words import HEADER, words_size
+from autobatch.graph.words import HEADER, MOST_ROWS, OUTPUT, OUTPUT_BITS, words_size
 from autobatch.jit.arrays import IntArray
 
 
@@ -35,8 +35,10 @@ def check_graph(graph: Graph) -> None:
     _check_within("edge_src", graph.edge_src, graph.n_nodes)
     _check_within("out_node", graph.out_node, graph.n_nodes)
     n_outputs = np.diff(graph.types.arrays().out_ptr)[graph.type_id]
-    _check_within("edge_out", graph.edge_out, n_outputs[graph.edge_src])
-    _check_within("out_port", graph.out_port, n_outputs[graph.out_node])
+    _check_within("edge_out", graph.edge_out & OUTPUT, n_outputs[graph.edge_src])
+    _check_within("out_port", graph.out_port & OUTPUT, n_outputs[graph.out_node])
+    for name, words in (("edge_out", graph.edge_out), ("out_port", graph.out_port)):
+        _check_within(f"the row of {name}", words >> OUTPUT_BITS, MOST_ROWS)
     check_order(graph)
     _check_ports(graph)
 
@@ -88,8 +90,13 @@ def _check_sizes(graph: Graph) -> None:
 
 def _check_attributes(graph: Graph) -> None:
     arrays = graph.types.arrays()
-    n_ints = int(arrays.int_width[graph.type_id].sum())
-    n_floats = int(arrays.float_width[graph.type_id].sum())
+    n_ints = n_floats = 0
+    for kind in graph.type_id.tolist():
+        n_ints, n_floats = n_ints + int(arrays.int_width[kind]), n_floats + int(arrays.float_width[kind])
+        for number in range(arrays.data_ptr[kind], arrays.data_ptr[kind + 1]):
+            length = int(graph.attr[n_ints]) if n_ints < graph.attr.size else 0
+            n_ints += 1 + length * int(arrays.data_ints[number])
+            n_floats += length * int(arrays.data_floats[number])
     if (n_ints, n_floats) != (graph.attr.size, graph.floats.size):
         raise _broken(
             f"the nodes' types take {n_ints} int and {n_floats} float attributes, "

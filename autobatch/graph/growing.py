@@ -26,8 +26,10 @@ from autobatch.graph.growth import (
     append_phase,
     choose_nodes,
     count_readers,
+    count_values,
     emit_graph,
     set_in_use,
+    values_of,
 )
 from autobatch.jit.arrays import IntArray
 
@@ -68,30 +70,33 @@ class GrowingGraph:
         """The instance of each node."""
         return self.nodes.owner[: self.n_nodes]
 
-    def append(self, phase: Graph) -> None:
+    def append(self, phase: Graph, kinds: Kinds) -> None:
         """Add the nodes of a phase, whose edges may come from nodes of earlier ones.
 
         Args:
             phase: numbers its own nodes from 0, and those of earlier phases backwards from -1.
+            kinds: of all types.
         """
-        arrays, first = phase.types.arrays(), self.n_nodes
-        n_edges, ends = self._n_edges + phase.n_edges, (self.nodes.attr_ptr[first], self.nodes.float_ptr[first])
-        n_values = self.n_values + int(np.diff(arrays.out_ptr)[phase.type_id].sum())
-        n_nodes = first + phase.n_nodes
-        sizes = [*[n_nodes + 1] * 7, *[n_edges] * 3, ends[0] + phase.attr.size, ends[1] + phase.floats.size]
-        self.nodes = Nodes._make(map(_with_room, self.nodes, sizes))
-        self.values = Values._make(_with_room(values, n_values) for values in self.values)
-        append_phase(self.nodes, self.values, phase.words, phase.floats, arrays, first, self._n_edges)
+        arrays, first, nodes = phase.types.arrays(), self.n_nodes, self.nodes
+        n_outputs, n_values = count_values(phase.words, arrays, kinds.rows)
+        n_nodes, n_edges = first + phase.n_nodes, self._n_edges + phase.n_edges
+        n_outputs += int(nodes.output_ptr[first])
+        n_attr, n_floats = nodes.attr_ptr[first] + phase.attr.size, nodes.float_ptr[first] + phase.floats.size
+        sizes = [*[n_nodes + 1] * 7, n_outputs + 1, *[n_edges] * 3, n_attr, n_floats]
+        self.nodes = Nodes._make(map(_with_room, nodes, sizes))
+        self.n_values += n_values
+        self.values = Values._make(_with_room(values, self.n_values) for values in self.values)
+        append_phase(self.nodes, self.values, phase.words, phase.floats, arrays, kinds.rows, first, self._n_edges)
         self._pending = np.concatenate((self._pending, np.arange(first, n_nodes, dtype=np.int32)))
-        self.n_nodes, self.n_values, self._n_edges = n_nodes, n_values, n_edges
+        self.n_nodes, self._n_edges = n_nodes, n_edges
 
-    def values_of(self, nodes: IntArray, outputs: IntArray) -> IntArray:
-        """The numbers of values."""
-        return self.nodes.value_ptr[nodes] + outputs
+    def values_of(self, nodes: IntArray, words: IntArray) -> IntArray:
+        """The numbers of the values that words, as in graphs, name; of these nodes."""
+        return values_of(self.nodes, nodes, words)
 
     def use(self, nodes: IntArray, in_use: bool) -> None:
         """Note whether the program may still use the outputs of these nodes."""
-        set_in_use(self.nodes.value_ptr, self.values.in_use, nodes.astype(np.int32), int(in_use))
+        set_in_use(self.nodes, self.values.in_use, nodes.astype(np.int32), int(in_use))
 
     def choose(self, wanted: IntArray, kinds: Kinds, run: int, types: Any) -> Chosen:
         """Choose the pending nodes that these values depend on; they count as done when they are emitted.

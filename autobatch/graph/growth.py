@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import sections, words_size, write_header
+from autobatch.graph.words import OUTPUT, OUTPUT_BITS, Sections, data_starts, sections, words_size, write_header
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray, blank, copied, filled
 from autobatch.jit.loops import compiled
@@ -22,7 +22,8 @@ class Nodes(NamedTuple):
     Attributes:
         type_id, state: [N].
         owner: [N] the instance.
-        edge_ptr, attr_ptr, float_ptr, value_ptr: [N+1] where the edges, attributes and outputs of a node begin.
+        edge_ptr, attr_ptr, float_ptr, output_ptr: [N+1] where the edges, attributes and outputs of a node begin.
+        first_value: [outputs+1] the number of an output's value, or of that of its first row.
         source, output, port: [E] as in graphs, of nodes of any phase.
         attr, floats: the attributes, in node order.
     """
@@ -33,7 +34,8 @@ class Nodes(NamedTuple):
     edge_ptr: IntArray
     attr_ptr: IntArray
     float_ptr: IntArray
-    value_ptr: IntArray
+    output_ptr: IntArray
+    first_value: IntArray
     source: IntArray
     output: IntArray
     port: IntArray
@@ -42,12 +44,12 @@ class Nodes(NamedTuple):
 
 
 class Values(NamedTuple):
-    """The outputs of the nodes of a growing graph.
+    """The outputs of the nodes of a growing graph, or the rows of those that have any number of rows.
 
     Attributes:
-        node: that makes it.
+        node: that makes it; word: names the output and the row, as in graphs.
         in_use: 1 while the program may use it.
-        readers: how many edges of pending nodes read it.
+        readers: how many edges of pending nodes, and results, read it.
         run, slot, row: the run that computed it, and the row of a slot of its results; NOWHERE if it is not kept.
         kept: its row in the table of kept values of its shape, or NOWHERE.
         mark: the last round that wanted it, or minus the last one that it was a source of.
@@ -55,6 +57,7 @@ class Values(NamedTuple):
     """
 
     node: IntArray
+    word: IntArray
     in_use: IntArray
     readers: IntArray
     run: IntArray
@@ -69,12 +72,15 @@ class Kinds(NamedTuple):
     """What is known of the outputs of each type, numbered as `TypeArrays.out_ptr` does.
 
     Attributes:
-        source: the type of the nodes that read it from the table of kept values.
+        source: the type of the nodes that read it from the table of kept values, or NOWHERE.
         slot: in which it is kept.
+        rows: where its number of rows is found: NOWHERE for a single value; a port, whose edges are counted; or -2
+            minus the number, in the type, of data whose length it is.
     """
 
     source: IntArray
     slot: IntArray
+    rows: IntArray
 
 
 class Results(NamedTuple):
@@ -90,54 +96,103 @@ class Results(NamedTuple):
 
 
 @compiled
+def count_rows(phase: Sections, n: int, at: int, types: TypeArrays, where: int) -> int:
+    """Count the rows of an output of node n of a phase, whose int attributes begin at `at`; see `Kinds.rows`."""
+    if where == NOWHERE:
+        return 1
+    n_rows = 0
+    if where >= 0:
+        for e in range(phase.edge_ptr[n], phase.edge_ptr[n + 1]):
+            n_rows += phase.edge_in[e] == where
+        return n_rows
+    kind = phase.type_id[n]
+    at += types.int_width[kind]
+    for number in range(types.data_ptr[kind], types.data_ptr[kind] - 1 - where):
+        n_rows = phase.attr[at]
+        at += 1 + n_rows * types.data_ints[number]
+    return n_rows
+
+
+@compiled
+def count_values(words: IntArray, types: TypeArrays, rows: IntArray) -> tuple[int, int]:
+    """Count the outputs of a phase, and their values: one each, or one for each row."""
+    phase, out_ptr = sections(words), types.out_ptr
+    n_outputs = n_values = 0
+    starts = data_starts(phase.type_id, phase.attr, types)[0]
+    for n in range(phase.type_id.size):
+        first, end = out_ptr[phase.type_id[n]], out_ptr[phase.type_id[n] + 1]
+        n_outputs += end - first
+        for out in range(first, end):
+            n_values += count_rows(phase, n, starts[n], types, rows[out])
+    return n_outputs, n_values
+
+
+@compiled
 def append_phase(
-    nodes: Nodes, values: Values, words: IntArray, floats: FloatArray, types: TypeArrays, first: int, n_edges: int
-) -> None:
-    """Copy the nodes of a phase behind those of earlier ones."""
+    nodes: Nodes, values: Values, words: IntArray, floats: FloatArray, types: TypeArrays, rows: IntArray,
+    first: int, n_edges: int,
+) -> None:  # fmt: skip
+    """Copy the nodes of a phase behind those of earlier ones, of which there are `first` with `n_edges` edges."""
     phase = sections(words)
-    kinds, ends, edge_src, edge_out, edge_in = (
-        phase.type_id,
-        phase.edge_ptr,
-        phase.edge_src,
-        phase.edge_out,
-        phase.edge_in,
-    )
+    int_starts, float_starts = data_starts(phase.type_id, phase.attr, types)
+    kinds, ends, edge_src, edge_out = phase.type_id, phase.edge_ptr, phase.edge_src, phase.edge_out
     type_id, owner, state, readers = nodes.type_id, nodes.owner, nodes.state, values.readers
-    edge_ptr, attr_ptr, float_ptr, value_ptr = nodes.edge_ptr, nodes.attr_ptr, nodes.float_ptr, nodes.value_ptr
-    source, output, port, made_by, in_use = nodes.source, nodes.output, nodes.port, values.node, values.in_use
-    run, kept, mark, out_ptr = values.run, values.kept, values.mark, types.out_ptr
-    int_width, float_width = types.int_width, types.float_width
-    copy_behind(phase.attr, nodes.attr, attr_ptr[first])
-    copy_behind(floats, nodes.floats, float_ptr[first])
+    edge_ptr, attr_ptr, float_ptr = nodes.edge_ptr, nodes.attr_ptr, nodes.float_ptr
+    output_ptr, first_value = nodes.output_ptr, nodes.first_value
+    source, output, port, made_by, word = nodes.source, nodes.output, nodes.port, values.node, values.word
+    in_use, run, kept, mark, out_ptr = values.in_use, values.run, values.kept, values.mark, types.out_ptr
+    copy_part(phase.attr, 0, phase.attr.size, nodes.attr, attr_ptr[first])
+    copy_part(floats, 0, floats.size, nodes.floats, float_ptr[first])
+    attr_end, float_end, v = attr_ptr[first], float_ptr[first], first_value[output_ptr[first]]
     for i in range(phase.instance_ptr.size - 1):
         for n in range(phase.instance_ptr[i], phase.instance_ptr[i + 1]):
             node, kind = first + n, kinds[n]
             type_id[node], owner[node], state[node] = kind, i, PENDING
-            attr_ptr[node + 1] = attr_ptr[node] + int_width[kind]
-            float_ptr[node + 1] = float_ptr[node] + float_width[kind]
-            value_ptr[node + 1] = value_ptr[node] + out_ptr[kind + 1] - out_ptr[kind]
-            for v in range(value_ptr[node], value_ptr[node + 1]):
-                made_by[v], in_use[v], readers[v], mark[v] = node, 0, 0, 0
-                run[v] = kept[v] = NOWHERE
+            attr_ptr[node + 1], float_ptr[node + 1] = attr_end + int_starts[n + 1], float_end + float_starts[n + 1]
+            n_outputs = out_ptr[kind + 1] - out_ptr[kind]
+            output_ptr[node + 1] = output_ptr[node] + n_outputs
+            for out in range(n_outputs):
+                for k in range(count_rows(phase, n, int_starts[n], types, rows[out_ptr[kind] + out])):
+                    made_by[v], word[v], in_use[v], readers[v], mark[v] = node, out | k << OUTPUT_BITS, 0, 0, 0
+                    run[v] = kept[v] = NOWHERE
+                    v += 1
+                first_value[output_ptr[node] + out + 1] = v
             for e in range(ends[n], ends[n + 1]):
                 edge, read = n_edges + e, first + edge_src[e]
-                source[edge], output[edge], port[edge] = read, edge_out[e], edge_in[e]
-                readers[value_ptr[read] + edge_out[e]] += 1
+                source[edge], output[edge], port[edge] = read, edge_out[e], phase.edge_in[e]
+                readers[value_of(output_ptr, first_value, read, edge_out[e])] += 1
             edge_ptr[node + 1] = n_edges + ends[n + 1]
 
 
 @compiled
-def copy_behind(values: NDArray[Any], target: NDArray[Any], at: int) -> None:
-    """Copy values to a target, from a position on."""
-    for k in range(values.size):
-        target[at + k] = values[k]
+def value_of(output_ptr: IntArray, first_value: IntArray, node: int, word: int) -> int:
+    """The number of the value that a word names."""
+    return int(first_value[output_ptr[node] + (word & OUTPUT)] + (word >> OUTPUT_BITS))
 
 
 @compiled
-def set_in_use(value_ptr: IntArray, flags: IntArray, nodes: IntArray, in_use: int) -> None:
+def values_of(nodes: Nodes, of: IntArray, words: IntArray) -> IntArray:
+    """The numbers of the values that words name, of these nodes."""
+    output_ptr, first_value, found = nodes.output_ptr, nodes.first_value, blank(of.size)
+    for k in range(of.size):
+        found[k] = value_of(output_ptr, first_value, of[k], words[k])
+    return found
+
+
+@compiled
+def copy_part(values: NDArray[Any], first: int, end: int, target: NDArray[Any], at: int) -> int:
+    """Copy values[first:end] to target[at:], and give the place behind them."""
+    for k in range(first, end):
+        target[at + k - first] = values[k]
+    return at + end - first
+
+
+@compiled
+def set_in_use(nodes: Nodes, flags: IntArray, of: IntArray, in_use: int) -> None:
     """Set the flag of all outputs of some nodes."""
-    for k in range(nodes.size):
-        for v in range(value_ptr[nodes[k]], value_ptr[nodes[k] + 1]):
+    output_ptr, first_value = nodes.output_ptr, nodes.first_value
+    for k in range(of.size):
+        for v in range(first_value[output_ptr[of[k]]], first_value[output_ptr[of[k] + 1]]):
             flags[v] = in_use
 
 
@@ -164,7 +219,8 @@ def choose_nodes(
     now, run, n_instances = about
     is_last = run == NOWHERE
     state, edge_ptr, source, output, owner = nodes.state, nodes.edge_ptr, nodes.source, nodes.output, nodes.owner
-    value_ptr, made_by, mark, readers = nodes.value_ptr, values.node, values.mark, values.readers
+    output_ptr, first_value, made_by = nodes.output_ptr, nodes.first_value, values.node
+    mark, readers = values.mark, values.readers
     stack, n_chosen, n_sources = blank(pending.size), 0, 0
     for k in range(wanted.size):
         node, mark[wanted[k]], height = made_by[wanted[k]], now, 0
@@ -196,7 +252,7 @@ def choose_nodes(
             n_sources += 1
     for k in range(n_chosen):
         for e in range(edge_ptr[found[k]], edge_ptr[found[k] + 1]):
-            v = value_ptr[source[e]] + output[e]
+            v = value_of(output_ptr, first_value, source[e], output[e])
             readers[v] -= 1
             if state[source[e]] == DONE and mark[v] != -now:
                 sources[n_sources], mark[v] = v, -now
@@ -222,21 +278,21 @@ def _keep(
         The values, their slots, and where those of each instance begin.
     """
     now, run, n_instances = about
-    type_id, owner, value_ptr, mark = nodes.type_id, nodes.owner, nodes.value_ptr, values.mark
+    type_id, owner, output_ptr, first_value = nodes.type_id, nodes.owner, nodes.output_ptr, nodes.first_value
+    mark, word = values.mark, values.word
     in_use, readers, runs, in_slot, row = values.in_use, values.readers, values.run, values.slot, values.row
     n = most = 0
     for k in range(chosen.size):
         if run != NOWHERE:
-            n += value_ptr[chosen[k] + 1] - value_ptr[chosen[k]]
+            n += first_value[output_ptr[chosen[k] + 1]] - first_value[output_ptr[chosen[k]]]
     for k in range(slot_of.size):
         most = max(most, slot_of[k])
     kept, slots, ptr, rows, n = blank(n), blank(n), filled(n_instances + 1, 0), filled(most + 1, 0), 0
     for k in range(chosen.size):
         node = chosen[k]
-        first = value_ptr[node]
-        for v in range(first, value_ptr[node + 1]):
+        for v in range(first_value[output_ptr[node]], first_value[output_ptr[node + 1]]):
             if run != NOWHERE and (mark[v] == now or in_use[v] != 0 or readers[v] > 0):
-                slot = slot_of[out_ptr[type_id[node]] + v - first]
+                slot = slot_of[out_ptr[type_id[node]] + (word[v] & OUTPUT)]
                 kept[n], slots[n] = v, slot
                 runs[v], in_slot[v], row[v] = run, slot, rows[slot]
                 rows[slot] += 1
@@ -270,7 +326,8 @@ def emit_graph(
     returned, slots, ends = results.values, results.slots, results.ptr
     n_instances = ends.size - 1
     all_types, owner, state, source, output = nodes.type_id, nodes.owner, nodes.state, nodes.source, nodes.output
-    edge_ptr, attr_ptr, float_ptr, value_ptr = nodes.edge_ptr, nodes.attr_ptr, nodes.float_ptr, nodes.value_ptr
+    edge_ptr, attr_ptr, float_ptr = nodes.edge_ptr, nodes.attr_ptr, nodes.float_ptr
+    output_ptr, first_value, word = nodes.output_ptr, nodes.first_value, values.word
     port, all_attr, all_floats, made_by, number = nodes.port, nodes.attr, nodes.floats, values.node, values.number
     n_edges, n_attr, n_floats = 0, sources.size, 0
     for k in range(picked.size):
@@ -282,7 +339,7 @@ def emit_graph(
     words = np.empty(words_size(n_instances, n_nodes, n_edges, n_attr, returned.size), np.int32)
     floats = np.empty(n_floats, np.float64)
     graph = write_header(words, n_instances, n_nodes, n_edges, n_attr, returned.size, n_floats)
-    instance_ptr, output_ptr, type_id, ptr, attr = (
+    instance_ptr, returned_ptr, type_id, ptr, attr = (
         graph.instance_ptr, graph.output_ptr, graph.type_id, graph.edge_ptr, graph.attr
     )  # fmt: skip
     edge_src, edge_out, edge_in, out_node, out_port = (
@@ -294,7 +351,7 @@ def emit_graph(
         while s < sources.size and owner[made_by[sources[s]]] == i:
             v = sources[s]
             node = made_by[v]
-            type_id[n] = source_kind[out_ptr[all_types[node]] + v - value_ptr[node]]
+            type_id[n] = source_kind[out_ptr[all_types[node]] + (word[v] & OUTPUT)]
             attr[a], number[v] = kept[v], -1 - n
             n, a, s = n + 1, a + 1, s + 1
             ptr[n] = e
@@ -302,18 +359,14 @@ def emit_graph(
             node = picked[c]
             type_id[n], state[node] = all_types[node], DONE
             for k in range(edge_ptr[node], edge_ptr[node + 1]):
-                read = number[value_ptr[source[k]] + output[k]]
+                read = number[value_of(output_ptr, first_value, source[k], output[k])]
                 edge_src[e], edge_out[e], edge_in[e] = read, output[k], port[k]
                 if read < 0:
                     edge_src[e], edge_out[e] = -1 - read, 0
                 e += 1
-            for k in range(attr_ptr[node], attr_ptr[node + 1]):
-                attr[a] = all_attr[k]
-                a += 1
-            for k in range(float_ptr[node], float_ptr[node + 1]):
-                floats[f] = all_floats[k]
-                f += 1
-            for v in range(value_ptr[node], value_ptr[node + 1]):
+            a = copy_part(all_attr, attr_ptr[node], attr_ptr[node + 1], attr, a)
+            f = copy_part(all_floats, float_ptr[node], float_ptr[node + 1], floats, f)
+            for v in range(first_value[output_ptr[node]], first_value[output_ptr[node + 1]]):
                 number[v] = n
             n, c = n + 1, c + 1
             ptr[n] = e
@@ -321,9 +374,9 @@ def emit_graph(
         while o < ends[i + 1]:
             v = returned[o]
             read = number[v]
-            out_node[o], out_port[o], out_slot[o] = read, v - value_ptr[made_by[v]], slots[o]
+            out_node[o], out_port[o], out_slot[o] = read, word[v], slots[o]
             if read < 0:
                 out_node[o], out_port[o] = -1 - read, 0
             o += 1
-        output_ptr[i + 1] = o
+        returned_ptr[i + 1] = o
     return words, floats

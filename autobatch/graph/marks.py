@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import sections
+from autobatch.graph.words import OUTPUT, sections
 from autobatch.ir.flows import FlowArrays
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
@@ -54,7 +54,7 @@ def _mark(words: IntArray, flows: FlowArrays, wanted: Array, nodes: Array, outpu
     outputs[:] = False
     for k in range(graph.out_node.size):
         if wanted[graph.out_slot[k]]:
-            outputs[graph.out_node[k], graph.out_port[k]] = True
+            outputs[graph.out_node[k], graph.out_port[k] & OUTPUT] = True
     is_whole = True
     for node in range(nodes.size - 1, -1, -1):
         kind = graph.type_id[node]
@@ -65,6 +65,6 @@ def _mark(words: IntArray, flows: FlowArrays, wanted: Array, nodes: Array, outpu
                 first = flows.flow_ptr[kind] + output * flows.n_ports[kind]
                 for e in range(graph.edge_ptr[node], graph.edge_ptr[node + 1]):
                     if flows.flow[first + graph.edge_in[e]]:
-                        outputs[graph.edge_src[e], graph.edge_out[e]] = True
+                        outputs[graph.edge_src[e], graph.edge_out[e] & OUTPUT] = True
         is_whole &= nodes[node]
     return is_whole

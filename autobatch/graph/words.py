@@ -5,7 +5,9 @@ B instances, N nodes, E edges, A attribute words, O outputs and F float attribut
     words = [B, N, E, A, O, F | instance_ptr[B+1] | output_ptr[B+1] | type_id[N] | edge_ptr[N+1]
              | edge_src[E] | edge_out[E] | edge_in[E] | attr[A] | out_node[O] | out_port[O] | out_slot[O]]
 
-so that merging graphs is one concatenation and one pass that adds offsets, and splitting them the reverse.
+so that merging graphs is one concatenation and one pass that adds offsets, and splitting them the reverse. The int
+attributes of a node are as many as its type has, then for each of its data of any length the number of its elements and
+their ints. The floats of such data follow the other float attributes of the node.
 Only `sections` depends on this order; all other code reads and writes through its views, which `Encoded` offers as
 properties.
 """
@@ -17,10 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import IntArray, indices
 from autobatch.jit.loops import compiled
 
 HEADER = 6
+OUTPUT_BITS = 8  # of a word that names an output of a node; the others number a row of it
+MOST_OUTPUTS = 1 << OUTPUT_BITS
+MOST_ROWS = 1 << (31 - OUTPUT_BITS)
+OUTPUT = MOST_OUTPUTS - 1  # these bits
 
 
 class Sections(NamedTuple):
@@ -89,14 +96,19 @@ def write_header(
 
 
 @compiled
-def value_starts(type_id: IntArray, width: IntArray) -> IntArray:
-    """Find where each node's attributes start: int32[N+1], for `width[T]` values per node of a type."""
-    starts, end = np.zeros(type_id.size + 1, np.int32), np.int64(0)
-    widths, types = indices(width), indices(type_id)
-    for node in range(type_id.size):
-        end += np.int64(widths[types[node]])
-        starts[node + 1] = end
-    return starts
+def data_starts(type_id: IntArray, attr: IntArray, types: TypeArrays) -> tuple[IntArray, IntArray]:
+    """Find where the int attributes of each node start, and its float attributes: int32[N+1] each."""
+    ints, floats = np.zeros(type_id.size + 1, np.int32), np.zeros(type_id.size + 1, np.int32)
+    kinds, int_width, float_width = indices(type_id), indices(types.int_width), indices(types.float_width)
+    data_ptr, a, f = types.data_ptr, np.int64(0), np.int64(0)
+    for node in range(kinds.size):
+        kind = kinds[node]
+        a, f = a + np.int64(int_width[kind]), f + np.int64(float_width[kind])
+        for number in range(data_ptr[kind], data_ptr[kind + 1]):
+            length = np.int64(attr[a])
+            a, f = a + 1 + length * types.data_ints[number], f + length * types.data_floats[number]
+        ints[node + 1], floats[node + 1] = a, f
+    return ints, floats
 
 
 @compiled
@@ -118,22 +130,18 @@ def copy_outputs(graph: Sections, result: Sections, number: IntArray) -> None:
 
 
 @compiled
-def copy_attributes(
-    values: NDArray[Any], result: NDArray[Any], type_id: IntArray, width: IntArray, number: IntArray
-) -> None:
-    """Copy the attributes, `width[T]` per node, of the kept nodes: those after which `number` rises."""
+def copy_attributes(values: NDArray[Any], result: NDArray[Any], starts: IntArray, number: IntArray) -> None:
+    """Copy the attributes, which start at `starts`, of the kept nodes: those after which `number` rises."""
     if values.size == result.size:
         for k in range(values.size):
             result[k] = values[k]
         return
-    source = target = 0
-    for node in range(type_id.size):
-        n = width[type_id[node]]
+    target = 0
+    for node in range(starts.size - 1):
         if number[node] < number[node + 1]:
-            for i in range(n):
-                result[target + i] = values[source + i]
-            target += n
-        source += n
+            for source in range(starts[node], starts[node + 1]):
+                result[target] = values[source]
+                target += 1
 
 
 @compiled
@@ -180,7 +188,7 @@ def split_words(words: IntArray, attr_starts: IntArray, float_starts: IntArray) 
 
     Args:
         words: a graph whose edges and outputs stay within their instance.
-        attr_starts, float_starts: [N+1], from `value_starts`.
+        attr_starts, float_starts: [N+1], from `data_starts`.
 
     Returns:
         The buffer, and ptr[B+1]: instance i is `buffer[ptr[i]:ptr[i + 1]]`.
@@ -243,11 +251,12 @@ class Encoded:
         instance_ptr, output_ptr: [B+1] the nodes and the outputs of each instance.
         type_id: [N].
         edge_ptr: [N+1]; node n reads edges edge_ptr[n]:edge_ptr[n+1].
-        edge_src, edge_out, edge_in: [E] the node read, which of its outputs, and the port that reads it; ports
+        edge_src, edge_out, edge_in: [E] the node read, which of its outputs (the lowest bits, see `OUTPUT`) and which
+            row of that (the others; 0 unless the output has any number of rows), and the port that reads it; ports
             do not decrease within a node. A variadic port has any number of edges, in sequence order; a plain one
             has one, or several after pass "fold", and then reads the sum of their values.
-        attr: [A] the int attributes in node order, as many per node as its type has.
-        out_node, out_port, out_slot: [O] the returned values: node, output of the node, place in the result.
+        attr: [A] the int attributes in node order: as many per node as its type has, then data of any length.
+        out_node, out_port, out_slot: [O] the returned values: node, output and row of the node, place in the result.
     """
 
     __slots__ = ("_sections", "words")

@@ -95,8 +95,8 @@ class Key:
     """The type-relevant part of an argument.
 
     Attributes:
-        kind: "value", "int", "float", "static", "each" (a list of any length, its element the only child),
-            "tuple", "list", "dict" or "dataclass".
+        kind: "value", "int", "float", "static", "each" (a list of any length, its element the only child), "rows" (an
+            array of any length, its row the only child), "tuple", "list", "dict" or "dataclass".
         detail: shape of a value or data; a static object; the class of a container, or its keys, which are static.
         children: of a container.
         below: of a value that is ints, what they stay below; else 0.
@@ -160,6 +160,9 @@ class Key:
             case "static":
                 plain = isinstance(self.detail.value, PLAIN) or (sizes and not isinstance(self.detail.value, Module))
                 return repr(self.detail) if plain else type(self.detail.value).__name__
+            case "rows":
+                name, _, others = self.children[0].text(sizes).partition("[")
+                return f"{name}[n, {others}" if others else f"{name}[n]"
             case "each":
                 return f"{self.children[0].text(sizes) if self.children else 'nothing'}*"
         named = self.kind in ("dict", "dataclass")

@@ -2,7 +2,8 @@
 
 Every value has a *domain*, which determines its number of rows when a batch of N nodes runs. `NODE` values have N rows.
 `SHARED` values have a single row: parameters, constants and values computed from these alone. The values of a variadic
-port have one row per edge; their domain is the number of the variadic group, 0 or above.
+port have one row per edge, and data of any length one row per element, which is called an edge as well; their domain is
+the number of the variadic group, 0 or above.
 
 A program is built by a `Builder` (`autobatch.ir.builder`), whose `Traced` values are symbols: applying an op to one
 appends an instruction.
@@ -12,6 +13,7 @@ The same builder continues a finished program, which is how differentiation deri
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -42,7 +44,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Attribute:
-    """Data of a node: `width` words from `column` on, in the int or the float attributes of the type."""
+    """Data of a node, or of an edge of a group that is data: words from `column` on, of ints or of floats."""
 
     name: str
     leaf: int
@@ -129,8 +131,13 @@ class CellProgram:
 
     @property
     def n_groups(self) -> int:
-        """Variadic groups: list arguments of any length."""
-        return 1 + max((self.vars[p].domain for p in self.ports), default=NODE)
+        """Variadic groups: list arguments of any length, and data of any length."""
+        return 1 + max((v.domain for v in self.vars if isinstance(v.source, (Port, Attribute))), default=NODE)
+
+    @functools.cached_property
+    def data_groups(self) -> tuple[int, ...]:
+        """The variadic groups whose edges are elements of data."""
+        return tuple(sorted({v.domain for v in self.vars if isinstance(v.source, Attribute)} - {NODE}))
 
     @functools.cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -142,10 +149,10 @@ class CellProgram:
         """The parameters that the cell reads."""
         return [weight.parameter for weight in self.weights]
 
-    def words(self, is_float: bool) -> int:
-        """Attribute words per node."""
-        sizes = [v.size for v in self.vars if isinstance(v.source, Attribute) and v.source.is_float == is_float]
-        return sum(sizes)
+    def words(self, is_float: bool, domain: int = NODE) -> int:
+        """Attribute words per node, or per edge of a group."""
+        data = [v for v in self.vars if isinstance(v.source, Attribute) and v.domain == domain]
+        return sum(v.size for v in data if isinstance(v.source, Attribute) and v.source.is_float == is_float)
 
     def __str__(self) -> str:
         head = f"{self.name}({', '.join(show_var(self.vars, i) for i in self.ports)})"
@@ -242,7 +249,7 @@ def cone(vars: Sequence[Var], roots: Iterable[int]) -> set[int]:
 
 def renumber(vars: Sequence[Var], keep: Sequence[int], number: dict[int, int]) -> Iterable[Var]:
     """The kept values with new numbers; ports and attribute columns are renumbered without gaps."""
-    n_ports, columns = 0, {False: 0, True: 0}
+    n_ports, columns = 0, Counter[tuple[bool, int]]()
     for index in keep:
         var = vars[index]
         source = var.source
@@ -252,6 +259,6 @@ def renumber(vars: Sequence[Var], keep: Sequence[int], number: dict[int, int]) -
             source = replace(source, number=n_ports)
             n_ports += 1
         elif isinstance(source, Attribute):
-            source = replace(source, column=columns[source.is_float])
-            columns[source.is_float] += var.size
+            source = replace(source, column=columns[source.is_float, var.domain])
+            columns[source.is_float, var.domain] += var.size
         yield Var(source, var.shape, var.domain)

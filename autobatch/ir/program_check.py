@@ -46,8 +46,9 @@ def check_cell(program: CellProgram) -> None:
         if isinstance(var.source, Incoming):
             raise _broken(name, vars, index, "it is a gradient, which only the backward stages have")
     _check_ports(name, vars)
-    _check_columns(name, vars, is_float=False)
-    _check_columns(name, vars, is_float=True)
+    for domain in (NODE, *program.data_groups):
+        _check_columns(name, vars, domain, is_float=False)
+        _check_columns(name, vars, domain, is_float=True)
     if not program.outputs or not all(0 <= output < len(vars) for output in program.outputs):
         raise _refused(name, f"its outputs are {program.outputs}, but must name some of its {len(vars)} values")
     needed = set(program.outputs)
@@ -160,9 +161,7 @@ def _shape_and_domain(var: Var) -> tuple[Shape, int] | None:
             return parameter.shape, SHARED
         case Constant(data=data):
             return np.shape(data), SHARED
-        case Attribute():
-            return var.shape, NODE
-    return (var.shape, NODE) if var.domain < NODE else None  # a port or gradient has rows of nodes or of edges
+    return (var.shape, NODE) if var.domain < NODE else None  # data, ports and gradients have rows of nodes or of edges
 
 
 def _check_instruction(name: str, vars: Sequence[Var], index: int, ties: Ties) -> None:
@@ -228,10 +227,10 @@ def _check_ports(name: str, vars: Sequence[Var]) -> None:
             expected += 1
 
 
-def _check_columns(name: str, vars: Sequence[Var], is_float: bool) -> None:
+def _check_columns(name: str, vars: Sequence[Var], domain: int, is_float: bool) -> None:
     end = 0
     for index, var in enumerate(vars):
-        if isinstance(var.source, Attribute) and var.source.is_float == is_float:
+        if isinstance(var.source, Attribute) and (var.source.is_float, var.domain) == (is_float, domain):
             if var.source.column != end:
                 raise _broken(name, vars, index, f"its words start at {var.source.column}, not at {end}")
             end += var.size

@@ -10,14 +10,18 @@ from autobatch.jit.arrays import IntArray
 class TypeArrays(NamedTuple):
     """Properties of T types, as int32 arrays."""
 
-    int_width: IntArray  # [T] int attributes per node
+    int_width: IntArray  # [T] int attributes per node, beside data of any length
     float_width: IntArray  # [T] float attributes per node
+    data_ptr: IntArray  # [T+1] data of any length that type t takes: data_ptr[t]:data_ptr[t+1]
+    data_ints: IntArray  # [data] ints per element
+    data_floats: IntArray  # [data] floats per element
     out_ptr: IntArray  # [T+1] outputs of type t: out_ptr[t]:out_ptr[t+1]
     pass_port: IntArray  # [outputs] the port that the output equals if that port has one edge, or -1
     port_ptr: IntArray  # [T+1] ports of type t: port_ptr[t]:port_ptr[t+1]; none at all where ports are not known
     port_plain: IntArray  # [ports] 1 for a plain port, 0 for one of a variadic group
     sum_type: IntArray  # [T] the variadic sum that computes the same (for such a sum its own id), or -1
     range_ptr: IntArray  # [T+1] ranges of type t: range_ptr[t]:range_ptr[t+1]
-    range_column: IntArray  # [ranges] the int attribute that is limited ...
+    range_data: IntArray  # [ranges] the data of any length whose every element is limited, by number in the type, or -1
+    range_column: IntArray  # [ranges] the int attribute that is limited, of the node or of an element ...
     range_size: IntArray  # [ranges] ... to 0..size-1
     random: IntArray  # [T] 1 if the cell draws random numbers

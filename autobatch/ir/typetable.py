@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from threading import RLock
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
@@ -173,7 +173,7 @@ class TypeTable:
 
     def describe_range(self, r: int) -> str:
         """Name the cell and the argument that range `r` limits."""
-        flat = [(t.name, name) for t in self.types for _, _, name in index_ranges(t.program)]
+        flat = [(t.name, limited.name) for t in self.types for limited in index_ranges(t.program)]
         return "{} argument {!r}".format(*flat[r])
 
 
@@ -204,29 +204,49 @@ def _make_arrays(types: Sequence[NodeType]) -> TypeArrays:
     return TypeArrays(
         int_width=_ints([t.program.words(is_float=False) for t in types]),
         float_width=_ints([t.program.words(is_float=True) for t in types]),
+        data_ptr=_ptr([len(t.program.data_groups) for t in types]),
+        data_ints=_ints([t.program.words(False, group) for t in types for group in t.program.data_groups]),
+        data_floats=_ints([t.program.words(True, group) for t in types for group in t.program.data_groups]),
         out_ptr=_ptr([len(p) for p in passed]),
         pass_port=_ints([port for p in passed for port in p]),
         port_ptr=_ptr([len(t.program.ports) for t in types]),
         port_plain=_ints([int(t.program.vars[port].domain == NODE) for t in types for port in t.program.ports]),
         sum_type=_ints([t.sum_type for t in types]),
         range_ptr=_ptr([len(r) for r in ranges]),
-        range_column=_ints([column for r in ranges for column, _, _ in r]),
-        range_size=_ints([size for r in ranges for _, size, _ in r]),
+        range_data=_ints([limited.data for r in ranges for limited in r]),
+        range_column=_ints([limited.column for r in ranges for limited in r]),
+        range_size=_ints([limited.size for r in ranges for limited in r]),
         random=_ints([int(is_random(t.program)) for t in types]),
     )
 
 
-def index_ranges(program: CellProgram) -> Iterator[tuple[int, int, str]]:
-    """(column, size, argument name) of the int attribute words that index something of that size."""
+class Range(NamedTuple):
+    """An int attribute that indexes something.
+
+    Attributes:
+        data: the number of the data of any length that it is a column of; -1 if it is one of the node.
+        column: of the word; size: of what it indexes.
+        name: of the argument.
+    """
+
+    data: int
+    column: int
+    size: int
+    name: str
+
+
+def index_ranges(program: CellProgram) -> Iterator[Range]:
+    """The int attribute words that index something."""
     for i in program.instructions:
         source = program.vars[i].source
         if isinstance(source, Instruction) and source.op.index_axis is not None:
             table, ids = source.args[:2]
-            data = origin(program.vars, ids).source
-            if isinstance(data, Attribute):
+            data = origin(program.vars, ids)
+            if isinstance(data.source, Attribute):
+                number = -1 if data.domain == NODE else program.data_groups.index(data.domain)
                 size = program.vars[table].shape[source.op.index_axis]
                 for column in _columns(program, ids).ravel().tolist():
-                    yield column, size, data.name
+                    yield Range(number, column, size, data.source.name)
 
 
 def _columns(program: CellProgram, index: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -243,10 +263,11 @@ def _columns(program: CellProgram, index: int) -> np.ndarray[Any, np.dtype[np.in
 def pass_through(program: CellProgram) -> Iterator[int]:
     """For each output the port that it equals if that port has one edge, or -1; a sum of one value is that value."""
     for output in program.outputs:
-        source = program.vars[output].source
+        var = program.vars[output]
+        source, has_rows = var.source, var.domain >= 0
         if isinstance(source, Instruction) and source.op is OPS["sum_n"]:
             source = program.vars[source.args[0]].source
-        yield source.number if isinstance(source, Port) else -1
+        yield source.number if isinstance(source, Port) and not has_rows else -1
 
 
 def is_random(program: CellProgram) -> bool:

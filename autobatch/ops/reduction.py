@@ -15,7 +15,8 @@ from autobatch.ops.shaping import expand, reshape
 Axis = int | tuple[int, ...] | None
 
 
-def _axes(ndim: int, axis: Axis) -> tuple[int, ...]:
+def axes_of(ndim: int, axis: Axis) -> tuple[int, ...]:
+    """The numbers of the axes that a reduction is over, in order; ShapeError if there is no such axis."""
     if axis is None:
         return tuple(range(ndim))
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -28,21 +29,21 @@ def _axes(ndim: int, axis: Axis) -> tuple[int, ...]:
 
 
 def _reduced(x: Shape, axis: Axis, keepdims: bool) -> Shape:
-    axes = _axes(len(x), axis)
+    axes = axes_of(len(x), axis)
     if keepdims:
         return tuple(1 if a in axes else size for a, size in enumerate(x))
     return tuple(size for a, size in enumerate(x) if a not in axes)
 
 
 def _reduced_to_max(x: Shape, axis: Axis, keepdims: bool) -> Shape:
-    if 0 in (x[a] for a in _axes(len(x), axis)):
+    if 0 in (x[a] for a in axes_of(len(x), axis)):
         raise ShapeError(f"max over axis {axis} of a value of shape {x}: no elements have no largest.")
     return _reduced(x, axis, keepdims)
 
 
 def _define_reduction(name: str, reduce: Callable[..., Any], pullback: Callable[..., Any], shape: Any = _reduced) -> Op:
     def kernel(xp: Any, x: Array, out: Array, axis: Axis, keepdims: bool) -> None:
-        axes = tuple(a + 1 for a in _axes(x.ndim - 1, axis))
+        axes = tuple(a + 1 for a in axes_of(x.ndim - 1, axis))
         reduce(xp)(x, axis=axes, out=out, keepdims=keepdims)
 
     return define_op(name, shape=shape, kernel=kernel, pullback=pullback)
@@ -86,11 +87,9 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     >>> ab.mean(np.array([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     array([2., 3.])
     """
-    total = sum(x, axis, keepdims)
-    size = 1
-    for a in _axes(len(shape_of(x)), axis):
-        size *= shape_of(x)[a]
-    return total / float(size)
+    total, sizes = sum(x, axis, keepdims), shape_of(x)
+    size = math.prod((sizes[a] for a in axes_of(len(sizes), axis)), start=1.0)
+    return total / size
 
 
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
@@ -167,7 +166,7 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 
 def _same_shape(x: Shape, axis: int) -> Shape:
-    _axes(len(x), axis)
+    axes_of(len(x), axis)
     return x
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from autobatch.errors import ShapeError
 from autobatch.ops.define import Array, Op, Shape, align, broadcast, composite, define_op, shape_of
 from autobatch.ops.operators import FUNCTIONS
+from autobatch.ops.ports import VariadicPort, as_port
 
 Index = tuple[Any, ...]
 
@@ -95,7 +96,8 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Any:
            [3., 4.]])
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if -1 in sizes:
+    is_known = all(isinstance(s, int) for s in (*shape_of(x), *sizes))  # an axis may have another length in every node
+    if is_known and -1 in sizes:
         known = -math.prod(sizes) or 1
         sizes = tuple(math.prod(shape_of(x)) // known if s == -1 else s for s in sizes)
     return _reshape_op(x, shape=sizes)
@@ -202,12 +204,17 @@ def concat(parts: Sequence[Any], axis: int = -1) -> Any:
 def stack(parts: Sequence[Any], axis: int = 0) -> Any:
     """Join values of one shape along a new axis.
 
+    Inside a cell, a list argument of any length becomes a value with a row per element, of one type for all lengths.
+
     Shapes: n parts of one shape, the result with one more axis of length n.
     Gradient: for each part, the piece of the result's that it became.
 
     >>> ab.stack([np.zeros(2), np.ones(2)]).shape
     (2, 2)
     """
+    parts = as_port(parts)
+    if isinstance(parts, VariadicPort) and axis == 0:
+        return parts.stacked()
     if not len(parts):
         raise ShapeError("stack of no values has no shape; give it at least one.")
     shape = shape_of(parts[0])

@@ -9,7 +9,6 @@ plain sequence the same functions work on its stacked values.
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 from typing import Any
@@ -21,7 +20,7 @@ from autobatch.ops import reduction
 from autobatch.ops.define import Array, Op, composite, define_op, shape_of
 from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
 from autobatch.ops.indexing import sum_runs
-from autobatch.ops.operators import STAGE
+from autobatch.ops.ports import VariadicPort, as_port
 from autobatch.ops.reduction import softmax
 from autobatch.ops.shaping import concat, reshape
 
@@ -119,31 +118,6 @@ _softmax_edges = define_op(
     "softmax_n", shape=lambda x: x, kernel=_segment_softmax, segments="edge",
     pullback=lambda g, out, x: (out * (g - _spread_edges(_sum_edges(g * out), x)),),
 )  # fmt: skip
-
-
-class VariadicPort(ABC):
-    """A variadic list argument inside a traced cell: `values`, symbolic, one row per edge.
-
-    The tracer subclasses it; there a body may also walk through it, see `autobatch.trace.elements`.
-    """
-
-    @abstractmethod
-    def values(self, shape: Any) -> Any:
-        """The element (a value or a tuple of values); `shape` describes it if all lists so far were empty."""
-
-    @abstractmethod
-    def each(self, function: Callable[..., Any], lists: Sequence[Any]) -> Any:
-        """The port whose elements are `function` of those of all lists, of which this is one."""
-
-    @abstractmethod
-    def like(self, element: Any) -> Any:
-        """A port over the same edges."""
-
-
-def as_port(values: Any) -> Any:
-    """A list of any values; a variadic port where it is one, or holds the elements of one."""
-    current = STAGE.current
-    return list(values) if current is None else current.as_list(values)
 
 
 def _over(values: Any, variadic: Any, stacked: Any) -> Any:

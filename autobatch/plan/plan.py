@@ -47,8 +47,12 @@ class TypeTables(NamedTuple):
     """The layouts of T types as int32 arrays for compiled placement; a block is one domain of one type."""
 
     out_ptr: IntArray  # [T+1] outputs of each type
+    out_block: IntArray  # [outputs] within its type: the block whose rows it has
     block_ptr: IntArray  # [T+1] blocks of each type: node rows, then variadic groups
     block_width: IntArray  # [blocks] columns of the inputs
+    block_ints: IntArray  # [blocks] int attributes per row
+    block_floats: IntArray  # [blocks] float attributes per row
+    data_block: IntArray  # [data] within its type: the block whose rows are the elements of data of any length
     port_ptr: IntArray  # [T+1] ports of each type
     port_block: IntArray  # [ports] within its type: 0 for a plain port
     port_column: IntArray  # [ports]
@@ -80,13 +84,14 @@ class Plan:
         saved_base: per block, the offset of its first element; none in inference.
         segments, segment_base: segments[segment_base[b]:segment_base[b+1]] are, if block b is that of a variadic group,
             the first edge row of each node row, and the end; else nothing.
-        dest_base: per output of a type (by output number), where its rows start in dest_ptr.
-        dest_ptr, dest: the destinations of each node output, by (type, output, row).
+        dest_base: per output of a type (by output number), where its rows start in dest_ptr: those of nodes or, for an
+            output of any number of rows, those of edges.
+        dest_ptr, dest: the destinations of each row of an output, by (type, output, row).
         adds: whether the value is added to what is at each destination instead of stored there.
         slot_base, slot_rows: where the requested outputs lie, by slot, and their numbers of rows.
         mirror: distance from a place to the place of its gradient; 0 in inference.
         size: elements of the buffer.
-        ints, floats: the attributes of all nodes, by type and row.
+        ints, floats: the attributes of all nodes, by block and row.
         types: the types as they were when it was made.
     """
 
@@ -122,13 +127,22 @@ class Plan:
 
     @cached_property
     def int_data(self) -> list[IntArray]:
-        """Per type, the int attributes `[N_type, width]` in row order."""
-        return _by_type(self.ints, self.types.int_width, self.type_ptr)
+        """Per block, the int attributes `[rows, width]` in row order."""
+        return _by_block(self.ints, self.tables.block_ints, self.block_rows)
 
     @cached_property
     def float_data(self) -> list[FloatArray]:
-        """Per type, the float attributes `[N_type, width]` in row order."""
-        return _by_type(self.floats, self.types.float_width, self.type_ptr)
+        """Per block, the float attributes `[rows, width]` in row order."""
+        return _by_block(self.floats, self.tables.block_floats, self.block_rows)
+
+    def segments_of(self, kind: int, domain: int) -> NDArray[np.int64]:
+        """The first row of a variadic group of each node row of a type, and the end."""
+        return self.segment_ptr[self.first_block(kind) + domain - NODE]
+
+    def data(self, kind: int, domain: int = NODE) -> tuple[IntArray, FloatArray]:
+        """The int and float attributes `[rows, width]` of the rows of a domain of a type."""
+        block = self.first_block(kind) + domain - NODE
+        return self.int_data[block], self.float_data[block]
 
     @cached_property
     def batches(self) -> list[Batch]:
@@ -188,20 +202,35 @@ class Plan:
         each = "node" if block in self.tables.block_ptr else "edge"
         return [f"{base:8}  inputs of {name}: {rows} x {width}, a row per {each}"] if rows and width else []
 
-    def destinations(self, node: int, output: int = 0) -> list[int]:
-        """The places that a node output is written to: one per reading edge and per slot of the result."""
-        first, end = self._destination_range(node, output)
+    def n_rows(self, node: int, output: int = 0) -> int:
+        """The number of rows of a node output; 1 unless it has any number."""
+        row = int(self.row[node])
+        first, end = self.output_rows(int(self.graph.type_id[node]), output, row, row + 1)
+        return end - first
+
+    def destinations(self, node: int, output: int = 0, row: int = 0) -> list[int]:
+        """The places that a row of a node output is written to: one per reading edge and per slot of the result."""
+        first, end = self._destination_range(node, output, row)
         places: list[int] = self.dest[first:end].tolist()
         return places
 
-    def added(self, node: int, output: int = 0) -> list[bool]:
-        """For each destination of a node output, whether the value is added there."""
-        first, end = self._destination_range(node, output)
+    def added(self, node: int, output: int = 0, row: int = 0) -> list[bool]:
+        """For each destination of a row of a node output, whether the value is added there."""
+        first, end = self._destination_range(node, output, row)
         flags: list[bool] = self.adds[first:end].tolist()
         return flags
 
-    def _destination_range(self, node: int, output: int) -> tuple[int, int]:
-        first = self.dest_base[self.tables.out_ptr[self.graph.type_id[node]] + output] + self.row[node]
+    def output_rows(self, kind: int, output: int, start: int, end: int) -> tuple[int, int]:
+        """The rows in `dest_ptr` of an output of the nodes start:end of a type."""
+        number = int(self.tables.out_ptr[kind]) + output
+        block, base = int(self.tables.out_block[number]), int(self.dest_base[number])
+        if block:
+            start, end = self.segments_of(kind, NODE + block)[[start, end]].tolist()
+        return base + start, base + end
+
+    def _destination_range(self, node: int, output: int, row: int) -> tuple[int, int]:
+        kind, own = int(self.graph.type_id[node]), int(self.row[node])
+        first = self.output_rows(kind, output, own, own + 1)[0] + row
         return int(self.dest_ptr[first]), int(self.dest_ptr[first + 1])
 
     def first_block(self, kind: int) -> int:
@@ -280,8 +309,12 @@ class PlannedTypes:
         ports = [(cell, place) for cell in self.cells for place in cell.layout.inputs]
         return TypeTables(
             out_ptr=_ptr([len(c.program.outputs) for c in self.cells]),
+            out_block=np.array([block for c in self.cells for block in _blocks_of_outputs(c)], np.int32),
             block_ptr=_ptr([len(c.layout.input_width) for c in self.cells]),
             block_width=np.array([w for c in self.cells for w in c.layout.input_width], np.int32),
+            block_ints=np.array([w for c in self.cells for w in _words_of(c, False)], np.int32),
+            block_floats=np.array([w for c in self.cells for w in _words_of(c, True)], np.int32),
+            data_block=np.array([g - NODE for c in self.cells for g in c.program.data_groups], np.int32),
             port_ptr=_ptr([len(c.layout.inputs) for c in self.cells]),
             port_block=np.array([p.domain - NODE for _, p in ports], np.int32),
             port_column=np.array([p.column for _, p in ports], np.int32),
@@ -311,15 +344,23 @@ class PlannedTypes:
         return np.array([w for c in self.cells for w in c.layout.saved_width], np.int64)
 
 
-def _by_type(flat: NDArray[Any], width: IntArray, type_ptr: IntArray) -> list[NDArray[Any]]:
-    """Split the attributes of all types into one array `[N_type, width]` per type."""
-    found, start, counts = [], 0, np.diff(type_ptr).tolist()
-    for kind, columns in enumerate(width.tolist()):
-        n_rows = counts[kind] if kind < len(counts) else 0
+def _by_block(flat: NDArray[Any], width: IntArray, block_rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """Split the attributes of all types into one array `[rows, width]` per block."""
+    found, start = [], 0
+    for columns, n_rows in zip(width.tolist(), block_rows.tolist(), strict=True):
         end = start + n_rows * columns
-        found.append(flat[start:end].reshape(-1, columns) if columns else flat[:0].reshape(n_rows, 0))
+        found.append(flat[start:end].reshape(n_rows, columns))
         start = end
     return found
+
+
+def _blocks_of_outputs(cell: PlannedCell) -> list[int]:
+    return [max(cell.program.vars[output].domain, NODE) - NODE for output in cell.program.outputs]
+
+
+def _words_of(cell: PlannedCell, is_float: bool) -> list[int]:
+    """The attributes per row, of each block of a type."""
+    return [cell.program.words(is_float, NODE + block) for block in range(len(cell.layout.input_width))]
 
 
 def _leading(layout: Layout) -> list[int]:

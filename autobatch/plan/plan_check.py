@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import PlanError
 from autobatch.graph.graph import Graph
+from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ir.program import NODE
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 from autobatch.schedule.schedule import Schedule
 
-Source: TypeAlias = tuple[int, int]  # a node and the number of an output of it
+Source: TypeAlias = tuple[int, int]  # a node, and the word that says which output of it and which row
 
 
 def check_plan(plan: Plan, cells: PlannedTypes) -> None:
@@ -93,8 +94,14 @@ class _Memory:
         program = self.cells.cells[kind].program
         for number, output in enumerate(program.outputs):
             width = program.vars[output].size
-            places = zip(plan.destinations(node, number), plan.added(node, number), strict=True)
-            for start, added in places:
+            places = [
+                (place, is_added, row << OUTPUT_BITS | number)
+                for row in range(plan.n_rows(node, number))
+                for place, is_added in zip(
+                    plan.destinations(node, number, row), plan.added(node, number, row), strict=True
+                )
+            ]
+            for start, added, word in places:
                 what = f"checking a plan: output {number} of node {node}"
                 held = self.holds[start : start + width] if 0 <= start <= self.size - width else None
                 if held is None:
@@ -105,12 +112,12 @@ class _Memory:
                     if width and self.read(start, width) is None:
                         raise PlanError(f"{what} is added at {start}, where no value lies.")
                     if width:
-                        self.writes[held[0]][2].append((node, number))
+                        self.writes[held[0]][2].append((node, word))
                     continue
                 if self.cells.training and (held >= 0).any():
                     raise PlanError(f"{what} overwrites a value at {start}.")
                 held[...] = len(self.writes)
-                self.writes.append((start, width, [(node, number)]))
+                self.writes.append((start, width, [(node, word)]))
 
 
 def _check_rows(plan: Plan) -> None:
@@ -182,15 +189,31 @@ def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memo
 def _check_data(plan: Plan) -> None:
     """Every row must have the attributes of its node."""
     graph, arrays = plan.graph, plan.graph.types.arrays()
-    for data, width, rows in (
-        (graph.attr, arrays.int_width, plan.int_data),
-        (graph.floats, arrays.float_width, plan.float_data),
-    ):
-        ends = np.cumsum(width[graph.type_id])
-        for node, kind in enumerate(graph.type_id.tolist()):
-            own = data[ends[node] - width[kind] : ends[node]]
-            if own.size and not np.array_equal(rows[kind][plan.row[node]], own, equal_nan=True):
-                raise PlanError(f"checking a plan: row {plan.row[node]} of node {node} has other data than {own}.")
+    starts = [0, 0]
+    for node, kind in enumerate(graph.type_id.tolist()):
+        row, block = int(plan.row[node]), plan.first_block(kind)
+        widths = [(int(arrays.int_width[kind]), int(arrays.float_width[kind]), block, row, row + 1)]
+        for number in range(int(arrays.data_ptr[kind]), int(arrays.data_ptr[kind + 1])):
+            of_data = block + int(plan.tables.data_block[number])
+            first, end = plan.segment_ptr[of_data][row : row + 2].tolist()
+            widths.append((int(arrays.data_ints[number]), int(arrays.data_floats[number]), of_data, first, end))
+        for place, (n_ints, n_floats, of_data, first, end) in enumerate(widths):
+            if place:
+                length = int(graph.attr[starts[0]])
+                if length != end - first:
+                    raise PlanError(
+                        f"checking a plan: node {node} has {length} elements of data and {end - first} rows."
+                    )
+                starts[0] += 1
+            given: tuple[tuple[NDArray[Any], int, NDArray[Any]], ...] = (
+                (graph.attr, n_ints, plan.int_data[of_data]),
+                (graph.floats, n_floats, plan.float_data[of_data]),
+            )
+            for which, (data, width, rows) in enumerate(given):
+                own = data[starts[which] : starts[which] + (end - first) * width]
+                starts[which] += own.size
+                if not np.array_equal(rows[first:end].ravel(), own, equal_nan=True):
+                    raise PlanError(f"checking a plan: row {row} of node {node} has other data than {own}.")
 
 
 def _check_saved(plan: Plan, cells: PlannedTypes) -> None:

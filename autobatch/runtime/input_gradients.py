@@ -29,10 +29,10 @@ class InputGradients:
         if self._inputs is None:
             return
         for kind in self._inputs.kinds:
-            numbers = plan.int_data[kind][:, 0].tolist()
+            numbers = plan.data(kind)[0][:, 0].tolist()
             if numbers:
-                positions = np.stack([self._inputs.reads[number].ravel() for number in numbers])
-                np.add.at(self._flat, positions, run.gradients(kind))
+                positions = np.concatenate([self._inputs.reads[number].ravel() for number in numbers])
+                np.add.at(self._flat, positions, run.gradients(kind).ravel())
 
     def structures(self) -> list[Any]:
         """Per instance, its structure with gradients; see `Inputs.structures`."""

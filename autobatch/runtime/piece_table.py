@@ -26,6 +26,7 @@ class Widths(NamedTuple):
 
     Attributes:
         block_ptr, out_ptr: [T+1] blocks and outputs of each type, as in `autobatch.plan.plan.TypeTables`.
+        out_block: [outputs] the block whose rows an output has, as there.
         inputs, saved: [blocks] elements per row.
         scratch: [stages, blocks] elements per row of the scratch memory of pieces.
         columns: [T] columns of the tables.
@@ -36,6 +37,7 @@ class Widths(NamedTuple):
 
     block_ptr: IntArray
     out_ptr: IntArray
+    out_block: IntArray
     inputs: IntArray
     saved: LongArray
     scratch: LongArray
@@ -168,7 +170,10 @@ def fill_table(
             if n_whole:
                 row[at.kept] = kept_base + start * kept_width
             for output in range(dest_base.size):
-                row[at.outputs + output] = dest_base[output] + start
+                own, block = start, widths.out_block[first_output + output]
+                if block:
+                    own = array_at(edges[block], np.int64)[start]
+                row[at.outputs + output] = dest_base[output] + own
             k += 1
         start = end
     return needed

@@ -33,6 +33,17 @@ class BatchList(NamedTuple):
     ptr: IntArray
 
 
+class OutputRows(NamedTuple):
+    """The rows of the outputs of T types, as in `autobatch.plan.plan.Plan` and its tables."""
+
+    out_ptr: IntArray
+    out_block: IntArray
+    dest_base: LongArray
+    block_ptr: IntArray
+    segments: LongArray
+    segment_base: LongArray
+
+
 class AllPieces(NamedTuple):
     """How the rows of each type are cut into pieces.
 
@@ -141,18 +152,27 @@ def list_calls(
 
 
 @compiled
+def rows_of_output(outputs: OutputRows, kind: int, output: int, start: int, end: int) -> tuple[int, int]:
+    """The rows in `dest_ptr` of an output, numbered over all types, of the nodes start:end of a type."""
+    if outputs.out_block[output]:
+        of_nodes = outputs.segments[outputs.segment_base[outputs.block_ptr[kind] + outputs.out_block[output]] :]
+        start, end = of_nodes[start], of_nodes[end]
+    return outputs.dest_base[output] + start, outputs.dest_base[output] + end
+
+
+@compiled
 def find_alone(
-    batches: BatchList, dest_base: LongArray, dest_ptr: LongArray, adds: NDArray[np.bool_], out_ptr: IntArray
+    batches: BatchList, outputs: OutputRows, dest_ptr: LongArray, adds: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Find the batches that add values to others."""
     batch_type, batch_ptr = batches.type, batches.ptr
     alone = np.zeros(batch_type.size, np.bool_)
-    done = np.zeros(out_ptr.size - 1, np.int64)
+    done = np.zeros(outputs.out_ptr.size - 1, np.int64)
     for batch in range(batch_type.size):
         kind, n_rows = batch_type[batch], batch_ptr[batch + 1] - batch_ptr[batch]
-        for output in range(out_ptr[kind], out_ptr[kind + 1]):
-            first = dest_base[output] + done[kind]
-            for entry in range(dest_ptr[first], dest_ptr[first + n_rows]):
+        for output in range(outputs.out_ptr[kind], outputs.out_ptr[kind + 1]):
+            first, last = rows_of_output(outputs, kind, output, done[kind], done[kind] + n_rows)
+            for entry in range(dest_ptr[first], dest_ptr[last]):
                 alone[batch] |= adds[entry]
         done[kind] += n_rows
     return alone

@@ -18,7 +18,8 @@ class Place(NamedTuple):
 
     Attributes:
         area: the area of memory.
-        column: the column of the table of pieces that holds where rows begin: an element, or (of data) a row.
+        domain: whose rows it has.
+        column: the column of the table of pieces that holds where rows begin; of data, it says the first node.
         rows: the column that holds the number of rows.
         offset: elements from the beginning of a row.
         width: elements from one row to the next.
@@ -26,6 +27,7 @@ class Place(NamedTuple):
     """
 
     area: Area
+    domain: int
     column: int
     rows: int
     offset: int
@@ -47,7 +49,7 @@ class StagePlaces:
         column = "start" if home.area in DATA else column_of(home, stage.lowered.stage)
         rows = f"rows_{letter_of(home.domain)}"
         return Place(
-            home.area, stage.columns.index(column), stage.columns.index(rows), home.column + view.offset,
+            home.area, home.domain, stage.columns.index(column), stage.columns.index(rows), home.column + view.offset,
             self._width(home), view.shape, view.strides,
         )  # fmt: skip
 
@@ -55,7 +57,7 @@ class StagePlaces:
         cell, storage = self._stage.cell, self._stage.storage
         match home.area:
             case Area.INTS | Area.FLOATS:
-                return cell.program.words(home.area is Area.FLOATS)
+                return cell.program.words(home.area is Area.FLOATS, home.domain)
             case Area.BATCH:
                 return storage.batch_width[home.domain]
             case Area.PERSISTENT:

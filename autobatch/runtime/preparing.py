@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from autobatch.compiler.assignment import Storage
 from autobatch.compiler.piece_table import STAGES
+from autobatch.compiler.writer import split_name
 from autobatch.ir.program import NODE
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 from autobatch.runtime.piece_table import Places, Tables, Widths, make_tables
-from autobatch.runtime.pieces import AllPieces, BatchList, Calls, find_alone, list_calls
+from autobatch.runtime.pieces import AllPieces, BatchList, Calls, OutputRows, find_alone, list_calls
 
 LongArray = NDArray[np.int64]
 WORD = 8  # bytes of an int64
@@ -63,8 +64,9 @@ class PlanArrays(NamedTuple):
     segment_base: LongArray
     ints: IntArray
     floats: FloatArray
-    int_width: IntArray
-    float_width: IntArray
+    block_rows: LongArray
+    block_ints: IntArray
+    block_floats: IntArray
 
 
 @dataclass(eq=False)
@@ -76,7 +78,7 @@ class Prepared:
         made: all tables of pieces.
         mean_rows, kept_size, scratch_size: see `autobatch.runtime.piece_table.Tables`.
         forward, backward: the calls of a stage; none in backward for inference.
-        addresses: of `dest_ptr`, `dest` and `adds`; per type of the table, of the ints, of the floats; and per block of
+        addresses: of `dest_ptr`, `dest` and `adds`; per type of the table; and per block of the ints, of the floats, of
             the segments, as `place_of` numbers them.
         size_classes: the classes of mean rows between which the choice of a product may differ, as bytes.
     """
@@ -129,7 +131,7 @@ class PreparedTypes(Generic[C]):
         columns, turns, kept, most = np.zeros((4, n_types), np.int64)
         steps = np.zeros((len(STAGES), n_types, 3), np.int64)
         self.widths = Widths(
-            tables.block_ptr, tables.out_ptr, tables.block_width, types.saved_width, scratch,
+            tables.block_ptr, tables.out_ptr, tables.out_block, tables.block_width, types.saved_width, scratch,
             columns, turns, kept, most, steps,
         )  # fmt: skip
 
@@ -146,12 +148,11 @@ class PreparedTypes(Generic[C]):
         batches = BatchList(plan.schedule.batch_type, plan.schedule.batch_ptr)
         edges = np.empty(self.widths.inputs.size, np.int64)
         places = Places(batches, plan.base_ptr, plan.base, plan.mirror, plan.dest_base, plan.saved_base, edges)
-        types = plan.types
         arrays = PlanArrays(
             plan.dest_ptr, plan.dest, plan.adds, plan.segments, plan.segment_base, plan.ints, plan.floats,
-            types.int_width, types.float_width,
+            plan.block_rows, plan.tables.block_ints, plan.tables.block_floats,
         )  # fmt: skip
-        made, forward, backward, addresses, classes = prepare_all(places, self.widths, arrays, plan.type_ptr, n_threads)
+        made, forward, backward, addresses, classes = prepare_all(places, self.widths, arrays, n_threads)
         return Prepared(kinds, made, self.widths.columns, forward, backward, addresses, classes.tobytes())
 
     def _add(self, kind: int, cell: C) -> None:
@@ -173,7 +174,7 @@ class PreparedTypes(Generic[C]):
 
 @compiled
 def prepare_all(
-    places: Places, widths: Widths, arrays: PlanArrays, type_ptr: IntArray, n_threads: int
+    places: Places, widths: Widths, arrays: PlanArrays, n_threads: int
 ) -> tuple[Tables, Calls, Calls, LongArray, NDArray[np.uint8]]:
     """Make the tables and the calls of a plan, list its addresses, and class the mean rows."""
     n_types, edges = widths.columns.size, places.edges
@@ -182,21 +183,24 @@ def prepare_all(
     made = make_tables(places, widths, n_threads)
     adds_alone = nowhere = np.zeros(0, np.bool_)
     if n_threads > 1 and arrays.adds.any():
-        adds_alone = find_alone(places.batches, places.dest_base, arrays.dest_ptr, arrays.adds, widths.out_ptr)
+        outputs = OutputRows(
+            widths.out_ptr, widths.out_block, places.dest_base, widths.block_ptr, arrays.segments, arrays.segment_base
+        )  # fmt: skip
+        adds_alone = find_alone(places.batches, outputs, arrays.dest_ptr, arrays.adds)
     pieces = AllPieces(made.pieces, widths.most_rows, n_threads)
     forward = list_calls(places.batches, pieces, widths.steps[0], adds_alone, False)
     backward = list_calls(places.batches, pieces, widths.steps[1], nowhere, True)
-    addresses = np.empty(N_DESTINATIONS + 3 * n_types + edges.size, np.int64)
+    addresses = np.empty(N_DESTINATIONS + n_types + 3 * edges.size, np.int64)
     addresses[0], addresses[1] = arrays.dest_ptr.ctypes.data, arrays.dest.ctypes.data
     addresses[2] = arrays.adds.ctypes.data
     ints, floats = arrays.ints.ctypes.data, arrays.floats.ctypes.data
     for kind in range(n_types):
-        own = addresses[N_DESTINATIONS + kind :: n_types]
-        own[0], own[1], own[2] = made.flat.ctypes.data + WORD * made.ptr[kind], ints, floats
-        n_rows = type_ptr[kind + 1] - type_ptr[kind]
-        ints += arrays.ints.itemsize * n_rows * arrays.int_width[kind]
-        floats += arrays.floats.itemsize * n_rows * arrays.float_width[kind]
-    addresses[N_DESTINATIONS + 3 * n_types :] = edges
+        addresses[N_DESTINATIONS + kind] = made.flat.ctypes.data + WORD * made.ptr[kind]
+    for block in range(edges.size):
+        own = addresses[N_DESTINATIONS + n_types + block :: edges.size]
+        own[0], own[1], own[2] = ints, floats, edges[block]
+        ints += arrays.ints.itemsize * arrays.block_rows[block] * arrays.block_ints[block]
+        floats += arrays.floats.itemsize * arrays.block_rows[block] * arrays.block_floats[block]
     classes = np.zeros(made.mean_rows.shape, np.uint8)
     for block in range(len(classes)):
         for moment in range(2):
@@ -207,12 +211,13 @@ def prepare_all(
     return made, forward, backward, addresses, classes
 
 
-def place_of(name: str, kind: int, block: int, n_types: int) -> int:
-    """The position among the addresses of what kernels call "table", "ints", "floats" or "segments_0" and so on.
+def place_of(name: str, kind: int, block: int, n_types: int, n_blocks: int) -> int:
+    """The position among the addresses of what kernels call "table", "ints", "floats_0" or "segments_0" and so on.
 
     Args:
         block: the number of the type's block of nodes.
     """
-    if name.startswith("segments"):
-        return N_DESTINATIONS + 3 * n_types + block + 1 + int(name.rsplit("_", 1)[1])
-    return N_DESTINATIONS + ("table", "ints", "floats").index(name) * n_types + kind
+    if name == "table":
+        return N_DESTINATIONS + kind
+    what, group = split_name(name)
+    return N_DESTINATIONS + n_types + ("ints", "floats", "segments").index(what) * n_blocks + block + group - NODE

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import GraphError
+from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
 from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.ops.define import Op, first_symbol
@@ -29,7 +30,7 @@ from autobatch.trace.elements import NeedsLength
 from autobatch.trace.entries import Entry, Known, StandIns, invoke
 from autobatch.trace.forms import Form, FormReader, make_form
 from autobatch.trace.generated import Namespace
-from autobatch.trace.handles import OUTPUT_BITS, RECYCLE, Handles
+from autobatch.trace.handles import RECYCLE, Handles
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
 from autobatch.trace.lifting import Lifting, never, to_values
@@ -141,6 +142,7 @@ class Calls:
                 signature,
                 run=lambda arguments: invoke(function, signature, arguments),
                 is_static=lambda name, x: name in cell.static,
+                ragged=cell.ragged,
                 plain=cell if owner is None else BoundCell(cell, owner),
             ),
         )
@@ -200,28 +202,31 @@ class Calls:
             ),
         )
 
-    def _record_source(self, x: Any) -> Any:
+    def _record_source(self, x: Any, is_ragged: bool) -> Any:
         """Record an array, which is data of its node, a parameter, or an input."""
         if isinstance(x, FloatInput):
-            return self._record_input(x)
+            return self._record_input(x, is_ragged)
         is_array = not isinstance(x, Parameter)
-        key = ("source", None if is_array else id(x))
+        key = ("source", is_ragged if is_array else id(x))
         entry = self._entries.get(key)
         if entry is None and is_array:
             run: Callable[..., Any] = lambda arguments: arguments["data"]  # noqa: E731
-            entry = self._add(key, Entry("constant", (Static("source"),), ONE_ARRAY, run, never, lifts=False))
+            ragged, identity = ("data",) * is_ragged, (Static("source"), Static(is_ragged))
+            entry = self._add(key, Entry("constant", identity, ONE_ARRAY, run, never, lifts=False, ragged=ragged))
         elif entry is None:
             identity = Static("source"), Static(x)
             entry = self._add(key, Entry("parameter", identity, NO_ARGUMENTS, lambda arguments: x, never))
         return entry.known.function(*([x] if is_array else []))
 
-    def _record_input(self, x: FloatInput) -> Any:
+    def _record_input(self, x: FloatInput, is_ragged: bool) -> Any:
         """Record an input: its numbers, and the number of the read, which is an output that nothing reads."""
         x.recording()
-        entry = self._entries.get("input")
+        entry = self._entries.get(("input", is_ragged))
         if entry is None:
             run: Callable[..., Any] = lambda arguments: (arguments["data"], arguments["number"])  # noqa: E731
-            entry = self._add("input", Entry("input", (Static("input"),), NUMBERED_ARRAY, run, never, lifts=False))
+            ragged, identity = ("data",) * is_ragged, (Static("input"), Static(is_ragged))
+            new = Entry("input", identity, NUMBERED_ARRAY, run, never, lifts=False, ragged=ragged)
+            entry = self._add(("input", is_ragged), new)
         at = len(self.log)
         value, _ = entry.known.function(x.data, x.inputs.note(x.positions))
         x.inputs.kinds.add(self.type_at(at).number)
@@ -249,7 +254,7 @@ class Calls:
             if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
                 x = to_values(x)
             if entry.lifts and not entry.is_static(name, x):
-                lifted[name] = self.lifting.lift(x, entry.is_static)
+                lifted[name] = self.lifting.lift(x, entry.is_static, is_ragged=name in entry.ragged)
         if any(x is not lifted[name] for name, x in zip(entry.signature.parameters, args, strict=True)):
             return invoke(entry.known.function, entry.signature, lifted)  # the form with values may be known
         reader, keys = self._read(entry, lifted)
@@ -258,6 +263,11 @@ class Calls:
             family = self._family_of(entry, keys, reader.lengths)
         except NeedsLength as needs:
             text = reader.lists[needs.group]
+            if text in reader.rows:
+                raise GraphError(
+                    f"cell {entry.name!r} {needs.why}, and {text!r} has another number of rows in every node; apply "
+                    f"ops to all rows at once, or to the rows between cells."
+                ) from None
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = text
             if reader.lengths[needs.group]:
                 self.types.of_one_length[entry.name] = f"of {text}, because the body {needs.why}"
@@ -270,7 +280,7 @@ class Calls:
         """Read arguments, and read them again for each list whose length the body needs for these arguments."""
         fixed = set[str]()
         while True:
-            reader = FormReader(self.handles, self._namespace.constant, entry.is_static, fixed)
+            reader = FormReader(self.handles, self._namespace.constant, entry.is_static, entry.ragged, fixed)
             keys = {name: reader.read(name, x, name) for name, x in arguments.items()}
             needed = entry.fixed.get((tuple(keys.items()), tuple(reader.lengths)))
             if needed is None:
@@ -284,10 +294,24 @@ class Calls:
         form = make_form(reader, len(self.forms), node_type, family.lengths, outputs, rebuild)
         self.forms.append(form)
         known = entry.known
-        known.by_form[tuple(reader.conditions)] = self._generate(entry, [form], _refuse(entry, reader.lists))
+        ties = node_type.program.ties
+        known.by_form[tuple(reader.conditions)] = self._generate(
+            entry, [form], lambda *args: self._refuse_lengths(entry, ties, args)
+        )
         if len(known.forms) < MAX_FORMS:  # newest first: the earliest forms, such as initial states, are often rare
             self._know(entry, (form, *known.forms), known.by_form)
             self.stand_ins.renew(entry)
+
+    def _refuse_lengths(self, entry: Entry, ties: Iterable[tuple[int, int]], args: tuple[Any, ...]) -> Any:
+        """Refuse a call of a known form: lists or arrays that must be equally long are not."""
+        reader, _ = self._read(entry, dict(zip(entry.signature.parameters, args, strict=True)))
+        lengths = reader.lengths
+        unequal = next(tie for tie in ties if lengths[tie[0]] != lengths[tie[1]])
+        first, second = (f"{lengths[group]} of {reader.lists[group]!r}" for group in unequal)
+        raise GraphError(
+            f"cell {entry.name!r} was called with different numbers of elements, {first} and {second}, but its body "
+            f"combines them one by one; give it equally many."
+        )
 
     # Types: their forms change when cells are traced again.
 
@@ -311,13 +335,3 @@ def _row(table: Parameter, index: Any) -> int | None:
         return None
     row = int(index) + (table.shape[0] if index < 0 else 0)
     return row if 0 <= row < table.shape[0] else None
-
-
-def _refuse(entry: Entry, lists: Sequence[str]) -> Callable[..., Any]:
-    def slow(*args: Any) -> Any:
-        raise GraphError(
-            f"cell {entry.name!r} was called with lists of different lengths ({', '.join(lists)}) that its body uses "
-            f"together; keys and values, for example, must be equally many."
-        )
-
-    return slow

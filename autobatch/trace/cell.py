@@ -27,15 +27,18 @@ from autobatch.params.module import Module, shared_dtype
 class Cell:
     """A function or method marked with `@cell`."""
 
-    def __init__(self, function: Callable[..., Any], static: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, function: Callable[..., Any], static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()
+    ) -> None:
         update_wrapper(self, function)
         self.function = function
         self.name = function.__name__
         self.signature = inspect.signature(function)
-        self.static = static
-        unknown = set(static) - set(self.signature.parameters)
-        if unknown:
-            raise GraphError(f"cell {self.name!r} has no argument {sorted(unknown)[0]!r} to make static.")
+        self.static, self.ragged = static, ragged
+        for what, names in (("static", static), ("ragged", ragged)):
+            unknown = set(names) - set(self.signature.parameters)
+            if unknown:
+                raise GraphError(f"cell {self.name!r} has no argument {sorted(unknown)[0]!r} to make {what}.")
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
         return self if owner is None else BoundCell(self, owner)
@@ -74,8 +77,8 @@ class BoundCell:
 @overload
 def cell(function: Callable[..., Any]) -> Any: ...
 @overload
-def cell(*, static: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Any]: ...
-def cell(function: Any = None, *, static: tuple[str, ...] = ()) -> Any:
+def cell(*, static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Any]: ...
+def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[str, ...] = ()) -> Any:
     """Mark a function or method as a cell: a unit that is traced once, and batched over many calls.
 
     Calls of a cell are of one type, and can run together, if their static arguments, their structure and the shapes of
@@ -91,6 +94,7 @@ def cell(function: Any = None, *, static: tuple[str, ...] = ()) -> Any:
             Python (attributes, closures, globals) is compared at each call of the batched function, and the cell is
             traced again where it has changed. The body must not read random numbers or a clock.
         static: names of arguments whose value is part of the type although it is an int or a Parameter.
+        ragged: names of arguments whose arrays have any number of rows, which is not part of the type.
 
     >>> import autobatch as ab
     >>> @ab.cell
@@ -99,7 +103,7 @@ def cell(function: Any = None, *, static: tuple[str, ...] = ()) -> Any:
     >>> float(square(np.float32(3.0)))
     9.0
     """
-    return Cell(function, static) if function is not None else lambda f: Cell(f, static)
+    return Cell(function, static, ragged) if function is not None else lambda f: Cell(f, static, ragged)
 
 
 def _call(called: Cell, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

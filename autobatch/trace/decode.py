@@ -1,8 +1,8 @@
 """Decoding: one compiled pass counts the nodes in the log of a recording, a second one writes the graph.
 
 The log holds, per call: the ref of the new handle, whose id tells the form, then what the form's code says: the ref of
-a value, or of the first output of a node (VALUE), attribute words (WORDS), or a list (EACH: its length, then
-refs, element by element).
+a value, or of the first output of a node (VALUE), attribute words (WORDS), a list (EACH: its length, then refs, element
+by element), or data of any length (ROWS: its length, then the ints of each element).
 Ids become nodes through `node_of[id]`; serial numbers that only ever grow tell a handle of this instance from one of an
 earlier recording.
 """
@@ -16,13 +16,15 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import words_size, write_header
+from autobatch.graph.words import OUTPUT, OUTPUT_BITS, words_size, write_header
 from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
+from autobatch.trace.handles import ROW_BIT
 
 LongArray: TypeAlias = NDArray[np.int64]
 
-VALUE, WORDS, EACH, END = 0, 1, 2, 3  # the codes of what a form logged
+ID, ROW = (1 << (ROW_BIT - OUTPUT_BITS)) - 1, ROW_BIT - OUTPUT_BITS  # of a ref without its output: the id, and the row
+VALUE, WORDS, EACH, ROWS, END = 0, 1, 2, 3, 4  # the codes of what a form logged
 STALE, TOO_LARGE = 1, 2  # how decoding failed; 0 if it did not
 INT32_MAX = 2**31 - 1
 
@@ -48,8 +50,8 @@ class FormTables(NamedTuple):
     Attributes:
         of: the form that returns each handle, by id.
         code, ptr: the code of form f is code[ptr[f]:ptr[f + 1]]: its type, and items that end with END. These are
-            VALUE, n, n ports; WORDS, n; or EACH, parts, and for each of them n, n ports. A port is -1 where the cell
-            does not read the value.
+            VALUE, n, n ports; WORDS, n; ROWS, ints per element; or EACH, parts, and for each of them n, n ports. A port
+            is -1 where the cell does not read the value.
     """
 
     of: IntArray
@@ -62,11 +64,12 @@ def count_log(log: LongArray, form_of: IntArray, code: IntArray, code_ptr: IntAr
     """Count nodes, edges and attribute words in the log."""
     n = e = a = at = 0
     while at < log.size:
-        c = code_ptr[form_of[log[at] >> 8]] + 1
+        c = code_ptr[form_of[log[at] >> OUTPUT_BITS]] + 1
         n, at = n + 1, at + 1
         while code[c] != END:
-            if code[c] == WORDS:
-                a, at, c = a + code[c + 1], at + code[c + 1], c + 2
+            if code[c] == WORDS or code[c] == ROWS:
+                n_words = _count_words(log, at, code, c)
+                a, at, c = a + n_words, at + n_words, c + 2
                 continue
             length, n_parts = 1, 1
             if code[c] == EACH:
@@ -78,6 +81,12 @@ def count_log(log: LongArray, form_of: IntArray, code: IntArray, code_ptr: IntAr
                     e += length * (code[c + 1 + k] >= 0)
                 c += 1 + code[c]
     return n, e, a
+
+
+@compiled
+def _count_words(log: LongArray, at: int, code: IntArray, c: int) -> int:
+    """Count the words that an item of a form's code copies from log[at:]."""
+    return int(code[c + 1] if code[c] == WORDS else 1 + log[at] * code[c + 1])
 
 
 @compiled
@@ -96,8 +105,7 @@ def decode_log(
     Returns:
         The words, and (status, instance, node within it, position in the log) of the first fault.
     """
-    ints, log_ptr, out_ref, out_slot, out_ptr = log
-    form_of, code, code_ptr = forms
+    (ints, log_ptr, out_ref, out_slot, out_ptr), (form_of, code, code_ptr) = log, forms
     n, e, a = count_log(ints, form_of, code, code_ptr)
     n_instances = log_ptr.size - 1
     words = np.empty(words_size(n_instances, n, e, a, out_ref.size), np.int32)
@@ -111,16 +119,17 @@ def decode_log(
         at, end = log_ptr[i], log_ptr[i + 1]
         while at < end:
             fault[3] = at
-            own = ints[at] >> 8
+            own = ints[at] >> OUTPUT_BITS
             c = code_ptr[form_of[own]]
             type_id[n] = code[c]
             at, c = at + 1, c + 1
             while code[c] != END:
-                if code[c] == WORDS:
-                    if not _copy_words(ints, at, attr, a, code[c + 1]):
+                if code[c] == WORDS or code[c] == ROWS:
+                    n_words = _count_words(ints, at, code, c)
+                    if not _copy_words(ints, at, attr, a, n_words):
                         fault[0], fault[1], fault[2] = TOO_LARGE, i, n - first
                         return words, fault
-                    a, at, c = a + code[c + 1], at + code[c + 1], c + 2
+                    a, at, c = a + n_words, at + n_words, c + 2
                     continue
                 length, n_parts = 1, 1
                 if code[c] == EACH:
@@ -133,12 +142,12 @@ def decode_log(
                         if port < 0:
                             continue
                         for position in range(at + part, at + length * n_parts, n_parts):
-                            ref = ints[position]
-                            node = node_of[ref >> 8] - base
+                            output, ref = ints[position] & OUTPUT, ints[position] >> OUTPUT_BITS
+                            node = node_of[ref & ID] - base
                             if node < first and not _is_earlier(node, owner, i):
                                 fault[0], fault[1], fault[2] = STALE, i, n - first
                                 return words, fault
-                            edge_src[e], edge_out[e], edge_in[e] = node, (ref & 255) + k, port
+                            edge_src[e], edge_out[e], edge_in[e] = node, output + k | ref >> ROW << OUTPUT_BITS, port
                             e += 1
                     c += 1 + code[c]
                 at += length * n_parts
@@ -180,8 +189,9 @@ def _find_outputs(
 ) -> bool:  # fmt: skip
     """Write the nodes that an instance returned, before other instances reuse the handles; False if one is stale."""
     for o in range(refs.size):
-        out_node[o] = node_of[refs[o] >> 8] - base
-        out_port[o] = refs[o] & 255
+        output, ref = refs[o] & OUTPUT, refs[o] >> OUTPUT_BITS
+        out_node[o] = node_of[ref & ID] - base
+        out_port[o] = output | ref >> ROW << OUTPUT_BITS
         if out_node[o] < first and not _is_earlier(out_node[o], owner, instance):
             return False
     return True

@@ -18,16 +18,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from autobatch.errors import ShapeError
 from autobatch.ir.arguments import Key, is_structure, parts_of
-from autobatch.ir.builder import Builder, Traced, TracedCondition
-from autobatch.ir.program import NODE, SHARED, source_key
+from autobatch.ir.builder import Traced, TracedCondition
+from autobatch.ir.program import SHARED, source_key
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS, is_zero
-from autobatch.ops.variadic import VariadicPort
+from autobatch.ops.ports import VariadicPort
+from autobatch.trace.ragged import Ragged, RowBuilder
 
 
 class NeedsLength(Exception):
@@ -104,7 +105,7 @@ class ElementCondition(Condition, Element):
     __slots__ = ()
 
 
-class ListBuilder(Builder):
+class ListBuilder(RowBuilder):
     """Builds the program of a cell, and keeps track of the elements of lists.
 
     Args:
@@ -112,11 +113,13 @@ class ListBuilder(Builder):
 
     Attributes:
         walked: the groups whose elements the body has seen one by one, or whose length it has read.
+        lists: the groups that are list arguments; others are data of any length, or rows that another node made.
     """
 
     def __init__(self, name: str, weight_names: Mapping[int, str], lengths: Sequence[int]) -> None:
-        super().__init__(name, weight_names=weight_names)
+        super().__init__(name, weight_names)
         self.lengths = tuple(lengths)
+        self.lists = set[int]()
         self.walked: set[int] = set()
         self._n_each = 0
         self._mapped: list[int] = []  # the groups of the calls of `ab.each` that go on
@@ -128,6 +131,13 @@ class ListBuilder(Builder):
             raise NeedsLength(group, "walks through it, and it has no elements")
         self.walked.add(group)
         return self.lengths[group]
+
+    def refuse(self, op: Op, values: Sequence[Traced], told: str) -> NoReturn:
+        """Ask for the length of a list that is among the values; ShapeError if there is none."""
+        group = next((v.var.domain for v in values if isinstance(v, Ragged) and v.var.domain in self.lists), None)
+        if group is None:
+            raise ShapeError(told)
+        raise NeedsLength(group, f"applies {op.name} to all of it")
 
     def place(self, tree: Any, at: Position) -> Any:
         """Values of edges as elements at a position."""
@@ -158,11 +168,16 @@ class ListBuilder(Builder):
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
         """Append `op` of `args`; of elements, it is an element, or the sum of all."""
+        elements = [arg for arg in args if isinstance(arg, Element)]
+        ragged = next((arg for arg in args if isinstance(arg, Ragged)), None)
+        if ragged is not None:
+            if elements:
+                raise NeedsLength(elements[0].var.domain, MIXED)
+            return super().apply(op, args, static)
         values = [self.wrap(a) for a in args]
-        elements = [value for value in values if isinstance(value, Element)]
         is_condition = gives_condition(op, args)
         if not elements:
-            result = self._add(op, values, static)
+            result = self.append(op, values, static)
             return TracedCondition(self, result.index) if is_condition else result
         first, last = elements[0], elements[-1]
         if op is OPS["add"] and len(elements) == 2 and _continues(first, last):
@@ -170,19 +185,21 @@ class ListBuilder(Builder):
         is_map = not (op.segments or op.random or first.at.is_sum) and all(x.at == first.at for x in elements)
         if not is_map or (op.index_axis is not None and values[1].var.domain != SHARED):
             raise NeedsLength(first.var.domain, RANDOM if op.random else MIXED)
-        index = self._add(op, [self._at_edges(value, first) for value in values], static).index
+        index = self.append(op, [self.at_edges(value, first) for value in values], static).index
         return (ElementCondition if is_condition else Element)(self, index, first.at)
 
     def sum_up_to(self, last: Element) -> Traced:
         """The sum of the elements up to this one: that of all edges if it is the last."""
         if last.at.number == self.lengths[last.var.domain]:
-            return self._add(OPS["sum_n"], [self.value(last.index)], {})
+            return self.append(OPS["sum_n"], [self.value(last.index)], {})
         return Element(self, last.index, last.at._replace(is_sum=True))
 
     def as_list(self, values: Iterable[Any]) -> TracedList | list[Any]:
         """The traced list that `values` is, or that holds them in its positions; a list if none is an element."""
         if isinstance(values, TracedList):
             return values
+        if isinstance(values, Ragged):
+            return TracedList(self, self.name, values.var.domain, values.row)
         values = list(values)
         leaves = [list(values_in(value)) for value in values]
         element = next((x for parts in leaves for x in parts if isinstance(x, Element)), None)
@@ -203,17 +220,12 @@ class ListBuilder(Builder):
         def at_edges(x: Any) -> Traced:
             if isinstance(x, Element) and (x.at != element.at or x.at.is_sum):
                 raise NeedsLength(group, MIXED)
-            return self.value(self._at_edges(self.wrap(x), element, also_shared=True).index)
+            return self.value(self.at_edges(self.wrap(x), element, also_shared=True).index)
 
         return TracedList(self, self.name, group, map_values(at_edges, tree))
 
-    def _at_edges(self, value: Traced, element: Element, also_shared: bool = False) -> Traced:
-        """A value of a node at each of its edges; so is, if asked for, one that all nodes share."""
-        if value.var.domain == NODE or (also_shared and value.var.domain == SHARED):
-            return self._add(OPS["spread"], [value, self.value(element.index)], {})
-        return value
-
-    def _add(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
+    def append(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
+        """Append an op of values that are no ragged ones; once a list is walked, equal instructions are one."""
         if not self.walked or op.random:
             return self._append(op, values, static)
         key = op, tuple(value.index for value in values), repr(sorted(static.items())) if static else ""
@@ -269,6 +281,13 @@ class TracedList(VariadicPort):
     def like(self, element: Any) -> TracedList:
         """A list of as many elements, for which these values stand."""
         return TracedList(self.builder, self.name, self.group, element)
+
+    def stacked(self) -> Ragged:
+        """The elements as one ragged value."""
+        row = self.values(None)
+        if not isinstance(row, Traced):
+            raise ShapeError("stack takes a list of single values, not of tuples; stack their parts by themselves.")
+        return Ragged(self.builder, row.index)
 
     def __repr__(self) -> str:
         return f"<traced list {self.name!r} of any length>"

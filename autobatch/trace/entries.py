@@ -44,6 +44,7 @@ class Entry:
         plain: the cell itself, for callers that do not record.
         lifts: whether arrays among the arguments become sources; else they are data.
         lists: whether sequences with values among the arguments become lists of values alone.
+        ragged: the arguments whose arrays have any number of rows.
         known: the forms met so far.
         shelf: the forms of former types, which the cell may have again, by the types' numbers.
         fixed: by the arguments' keys and the lists' lengths, a list (by expression) whose length the body needs.
@@ -57,6 +58,7 @@ class Entry:
     plain: Any = None
     lifts: bool = True
     lists: bool = False
+    ragged: tuple[str, ...] = ()
     known: Known = NOTHING
     shelf: dict[Hashable, Known] = field(default_factory=dict)
     fixed: dict[tuple[tuple[tuple[str, Key], ...], tuple[int, ...]], str] = field(default_factory=dict)

@@ -32,9 +32,9 @@ from autobatch.errors import DataError, GraphError
 from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Key, Static, exact, is_hashable, is_structure
 from autobatch.ir.program import DRAW, Attribute, Port, first_leaf
 from autobatch.ir.typetable import NodeType
-from autobatch.trace.decode import EACH, END, VALUE, WORDS
+from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
 from autobatch.trace.elements import Lengths
-from autobatch.trace.handles import Handles, Outputs, Value, path_to_ref
+from autobatch.trace.handles import Handles, Outputs, Rows, Value, path_to_ref
 
 IS_RECORDING = "__stage.current is __calls"  # costs 50 ns
 BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, exact, np.ndarray, np.float64)}
@@ -47,7 +47,7 @@ class Leaf:
     """A part of a call's arguments, read by the expression `text`: data, values, or a list of values.
 
     Attributes:
-        kind: "value" (a value, or all outputs of a node), "int", "ints", "float", "floats" or "each".
+        kind: "value" (a value, or all outputs of a node), "int", "ints", "float", "floats", "each", or "rows" of data.
         first: the number of the first leaf.
         refs: for "value" the expression of its ref; for "each" the name of the list of refs that the conditions make.
         counts: number of leaves per ref; for "each" of all refs of one element.
@@ -66,7 +66,11 @@ class FormReader:
     Args:
         handles: gives the classes of values; constant: gives any other object a name in generated code.
         is_static: whether an argument (by name) or a value in it is part of the type.
+        ragged: the arguments whose arrays have any number of rows.
         fixed: the lists (by expression) whose length the cell's body needs.
+
+    Attributes:
+        lists: the expressions of the variadic groups, and `lengths` their lengths; `rows` those that are no lists.
     """
 
     def __init__(
@@ -74,12 +78,15 @@ class FormReader:
         handles: Handles,
         constant: Callable[[Any], str],
         is_static: Callable[[str, Any], bool],
+        ragged: tuple[str, ...],
         fixed: set[str],
     ) -> None:
-        self.handles, self.constant, self.is_static, self.fixed = handles, constant, is_static, fixed
+        self.handles, self.constant, self.is_static = handles, constant, is_static
+        self.ragged, self.fixed = ragged, fixed
         self.conditions: list[str] = []
         self.leaves: list[Leaf] = []
         self.lists: list[str] = []
+        self.rows: set[str] = set()
         self.lengths: list[int] = []
         self.n_leaves = 0
 
@@ -87,6 +94,8 @@ class FormReader:
         """Read the value of the expression `text`, which is argument `name` or a part of it."""
         if self.is_static(name, x):
             return self._static(name, x, text)
+        if isinstance(x, Rows):
+            return self._rows_handle(x, text)
         if isinstance(x, (Value, Outputs)):
             return self._handle(x, text)
         if type(x) in (int, float):
@@ -119,6 +128,14 @@ class FormReader:
         self.n_leaves += n
         return x.key
 
+    def _rows_handle(self, x: Rows, text: str) -> Key:
+        """Read a value of any number of rows, which is logged as a list of them."""
+        self.handles.check(x)
+        self.conditions.append(f"__type({text}) is {x.class_name}")
+        self.leaves.append(Leaf("each", text, first_leaf(len(self.lists)), f"{text}.refs"))
+        self._add_rows(x, text)
+        return x.key
+
     def _data(self, kind: str, shape: tuple[int, ...], text: str, condition: str) -> Key:
         self.conditions.append(condition)
         self.leaves.append(Leaf(kind + "s" if shape else kind, text, self.n_leaves))
@@ -132,8 +149,21 @@ class FormReader:
                 f"bools, so convert it first."
             )
         kind, letters = ("float", "f") if x.dtype.kind == "f" else ("int", "iub")
+        if name in self.ragged and x.ndim:
+            return self._rows(kind, letters, x, text)
         condition = f"__type({text}) is __ndarray and {text}.shape == {x.shape} and {text}.dtype.kind in {letters!r}"
         return self._data(kind, x.shape, text, condition)
+
+    def _rows(self, kind: str, letters: str, x: Any, text: str) -> Key:
+        """Read an array of any number of rows."""
+        shape = x.shape[1:]
+        self.conditions.append(
+            f"__type({text}) is __ndarray and {text}.ndim == {x.ndim} and {text}.shape[1:] == {shape} "
+            f"and {text}.dtype.kind in {letters!r}"
+        )
+        self.leaves.append(Leaf("rows", text, first_leaf(len(self.lists))))
+        self._add_rows(x, text)
+        return Key("rows", None, (Key(kind, shape),))
 
     def _static(self, name: str, x: Any, text: str) -> Key:
         if isinstance(x, np.ndarray) or not (isinstance(x, BY_IDENTITY) or is_hashable(x)):
@@ -177,13 +207,17 @@ class FormReader:
         self._add_list(x, text)
         return Key("each", None, (key,))
 
-    def _add_list(self, x: list[Any], text: str) -> None:
+    def _add_rows(self, x: Any, text: str) -> None:
+        self.rows.add(text)
+        self._add_list(x, text)
+
+    def _add_list(self, x: Any, text: str) -> None:
         self.lists.append(text)
         self.lengths.append(len(x))
 
     def _key(self, x: Any) -> Key | None:
         """The key of a value, or of a tuple of such; None for anything else."""
-        if isinstance(x, (Value, Outputs)):
+        if isinstance(x, (Value, Outputs)) and not isinstance(x, Rows):
             self.handles.check(x)
             return x.key
         children = [self._key(child) for child in x] if type(x) is tuple else [None]
@@ -266,12 +300,23 @@ def make_form(
         elif leaf.kind.startswith("int") and leaf.first in data:
             logged.append(LOG_INTS[leaf.kind].format(leaf.text))
             code += [WORDS, data[leaf.first]]
-        elif leaf.first in data:
+        elif leaf.kind != "rows" and leaf.first in data:
             floats.append(LOG_FLOATS[leaf.kind].format(leaf.text))
     if program.draws and DRAW in data:
         logged.append("__draw()")
         code += [WORDS, 1]
+    for group in program.data_groups:  # they follow all other attributes of a node
+        text = reader.lists[group]
+        logged.append(f"__len({text})")
+        n_ints = program.words(False, group)
+        logged += [LOG_INTS["ints"].format(text)] if n_ints else []
+        floats += [LOG_FLOATS["floats"].format(text)] if program.words(True, group) else []
+        code += [ROWS, n_ints]
     body = [f"for __out in pool_{number}: break", f"else: __out = grow_{number}()"]
+    for place, index in enumerate(program.outputs):
+        if (group := program.vars[index].domain) >= 0:
+            made = "__out" if outputs.kind == "rows" else f"__out[{place}]"
+            body.append(f"{made}.resize(__len({reader.lists[group]}))")
     body += ["__to = __log", f"__to += {_tuple(logged)}"]  # faster than an append per int
     body += floats
     body += ["__draw()"] if program.draws and DRAW not in data else []

@@ -1,6 +1,7 @@
 """Handles: the objects that stand for a node's outputs while the user's program is recorded.
 
-Each output is a `Value` with a number, `ref = id << 8 | output`; a node with several returns tuples of values. Making
+Each output is a `Value` with a number, `ref = id << 8 | output`; a node with several returns tuples of values. An
+output of any number of rows is a `Rows`, which has a number for each, with the row in the upper bits. Making
 new handles for every call would add half to the time of recording. Each call form therefore has a `HandlePool`,
 and reuses the handles that are not referenced any more, which their reference counts show. A handle still referenced
 is never reused, so a value kept from an earlier recording is recognised by its id.
@@ -11,20 +12,22 @@ from __future__ import annotations
 import gc
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-from autobatch.errors import GraphError
+import numpy as np
+
+from autobatch.errors import DataError, GraphError, ShapeError
+from autobatch.graph.words import MOST_OUTPUTS, MOST_ROWS, OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
-from autobatch.ir.program import int_limit
+from autobatch.ir.program import Var, int_limit
 from autobatch.ir.typetable import NodeType
 from autobatch.ops.conditions import Logic
 from autobatch.ops.define import Op, Shape
-from autobatch.ops.operators import STAGE
+from autobatch.ops.operators import OPS, STAGE
 
-OUTPUT_BITS = 8
-MAX_OUTPUTS = 2**OUTPUT_BITS  # values that a node can return
+ROW_BIT = 40  # of a ref: from here on it numbers the row
 CHUNK = 64  # most handles by which a pool grows at once
 RECYCLE = 2048  # ints logged before handles are taken back: few enough handles to stay in cache
 
@@ -47,8 +50,9 @@ class Value(Logic):
         key: of the shape, and of what ints stay below; class_name: of the subclass, in generated code.
     """
 
-    __slots__ = ("ref",)
+    __slots__ = ("kept", "ref")
     shape: Shape
+    kept: Any  # the handle that a value is a row of, which is not used again while this one lives
     key: Key
     recording: Recording
     class_name: str
@@ -77,6 +81,66 @@ class Value(Logic):
 
     def __repr__(self) -> str:
         return f"<recorded value of shape {self.shape}>"
+
+
+class Rows(Value):
+    """An output of any number of rows, or rows of such outputs in any order: a value that needs no node of its own.
+
+    Attributes:
+        refs: of the rows, in order.
+        row: the class of a row.
+    """
+
+    __slots__ = ("refs",)
+    refs: Sequence[int]
+    row: type[Value]
+
+    def resize(self, n_rows: int) -> None:
+        """Take the number of rows that the node has in this call."""
+        if n_rows > MOST_ROWS:
+            raise DataError(f"a value of {n_rows} rows goes from a cell to others, but {MOST_ROWS} is the most.")
+        self.refs = range(self.ref, self.ref + (n_rows << ROW_BIT), 1 << ROW_BIT)
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """The number of rows in this instance, and the shape of a row."""
+        return (len(self.refs), *self.row.shape)
+
+    def __len__(self) -> int:
+        return len(self.refs)
+
+    def __iter__(self) -> Iterator[Value]:
+        return map(self._row_of, self.refs)
+
+    def __getitem__(self, index: Any) -> Any:
+        first, *others = index if isinstance(index, tuple) else (index,)
+        if isinstance(first, slice):
+            found: Any = self.of(self.refs[first], self)
+            return found if not others else super(Rows, found).__getitem__((slice(None), *others))
+        if isinstance(first, (int, np.integer)) and not isinstance(first, bool):
+            if not -len(self) <= first < len(self):
+                raise ShapeError(f"row {first} of a value of {len(self)} rows does not exist.")
+            row = self._row_of(self.refs[int(first)])
+            return row[tuple(others)] if others else row
+        return super().__getitem__(index)
+
+    def of(self, refs: Sequence[int], kept: Any) -> Rows:
+        """The value whose rows have these refs; `kept` holds the handles that they belong to."""
+        found = type(self)(refs[0] if refs else self.ref)
+        found.refs, found.kept = refs, kept
+        return found
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        """Join rows; record any other op as a cell of its own."""
+        self.require_recording()
+        if op is OPS["concat"] and static["axis"] % self.ndim == 0 and all(type(arg) is type(self) for arg in args):
+            return self.of([ref for part in args for ref in part.refs], args)
+        return super().apply(op, args, static)
+
+    def _row_of(self, ref: int) -> Value:
+        value = self.row(ref)
+        value.kept = self
+        return value
 
 
 class Outputs(tuple[Any, ...]):
@@ -242,12 +306,12 @@ class Handles:
             that is more than tuples of values.
         """
         program, structure = node_type.program, node_type.structure
-        if len(program.outputs) > MAX_OUTPUTS:
+        if len(program.outputs) > MOST_OUTPUTS:
             raise GraphError(
-                f"cell {node_type.name!r} returns {len(program.outputs)} values, but a node has {MAX_OUTPUTS} at most; "
-                f"return fewer, such as one array to slice."
+                f"cell {node_type.name!r} returns {len(program.outputs)} values, but a node has {MOST_OUTPUTS} at "
+                f"most; return fewer, such as one array to slice."
             )
-        keys = [Key("value", program.vars[o].shape, below=int_limit(program.vars, o)) for o in program.outputs]
+        keys = [_key_of(program.vars, output) for output in program.outputs]
         classes, plain = list(map(self.class_of, keys)), _plain_key(structure, keys)
         key = Key("tuple", None, tuple(keys)) if plain is None else plain
         whole = self.class_of(key)
@@ -272,10 +336,11 @@ class Handles:
     def class_of(self, key: Key) -> Any:
         """This recording's class of values of a shape, or of tuples of such."""
         if key not in self._classes:
-            base = Value if key.kind == "value" else Outputs
+            base = {"value": Value, "rows": Rows}.get(key.kind, Outputs)
+            own: dict[str, Any] = {"shape": key.detail} if base is Value else {}
+            own |= {"row": self.class_of(key.children[0])} if base is Rows else {}
             name = f"{base.__name__}_{len(self._classes)}"
-            own = {"key": key, "recording": self._recording, "class_name": name, "__slots__": ()}
-            own |= {"shape": key.detail} if base is Value else {}
+            own |= {"key": key, "recording": self._recording, "class_name": name, "__slots__": ()}
             self._classes[key] = self._namespace[name] = type(base.__name__, (base,), own)
             self._namespace["__tuples"] = (tuple, *(kind for kind in self._classes.values() if issubclass(kind, tuple)))
         return self._classes[key]
@@ -286,19 +351,25 @@ class Handles:
             raise GraphError("a value from another recording is used here; a recorded value belongs to one function.")
 
 
+def _key_of(vars: Sequence[Var], output: int) -> Key:
+    """The key of an output."""
+    value = Key("value", vars[output].shape, below=int_limit(vars, output))
+    return value if vars[output].domain < 0 else Key("rows", None, (value,))
+
+
 def path_to_ref(key: Key) -> str:
     """The Python expression, after a handle, of its ref: a tuple has the ref of its first value."""
     paths = [("", key)]
-    while paths[0][1].kind != "value":
+    while paths[0][1].kind not in ("value", "rows"):
         path, outer = paths.pop(0)
         paths = [*((f"{path}[{i}]", part) for i, part in enumerate(outer.children)), *paths]
     return f"{paths[0][0]}.ref"
 
 
 def _plain_key(structure: Any, keys: list[Key]) -> Key | None:
-    """The key of a structure of outputs with these keys; None unless it consists of tuples alone."""
+    """The key of a structure of outputs with these keys; None unless it is a value, or tuples of values alone."""
     if isinstance(structure, int):
-        return keys[structure]
+        return keys[structure] if keys[structure].kind == "value" else None
     children = [_plain_key(part, keys) for part in structure] if isinstance(structure, tuple) else [None]
     return None if None in children else Key("tuple", None, tuple(c for c in children if c is not None))
 

@@ -25,10 +25,10 @@ class Lifting:
 
     Args:
         handles: those of the recording.
-        record: records a source; returns its value.
+        record: records a source, if asked for one of any number of rows; returns its value.
     """
 
-    def __init__(self, handles: Handles, record: Callable[[Any], Value]) -> None:
+    def __init__(self, handles: Handles, record: Callable[[Any, bool], Value]) -> None:
         self._handles, self._record = handles, record
         self._sources: dict[Any, Value] = {}
 
@@ -36,23 +36,32 @@ class Lifting:
         """Forget the sources of the last instance."""
         self._sources.clear()
 
-    def lift(self, x: Any, is_static: Callable[[str, Any], bool] = never, is_result: bool = False) -> Any:
+    def lift(
+        self,
+        x: Any,
+        is_static: Callable[[str, Any], bool] = never,
+        is_result: bool = False,
+        is_ragged: bool = False,
+    ) -> Any:
         """`x` with arrays and parameters as source values, and NumPy's scalars as Python's.
 
-        In a result NumPy's floats become values too, since an eager call returns them as such.
+        In a result NumPy's floats become values too, since an eager call returns them as such. If `is_ragged`, sources
+        of arrays have any number of rows.
         """
         if isinstance(x, (Value, Outputs)):
             self._handles.check(x)
             return x
         if type(x) is np.ndarray and x.dtype.char in "fd":
-            return self._source_of_array(x)
+            return self._source_of_array(x, is_ragged)
         if type(x) in (int, float, str, bool, type(None)) or is_static("", x):
             return x
-        if isinstance(x, (Parameter, FloatInput)):
-            return self._source(x, id(x) if isinstance(x, Parameter) else (x.shape, x.positions.tobytes()))
+        if isinstance(x, Parameter):
+            return self._source(x, id(x))
+        if isinstance(x, FloatInput):
+            return self._source(x, (x.shape, x.positions.tobytes()), is_ragged and x.ndim > 0)
         if isinstance(x, np.ndarray):
             array = plain_array(x) if x.dtype.kind in "fiub" else x
-            return self._source_of_array(array) if array.dtype.kind == "f" else array
+            return self._source_of_array(array, is_ragged) if array.dtype.kind == "f" else array
         if isinstance(x, np.floating):
             return self._source_of_array(plain_array(x)) if is_result else float(x)
         if isinstance(x, (np.bool_, np.integer)):
@@ -60,18 +69,19 @@ class Lifting:
         if not is_structure(x):
             return x
         own = parts_of(x)
-        parts = [self.lift(part, is_static, is_result) for part in own]
+        parts = [self.lift(part, is_static, is_result, is_ragged) for part in own]
         is_same = all(map(operator.is_, parts, own)) and (type(x) in (list, dict) or not isinstance(x, (list, dict)))
         return x if is_same else Key.of_structure(x, ()).build(parts)
 
-    def _source_of_array(self, x: np.ndarray[Any, Any]) -> Value:
-        return self._source(x, (x.shape, x.dtype.str, x.tobytes()))
+    def _source_of_array(self, x: np.ndarray[Any, Any], is_ragged: bool = False) -> Value:
+        return self._source(x, (x.shape, x.dtype.str, x.tobytes()), is_ragged and x.ndim > 0)
 
-    def _source(self, x: Any, content: Any) -> Value:
+    def _source(self, x: Any, content: Any, is_ragged: bool = False) -> Value:
         """The value of an array, parameter or input; equal arrays share one node, and equal parts of inputs."""
-        if content not in self._sources:
-            self._sources[content] = self._record(x)
-        return self._sources[content]
+        key = content, is_ragged
+        if key not in self._sources:
+            self._sources[key] = self._record(x, is_ragged)
+        return self._sources[key]
 
 
 def to_values(values: Sequence[Any]) -> list[Any]:

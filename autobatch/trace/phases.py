@@ -18,9 +18,11 @@ from autobatch.errors import AutobatchError
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import GrowingGraph
 from autobatch.graph.growth import NOWHERE, Kinds, Results
+from autobatch.graph.words import OUTPUT
 from autobatch.ir.arguments import Static
-from autobatch.ir.program import int_limit
+from autobatch.ir.program import NODE, CellProgram, int_limit
 from autobatch.jit.arrays import IntArray
+from autobatch.ops.define import Shape
 from autobatch.ops.operators import stage
 from autobatch.trace.awaiting import Asked
 from autobatch.trace.driving import Program
@@ -76,7 +78,7 @@ class Phases:
     def __init__(self, recorder: Recorder, instances: Sequence[Any]) -> None:
         self._recorder, self._calls = recorder, recorder.calls
         self.graph = GrowingGraph(len(instances))
-        self.kinds = Kinds(np.zeros(0, np.int32), np.zeros(0, np.int32))
+        self.kinds = Kinds(*(np.zeros(0, np.int32) for _ in Kinds._fields))
         self.int_slots = set[int]()
         self._first = recorder.first_serial()
         self._structures: list[Any] = [None] * len(instances)
@@ -133,7 +135,8 @@ class Phases:
             log_ptr, refs, numbers, output_ptr, (None,) * len(self.programs), first, self.graph.owner
         )
         before = self.graph.n_nodes
-        self.graph.append(phase)
+        self._learn_types()
+        self.graph.append(phase, self.kinds)
         values = self.graph.values_of(before + phase.out_node, phase.out_port)
         is_wanted = np.ones(values.size, bool)
         for i in over:
@@ -141,16 +144,15 @@ class Phases:
             self._results[i], is_wanted[own] = (values[own], numbers[own]), False
             self.graph.hold(values[own], 1)
         self._sweep(over)
-        self._learn_types()
         wanted = values[is_wanted] if over else values
         self._wanted.append(wanted)
         return wanted
 
     def answer(self, numbers: Sequence[Any]) -> None:
         """Give the programs the numbers that they wait for, in the order in which `advance` named them."""
-        left = iter(numbers)
+        left, shapes = iter(numbers), self._recorder.slots.shapes
         for i, asked in zip(self._active, self._asked, strict=True):
-            self.programs[i].answer([_fill(structure, left) for structure in asked])
+            self.programs[i].answer([_fill(structure, left, shapes) for structure in asked])
 
     def results(self) -> tuple[Results, list[Any]]:
         """The values that the programs returned, and per instance the structure."""
@@ -183,8 +185,8 @@ class Phases:
 
     def _places(self, values: IntArray) -> IntArray:
         """The places of values among the outputs of all types."""
-        nodes, made_by = self.graph.nodes, self.graph.values.node[values]
-        return self._recorder.types.arrays().out_ptr[nodes.type_id[made_by]] + values - nodes.value_ptr[made_by]
+        kinds, words = self.graph.nodes.type_id[self.graph.values.node[values]], self.graph.values.word[values]
+        return self._recorder.types.arrays().out_ptr[kinds] + (words & OUTPUT)
 
     def end(self, error: BaseException) -> None:
         """End all programs because of an error; cells that their `finally` blocks call are recorded for nothing."""
@@ -235,22 +237,36 @@ class Phases:
         before, arrays = self.kinds.slot.size, types.arrays()
         if arrays.out_ptr[-1] == before:
             return
-        found = list[int]()
+        found, rows = list[int](), list[int]()
         for kind in range(int(np.searchsorted(arrays.out_ptr, before)), len(arrays.out_ptr) - 1):
             program = types[kind].program
             for output in program.outputs:
                 slot = slots.slot(AWAITED, program.vars[output].shape, int_limit(program.vars, output) > 0, True)
                 found.append(slot.number)
+                rows.append(_where_rows(program, program.vars[output].domain))
                 if slot.is_int:
                     self.int_slots.add(slot.number)
-        source, slot_of = [*self.kinds.source.tolist(), *[NOWHERE] * len(found)], [*self.kinds.slot.tolist(), *found]
-        self.kinds = Kinds(np.array(source, np.int32), np.array(slot_of, np.int32))
+        new = [NOWHERE] * len(found), found, rows
+        known = [[*old.tolist(), *more] for old, more in zip(self.kinds, new, strict=True)]
+        self.kinds = Kinds(*(np.array(column, np.int32) for column in known))
 
 
-def _fill(structure: Any, numbers: Iterator[Any]) -> Any:
+def _where_rows(program: CellProgram, domain: int) -> int:
+    """Where the number of rows of an output of this domain is found, see `Kinds`."""
+    if domain <= NODE:  # one for all nodes, or one for each
+        return NOWHERE
+    if domain in program.data_groups:
+        return -2 - program.data_groups.index(domain)
+    return next(port for port, index in enumerate(program.ports) if program.vars[index].domain == domain)
+
+
+def _fill(structure: Any, numbers: Iterator[Any], shapes: Sequence[Shape]) -> Any:
     """A structure of slots with numbers in their place."""
     if isinstance(structure, Slot):
         return next(numbers)
     if isinstance(structure, Static):
         return structure.value
-    return structure.build([_fill(child, numbers) for child in structure.children])
+    if structure.kind == "rows":
+        (slot,) = structure.children
+        return np.array([next(numbers) for _ in range(structure.detail)]).reshape(-1, *shapes[slot.number])
+    return structure.build([_fill(child, numbers, shapes) for child in structure.children])

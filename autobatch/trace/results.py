@@ -8,7 +8,7 @@ share slots by shape and come back per instance.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import repeat
 from typing import Any
@@ -19,7 +19,7 @@ from autobatch.errors import GraphError, ShapeError
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ops.define import Shape
 from autobatch.trace.awaiting import close
-from autobatch.trace.handles import Outputs, Value
+from autobatch.trace.handles import Outputs, Rows, Value
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ class SlotTable:
 
 def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[int], path: str = "result") -> Any:
     """Append the handles in `result` to `refs` and their slots to `numbers`; return the structure."""
+    if isinstance(result, Rows):
+        slot = slots.slot(f"{path}[]", result.row.shape, result.row.key.below > 0, in_list=True)
+        refs += result.refs
+        numbers += [slot.number] * len(result)
+        return Key("rows", len(result), (slot,))  # type: ignore[arg-type]
     if isinstance(result, Value):
         slot = slots.slot(path, result.shape, result.key.below > 0, "[]" in path)
         refs.append(result.ref)
@@ -113,13 +118,13 @@ def stack_results(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
         columns: per slot, its rows in instance order, as an array.
     """
     are_same = all(map(operator.is_, structures, repeat(structures[0])))
-    return _stack(structures, are_same, columns, rows={})
+    return _stack(structures, are_same, columns, rest={})
 
 
 def list_results(structures: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
     """Each instance's result on its own; arguments as for `stack_results`."""
-    rows: dict[int, Iterator[Any]] = {}
-    return [_per_instance(structure, columns, rows) for structure in structures]
+    rest: dict[int, Any] = {}
+    return [_per_instance(structure, columns, rest) for structure in structures]
 
 
 def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
@@ -127,8 +132,8 @@ def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
     return list(parts[0]) if len(parts) == 1 else [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
-def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], rows: dict[int, Iterator[Any]]) -> Any:
-    """Stack what the instances have at one place; `rows`, by slot, are those that no list has taken yet."""
+def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
+    """Stack what the instances have at one place; `rest` holds, by slot, the rows that no list has taken yet."""
     first = structures[0]
     if not are_same:
         _check_outlines(structures)
@@ -136,12 +141,12 @@ def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], ro
         return _column(first, columns)
     if isinstance(first, Static):
         return _stack_constants([s.value for s in structures])
-    if first.kind == "list":
-        return [_per_instance(s, columns, rows) for s in structures]
+    if first.kind in ("list", "rows"):
+        return [_per_instance(s, columns, rest) for s in structures]
     stacked = []
     for i, child in enumerate(first.children):
         children = [child] * len(structures) if are_same else [s.children[i] for s in structures]
-        stacked.append(_stack(children, are_same, columns, rows))
+        stacked.append(_stack(children, are_same, columns, rest))
     return first.build(stacked)
 
 
@@ -162,20 +167,28 @@ def _outline(structure: Any) -> str:
         return "a computed value"
     if isinstance(structure, Static):
         return "a constant"
-    if structure.kind == "list":
-        return "a list"
+    if structure.kind in ("list", "rows"):
+        return "a list" if structure.kind == "list" else "a value of any number of rows"
     detail = structure.detail.__name__ if isinstance(structure.detail, type) else structure.detail
     return f"a {structure.kind} of {detail or len(structure.children)}"
 
 
-def _per_instance(structure: Any, columns: Sequence[Any], rows: dict[int, Iterator[Any]]) -> Any:
+def _per_instance(structure: Any, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
     if isinstance(structure, Slot):
-        if structure.number not in rows:
-            rows[structure.number] = iter(_column(structure, columns))
-        return next(rows[structure.number])
+        return _take(structure, 1, columns, rest)[0]
     if isinstance(structure, Static):
         return structure.value
-    return structure.build([_per_instance(child, columns, rows) for child in structure.children])
+    if structure.kind == "rows":
+        return _take(structure.children[0], structure.detail, columns, rest)
+    return structure.build([_per_instance(child, columns, rest) for child in structure.children])
+
+
+def _take(slot: Slot, n: int, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
+    """The next `n` rows of a slot; `rest` holds those that are left."""
+    left = rest.get(slot.number)
+    left = _column(slot, columns) if left is None else left
+    rest[slot.number] = left[n:]
+    return left[:n]
 
 
 def _column(slot: Slot, columns: Sequence[Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +16,7 @@ from autobatch.ir.program_check import check_cell
 from autobatch.ops.operators import Operators, stage
 from autobatch.system.trust import checking
 from autobatch.trace.elements import SINGLE, Element, ListBuilder, NeedsLength, TracedList
+from autobatch.trace.ragged import Ragged
 
 
 def _key_of_shape(shape: Any) -> Key:
@@ -32,15 +33,19 @@ class Tracer:
 
     Args:
         lengths: of the list arguments of the call, by number of the variadic group.
+        returns_rows: whether a list whose rows the body returns may have any length.
 
     Attributes:
         resolved: by variadic group, the key of its elements where only the body's `shape=` gives it.
     """
 
-    def __init__(self, name: str, weight_names: Mapping[int, str], lengths: Sequence[int] = ()) -> None:
+    def __init__(
+        self, name: str, weight_names: Mapping[int, str], lengths: Sequence[int] = (), returns_rows: bool = True
+    ) -> None:
         self.builder = ListBuilder(name, weight_names, lengths)
         self.resolved: dict[int, Key] = {}
         self.n_leaves: Counter[int] = Counter()
+        self._returns_rows = returns_rows
         self.n_groups = 0
 
     def trace(
@@ -59,7 +64,7 @@ class Tracer:
             except AutobatchError as error:
                 raise type(error)(f"in cell {self.builder.name!r}: {error}") from error
         outputs: list[Any] = []
-        structure = collect_outputs(result, outputs)
+        structure = collect_outputs(result, outputs, set() if self._returns_rows else self.builder.lists)
         if not outputs:
             raise GraphError(f"cell {self.builder.name!r} returns {result!r}; a cell returns at least one value.")
         program = self.builder.finish(outputs)
@@ -73,19 +78,29 @@ class Tracer:
             case "value":
                 return self.builder.add(Port(name, self._leaf(domain), below=key.below), key.detail, domain)
             case "int" | "float":
-                return self.builder.add(Attribute(name, self._leaf(domain), key.kind == "float"), key.detail, NODE)
+                return self.builder.add(Attribute(name, self._leaf(domain), key.kind == "float"), key.detail, domain)
             case "static":
                 return key.detail.value
             case "each":
-                self.n_groups += 1
-                return self._list(key, name, self.n_groups - 1)
+                return self._list(key, name, self._new_group(name))
+            case "rows":
+                row = self.argument(key.children[0], name, self._new_group(name))
+                return Ragged(self.builder, row.index)
         children = [
             self.argument(child, f"{name}.{label}", domain)
             for label, child in zip(key.labels, key.children, strict=True)
         ]
         return key.build(children)
 
+    def _new_group(self, name: str) -> int:
+        """The number of a variadic group, which is the argument of this name."""
+        self.builder.group_names[self.n_groups] = name
+        self.n_groups += 1
+        return self.n_groups - 1
+
     def _list(self, key: Key, name: str, group: int) -> TracedList:
+        self.builder.lists.add(group)
+
         def make(shape: Any) -> Any:
             self.resolved[group] = element = _key_of_shape(shape)
             return self.argument(element, name, group)
@@ -98,18 +113,24 @@ class Tracer:
         return first_leaf(domain) + self.n_leaves[domain] - 1
 
 
-def collect_outputs(result: Any, outputs: list[Any]) -> Any:
-    """Append the values in `result` to `outputs`; return its structure, with output numbers in their place."""
+def collect_outputs(result: Any, outputs: list[Any], apart: Collection[int] = ()) -> Any:
+    """Append the values in `result` to `outputs`; return its structure, with output numbers in their place.
+
+    Args:
+        apart: the groups of lists whose elements are separate values if rows of them are returned.
+    """
     if isinstance(result, TracedList):
         raise NeedsLength(result.group, "returns it")
     if isinstance(result, Element):
         raise NeedsLength(result.var.domain, SINGLE)
+    if isinstance(result, Ragged) and result.var.domain in apart:
+        raise NeedsLength(result.var.domain, "returns a row per element")
     if isinstance(result, (Operators, np.ndarray, np.number, int, float)) and not isinstance(result, bool):
         outputs.append(result)
         return len(outputs) - 1
     if isinstance(result, (tuple, list)):
-        parts = [collect_outputs(part, outputs) for part in result]
+        parts = [collect_outputs(part, outputs, apart) for part in result]
         return tuple(parts) if type(result) is tuple else Key.of_structure(result, parts)
     if is_structure(result):
-        return Key.of_structure(result, [collect_outputs(part, outputs) for part in parts_of(result)])
+        return Key.of_structure(result, [collect_outputs(part, outputs, apart) for part in parts_of(result)])
     return Static(result)

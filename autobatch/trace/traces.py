@@ -278,7 +278,7 @@ class Traces:
         """Trace a body with live numbers, then again with constants for those that the body needs as numbers."""
         entry, roots = family.entry, _roots(family.entry, family.keys)
         while True:
-            tracer = Tracer(entry.name, self.weight_names, lengths)
+            tracer = Tracer(entry.name, self.weight_names, lengths, returns_rows=not entry.lists)
             watch = Watch(tracer.builder, self._changing, self._lives, self._new_live, family.by_value)
             self.n_traced += 1
             try:

@@ -8,7 +8,7 @@ import pytest
 import autobatch as ab
 from autobatch.runtime import pieces
 from autobatch.runtime.cpu.backend import Cpu
-from autobatch.runtime.pieces import BatchList, count_pieces, find_alone, rows_of_piece
+from autobatch.runtime.pieces import BatchList, OutputRows, count_pieces, find_alone, rows_of_piece
 from parity import TOLERANCES, compare, compare_gradients
 from random_programs import draw_instances, draw_model
 from twin_cases import CASES, Case
@@ -77,7 +77,11 @@ def test_batches_that_add_are_alone(seed: int) -> None:
     loss = ab.batched(model.everything, backend="reference")
     plan = loss.prepare(draw_instances(rng, model, n=5), training=True, has_aux=True).parts[0].plan
     batches = BatchList(plan.schedule.batch_type, plan.schedule.batch_ptr)
-    found = find_alone(batches, plan.dest_base, plan.dest_ptr, plan.adds, plan.tables.out_ptr)
+    tables = plan.tables
+    rows = OutputRows(
+        tables.out_ptr, tables.out_block, plan.dest_base, tables.block_ptr, plan.segments, plan.segment_base
+    )  # fmt: skip
+    found = find_alone(batches, rows, plan.dest_ptr, plan.adds)
     for batch, alone in zip(plan.batches, found, strict=True):
         nodes = plan.node_at[plan.type_ptr[batch.kind] :][batch.start : batch.end]
         outputs = range(plan.tables.out_ptr[batch.kind + 1] - plan.tables.out_ptr[batch.kind])

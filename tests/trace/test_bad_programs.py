@@ -84,12 +84,12 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "attend": (
         lambda m, w: m.attend(m.leaf(w), [m.leaf(0)], [m.leaf(1), m.leaf(2)]),
         ab.GraphError,
-        ("cell 'attend' was called with lists of different lengths (keys, values)", "must be equally many"),
+        ("cell 'attend' was called with different numbers of elements, 1 of 'keys' and 2 of 'values'", "equally many"),
     ),
     "attend outside": (
         lambda m, w: ab.attend(m.leaf(w), [m.leaf(0)], [m.leaf(1), m.leaf(2)]),
         ab.GraphError,
-        ("cell 'attend' was called with lists of different lengths (keys, values)", "must be equally many"),
+        ("cell 'attend' was called with different numbers of elements, 1 of 'keys' and 2 of 'values'", "equally many"),
     ),
     "nothing": (
         lambda m, w: m.nothing(m.leaf(w)),

@@ -11,7 +11,7 @@ from autobatch.compiler.cuda.writer import CudaWriter
 from autobatch.compiler.fusion import Block
 from autobatch.compiler.nest import Element, Nest
 from autobatch.compiler.statement import Loop
-from autobatch.compiler.writer import add, multiply
+from autobatch.compiler.writer import DATA, add, multiply
 from autobatch.ir.program import SHARED
 
 FUNCTORS = {"sum": "Plus", "max": "Larger"}
@@ -92,7 +92,7 @@ class CudaNest(Nest):
             for axis, stride in enumerate(strides)
             if stride
         ]
-        return Element(array, add([first, *moves]), array in ("ints", "floats"))
+        return Element(array, add([first, *moves]), array.partition("_")[0] in DATA)
 
     def _index(self, axis: int) -> str:
         return "i" if axis == len(self.mapping.axes) - 1 else f"i{axis}"

@@ -53,6 +53,7 @@ class CudaKernel:
         arrays: the slots that it reads.
         width: the largest number of threads that can work on one row at once.
         uses_row: whether it needs memory for a row.
+        n_rows: the column of the number of its rows.
     """
 
     name: str
@@ -62,6 +63,7 @@ class CudaKernel:
     arrays: tuple[str, ...]
     width: int
     uses_row: bool
+    n_rows: str
 
     @cached_property
     def own(self) -> NDArray[np.int64]:
@@ -94,8 +96,7 @@ class CudaSource:
 def print_stage(stage: StageProgram) -> CudaSource:
     """Print the kernels of a stage."""
     program, slots = stage.cell.program, {name: number for number, name in enumerate(CUDA_SLOTS)}
-    words = program.words(False), program.words(True)
-    common = Common(stage.lowered, stage.storage, stage.cell.layout, stage.columns, words, slots)
+    common = Common(stage.lowered, stage.storage, stage.cell.layout, stage.columns, program.words, slots)
     kernels = [
         _KernelWriter(common, k, step).write() if isinstance(step, Kernel) else None
         for k, step in enumerate(stage.steps)
@@ -122,7 +123,7 @@ class _KernelWriter(CudaWriter):
         head, top = self._tops(row_width)
         body = [
             *head,
-            "    for (int64 r = team.first; r < rows_n; r += team.step) {",
+            f"    for (int64 r = team.first; r < {self.n_rows}; r += team.step) {{",
             *top,
             *windows,
             *body,
@@ -132,7 +133,7 @@ class _KernelWriter(CudaWriter):
         name = f"kernel_{sha256(chr(10).join(body).encode()).hexdigest()[:16]}"
         sizes, numbers = tuple(number for _, number in self.sizes.values()), tuple(self.numbers)
         text = "\n".join([f"__device__ __noinline__ void {name}({PARAMETERS}) {{", *body, ""])
-        return CudaKernel(name, text, sizes, numbers, tuple(self.arguments), self.width, bool(row_width))
+        return CudaKernel(name, text, sizes, numbers, tuple(self.arguments), self.width, bool(row_width), self.n_rows)
 
     # Blocks.
 
@@ -140,7 +141,7 @@ class _KernelWriter(CudaWriter):
         self.spot = spot
         nests = [CudaNest(self, spot, block, part) for part in divide(self.lowered, block)]
         self.width = max(self.width, *(nest.mapping.width for nest in nests))
-        is_edges = block.domain != NODE
+        is_edges = block.domain != self.kernel.domain
         for loop in block.loops:
             if loop.combine and self._domain_of(loop) == NODE:
                 self._write_initial(loop)
@@ -260,7 +261,7 @@ class _KernelWriter(CudaWriter):
             self.column("start")
             self.arguments[f"segments_{group}"] = None
         row = [f"const int64 {name} = {text};" for name, text in self.tops.items()]
-        for group in sorted(self.groups):
+        for group in self.walked:
             row += [
                 f"const int64 first_{group} = segments_{group}[start + r] - base_{group};",
                 f"const int64 end_{group} = segments_{group}[start + r + 1] - base_{group};",
@@ -279,7 +280,8 @@ class _KernelWriter(CudaWriter):
         top += [f"const int {name} = (int)sizes[{k}];" for k, (name, _) in enumerate(self.sizes.values())]
         top.append(f"table += k * {len(self.columns)};")
         top += [
-            f"const int64 {name} = table[{self.columns.index(name)}];" for name in dict.fromkeys((*self.used, "rows_n"))
+            f"const int64 {name} = table[{self.columns.index(name)}];"
+            for name in dict.fromkeys((*self.used, self.n_rows))
         ]
         top += [f"const real {name} = (real){_literal(literal)};" for literal, name in self.literals.items()]
         top += ["const double *numbers = (const double *)own_;"] if self.numbers else []

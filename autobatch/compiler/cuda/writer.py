@@ -83,4 +83,4 @@ def shared_name(value: int) -> str:
 
 def slot_type(name: str) -> str:
     """The type of the elements of a slot's array."""
-    return CUDA_SLOTS.get(name) or type_of(name)
+    return type_of(name, CUDA_SLOTS)

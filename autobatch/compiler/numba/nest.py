@@ -5,7 +5,7 @@ from __future__ import annotations
 from autobatch.compiler.assignment import Spot
 from autobatch.compiler.fusion import Block
 from autobatch.compiler.nest import Element, Nest
-from autobatch.compiler.writer import Writer, add, multiply
+from autobatch.compiler.writer import DATA, Writer, add, multiply
 
 
 class NumbaNest(Nest):
@@ -59,7 +59,7 @@ class NumbaNest(Nest):
 
     def element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
         """The element of a range at the index of the nest; the range is named before the nest."""
-        writer, axes, is_data = self.writer, self.block.axes, array in ("ints", "floats")
+        writer, axes, is_data = self.writer, self.block.axes, array.partition("_")[0] in DATA
         if not axes:
             return Element(array, first, is_data)
         key = (array, first, strides)

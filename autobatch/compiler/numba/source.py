@@ -78,7 +78,7 @@ class _KernelWriter(Writer):
         head += [f"    {name} = {self._slot_read(name)}" for name in arrays]
         head += ["    sizes = array_at(own, int64)"] if self.sizes else []
         head += ["    numbers = array_at(own, float64)"] if self.numbers else []
-        lines = [*head, *prologue, "    for r in range(rows_n):", *row_top, *body, *ends]
+        lines = [*head, *prologue, f"    for r in range({self.n_rows}):", *row_top, *body, *ends]
         sizes, numbers = tuple(number for _, number in self.sizes.values()), tuple(self.numbers)
         return Source("\n".join(lines) + "\n", sizes, numbers, tuple(arrays))
 
@@ -89,7 +89,7 @@ class _KernelWriter(Writer):
         for loop in block.loops:
             if loop.combine and self._domain_of(loop) == NODE:
                 self._write_initial(loop)
-        if block.domain == NODE:
+        if block.domain == self.kernel.domain:
             self._write_rows(spot, block)
         else:
             self.groups.add(block.domain)
@@ -162,7 +162,7 @@ class _KernelWriter(Writer):
             self.column("start")
             self.arguments[f"segments_{group}"] = None
         row: list[str] = [f"        {name} = {text}" for name, text in self.tops.items()]
-        for group in sorted(self.groups):
+        for group in self.walked:
             row += [
                 f"        first_{group} = segments_{group}[start + r] - base_{group}",
                 f"        end_{group} = segments_{group}[start + r + 1] - base_{group}",
@@ -171,7 +171,7 @@ class _KernelWriter(Writer):
         top = [f"    {name} = sizes[{k}]" for k, (name, _) in enumerate(self.sizes.values())]
         top.append(f"    at = k * {len(self.columns)}")
         top += [
-            f"    {name} = table[at + {self.columns.index(name)}]" for name in dict.fromkeys((*self.used, "rows_n"))
+            f"    {name} = table[at + {self.columns.index(name)}]" for name in dict.fromkeys((*self.used, self.n_rows))
         ]
         top += [f"    {name} = real({_literal(literal)})" for literal, name in self.literals.items()]
         names = [f"c{k}" for k in range(len(self.numbers))]

@@ -30,9 +30,8 @@ class StageSources:
 
 def write_sources(stage: StageProgram) -> StageSources:
     """Print the kernels of a stage."""
-    program, slots = stage.cell.program, {name: number for number, name in enumerate(SLOTS)}
-    words = program.words(False), program.words(True)
-    common = Common(stage.lowered, stage.storage, stage.cell.layout, stage.columns, words, slots)
+    slots = {name: number for number, name in enumerate(SLOTS)}
+    common = Common(stage.lowered, stage.storage, stage.cell.layout, stage.columns, stage.cell.program.words, slots)
     kernels = [
         write_kernel(common, k, step) if isinstance(step, Kernel) else None for k, step in enumerate(stage.steps)
     ]

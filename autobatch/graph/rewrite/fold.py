@@ -12,7 +12,16 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import Sections, copy_attributes, copy_outputs, sections, words_size, write_header
+from autobatch.graph.words import (
+    OUTPUT,
+    Sections,
+    copy_attributes,
+    copy_outputs,
+    data_starts,
+    sections,
+    words_size,
+    write_header,
+)
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
@@ -116,7 +125,7 @@ def _count_readers(graph: Sections, types: TypeArrays, sum_port: IntArray, folds
             if not folds[source]:
                 continue
             alone = (e == first or edge_in[e - 1] != edge_in[e]) and (e + 1 == end or edge_in[e + 1] != edge_in[e])
-            port = sum_port[out_ptr[type_id[source]] + edge_out[e]]
+            port = sum_port[out_ptr[type_id[source]] + (edge_out[e] & OUTPUT)]
             term, stop = edge_ptr[source], edge_ptr[source + 1]
             while term < stop and edge_in[term] < port:
                 term += 1
@@ -198,14 +207,14 @@ def _write(
     n_edges: int,
 ) -> tuple[IntArray, FloatArray]:
     """Write the new graph: `n_edges` edges, and the nodes that are not folded."""
-    type_id, int_width, float_width = graph.type_id, types.int_width, types.float_width
+    int_starts, float_starts = data_starts(graph.type_id, graph.attr, types)
     number = np.zeros(folds.size + 1, np.int32)
     n_attr, n_floats = graph.attr.size, floats.size
     for node in range(folds.size):
         number[node + 1] = number[node] + 1 - folds[node]
         if folds[node]:
-            n_attr -= int_width[type_id[node]]
-            n_floats -= float_width[type_id[node]]
+            n_attr -= int_starts[node + 1] - int_starts[node]
+            n_floats -= float_starts[node + 1] - float_starts[node]
     instance_ptr = graph.instance_ptr
     n_instances, n_nodes, n_outputs = instance_ptr.size - 1, number[folds.size], graph.out_node.size
     words = np.empty(words_size(n_instances, n_nodes, n_edges, n_attr, n_outputs), np.int32)
@@ -215,8 +224,8 @@ def _write(
     copy_outputs(graph, result, number)
     _write_nodes(graph, result, folds, terms, counts, number)
     kept_floats = np.empty(n_floats, np.float64)
-    copy_attributes(graph.attr, result.attr, type_id, int_width, number)
-    copy_attributes(floats, kept_floats, type_id, float_width, number)
+    copy_attributes(graph.attr, result.attr, int_starts, number)
+    copy_attributes(floats, kept_floats, float_starts, number)
     return words, kept_floats
 
 

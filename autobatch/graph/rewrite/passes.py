@@ -28,7 +28,16 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite.fold import fold_sums
 from autobatch.graph.rewrite.share import share_equal
-from autobatch.graph.words import Sections, copy_attributes, copy_outputs, sections, words_size, write_header
+from autobatch.graph.words import (
+    OUTPUT,
+    Sections,
+    copy_attributes,
+    copy_outputs,
+    data_starts,
+    sections,
+    words_size,
+    write_header,
+)
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray, indices
 from autobatch.jit.loops import compiled
@@ -220,7 +229,7 @@ def _forward(words: IntArray, out_ptr: IntArray, ports: IntArray) -> tuple[IntAr
     type_id, edge_ptr, edge_src, edge_out = graph.type_id, graph.edge_ptr, graph.edge_src, graph.edge_out
     for e in range(edge_src.size):
         node = edge_src[e]
-        port = ports[out_ptr[type_id[node]] + edge_out[e]]
+        port = ports[out_ptr[type_id[node]] + (edge_out[e] & OUTPUT)]
         if port >= 0:
             origin = _only_edge(graph.edge_in, edge_ptr[node], edge_ptr[node + 1], port)
             if origin >= 0:
@@ -228,7 +237,7 @@ def _forward(words: IntArray, out_ptr: IntArray, ports: IntArray) -> tuple[IntAr
                 n_forwarded += 1
     for o in range(graph.out_node.size):
         node = graph.out_node[o]
-        port = ports[out_ptr[type_id[node]] + graph.out_port[o]]
+        port = ports[out_ptr[type_id[node]] + (graph.out_port[o] & OUTPUT)]
         if port >= 0:
             origin = _only_edge(graph.edge_in, edge_ptr[node], edge_ptr[node + 1], port)
             if origin >= 0:
@@ -325,7 +334,7 @@ def _cut(
     graph: Sections, floats: FloatArray, types: TypeArrays, fate: Fate, n_terms: IntArray, sums: bool
 ) -> tuple[IntArray, FloatArray]:
     """Write a new graph with the kept nodes only, dissolved sums expanded and, if `sums`, sums widened."""
-    type_id, n_outputs = graph.type_id, graph.out_node.size
+    n_outputs, (int_starts, float_starts) = graph.out_node.size, data_starts(graph.type_id, graph.attr, types)
     number = np.zeros(fate.size + 1, np.int32)
     n_edges = n_attr = n_floats = 0
     for node in range(fate.size):
@@ -333,8 +342,8 @@ def _cut(
         if fate[node] == KEPT:
             number[node + 1] += 1
             n_edges += n_terms[node]
-            n_attr += types.int_width[type_id[node]]
-            n_floats += types.float_width[type_id[node]]
+            n_attr += int_starts[node + 1] - int_starts[node]
+            n_floats += float_starts[node + 1] - float_starts[node]
     n_instances, n_nodes = graph.instance_ptr.size - 1, number[fate.size]
     words = np.empty(words_size(n_instances, n_nodes, n_edges, n_attr, n_outputs), np.int32)
     result = write_header(words, n_instances, n_nodes, n_edges, n_attr, n_outputs, n_floats)
@@ -343,8 +352,8 @@ def _cut(
     copy_outputs(graph, result, number)
     _write_nodes(graph, result, _final_types(types.sum_type, sums), fate, number, n_terms)
     kept_floats = np.empty(n_floats, np.float64)
-    copy_attributes(graph.attr, result.attr, type_id, types.int_width, number)
-    copy_attributes(floats, kept_floats, type_id, types.float_width, number)
+    copy_attributes(graph.attr, result.attr, int_starts, number)
+    copy_attributes(floats, kept_floats, float_starts, number)
     return words, kept_floats
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch.graph.words import Sections, copy_outputs, sections, words_size, write_header
+from autobatch.graph.words import Sections, copy_outputs, data_starts, sections, words_size, write_header
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
@@ -59,11 +59,12 @@ def _record(graph: Sections, bits: IntArray, types: TypeArrays) -> tuple[IntArra
     """
     type_id, edge_ptr, attr = graph.type_id, graph.edge_ptr, graph.attr
     edge_src, edge_out, edge_in = graph.edge_src, graph.edge_out, graph.edge_in
-    int_width, float_width, random = types.int_width, types.float_width, types.random
+    int_starts, float_starts = data_starts(type_id, attr, types)
+    random = types.random
     records = np.empty(HEAD * type_id.size + 3 * edge_src.size + attr.size + bits.size, np.int32)
     number = np.empty(type_id.size, np.int32)
     table = np.full(_table_size(type_id.size), FREE, np.int64)  # the upper 31 bits of a hash, then the record
-    n = n_edges = n_attr = n_floats = start = attribute = word = 0
+    n = n_edges = n_attr = n_floats = start = 0
     for node in range(type_id.size):
         kind, first, stop = type_id[node], edge_ptr[node], edge_ptr[node + 1]
         records[start], records[start + 1], records[start + 2] = n, kind, stop - first
@@ -72,14 +73,15 @@ def _record(graph: Sections, bits: IntArray, types: TypeArrays) -> tuple[IntArra
             records[at], records[at + 1], records[at + 2] = number[edge_src[e]], edge_out[e], edge_in[e]
             h = _mixed(_mixed(h, records[at]), (edge_in[e] << 8) + edge_out[e])
             at += 3
-        for _ in range(int_width[kind]):
+        n_ints, n_reals = int_starts[node + 1] - int_starts[node], float_starts[node + 1] - float_starts[node]
+        for attribute in range(int_starts[node], int_starts[node + 1]):
             records[at] = attr[attribute]
             h = _mixed(h, attr[attribute])
-            at, attribute = at + 1, attribute + 1
-        for _ in range(2 * float_width[kind]):
+            at += 1
+        for word in range(2 * float_starts[node], 2 * float_starts[node + 1]):
             records[at] = bits[word]
             h = _mixed(h, bits[word])
-            at, word = at + 1, word + 1
+            at += 1
         if not random[kind]:
             place = h & (table.size - 1)
             while table[place] != FREE:
@@ -97,7 +99,7 @@ def _record(graph: Sections, bits: IntArray, types: TypeArrays) -> tuple[IntArra
             table[place] = h >> 1 << 32 | start
         number[node], start = n, at
         n, n_edges = n + 1, n_edges + stop - first
-        n_attr, n_floats = n_attr + int_width[kind], n_floats + float_width[kind]
+        n_attr, n_floats = n_attr + n_ints, n_floats + n_reals
     return records[:start], number, n, n_edges, n_attr, n_floats
 
 
@@ -122,7 +124,7 @@ def _write_nodes(records: IntArray, result: Sections, bits: IntArray, types: Typ
     """Write types, edges and attributes from the records."""
     type_id, edge_ptr, attr = result.type_id, result.edge_ptr, result.attr
     edge_src, edge_out, edge_in = result.edge_src, result.edge_out, result.edge_in
-    int_width, float_width = types.int_width, types.float_width
+    int_width, float_width, data_ptr = types.int_width, types.float_width, types.data_ptr
     at = edge = attribute = word = 0
     for node in range(type_id.size):
         kind, n_edges = records[at + 1], records[at + 2]
@@ -131,10 +133,16 @@ def _write_nodes(records: IntArray, result: Sections, bits: IntArray, types: Typ
         for _ in range(n_edges):
             edge_src[edge], edge_out[edge], edge_in[edge] = records[at], records[at + 1], records[at + 2]
             at, edge = at + 3, edge + 1
-        for _ in range(int_width[kind]):
+        n_ints, n_floats = int_width[kind], float_width[kind]
+        for number in range(data_ptr[kind], data_ptr[kind + 1]):
+            length = records[at + n_ints]
+            n_ints, n_floats = (
+                n_ints + 1 + length * types.data_ints[number], n_floats + length * types.data_floats[number]
+            )  # fmt: skip
+        for _ in range(n_ints):
             attr[attribute] = records[at]
             at, attribute = at + 1, attribute + 1
-        for _ in range(2 * float_width[kind]):
+        for _ in range(2 * n_floats):
             bits[word] = records[at]
             at, word = at + 1, word + 1
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import Sections, sections
+from autobatch.graph.words import OUTPUT, OUTPUT_BITS, Sections, sections
 from autobatch.jit.arrays import IndexArray, IntArray, indices, long_indices
 from autobatch.jit.loops import compiled
 from autobatch.memplan.batch.rows import Rows
@@ -22,11 +22,12 @@ LongArray = NDArray[np.int64]
 
 
 class Outputs(NamedTuple):
-    """The outputs of all nodes, numbered by type, output of the type, and row."""
+    """The rows of the outputs of all nodes, numbered by type, output of the type, and row."""
 
     ptr: IntArray  # [T+1] outputs of each type
     base: LongArray  # the number of the first row of each of them
-    n_readers: LongArray  # readers of each node output, a running count
+    edges: LongArray  # where the first edges of each node are in the segments; -1 for an output with a row per node
+    n_readers: LongArray  # readers of each row, a running count
 
 
 @compiled
@@ -42,17 +43,19 @@ def list_destinations(
         dest_base, dest_ptr and adds, as `Plan` has them.
     """
     graph = sections(words)
-    type_id, row, out_ptr, type_ptr = graph.type_id, rows.row, tables.out_ptr, rows.type_ptr
-    base = np.zeros(out_ptr[-1] + 1, np.int64)
+    type_id, out_ptr, type_ptr = graph.type_id, tables.out_ptr, rows.type_ptr
+    base, edges = np.zeros(out_ptr[-1] + 1, np.int64), np.empty(out_ptr[-1], np.int64)
     for kind in range(type_ptr.size - 1):
         for out in range(out_ptr[kind], out_ptr[kind + 1]):
-            base[out + 1] = base[out] + type_ptr[kind + 1] - type_ptr[kind]
+            block = tables.block_ptr[kind] + tables.out_block[out]
+            base[out + 1] = base[out] + rows.block_rows[block]
+            edges[out] = rows.segment_base[block] if tables.out_block[out] else -1
     ptr = np.zeros(base[-1] + 1, np.int64)
     n_edges, n_outputs = graph.edge_src.size, graph.out_node.size
     place, rank = np.empty(n_edges + n_outputs, np.int32), np.empty(n_edges + n_outputs, np.int32)
-    outputs = Outputs(out_ptr, base, ptr)
-    _count_readers(graph.edge_src, graph.edge_out, type_id, row, outputs, place[:n_edges], rank[:n_edges])
-    _count_readers(graph.out_node, graph.out_port, type_id, row, outputs, place[n_edges:], rank[n_edges:])
+    outputs = Outputs(out_ptr, base, edges, ptr)
+    _count_readers(graph.edge_src, graph.edge_out, type_id, rows, outputs, place[:n_edges], rank[:n_edges])
+    _count_readers(graph.out_node, graph.out_port, type_id, rows, outputs, place[n_edges:], rank[n_edges:])
     total = 0
     for k in range(ptr.size):
         total, ptr[k] = total + ptr[k], total
@@ -71,17 +74,21 @@ def _count_readers(
     sources: IntArray,
     ports: IntArray,
     type_ids: IntArray,
-    rows: IntArray,
+    rows: Rows,
     outputs: Outputs,
     place: IntArray,
     rank: IntArray,
 ) -> None:
     """Number the output that each edge reads, by (type, output, row), and count its earlier readers."""
-    source, output, type_id, row = indices(sources), indices(ports), indices(type_ids), indices(rows)
+    source, output, type_id, row = indices(sources), indices(ports), indices(type_ids), indices(rows.row)
     first, start, count = indices(outputs.ptr), long_indices(outputs.base), outputs.n_readers
     for e in range(source.size):
         node = source[e]
-        k = start[first[type_id[node]] + output[e]] + row[node]
+        number = first[type_id[node]] + (output[e] & OUTPUT)
+        edges, own = outputs.edges[number], np.int64(row[node])
+        if edges >= 0:
+            own = rows.segments[edges + own] + np.int64(output[e] >> OUTPUT_BITS)
+        k = np.int64(start[number]) + own
         place[e], rank[e] = k, count[k]
         count[k] += 1
 

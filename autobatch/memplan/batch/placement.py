@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from autobatch.graph.graph import Graph
 from autobatch.graph.words import sections
+from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 from autobatch.memplan.batch.destinations import list_destinations
-from autobatch.memplan.batch.rows import Areas, Batches, LongArray, Rows, Widths, gather_rows, place_rows
+from autobatch.memplan.batch.rows import Areas, Batches, LongArray, Rows, Widths, find_data, gather_rows, place_rows
 from autobatch.plan.plan import Plan, PlannedTypes, TypeTables
 from autobatch.schedule.schedule import Schedule
 
@@ -31,9 +32,9 @@ def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
     """
     tables, arrays = cells.tables, graph.types.arrays()
     batches = Batches(schedule.batch_type, schedule.batch_ptr, schedule.order)
-    widths = Widths(cells.slot_width, cells.saved_width, arrays.int_width)
+    widths = Widths(cells.slot_width, cells.saved_width)
     rows, areas, ints, floats, narrow, dest_base, dest_ptr, adds = place_values(
-        graph.words, graph.floats, batches, tables, widths, arrays.float_width, cells.training
+        graph.words, graph.floats, batches, tables, widths, arrays, cells.training
     )
     dest: NDArray[Any] = narrow
     if areas.size > INT32_ELEMENTS:
@@ -53,15 +54,16 @@ def place_values(
     batches: Batches,
     tables: TypeTables,
     widths: Widths,
-    float_width: IntArray,
+    types: TypeArrays,
     training: bool,
 ) -> tuple[Rows, Areas, IntArray, FloatArray, IntArray, LongArray, LongArray, NDArray[np.bool_]]:
     """Place rows, sort attributes by row, and list destinations; none if they do not fit 32 bits."""
-    rows, areas, ints = place_rows(words, batches, tables, widths, training)
     graph = sections(words)
-    by_row = gather_rows(floats, float_width, graph.type_id, rows.node_at, rows.type_ptr)
+    data = find_data(graph, types)
+    rows, areas = place_rows(words, batches, tables, widths, data, training)
+    ints, reals = gather_rows(graph, floats, data, tables, rows.node_at, rows.type_ptr)
     dest = np.empty(graph.edge_src.size + graph.out_node.size, np.int32)
     base, ptr, adds = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_)
     if areas.size <= INT32_ELEMENTS:
         base, ptr, adds = list_destinations(words, rows, tables, areas.slot_base, widths.slot, dest)
-    return rows, areas, ints, by_row, dest, base, ptr, adds
+    return rows, areas, ints, reals, dest, base, ptr, adds

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import Sections, sections, value_starts
-from autobatch.jit.arrays import IntArray, indices
+from autobatch.graph.words import Sections, data_starts, sections
+from autobatch.ir.type_arrays import TypeArrays
+from autobatch.jit.arrays import FloatArray, IntArray, indices
 from autobatch.jit.loops import compiled
 from autobatch.memplan.batch.lifetimes import first_writers, give_out
 from autobatch.plan.plan import ALIGNMENT, TypeTables
@@ -35,7 +36,14 @@ class Widths(NamedTuple):
 
     slot: LongArray  # of each slot of the output
     saved: LongArray  # of the saved values of each block
-    ints: IntArray  # of the int attributes of each type
+
+
+class Data(NamedTuple):
+    """What says where the attributes of nodes are."""
+
+    types: TypeArrays
+    int_starts: IntArray  # [N+1] where those of each node start
+    float_starts: IntArray  # [N+1]
 
 
 class Rows(NamedTuple):
@@ -65,13 +73,13 @@ class Areas(NamedTuple):
 
 @compiled
 def place_rows(
-    words: IntArray, batches: Batches, tables: TypeTables, widths: Widths, training: bool
-) -> tuple[Rows, Areas, IntArray]:
-    """Number the rows of nodes in schedule order, place them in the buffer, and sort int attributes by row."""
+    words: IntArray, batches: Batches, tables: TypeTables, widths: Widths, data: Data, training: bool
+) -> tuple[Rows, Areas]:
+    """Number the rows of nodes in schedule order, and place them in the buffer."""
     graph, batch_type, batch_ptr = sections(words), batches.kind, batches.ptr
     slot_width, saved_width = widths.slot, widths.saved
     type_ptr, row, node_at, batch_of = _number_rows(batches, tables.block_ptr.size - 1)
-    segments, segment_base = _count_segments(graph, tables, type_ptr, node_at)
+    segments, segment_base = _count_segments(graph, tables, data, type_ptr, node_at)
     base_ptr, before, n_rows, block_rows = _count_rows(batch_type, batch_ptr, tables, segments, segment_base)
     slot_rows = np.zeros(slot_width.size, np.int64)
     for slot in graph.out_slot:
@@ -99,8 +107,7 @@ def place_rows(
     rows = Rows(
         type_ptr, row, node_at, batch_of, segments, segment_base, block_rows, base_ptr, base, origin
     )  # fmt: skip
-    ints = gather_rows(graph.attr, widths.ints, graph.type_id, node_at, type_ptr)
-    return rows, Areas(slot_base, slot_rows, saved_base, mirror, size), ints
+    return rows, Areas(slot_base, slot_rows, saved_base, mirror, size)
 
 
 @compiled
@@ -129,9 +136,10 @@ def _number_rows(batches: Batches, n_types: int) -> tuple[IntArray, IntArray, In
 
 @compiled
 def _count_segments(
-    graph: Sections, tables: TypeTables, type_ptr: IntArray, node_at: IntArray
+    graph: Sections, tables: TypeTables, data: Data, type_ptr: IntArray, node_at: IntArray
 ) -> tuple[LongArray, LongArray]:
     """Find the first edge row of each node row, for all variadic group blocks; and where each block's begin."""
+    types = data.types
     block_ptr, port_ptr = tables.block_ptr, tables.port_ptr
     leads, port_block = tables.port_leads, tables.port_block
     edge_ptr, edge_in = graph.edge_ptr, graph.edge_in
@@ -153,6 +161,10 @@ def _count_segments(
                 port = port_ptr[kind] + edge_in[e]
                 if leads[port]:
                     segments[segment_base[first + port_block[port]] + own + 1] += 1
+            at = data.int_starts[node] + types.int_width[kind]
+            for number in range(types.data_ptr[kind], types.data_ptr[kind + 1]):
+                segments[segment_base[first + tables.data_block[number]] + own + 1] += graph.attr[at]
+                at += 1 + graph.attr[at] * types.data_ints[number]
     return segments, segment_base
 
 
@@ -228,17 +240,46 @@ def _place_areas(
 
 @compiled
 def gather_rows(
-    data: NDArray[Any], width: IntArray, type_id: IntArray, node_at: IntArray, type_ptr: IntArray
-) -> NDArray[Any]:
-    """Sort the attributes of nodes by type and row."""
-    start = indices(value_starts(type_id, width))
-    flat = np.empty(data.size, data.dtype)
-    at = 0
+    graph: Sections, floats: FloatArray, data: Data, tables: TypeTables, node_at: IntArray, type_ptr: IntArray
+) -> tuple[IntArray, FloatArray]:
+    """Sort the attributes of nodes by block and row."""
+    types, int_starts, float_starts, attr = data.types, data.int_starts, data.float_starts, graph.attr
+    n_lengths = 0
     for kind in range(type_ptr.size - 1):
-        n = width[kind]
-        if n:
-            for node in indices(node_at[type_ptr[kind] : type_ptr[kind + 1]]):
-                for word in range(start[node], start[node] + np.uint32(n)):
-                    flat[at] = data[word]
-                    at += 1
-    return flat
+        n_lengths += (type_ptr[kind + 1] - type_ptr[kind]) * (types.data_ptr[kind + 1] - types.data_ptr[kind])
+    ints, reals = np.empty(attr.size - n_lengths, np.int32), np.empty(floats.size, np.float64)
+    a = f = 0
+    for kind in range(type_ptr.size - 1):
+        nodes = node_at[type_ptr[kind] : type_ptr[kind + 1]]
+        int_width, float_width = types.int_width[kind], types.float_width[kind]
+        if int_width or float_width:
+            for node in indices(nodes):
+                a = copy_range(attr, int_starts[node], int_starts[node] + int_width, ints, a)
+                f = copy_range(floats, float_starts[node], float_starts[node] + float_width, reals, f)
+        first = types.data_ptr[kind]
+        for wanted in range(first, types.data_ptr[kind + 1]):
+            for node in indices(nodes):
+                at, start = int_starts[node] + int_width, float_starts[node] + float_width
+                for number in range(first, wanted):
+                    length = attr[at]
+                    at, start = at + 1 + length * types.data_ints[number], start + length * types.data_floats[number]
+                length = attr[at]
+                a = copy_range(attr, at + 1, at + 1 + length * types.data_ints[wanted], ints, a)
+                f = copy_range(floats, start, start + length * types.data_floats[wanted], reals, f)
+    return ints, reals
+
+
+@compiled
+def copy_range(source: NDArray[Any], first: int, end: int, target: NDArray[Any], at: int) -> int:
+    """Copy source[first:end] to target[at:]; return where the copy ends."""
+    for k in range(first, end):
+        target[at] = source[k]
+        at += 1
+    return at
+
+
+@compiled
+def find_data(graph: Sections, types: TypeArrays) -> Data:
+    """Find where the attributes of nodes are."""
+    int_starts, float_starts = data_starts(graph.type_id, graph.attr, types)
+    return Data(types, int_starts, float_starts)

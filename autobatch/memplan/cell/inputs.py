@@ -15,7 +15,7 @@ from autobatch.ir.layout import Place
 from autobatch.ir.program import NODE, SHARED, CellProgram, Port, Var
 from autobatch.memplan.cell.aligned import Line
 from autobatch.memplan.cell.fitting import fit_runs
-from autobatch.memplan.cell.memory import FLOAT_DATA, INT_DATA, SHARED_VALUES, Item, Memory
+from autobatch.memplan.cell.memory import DATA, SHARED_VALUES, Item, Memory
 
 
 class Columns(NamedTuple):
@@ -48,7 +48,7 @@ def place_columns(program: CellProgram, joined: bool = True) -> Columns:
     offset: dict[Item, tuple[int, int]] = {}
     ends = [0] * (1 + program.n_groups)
     for area, order in zip(memory.areas, orders.frontiers(), strict=True):
-        if area in (SHARED_VALUES, INT_DATA, FLOAT_DATA):
+        if area == SHARED_VALUES or area.startswith(DATA):
             continue
         for item in order:
             if item in wanted:

@@ -24,6 +24,7 @@ from autobatch.memplan.cell.aligned import Line
 from autobatch.ops.define import Op, Shape
 
 NODE_COLUMNS, SHARED_VALUES, INT_DATA, FLOAT_DATA = "node", "shared", "int data", "float data"
+DATA = (INT_DATA, FLOAT_DATA)  # what the names of areas of data begin with; a variadic group's are followed by it
 
 
 class Item(NamedTuple):
@@ -100,7 +101,7 @@ class Memory:
 
     def fixed_lines(self) -> list[Line]:
         """The lines that always hold: the items of each value, and all items of data attributes."""
-        data = [self.areas[area] for area in (INT_DATA, FLOAT_DATA) if area in self.areas]
+        data = [items for area, items in self.areas.items() if area.startswith(DATA)]
         lines = [Line(None, tuple((item,) for item in items)) for items in (*data, *self.items.values())]
         return [line for line in lines if len(line.spans) > 1]
 
@@ -120,7 +121,7 @@ class Memory:
         """The area that a value with memory lies in; `NODE_COLUMNS`, `SHARED_VALUES`, one per variadic group, data."""
         var = self.program.vars[value]
         if isinstance(var.source, Attribute):
-            return FLOAT_DATA if var.source.is_float else INT_DATA
+            return f"{FLOAT_DATA if var.source.is_float else INT_DATA}{f' {var.domain}' * (var.domain != NODE)}"
         return {NODE: NODE_COLUMNS, SHARED: SHARED_VALUES}.get(var.domain, f"edge of group {var.domain}")
 
     def why_copied(self, index: int) -> str | None:

@@ -18,6 +18,7 @@ from autobatch.compiler.copying import Copy, find_copies, only_copy
 from autobatch.compiler.printing import name_of
 from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
 from autobatch.compiler.statement import Loop
+from autobatch.graph.words import OUTPUT
 from autobatch.ir.program import NODE, Port
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 
@@ -79,14 +80,14 @@ def _between(plan: Plan, cells: PlannedTypes, stages: Mapping[int, Sequence[_Sta
     graph = plan.graph
     names = graph.types.names
     reader = np.repeat(np.arange(graph.n_nodes), np.diff(graph.edge_ptr))
-    keys = np.stack([graph.type_id[graph.edge_src], graph.edge_out, graph.type_id[reader], graph.edge_in])
+    keys = np.stack([graph.type_id[graph.edge_src], graph.edge_out & OUTPUT, graph.type_id[reader], graph.edge_in])
     found, counts = np.unique(keys, axis=1, return_counts=True)
     targets = [
         (int(kind), int(out), f"{names[other]} {_port_name(cells.cells[other], port)}", int(n))
         for (kind, out, other, port), n in zip(found.T.tolist(), counts.tolist(), strict=True)
     ]
     asked, counts = np.unique(
-        np.stack([graph.type_id[graph.out_node], graph.out_port]), axis=1, return_counts=True
+        np.stack([graph.type_id[graph.out_node], graph.out_port & OUTPUT]), axis=1, return_counts=True
     )  # fmt: skip
     targets += [
         (int(kind), int(out), "the user", int(n))

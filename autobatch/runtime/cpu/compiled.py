@@ -89,7 +89,7 @@ class BoundStages:
         n_slots, n_steps = [len(stage.slots) for stage in stages], [len(stage.steps) for stage in stages]
         self._first = np.cumsum([0, *n_slots], dtype=np.int64)[:-1]  # slot of each stage
         self._memory = np.zeros((n_threads, sum(n_slots)), np.int64)
-        self._slots, self._places = self._slots_of_plans(len(block_ptr) - 1)
+        self._slots, self._places = self._slots_of_plans(len(block_ptr) - 1, int(block_ptr[-1]))
         rows = address_of(self._memory) + WORD * sum(n_slots) * np.arange(n_threads)
         self._addresses = np.empty((n_threads, sum(n_steps), 3), np.int64)
         self._addresses[:, :, 1] = rows[:, None] + WORD * np.repeat(self._first, n_steps)
@@ -105,13 +105,13 @@ class BoundStages:
         self._calls: Calls
         self._sweeps = Sweeps()
 
-    def _slots_of_plans(self, n_types: int) -> tuple[LongArray, LongArray]:
+    def _slots_of_plans(self, n_types: int, n_blocks: int) -> tuple[LongArray, LongArray]:
         """The slots for arrays of plans, and where in `Prepared.addresses` the addresses for them are."""
         pairs = []
         for stage, kind, blocks, first in zip(self._stages, self._kinds, self._blocks, self._first, strict=True):
             pairs += [(first + PTR + number, number) for number in range(N_DESTINATIONS)]
             for name, slot in stage.plan_slots.items():
-                pairs.append((first + slot, place_of(name, kind, blocks.start, n_types)))
+                pairs.append((first + slot, place_of(name, kind, blocks.start, n_types, n_blocks)))
         slots, places = np.array(pairs, np.int64).reshape(-1, 2).T
         return slots, places
 

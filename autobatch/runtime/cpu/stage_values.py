@@ -12,13 +12,13 @@ from autobatch.compiler.lowered import Area
 from autobatch.compiler.numba.sources import StageSources
 from autobatch.compiler.numba.support import transpose
 from autobatch.compiler.view import View
-from autobatch.compiler.writer import ARRAYS, COMMON, is_step
+from autobatch.compiler.writer import ARRAYS, COMMON, is_step, split_name
 from autobatch.devices.store import HOST
 from autobatch.jit.addresses import LINE
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Batch, Plan
 from autobatch.runtime.interpreter.frame import RowRange
-from autobatch.runtime.places import DATA, StagePlaces
+from autobatch.runtime.places import DATA, Place, StagePlaces
 from autobatch.runtime.shared_values import SharedValues
 
 Array = NDArray[Any]
@@ -132,18 +132,19 @@ class StageValues:
     def view(self, view: View, k: int) -> Array:
         """The elements of a view in all rows of a piece: `(rows, *shape)`."""
         place, table = self._places.place(view), self.run.table
-        array, size, width = self._array(place.area), self._array(place.area).itemsize, place.width
-        first = int(table[k, place.column]) * (width if place.area in DATA else 1)
-        n_rows = int(table[k, place.rows])
+        array, width, n_rows = self._array(place), place.width, int(table[k, place.rows])
+        size, first = array.itemsize, int(table[k, place.column])
+        if place.area in DATA:
+            first = self.run.rows(k, self.columns.index("rows_n")).of(place.domain)[0] * width
         offset = (first + place.offset) * size if n_rows and all(place.shape) else 0
         strides = (width * size, *(stride * size for stride in place.strides))
         found: Array = np.ndarray((n_rows, *place.shape), array.dtype, array, offset, strides)
         return found
 
-    def _array(self, area: Area) -> Array:
-        plan = self.run.plan
+    def _array(self, place: Place) -> Array:
+        plan, area = self.run.plan, place.area
         if area in DATA:
-            return (plan.int_data if area is Area.INTS else plan.float_data)[self.run.kind].reshape(-1)
+            return plan.data(self.run.kind, place.domain)[area is Area.FLOATS].reshape(-1)
         if area is Area.PERSISTENT:
             return self.run.kept
         return self.run.buffer if ARRAYS[area] == "buffer" else self.run.scratch
@@ -151,19 +152,17 @@ class StageValues:
 
 def _is_of_plan(name: str) -> bool:
     """Whether a slot is for an array of a plan; the others that types have of their own are for shared values."""
-    return name in ("table", "ints", "floats") or name.startswith("segments")
+    return name == "table" or name.partition("_")[0] in ("ints", "floats", "segments")
 
 
 def _find_in(plan: Plan, kind: int, table: Array, name: str) -> Array:
     """The array of a plan that a slot is for."""
-    match name:
-        case "table":
-            return table
-        case "ints":
-            return plan.int_data[kind]
-        case "floats":
-            return plan.float_data[kind]
-    return plan.segment_ptr[plan.first_block(kind) + 1 + int(name.rsplit("_", 1)[1])]
+    if name == "table":
+        return table
+    what, domain = split_name(name)
+    if what == "segments":
+        return plan.segments_of(kind, domain)
+    return plan.data(kind, domain)[what == "floats"]
 
 
 def flat(array: Array) -> Array:

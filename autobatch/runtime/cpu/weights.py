@@ -62,11 +62,18 @@ class Outer(NamedTuple):
     parameter: int
 
 
+class Column(NamedTuple):
+    """A column of the int attributes of the rows of a domain."""
+
+    domain: int
+    number: int
+
+
 class Lookup(NamedTuple):
     """Rows for the gradient of a table; their ids are a column of the attributes, or where a cell left them."""
 
     rows: Operand
-    ids: int | Operand
+    ids: Column | Operand
     parameter: int
 
 
@@ -147,13 +154,13 @@ class WeightStage:
                 if rows is None or at is None or self.derivative.vars[ids].shape:
                     return False
                 self.lookups.append(Lookup(rows, at, parameter))
-        return all(lookup.rows.area[1] == NODE for lookup in self.lookups)
+        return all(lookup.rows.area[1] == _domain_of(lookup.ids) for lookup in self.lookups)
 
-    def _ids(self, index: int) -> int | Operand | None:
+    def _ids(self, index: int) -> Column | Operand | None:
         """The place of ids: a column of the attributes, or in the buffer."""
         home = self._homes.get(self._views[index].value)
         if home is not None and home.area == "ints":
-            return home.column + self._views[index].offset
+            return Column(home.domain, home.column + self._views[index].offset)
         return self._operand(index)
 
     def _operand(self, index: int) -> Operand | None:
@@ -202,8 +209,10 @@ class WeightStage:
             for target, numbers in targets:
                 target += numbers
         for rows, at, parameter in self.lookups:
-            known = plan.int_data[kind]
-            ids = to_ids(rows_of(buffer, places[at.area], at)[:, 0]) if isinstance(at, Operand) else known[:, at]
+            if isinstance(at, Operand):
+                ids = to_ids(rows_of(buffer, places[at.area], at)[:, 0])
+            else:
+                ids = plan.data(kind, at.domain)[0][:, at.number]
             look_up(buffer, places[rows.area], rows, ids, self._bound[parameter])
         return True
 
@@ -283,6 +292,10 @@ class WeightStage:
             routine = provider.addresses.get(self.dtype.name)
             self._routines[key] = {FLOAT32: routine, PACKED: 0}.get(way)
         return self._routines[key]
+
+
+def _domain_of(ids: Column | Operand) -> int:
+    return ids.area[1] if isinstance(ids, Operand) else ids.domain
 
 
 def look_up(buffer: Array, place: Place, rows: Operand, ids: Array, gradient: Gradient) -> None:

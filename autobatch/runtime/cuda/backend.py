@@ -18,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.compiler.cuda.support import module_text
+from autobatch.compiler.lowered import Area
+from autobatch.compiler.writer import data_name
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.devices.store import HOST
 from autobatch.errors import BackendError
-from autobatch.ir.program import Weight
+from autobatch.ir.program import NODE, Weight
 from autobatch.jit.compiling import compiling
 from autobatch.ops.randomness import Randomness
 from autobatch.params.parameter import Parameter
@@ -156,13 +158,12 @@ class DevicePlan:
         self.slots["sums", -1] = packing.reserve(8 * len(SUM_SLOTS))
         for kind, table in self.prepared.tables.items():
             places[kind, "table"] = packing.add(table)
-            places[kind, "ints"], places[kind, "floats"] = (
-                packing.add(plan.int_data[kind]),
-                packing.add(plan.float_data[kind]),
-            )
-            first = plan.first_block(kind) + 1
-            for group in range(len(self.cells.cells[kind].layout.input_width) - 1):
-                places[kind, f"segments_{group}"] = packing.add(plan.segment_ptr[first + group])
+            for domain in range(NODE, NODE + len(self.cells.cells[kind].layout.input_width)):
+                ints, floats = plan.data(kind, domain)
+                places[kind, data_name(Area.INTS, domain)] = packing.add(ints)
+                places[kind, data_name(Area.FLOATS, domain)] = packing.add(floats)
+                if domain != NODE:
+                    places[kind, f"segments_{domain}"] = packing.add(plan.segments_of(kind, domain))
             for name in self.types.stages:
                 self.slots[name, kind] = packing.reserve(8 * len(self.types.cells[kind].stage(name).slots))
 
@@ -318,9 +319,7 @@ class DeviceRun(PooledRun[DeviceMemory]):
                 stage = executable.types.cells[kind].stage(name)
                 if executable.uploaded or stage.shared.has_changed():
                     stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                ints, floats = self._data(kind)
-                arrays = common | {"ints": ints.reshape(-1), "floats": floats.reshape(-1)}
-                run = StageRun(stage, executable.plan, kind, arrays, table, self._randomness)
+                run = StageRun(stage, executable.plan, kind, common | self._flat_data(kind), table, self._randomness)
                 runs.append(run)
                 first = executable.slots[name, kind]
                 slots = pinned[first : first + 8 * len(stage.slots)].view(np.int64)
@@ -350,10 +349,20 @@ class DeviceRun(PooledRun[DeviceMemory]):
             return self._device.address(self.memory.rows) if run.stage.rows_size else 0
         return run.slot(name)
 
-    def _data(self, kind: int) -> tuple[Any, Any]:
-        """The int and float data of a type, in the packed ints."""
-        plan = self._executable.plan
-        return self._packed(kind, "ints", plan.int_data[kind]), self._packed(kind, "floats", plan.float_data[kind])
+    def _data(self, kind: int, domain: int) -> tuple[Any, Any]:
+        """The int and float data of the rows of a domain of a type, in the packed ints."""
+        ints, floats = self._executable.plan.data(kind, domain)
+        names = data_name(Area.INTS, domain), data_name(Area.FLOATS, domain)
+        return self._packed(kind, names[0], ints), self._packed(kind, names[1], floats)
+
+    def _flat_data(self, kind: int) -> dict[str, Any]:
+        """The data of all domains of a type, by the names that steps know."""
+        domains = range(NODE, NODE + len(self._executable.cells.cells[kind].layout.input_width))
+        return {
+            data_name(area, domain): data.reshape(-1)
+            for domain in domains
+            for area, data in zip((Area.INTS, Area.FLOATS), self._data(kind, domain), strict=True)
+        }
 
     def _packed(self, kind: int, name: str, array: NDArray[Any]) -> Any:
         """An array that was packed, on the device."""

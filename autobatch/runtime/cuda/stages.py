@@ -12,7 +12,7 @@ from autobatch.compiler.cuda.source import CudaKernel, CudaSource, print_stage
 from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.compiler.statement import Interpreted, Product
 from autobatch.compiler.view import View
-from autobatch.compiler.writer import ARRAYS, is_step
+from autobatch.compiler.writer import ARRAYS, data_name, is_step
 from autobatch.devices.device import Device
 from autobatch.devices.device import Product as DeviceProduct
 from autobatch.ir.precision import rounded_args
@@ -158,9 +158,10 @@ class StageRun:
     def view(self, view: View, k: int) -> Any:
         """The elements of a view in all rows of a piece: `(rows, *shape)`."""
         place = self.stage.places.place(view)
-        array = self.arrays[ARRAYS[place.area]]
-        first, width = int(self.table[k, place.column]), place.width
-        first *= width if place.area in DATA else 1
+        first, width, name = int(self.table[k, place.column]), place.width, ARRAYS[place.area]
+        if place.area in DATA:
+            first, name = self.rows(k).of(place.domain)[0] * width, data_name(place.area, place.domain)
+        array = self.arrays[name]
         n_rows, size = int(self.table[k, place.rows]), array.itemsize
         shape = (n_rows, *place.shape)
         if not all(shape):
@@ -195,7 +196,7 @@ class KernelStep:
 
     def __init__(self, stage: DeviceStage, kernel: CudaKernel) -> None:
         self.name, self._own = kernel.name, Own(stage.device, kernel.own)
-        self.own, self._n_rows = self._own.address, stage.columns.index("rows_n")
+        self.own, self._n_rows = self._own.address, stage.columns.index(kernel.n_rows)
         self.team, self.shared_bytes, self.rows_size = fit_rows(
             kernel, stage.storage.row_width, stage.dtype.itemsize, stage.most_shared_bytes
         )

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.jit.arrays import IntArray
 from autobatch.jit.loops import compiled
 from autobatch.plan.plan import Plan, PlannedTypes
-from autobatch.runtime.pieces import BatchList
+from autobatch.runtime.pieces import BatchList, OutputRows, rows_of_output
 
 LongArray = NDArray[np.int64]
 
@@ -44,16 +43,19 @@ def find_sums(plan: Plan, cells: PlannedTypes) -> Sums:
         none = np.zeros(0, np.int64)
         return Sums(plan.dest, np.zeros((0, 4), np.int64), none, np.zeros(batches.type.size + 1, np.int64), 0)
     widths = [cell.program.vars[output].size for cell in cells.cells for output in cell.program.outputs]
-    return _find(
-        batches, plan.dest_base, plan.dest_ptr, plan.dest.astype(np.int64), plan.adds, plan.tables.out_ptr,
-        np.array(widths, np.int64), plan.size,
+    outputs = OutputRows(
+        plan.tables.out_ptr, plan.tables.out_block, plan.dest_base, plan.tables.block_ptr, plan.segments,
+        plan.segment_base,
     )  # fmt: skip
+    return _find(
+        batches, outputs, plan.dest_ptr, plan.dest.astype(np.int64), plan.adds, np.array(widths, np.int64), plan.size
+    )
 
 
 @compiled
 def _find(
-    batches: BatchList, dest_base: LongArray, dest_ptr: LongArray, dest: LongArray, adds: NDArray[np.bool_],
-    out_ptr: IntArray, width: LongArray, first: int,
+    batches: BatchList, outputs: OutputRows, dest_ptr: LongArray, dest: LongArray, adds: NDArray[np.bool_],
+    width: LongArray, first: int,
 ) -> Sums:  # fmt: skip
     to, n_adds = dest.copy(), adds.sum()
     table, parts, ptr = (
@@ -61,15 +63,15 @@ def _find(
         np.empty(n_adds, np.int64),
         np.zeros(batches.type.size + 1, np.int64),
     )
-    done = np.zeros(out_ptr.size - 1, np.int64)
+    done = np.zeros(outputs.out_ptr.size - 1, np.int64)
     n_sums = n_parts = size = 0
     place, wide, own = np.empty(n_adds, np.int64), np.empty(n_adds, np.int64), np.empty(n_adds, np.int64)
     for batch in range(batches.type.size):
         kind, n_rows = batches.type[batch], batches.ptr[batch + 1] - batches.ptr[batch]
         found = behind = 0
-        for output in range(out_ptr[kind], out_ptr[kind + 1]):
-            row = dest_base[output] + done[kind]
-            for entry in range(dest_ptr[row], dest_ptr[row + n_rows]):
+        for output in range(outputs.out_ptr[kind], outputs.out_ptr[kind + 1]):
+            row, end = rows_of_output(outputs, kind, output, done[kind], done[kind] + n_rows)
+            for entry in range(dest_ptr[row], dest_ptr[end]):
                 if adds[entry]:
                     place[found], wide[found], own[found] = dest[entry], width[output], first + behind
                     to[entry] = first + behind

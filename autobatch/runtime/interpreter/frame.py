@@ -48,7 +48,7 @@ class RowRange:
         """First and end row in the block of a domain."""
         if domain == NODE:
             return self.start, self.end
-        ptr = self.plan.segment_ptr[self.block + 1 + domain]
+        ptr = self.plan.segments_of(self.kind, domain)
         return int(ptr[self.start]), int(ptr[self.end])
 
     def count(self, domain: int) -> int:
@@ -58,13 +58,13 @@ class RowRange:
 
     def segments(self, domain: int) -> Segments:
         """The edges of each node."""
-        ptr = self.plan.segment_ptr[self.block + 1 + domain][self.start : self.end + 1]
+        ptr = self.plan.segments_of(self.kind, domain)[self.start : self.end + 1]
         return Segments(ptr - ptr[0], self.store.put)
 
     def select(self, per_node: Array, domain: int) -> Array:
         """The numbers of the rows of a domain whose nodes have `per_node` set."""
         if domain != NODE:
-            ptr = self.plan.segment_ptr[self.block + 1 + domain][self.start : self.end + 1]
+            ptr = self.plan.segments_of(self.kind, domain)[self.start : self.end + 1]
             per_node = np.repeat(per_node, np.diff(ptr))
         return self.store.put(np.flatnonzero(per_node))
 
@@ -102,8 +102,8 @@ class RowRange:
 
     def destinations(self, number: int) -> tuple[Array, Array, Array]:
         """Pointers to the destinations of each row of an output; the destinations; whether each is added to."""
-        base = self.plan.dest_base[self.plan.tables.out_ptr[self.kind] + number]
-        ptr = self.plan.dest_ptr[base + self.start : base + self.end + 1]
+        first, end = self.plan.output_rows(self.kind, number, self.start, self.end)
+        ptr = self.plan.dest_ptr[first : end + 1]
         return ptr, self.plan.dest[ptr[0] : ptr[-1]], self.plan.adds[ptr[0] : ptr[-1]]
 
 

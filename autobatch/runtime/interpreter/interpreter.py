@@ -36,7 +36,7 @@ class Interpreter:
         values: the values of the run.
         randomness: the randomness of the whole mini-batch.
         parameters: the arrays of parameters that are on the device already, by `id`; others are added.
-        data: gives the int and float data of a type, `[N_type, width]`, where they are on the device already.
+        data: gives the int and float data of a type and domain, as `Plan.data`, if they are on the device already.
 
     Attributes:
         launches: ops, scatters and gathers so far.
@@ -49,13 +49,13 @@ class Interpreter:
         options: RunOptions,
         randomness: Randomness,
         parameters: dict[int, Array] | None = None,
-        data: Callable[[int], tuple[Array, Array]] | None = None,
+        data: Callable[[int, int], tuple[Array, Array]] | None = None,
     ) -> None:
         self.values, self.options, self.randomness = values, options, randomness
         self.plan, self.cells, self.store = values.plan, values.cells, values.store
         self.launches = self.copied_bytes = 0
         self._parameters = {} if parameters is None else parameters
-        self._data = data or (lambda kind: (self.plan.int_data[kind], self.plan.float_data[kind]))
+        self._data = data or values.plan.data
 
     # Stages.
 
@@ -120,8 +120,9 @@ class Interpreter:
             return np.asarray(var.source.data)[None]
         if not isinstance(var.source, Attribute):
             return self.store.get(to_ids(frame.env[index]))
-        ids = self.plan.int_data[frame.rows.kind][active, var.source.column : var.source.column + var.size]
-        return ids.reshape(len(ids), *var.shape)
+        data, _ = self.plan.data(frame.rows.kind, var.domain)
+        ids = data[:, var.source.column : var.source.column + var.size].reshape(len(data), *var.shape)
+        return ids if active.all() else ids[self.store.get(frame.rows.select(active, var.domain))]
 
     def _add_rows(self, ids: Array, values: Array, gradient: Any) -> None:
         """Add rows that a type looked up to the gradient of their table."""
@@ -155,8 +156,8 @@ class Interpreter:
                 case Port(number=number):
                     env[index] = self.values.inputs(rows, cell.layout.inputs[number], var)
                 case Attribute(is_float=is_float, column=column):
-                    data = self._data(rows.kind)[is_float]
-                    part = data[rows.start : rows.end, column : column + var.size].reshape(rows.n, *var.shape)
+                    data, (first, end) = self._data(rows.kind, var.domain)[is_float], rows.of(var.domain)
+                    part = data[first:end, column : column + var.size].reshape(end - first, *var.shape)
                     env[index] = self.store.put(part.astype(self.options.dtype) if is_float else part)
                 case Weight(parameter=parameter):
                     if id(parameter) not in self._parameters:
@@ -234,10 +235,10 @@ class Interpreter:
         ptr, dest, adds = rows.destinations(number)
         if not dest.size:
             return
-        flat = self.store.xp.broadcast_to(value, (rows.n, *var.shape)).reshape(rows.n, var.size)
         counts = np.diff(ptr)
+        flat = self.store.xp.broadcast_to(value, (counts.size, *var.shape)).reshape(counts.size, var.size)
         if not (counts == 1).all():
-            flat = flat[put(np.repeat(np.arange(rows.n), counts))]
+            flat = flat[put(np.repeat(np.arange(counts.size), counts))]
         window = self.values.window(var.size)
         if adds.any():
             stored, added = np.flatnonzero(~adds), np.flatnonzero(adds)

@@ -58,16 +58,16 @@ class Values:
         return [self.inputs(rows, p, v, self.plan.mirror) for p, v in zip(cell.layout.inputs, values, strict=True)]
 
     def output_gradients(self, kind: int, activity: Activity) -> Any:
-        """The gradients of the first output of all nodes of a type, `[N_type, size]`, added up on the host."""
+        """The gradients of the first output of all nodes of a type, `[rows, size]`, added up on the host."""
         program, n_rows = self.cells.cells[kind].program, int(np.diff(self.plan.type_ptr[kind : kind + 2])[0])
-        width = program.vars[program.outputs[0]].size
+        var = program.vars[program.outputs[0]]
         rows = RowRange(self.plan, Batch(kind, 0, n_rows, ()), self.store)
         ptr, dest, _ = rows.destinations(0)
-        found = np.zeros((n_rows, width), self.buffer.dtype)
+        found = np.zeros((ptr.size - 1, var.size), self.buffer.dtype)
         if dest.size:
-            parts = self.store.get(self.window(width)[self.store.put(dest + self.plan.mirror)])
-            np.add.at(found, np.repeat(np.arange(n_rows), np.diff(ptr)), parts)
-        found[~activity.rows(kind, 0, n_rows)] = 0
+            parts = self.store.get(self.window(var.size)[self.store.put(dest + self.plan.mirror)])
+            np.add.at(found, np.repeat(np.arange(ptr.size - 1), np.diff(ptr)), parts)
+        found[self.store.get(rows.select(~activity.rows(kind, 0, n_rows), max(var.domain, NODE)))] = 0
         return found
 
     def clear_inactive(self, rows: RowRange, active: Array) -> None:

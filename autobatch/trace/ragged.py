@@ -1,0 +1,284 @@
+"""Ragged values inside a traced cell: arrays whose first axis has another length in every node.
+
+A ragged value of shape (n, d) is, in the program, a value of shape (d,) with a row per element of a variadic group: the
+mechanism of list arguments (`autobatch.trace.elements`), so rows of all nodes of a batch are computed together, without
+padding. Ops along the other axes are ops of rows; ops along the first axis are reductions over the edges of a node.
+What NumPy broadcasts along the first axis is spread to the rows. `RULES` has a rule for every op that needs one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from autobatch.ir.builder import Builder, Traced
+from autobatch.ir.program import NODE, SHARED
+from autobatch.ops.conditions import Condition, gives_condition
+from autobatch.ops.define import Op
+from autobatch.ops.operators import OPS
+from autobatch.ops.reduction import axes_of, logsumexp
+from autobatch.ops.shaping import reshape
+
+
+class Ragged(Traced):
+    """An array with a row per element of a list, or of the data, of each node."""
+
+    __slots__ = ()
+
+    builder: RowBuilder
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The number of rows, which is a value of the node, and the shape of a row."""
+        return (self.builder.append(OPS["count_n"], [self.row], {}), *self.var.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return 1 + len(self.var.shape)
+
+    @property
+    def row(self) -> Traced:
+        """What stands for the rows."""
+        return self.builder.value(self.index)
+
+    def __len__(self) -> int:
+        return len(self.builder.as_list(self))
+
+    def __iter__(self) -> Any:
+        return iter(self.builder.as_list(self))
+
+    def __repr__(self) -> str:
+        return f"<traced {describe(self)}>"
+
+
+class RaggedCondition(Condition, Ragged):
+    """The result of a comparison of ragged values."""
+
+    __slots__ = ()
+
+
+class RowBuilder(Builder):
+    """Builds the program of a cell with ragged values.
+
+    Attributes:
+        group_names: the names of the arguments that the variadic groups are.
+    """
+
+    def __init__(self, name: str, weight_names: Mapping[int, str]) -> None:
+        super().__init__(name, weight_names=weight_names)
+        self.group_names: dict[int, str] = {}
+
+    @abstractmethod
+    def as_list(self, values: Any) -> Any:
+        """The traced list of the rows of a ragged value."""
+
+    @abstractmethod
+    def refuse(self, op: Op, values: Sequence[Traced], told: str) -> NoReturn:
+        """Refuse an op of values, some of them ragged; `told` is the message."""
+
+    def append(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
+        """Append an op of values that are no ragged ones."""
+        return self._append(op, values, static)
+
+    def at_edges(self, value: Traced, like: Traced, also_shared: bool = False) -> Traced:
+        """A value of a node at each edge of `like`; so is, if asked for, one that all nodes share."""
+        if value.var.domain == NODE or (also_shared and value.var.domain == SHARED):
+            return self.append(OPS["spread"], [value, self.value(like.index)], {})
+        return value
+
+    def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
+        """Append `op` of `args`; ShapeError if it cannot be applied along the rows of ragged values."""
+        if not any(isinstance(arg, Ragged) for arg in args):
+            return super().apply(op, args, static)
+        is_elementwise = op.scalar is not None and not op.random
+        rule: Rule = RULES.get(op.name, _apply_to_elements if is_elementwise else _refuse)
+        result = rule(self, op, [self.wrap(arg) for arg in args], static)
+        return RaggedCondition(self, result.index) if gives_condition(op, args) else result
+
+
+Rule = Callable[[RowBuilder, Op, Sequence[Traced], dict[str, Any]], Traced]
+
+
+def describe(value: Traced) -> str:
+    """The shape of a value, for messages: `(n, 3) with n rows of 'words'`."""
+    if not isinstance(value, Ragged):
+        return str(value.shape)
+    sizes = ", ".join(map(str, ("n", *value.var.shape)))
+    return f"({sizes}{',' * (value.ndim == 1)}) with n rows of {value.builder.group_names[value.var.domain]!r}"
+
+
+def _apply_to_rows(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
+    """Append an op of rows; values of the node are spread to its rows."""
+    like = next(value for value in values if isinstance(value, Ragged))
+    rows = [value.row if isinstance(value, Ragged) else builder.at_edges(value, like) for value in values]
+    return Ragged(builder, builder.append(op, rows, static).index)
+
+
+def _apply_to_elements(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
+    """Append an element-wise op; other values broadcast to the rows as in NumPy."""
+    ndim = max(value.ndim for value in values if isinstance(value, Ragged))
+    return _apply_to_rows(builder, op, [_aligned(builder, op, values, value, ndim) for value in values], static)
+
+
+def _aligned(builder: RowBuilder, op: Op, values: Sequence[Traced], value: Traced, ndim: int) -> Traced:
+    """A value without an axis of length one in the place of the rows; ShapeError if another axis of it is there."""
+    if isinstance(value, Ragged):
+        fits = value.ndim == ndim
+    else:
+        fits = value.ndim < ndim or (value.ndim == ndim and value.shape[0] == 1)
+    if not fits:
+        builder.refuse(
+            op,
+            values,
+            f"{op.name} combines values of shapes {_shapes(values)}, which do not broadcast, because n differs between "
+            f"nodes; an axis in the place of n has that many rows too, or length 1.",
+        )
+    return reshape(value, value.shape[1:]) if not isinstance(value, Ragged) and value.ndim == ndim else value
+
+
+def _reduce(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
+    """Append a reduction: of rows along their axes, then, if the first axis is one of those, over the rows."""
+    (value,) = values
+    axes, keepdims = axes_of(value.ndim, static["axis"]), static["keepdims"]
+    inner = tuple(axis - 1 for axis in axes if axis > 0)
+    if inner:
+        value = _apply_to_rows(builder, op, [value], {"axis": inner, "keepdims": keepdims})
+    if axes[:1] != (0,) or not isinstance(value, Ragged):
+        return value
+    total = builder.append(OPS[f"{op.name}_n"], [value.row], {})
+    return reshape(total, (1, *total.shape)) if keepdims else total
+
+
+def _normalise(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
+    """Append a softmax, along an axis of the rows or over the rows."""
+    (value,) = values
+    (axis,) = axes_of(value.ndim, static["axis"])
+    if axis > 0:
+        return _apply_to_rows(builder, op, values, {"axis": axis - 1})
+    if op.name == "softmax":
+        return _apply_to_rows(builder, OPS["softmax_n"], values, {})
+    found: Ragged = value - logsumexp(value, axis=0)
+    return found
+
+
+def _choose(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
+    """Append the position of the largest element along an axis of the rows."""
+    axis = static["axis"]
+    if axis is None or axis % values[0].ndim == 0:
+        _refuse(builder, op, values, static)
+    return _apply_to_rows(builder, op, values, {"axis": axis % values[0].ndim - 1})
+
+
+def _multiply(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
+    """Append a product: of each row and a matrix or vector, or the sum of rows by weights."""
+    x, y = values
+    if isinstance(x, Ragged) and not isinstance(y, Ragged) and x.ndim > 1:
+        return _apply_to_rows(builder, op, values, static)
+    if isinstance(x, Ragged) and isinstance(y, Ragged) and x.ndim == 1:
+        return _weigh(builder, x, y)
+    builder.refuse(
+        op,
+        values,
+        f"{op.name} of shapes {_shapes(values)} sums over an axis of n elements, where n differs between nodes; both "
+        f"must have it, the first one as its only axis.",
+    )
+
+
+def _weigh(builder: RowBuilder, weights: Ragged, rows: Ragged) -> Traced:
+    """The sum of rows, each multiplied by its weight."""
+    wide = reshape(weights.row, (1,) * (rows.ndim - 1))
+    product = builder.append(OPS["mul"], [wide, rows.row], {})
+    return builder.append(OPS["sum_n"], [product], {})
+
+
+def _look_up(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
+    """Append a lookup of ids row by row."""
+    if isinstance(values[0], Ragged):
+        _refuse(builder, op, values, static)
+    return _apply_to_rows(builder, op, values, static)
+
+
+def _compare_labels(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
+    """Append the cross-entropy of each row's logits and its label."""
+    if not all(isinstance(value, Ragged) for value in values) or values[0].ndim < 2:
+        _refuse(builder, op, values, static)
+    return _apply_to_rows(builder, op, values, static)
+
+
+def _norm(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
+    """Append a normalisation along the last axis of rows."""
+    if values[0].ndim < 2 or any(isinstance(value, Ragged) for value in values[1:]):
+        _refuse(builder, op, values, static)
+    return _apply_to_rows(builder, op, values, static)
+
+
+def _join(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
+    """Append a join of rows."""
+    ndims = {value.ndim if isinstance(value, Ragged) else 0 for value in values}
+    if len(ndims) > 1:
+        builder.refuse(
+            op,
+            values,
+            f"concat of values of shapes {_shapes(values)}, where n differs between nodes; all parts have n rows and "
+            f"as many axes.",
+        )
+    (axis,) = axes_of(values[0].ndim, static["axis"])
+    if axis == 0:
+        _refuse(builder, op, values, static)
+    return _apply_to_rows(builder, op, values, {"axis": axis - 1})
+
+
+def _reshape(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
+    """Append a change of the shape of rows; the first size is the number of rows, or -1."""
+    (value,), shape = values, static["shape"]
+    if not isinstance(value, Ragged) or not shape or not (isinstance(shape[0], Traced) or shape[0] == -1):
+        _refuse(builder, op, values, static)
+    return Ragged(builder, reshape(value.row, shape[1:]).index)
+
+
+def _take(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
+    """Append a slice of each row, or take a row."""
+    (value,) = values
+    index = static["index"] if isinstance(static["index"], tuple) else (static["index"],)
+    if any(part is Ellipsis for part in index):
+        at = next(k for k, part in enumerate(index) if part is Ellipsis)
+        missing = value.ndim - sum(part is not None and part is not Ellipsis for part in index)
+        index = (*index[:at], *(slice(None),) * missing, *index[at + 1 :])
+    if index[:1] != (slice(None),):
+        _refuse(builder, op, values, static)
+    if len(index) == 1:
+        return value
+    return _apply_to_rows(builder, op, values, {"index": index[1:]})
+
+
+def _refuse(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> NoReturn:
+    builder.refuse(
+        op,
+        values,
+        f"{op.name} cannot be applied to {_shapes(values)}, because n differs between nodes; apply it to each row, or "
+        f"between cells.",
+    )
+
+
+def _shapes(values: Sequence[Traced]) -> str:
+    return " and ".join(map(describe, values))
+
+
+RULES: dict[str, Rule] = {
+    "sum": _reduce,
+    "max": _reduce,
+    "softmax": _normalise,
+    "log_softmax": _normalise,
+    "argmax": _choose,
+    "matmul": _multiply,
+    "dot": _multiply,
+    "lookup": _look_up,
+    "cross_entropy": _compare_labels,
+    "layer_norm": _norm,
+    "concat": _join,
+    "reshape": _reshape,
+    "slice": _take,
+    "stop_gradient": _apply_to_rows,
+}

@@ -1,0 +1,248 @@
+"""Ragged values: cells over (n, d), with another n at every node, are one type and right on all backends."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.devices.host import HostDevice
+from autobatch.errors import DataError, GraphError, ShapeError
+from autobatch.runtime.cpu.backend import Cpu
+from autobatch.runtime.cuda.backend import Cuda
+from autobatch.runtime.interpreter.reference import Reference
+from ways import each
+
+INTERPRETED: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: Cpu(poison=True, jitted=False)]
+COMPILED: list[Callable[[], Any]] = [lambda: Cpu(poison=True)]
+if shutil.which("g++") is not None:
+    COMPILED.append(lambda: Cuda(poison=True, device=HostDevice()))
+DIM, TOLERANCE = 3, 1e-10
+LENGTHS = ([1, 2], [20, 3], [5, 5, 1, 2], [7])  # per instance, per node: the rows
+
+
+class Weights(ab.Module):
+    """What cells multiply by."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(7)
+        self.scale, self.shift = ab.Parameter(rng.standard_normal(DIM)), ab.Parameter(rng.standard_normal(DIM))
+        self.W, self.U = ab.Parameter(rng.standard_normal((DIM, 4))), ab.Parameter(rng.standard_normal((4, 5)))
+        self.out, self.table = ab.Parameter(rng.standard_normal(DIM)), ab.Parameter(rng.standard_normal((6, DIM)))
+        self.layer, self.norm = ab.Linear(DIM, 4, rng=rng), ab.LayerNorm(DIM)
+        self.astype("float64")
+
+    @ab.cell
+    def feed(self, x: Any) -> Any:
+        return self.scale * x + self.shift
+
+    @ab.cell(ragged=("x",))
+    def feed_all(self, x: Any) -> Any:
+        return self.scale * x + self.shift
+
+
+Body = Callable[[Weights, Any, Any], Any]
+BODIES: tuple[tuple[str, Body], ...] = (
+    ("elements", lambda w, x, q: ab.sum(ab.tanh(x) * 2.0 + ab.where(x > 0.1, x, -x), axis=0)),
+    ("broadcast a row", lambda w, x, q: ab.sum(x * q - w.shift, axis=0)),
+    ("broadcast a number", lambda w, x, q: ab.sum(x * q[0] + q[1:2], axis=0)),
+    ("broadcast a column", lambda w, x, q: ab.sum(x * (x @ q)[:, None] + x[:, :1], axis=0)),
+    ("broadcast one row", lambda w, x, q: ab.sum(x * ab.reshape(q, (1, DIM)), axis=0)),
+    ("x @ W", lambda w, x, q: ab.sum(ab.tanh(x @ w.W) @ w.U, axis=0)),
+    ("x @ a vector", lambda w, x, q: ab.sum(ab.tanh(x @ q)) * q),
+    ("Linear", lambda w, x, q: ab.max(w.layer(x), axis=0)),
+    ("layer_norm", lambda w, x, q: ab.sum(w.norm(x) * q, axis=0)),
+    ("sum of all", lambda w, x, q: ab.sum(x * x)),
+    ("sum with keepdims", lambda w, x, q: ab.sum(x / ab.sum(x * x, axis=(0, 1), keepdims=True), axis=0)),
+    ("sum of rows", lambda w, x, q: ab.max(ab.sum(x, axis=1) + ab.sum(x * x, axis=-1), axis=0)),
+    ("max", lambda w, x, q: ab.max(x, axis=0) * ab.max(x) + ab.sum(ab.max(x, axis=1))),
+    ("min", lambda w, x, q: ab.min(x, axis=0)),
+    ("mean", lambda w, x, q: ab.mean(x, axis=0) + ab.mean(x) + ab.sum(ab.mean(x, axis=1))),
+    ("the number of rows", lambda w, x, q: ab.sum(x, axis=0) / x.shape[0]),
+    ("softmax", lambda w, x, q: ab.sum(ab.softmax(x @ q, axis=0)[:, None] * x, axis=0)),
+    ("softmax of rows", lambda w, x, q: ab.sum(ab.softmax(x) * x + ab.softmax(x, axis=0), axis=0)),
+    ("log_softmax", lambda w, x, q: ab.sum(ab.log_softmax(x, axis=0) * x + ab.log_softmax(x), axis=0)),
+    ("logsumexp", lambda w, x, q: ab.logsumexp(x, axis=0) + ab.logsumexp(x) + ab.sum(ab.logsumexp(x, axis=1))),
+    ("weights @ x", lambda w, x, q: ab.softmax(x @ q) @ x),
+    ("dot", lambda w, x, q: ab.dot(x[:, 0], x[:, 1]) + x[:, 0] @ x[:, 2]),
+    ("attend", lambda w, x, q: ab.attend(q, x, ab.tanh(x))),
+    ("variadic forms", lambda w, x, q: ab.sum_n(x) + ab.mean_n(x * q) + ab.max_n(x)),
+    ("concat of columns", lambda w, x, q: ab.sum(ab.concat([x, ab.tanh(x)], axis=1)[:, 2:5], axis=0)),
+    ("split", lambda w, x, q: ab.sum(ab.concat(ab.split(x, 3)[::-1]), axis=0)),
+    ("slices", lambda w, x, q: ab.sum(x[..., 1:] * x[:, :2], axis=0)),
+    ("argmax", lambda w, x, q: ab.sum(ab.lookup(w.table, ab.argmax(x, axis=1)) * x, axis=0)),
+    ("stop_gradient", lambda w, x, q: ab.sum(ab.stop_gradient(x > 0.1) * x, axis=0)),
+    ("transformer", lambda w, x, q: ab.mean(w.norm(x + ab.relu(w.layer(x)) @ ab.transpose(w.W)), axis=0)),
+)  # fmt: skip
+
+
+def draw(lengths: Any = LENGTHS, seed: int = 0) -> list[list[Any]]:
+    rng = np.random.default_rng(seed)
+    return [[rng.standard_normal((n, DIM)) for n in nodes] for nodes in lengths]
+
+
+def check(loss: Any, module: Any, instances: Any, backends: Any = INTERPRETED) -> Any:
+    """Check a loss against one instance at a time and central differences; return the last batched function."""
+    for make in backends:
+        found = ab.batched(loss, module=module, backend=make(), tune="off")
+        ab.testing.check_batched(loss, found, instances, TOLERANCE)
+        ab.testing.check_grads(found, instances, module, np.random.default_rng(1))
+    return found
+
+
+def n_types(found: Any, name: str) -> int:
+    return sum(kind.name == name for kind in found.recorder.types.types)
+
+
+def stacking(body: Body) -> Any:
+    """A cell that makes a value of a list."""
+    return ab.cell(lambda weights, rows, query: ab.sum(body(weights, ab.stack(rows), query)))
+
+
+def taking(body: Body) -> Any:
+    """A cell that takes a value of another cell."""
+    return ab.cell(lambda weights, rows, query: ab.sum(body(weights, rows, query)))
+
+
+def loss_of(weights: Weights, cells: Any, listed: bool) -> Any:
+    def loss(nodes: Any) -> Any:
+        fed = [[weights.feed(row) for row in rows] if listed else weights.feed_all(rows) for rows in nodes]
+        return ab.sum_n([call(weights, rows, ab.tanh(weights.out)) for rows in fed for call in cells], shape=())
+
+    return loss
+
+
+@each("name, body", BODIES)
+def test_all_lengths_are_one_type(name: str, body: Body) -> None:
+    weights = Weights()
+    for make in (stacking, taking):
+        found = check(loss_of(weights, [make(body)], listed=make is stacking), weights, draw())
+        assert n_types(found, "<lambda>") == 1
+
+
+def test_compiled_backends_run_them_too() -> None:
+    weights = Weights()
+    chosen = [body for name, body in BODIES if name in ("attend", "layer_norm", "log_softmax", "max", "transformer")]
+    loss = loss_of(weights, [taking(body) for body in chosen], listed=False)
+    assert n_types(check(loss, weights, draw(), COMPILED), "<lambda>") == len(chosen)
+
+
+@each("listed", [True, False])
+def test_a_thousand_lengths_are_traced_and_compiled_once(listed: bool) -> None:
+    weights = Weights()
+    call = (stacking if listed else taking)(BODIES[5][1])
+    loss = ab.batched(loss_of(weights, [call], listed), module=weights, backend="reference")
+    few, many = draw([[1, 2]]), draw([[n] for n in range(1, 1001)])
+    loss(few)
+    before = loss.recorder.calls.traces.n_traced, loss.recorder.types.names
+    loss(many)
+    assert (loss.recorder.calls.traces.n_traced, loss.recorder.types.names) == before
+
+
+@each(
+    "body, message",
+    [
+        (lambda w, x, q: x + w.W, "add combines values of shapes (n, 3) with n rows of 'rows' and (3, 4)"),
+        (lambda w, x, q: x + x[:, 0], "add combines values of shapes (n, 3) with n rows of 'rows' and (n,) with"),
+        (lambda w, x, q: w.W.T @ x, "matmul of shapes (4, 3) and (n, 3) with n rows of 'rows' sums over an axis of n"),
+        (lambda w, x, q: x.T, "transpose cannot be applied to (n, 3) with n rows of 'rows'"),
+        (lambda w, x, q: ab.concat([x, q]), "concat of values of shapes (n, 3) with n rows of 'rows' and (3,)"),
+    ],
+)  # fmt: skip
+def test_what_needs_the_length_is_refused(body: Body, message: str) -> None:
+    weights = Weights()
+    with pytest.raises(ShapeError) as error:
+        ab.batched(loss_of(weights, [taking(body)], listed=False), module=weights)(draw([[2, 3]]))
+    assert message in str(error.value)
+
+
+@each(
+    "body",
+    [
+        lambda w, x, q: x.T @ ab.ops.reshape(x, (-1, DIM)),
+        lambda w, x, q: x[0] * x[-1],
+        lambda w, x, q: ab.outer(x[:, 0], q),
+        lambda w, x, q: ab.concat([x[1:], x[:1]], axis=0) * x,
+    ],
+)
+def test_a_list_has_a_type_per_length_if_its_body_needs_that(body: Body) -> None:
+    weights = Weights()
+    found = check(loss_of(weights, [stacking(body)], listed=True), weights, draw())
+    assert n_types(found, "<lambda>") == len({n for nodes in LENGTHS for n in nodes})
+
+
+def test_a_walk_through_rows_of_a_node_is_refused() -> None:
+    weights = Weights()
+    walk = ab.cell(lambda weights, rows, query: ab.sum(sum(rows[k] for k in range(len(rows)))))
+    with pytest.raises(GraphError, match=r"'rows' has another number of rows in every node; apply ops to all rows"):
+        ab.batched(loss_of(weights, [walk], listed=False), module=weights)(draw([[2, 3]]))
+
+
+class Tagger(ab.Module):
+    """Reads words, and is told a tag for each."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(3)
+        self.table, self.W = ab.Parameter(rng.standard_normal((10, DIM))), ab.Parameter(rng.standard_normal((DIM, 4)))
+        self.astype("float64")
+
+    @ab.cell(ragged=("words", "tags"))
+    def read(self, words: Any, tags: Any, factor: Any, weight: Any) -> Any:
+        scores = ab.tanh(ab.lookup(self.table, words)) @ self.W
+        return factor * weight * ab.sum(ab.cross_entropy(scores, tags)) + ab.sum(ab.max(scores, axis=0))
+
+    @ab.cell(ragged=("pairs",))
+    def read_pairs(self, pairs: Any) -> Any:
+        return ab.sum(ab.lookup(self.table, pairs[:, 1]) * ab.lookup(self.table, pairs)[:, 0])
+
+    def loss(self, item: Any) -> Any:
+        words, tags = item
+        again = self.read(words[:1], tags[:1], 2, 0.5) + self.read(words[:1], tags[:1], 2, 0.5)
+        return self.read(words, tags, len(words), 1.5) + again + self.read_pairs(np.stack([words, tags], axis=1))
+
+
+def draw_words(lengths: Any = (1, 5, 0, 2, 9)) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [(rng.integers(0, 10, max(n, 1)), rng.integers(0, 4, max(n, 1))) for n in lengths]
+
+
+@pytest.mark.usefixtures("_checked")
+def test_words_of_any_length_are_one_type_on_all_backends() -> None:
+    model, items = Tagger(), draw_words()
+    found = check(model.loss, model, items, [*INTERPRETED, *COMPILED])
+    assert (n_types(found, "read"), n_types(found, "read_pairs")) == (1, 1)
+    assert found.recorder.types[0].signature == "read(words: int[n], tags: int[n], factor: int, weight: float)"
+    graphs = found.record_all(items)
+    np.testing.assert_allclose(found(graphs[::-1]), [model.loss(item) for item in items[::-1]], atol=1e-12)
+
+
+@pytest.mark.usefixtures("_checked")
+def test_equal_nodes_are_shared_only_if_their_data_are_equal() -> None:
+    model, items = Tagger(), draw_words()
+    found, apart = (ab.batched(model.loss, rewrites=names) for names in (("share",), ()))
+    for loss in (found, apart):
+        np.testing.assert_allclose(loss(items), [model.loss(item) for item in items], atol=1e-12)
+    assert found.last is not None
+    assert apart.last is not None
+    assert (found.last.nodes, apart.last.nodes) == (28, 35)  # one of each pair, one pair and sum of two instances
+
+
+def test_data_of_any_length_is_checked_before_anything_runs() -> None:
+    model = Tagger()
+    loss = ab.batched(model.loss)
+    words, tags = draw_words([4])[0]
+    with pytest.raises(
+        GraphError, match=r"cell 'read' was called with .* 4 of 'words' and 3 of 'tags', .* equally many"
+    ):
+        loss([(words, tags[:3])])
+    loss([(words, tags)])
+    with pytest.raises(GraphError, match=r"4 of 'words' and 3 of 'tags'"):
+        loss([(words, tags[:3])])
+    wrong = words.copy()
+    wrong[3] = 10
+    with pytest.raises(DataError, match=r"instance 1, node 3 \('read'\) gives 10 as read argument 'words', .* 0\.\.9"):
+        loss([(words, tags), (wrong, tags)])
