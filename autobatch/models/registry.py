@@ -13,6 +13,7 @@ MODELS = {
     "tree-lstm-2type": "autobatch.models.tree_lstm_2type:SPEC",
     "bilstm-tagger": "autobatch.models.bilstm_tagger:SPEC",
     "lattice-lstm": "autobatch.models.lattice_lstm:SPEC",
+    "seq2seq": "autobatch.models.seq2seq:SPEC",
 }
 
 

@@ -280,7 +280,7 @@ def test_files_of_lattices_read_and_print_back(
 def test_the_small_files_are_what_the_generators_draw() -> None:
     """And not edited by hand: `python tests/datasets.py` writes them."""
     drawn = draw_files()
-    assert {str(path.relative_to(SMALL)) for path in SMALL.rglob("*.txt")} == set(drawn)
+    assert {str(path.relative_to(SMALL)) for path in SMALL.rglob("*.*")} == set(drawn)
     for name, text in drawn.items():
         assert (SMALL / name).read_text(encoding="utf-8") == text, name
 

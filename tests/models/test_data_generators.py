@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,14 @@ import numpy as np
 import pytest
 
 from autobatch.errors import DataError
-from autobatch.models.data import python_ast
+from autobatch.models.data import python_ast, translation
 from autobatch.models.data.dag import draw_dags, draw_lattices
 from autobatch.models.data.dataset import (
+    FORMATS,
     GENERATORS,
-    LATTICES,
-    SENTENCES,
-    TREES,
     Dataset,
     load_lattices,
+    load_pairs,
     load_sentences,
     load_trees,
 )
@@ -38,6 +38,7 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "tagging": draw_sentences,
     "lattices": draw_lattices,
     "random-dag": draw_dags,
+    "translation": translation.draw_pairs,
 }
 
 
@@ -70,6 +71,33 @@ def test_names_alone_tell_nothing() -> None:
             named.setdefault(kind, set()).update(sentence.words[first : last + 1])
     assert named["PER"] == named["LOC"] == named["ORG"]
     assert 8 < statistics.fmean(len(sentence.words) for sentence in sentences) < 9
+
+
+# --- the small language and its translation ---
+
+
+def test_translations_have_another_order() -> None:
+    """Each clause apart: what is said of its nouns, found from the end of the sentence, and from the translation."""
+    for pair in translation.draw_pairs(300, np.random.default_rng(0)):
+        joints = [translation.JOINTS[word] for word in pair.source if word in translation.JOINTS]
+        assert [word for word in pair.target if word in translation.JOINTS.values()] == joints
+        for source, target in zip(
+            clauses(pair.source, translation.JOINTS), clauses(pair.target, translation.JOINTS.values()), strict=True
+        ):
+            verb = next(place for place, word in enumerate(source) if word in translation.VERBS)
+            nouns = [tell(phrase) for phrase in (source[verb + 1 :], source[:verb])]
+            ending = [translation.VERBS[source[verb]], *([translation.FUTURE] if "will" in source else [])]
+            assert target == [*nouns[0], *nouns[1], *ending]
+
+
+def clauses(words: list[str], joints: Collection[str]) -> list[list[str]]:
+    return [list(part) for is_joint, part in groupby(words, lambda word: word in joints) if not is_joint]
+
+
+def tell(phrase: list[str]) -> list[str]:
+    """Say a noun with its article and adjectives in the other language."""
+    nouns = [translation.NOUNS[word] for word in phrase if word in translation.NOUNS] * (1 + phrase.count("two"))
+    return nouns + [translation.ADJECTIVES[word] for word in phrase[::-1] if word in translation.ADJECTIVES]
 
 
 # --- lattices and graphs ---
@@ -174,7 +202,13 @@ def test_a_python_without_its_library_is_named(tmp_path: Path, monkeypatch: pyte
 
 # --- data sets ---
 
-LOADERS = {"listops": load_trees, "tagging": load_sentences, "lattices": load_lattices, "random-dag": load_lattices}
+LOADERS = {
+    "listops": load_trees,
+    "tagging": load_sentences,
+    "lattices": load_lattices,
+    "random-dag": load_lattices,
+    "translation": load_pairs,
+}
 
 
 @pytest.mark.parametrize(
@@ -183,6 +217,7 @@ LOADERS = {"listops": load_trees, "tagging": load_sentences, "lattices": load_la
         ("tagging", {"n_words": 49, "n_tags": 8}),
         ("lattices", {"n_characters": 9, "n_words": 73, "n_tags": 5}),
         ("random-dag", {"n_characters": 9, "n_words": 9, "n_tags": 7}),
+        ("translation", {"n_source_words": 27, "n_target_words": 25}),
     ],
 )
 def test_a_generator_is_data(name: str, sizes: dict[str, int]) -> None:
@@ -238,7 +273,7 @@ def test_known_vocabularies_encode_other_data(name: str, monkeypatch: pytest.Mon
     }
 
 
-@pytest.mark.parametrize("form", [TREES, SENTENCES, LATTICES], ids=["trees", "sentences", "lattices"])
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: next(iter(form.generators)))
 def test_data_of_another_kind_is_not_found(form: Any) -> None:
     other = next(name for name in GENERATORS if name not in form.generators)
     with pytest.raises(

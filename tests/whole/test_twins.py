@@ -9,14 +9,17 @@ import pytest
 import torch
 
 import autobatch as ab
-from twin_cases import CASES, Case
+from autobatch.models import find_model
+from twin_cases import AWAITING, CASES, Case
 from ways import each
 
 SEEDS = range(3)
 TO_EAGER = 1e-10
 TO_TWIN = 1e-9
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+every_case = pytest.mark.parametrize("case", [*CASES, *AWAITING], ids=lambda case: case.name)
+scoring_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+awaiting_case = pytest.mark.parametrize("case", AWAITING, ids=lambda case: case.name)
 POLICIES = ("unbatched", "depth", "agenda")
 every_policy = each("policy", POLICIES)
 
@@ -58,7 +61,7 @@ def test_losses_and_gradients_are_the_twins(case: Case, seed: int) -> None:
             assert relative(gradient, expected[case.name_in_twin(name)]) < TO_TWIN, (policy, name)
 
 
-@every_case
+@scoring_case
 @every_policy
 def test_scores_are_the_twins(case: Case, policy: str) -> None:
     model, instances = case.draw(0, n_instances=8, dim=6)
@@ -68,6 +71,20 @@ def test_scores_are_the_twins(case: Case, policy: str) -> None:
         expected = twin.scores(instance).detach()
         assert len(found) == len(expected)
         assert len(expected) == 0 or relative(found, expected) < TO_TWIN
+
+
+@awaiting_case
+@each("seed", SEEDS)
+def test_awaited_predictions_are_the_twins(case: Case, seed: int) -> None:
+    """With parameters so large that decisions differ from instance to instance."""
+    model, instances = case.draw(seed, n_instances=8, dim=6)
+    for parameter in model.parameters().values():
+        parameter.data *= 4.0
+    twin, spec = case.make_twin(model.state_dict()), find_model(case.name)
+    given = [spec.given(instance) for instance in instances]
+    expected = [getattr(twin, spec.predictor)(one) for one in given]
+    assert len(set(map(repr, expected))) > len(given) // 2
+    assert [ab.eager(getattr(model, spec.predictor), one) for one in given] == expected
 
 
 @every_case

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+import autobatch as ab
 from autobatch.cli.workload import Workload, record
 from autobatch.policies.auto import Auto
 from autobatch.schedule.schedule import Policy
 
 
 class Scorer:
-    """A model with instances that are recorded once, and measured as often as wanted."""
+    """A model with instances that are recorded once, and measured as often as wanted.
+
+    Programs that await values cannot be recorded ahead: they run eagerly, one instance after the other.
+    """
 
     def __init__(
         self,
@@ -24,34 +29,40 @@ class Scorer:
         batch_size: int,
         max_bytes: int | None = None,
     ) -> None:
-        """Record the instances, unless the model has no `scores`: then there are none to measure.
+        """Record the instances, unless the model does not predict: then there are none to measure.
 
         With the policy "auto" nothing is learned for this, and nothing learned is used: the rule plans.
 
         Raises:
             PolicyError, BackendError: there is no such policy or backend.
         """
+        spec = workload.spec
         self._workload = workload
         self._batch_size = batch_size
-        self._instances = instances if workload.spec.count_correct or workload.spec.predict else []
+        self._instances = instances if spec.count_correct or spec.predict else []
         if self._instances:
-            self._scores = workload.batched("scores", policy, backend, max_bytes)
-            workload.move_to(str(self._scores.backend.name))
-            if isinstance(self._scores.policy, Auto):
-                self._scores.policy = self._scores.policy.make_rule()
-            self._graphs = record(self._scores, self._instances)
+            self._given = [spec.given(instance) for instance in self._instances]
+            function = getattr(workload.model, spec.predictor)
+            if inspect.iscoroutinefunction(function):
+                self._run: Callable[[list[Any]], Any] = lambda given: [ab.eager(function, one) for one in given]
+                return
+            self._run = batched = workload.batched(spec.predictor, policy, backend, max_bytes)
+            workload.move_to(str(batched.backend.name))
+            if isinstance(batched.policy, Auto):
+                batched.policy = batched.policy.make_rule()
+            self._given = record(batched, self._given)
 
     def measure(self) -> dict[str, float]:
         """Compute the metrics, 0 to 1 each, none if the model has none; what nothing counts towards is 0."""
-        count_correct, vocabularies = self._workload.spec.count_correct, self._workload.dataset.vocabularies
-        if count_correct is None:
+        spec, vocabularies = self._workload.spec, self._workload.dataset.vocabularies
+        if spec.count_correct is None:
             return {}
-        totals: dict[str, tuple[int, int]] = {}
+        totals: dict[str, list[int]] = {}
         for outputs, instances in self._outputs():
-            for metric, (n_right, n_all) in count_correct(outputs, instances, vocabularies).items():
-                right_before, all_before = totals.get(metric, (0, 0))
-                totals[metric] = right_before + n_right, all_before + n_all
-        return {metric: n_right / max(n_all, 1) for metric, (n_right, n_all) in totals.items()}
+            for metric, counts in spec.count_correct(outputs, instances, vocabularies).items():
+                before = totals.get(metric, [0] * len(counts))
+                totals[metric] = [sum(both) for both in zip(before, counts, strict=True)]
+        return {metric: spec.metrics.get(metric, _share)(*counts) for metric, counts in totals.items()}
 
     def predict(self) -> Iterator[dict[str, Any]]:
         """Give what a JSON line says of each instance, in order."""
@@ -67,6 +78,10 @@ class Scorer:
             part = slice(start, start + self._batch_size)
             model.eval()
             with np.errstate(all="ignore"):
-                outputs = self._scores(self._graphs[part])
+                outputs = self._run(self._given[part])
             model.train()
             yield outputs, self._instances[part]
+
+
+def _share(n_right: int, n_all: int) -> float:
+    return n_right / max(n_all, 1)
