@@ -14,23 +14,32 @@ from typing import Any
 import numpy as np
 
 from autobatch.models.bilstm_tagger import BiLSTMTagger
+from autobatch.models.data import brackets, reviews
+from autobatch.models.data.commands import draw_commands
 from autobatch.models.data.dag import draw_dags, draw_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import N_CLASSES, draw_trees
+from autobatch.models.data.ordered_tree import OrderedTree, Told
 from autobatch.models.data.pair import Pair, make_pair
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.tagging import draw_sentences
 from autobatch.models.data.translation import draw_pairs
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.doubly_recurrent import DoublyRecurrent
+from autobatch.models.early_exit import EarlyExit
 from autobatch.models.lattice_lstm import LatticeLSTM
 from autobatch.models.seq2seq import Seq2Seq
+from autobatch.models.stack_lstm_parser import StackLSTMParser
 from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.models.tree_lstm_2type import TwoTypeTree, TwoTypeTreeLSTM, draw_kinds
-from twins import bilstm_tagger, seq2seq
+from twins import bilstm_tagger, doubly_recurrent, early_exit, seq2seq, stack_lstm_parser
 from twins.bilstm_tagger import BiLSTMTaggerTwin
+from twins.doubly_recurrent import DoublyRecurrentTwin
+from twins.early_exit import EarlyExitTwin
 from twins.lattice_lstm import LatticeLSTMTwin
 from twins.seq2seq import Seq2SeqTwin
+from twins.stack_lstm_parser import StackLSTMParserTwin
 from twins.tree_lstm import TreeLSTMTwin
 from twins.tree_lstm_2type import TwoTypeTreeLSTMTwin
 
@@ -111,6 +120,34 @@ def draw_pairs_case(seed: int, n_instances: int, dim: int) -> tuple[Seq2Seq, lis
     ]
 
 
+def draw_reviews_case(seed: int, n_instances: int, dim: int) -> tuple[EarlyExit, list[Tree[int]]]:
+    """One of the reviews is a single word."""
+    rng = np.random.default_rng(seed)
+    drawn = [Tree.leaf(reviews.GOOD, "moving"), *reviews.draw_reviews(n_instances - 1, rng, max_plain=3)]
+    vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
+    model = EarlyExit(len(vocabulary), reviews.N_CLASSES, dim, rng).astype("float64")
+    return model, [vocabulary.encode(tree) for tree in drawn]
+
+
+def draw_brackets_case(seed: int, n_instances: int, dim: int) -> tuple[StackLSTMParser, list[Tree[int]]]:
+    """One of the trees is a single leaf, which no action but a shift builds."""
+    rng = np.random.default_rng(seed)
+    drawn = [Tree.leaf(brackets.WORD, "a"), *brackets.draw_brackets(n_instances - 1, rng, max_depth=3)]
+    vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
+    model = StackLSTMParser(len(vocabulary), brackets.N_CLASSES, dim, rng).astype("float64")
+    return model, [vocabulary.encode(tree) for tree in drawn]
+
+
+def draw_commands_case(seed: int, n_instances: int, dim: int) -> tuple[DoublyRecurrent, list[Told[int]]]:
+    """One of the texts is empty, and its tree is a single node."""
+    rng = np.random.default_rng(seed)
+    drawn = [Told[str]([], OrderedTree("do")), *draw_commands(n_instances - 1, rng)]
+    words = Vocabulary.count(word for told in drawn for word in told.words)
+    labels = Vocabulary.count(node.label for told in drawn for node in told.tree.preorder())
+    model = DoublyRecurrent(len(words), len(labels), dim, rng).astype("float64")
+    return model, [Told(list(map(words.id, told.words)), told.tree.map(labels.id)) for told in drawn]
+
+
 CASES = [
     Case("tree-lstm", draw_trees_case, TreeLSTMTwin.with_state, place_scores=lambda outputs: outputs[1]),
     Case(
@@ -130,4 +167,7 @@ CASES = [
 
 AWAITING = [
     Case("seq2seq", draw_pairs_case, Seq2SeqTwin.with_state, seq2seq.name_in_twin),
+    Case("early-exit", draw_reviews_case, EarlyExitTwin.with_state, early_exit.name_in_twin),
+    Case("stack-lstm-parser", draw_brackets_case, StackLSTMParserTwin.with_state, stack_lstm_parser.name_in_twin),
+    Case("doubly-recurrent", draw_commands_case, DoublyRecurrentTwin.with_state, doubly_recurrent.name_in_twin),
 ]

@@ -11,7 +11,8 @@ BLEU is computed by sacrebleu, of words as they are in the data: Post 2018, A ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,14 +58,19 @@ def count_entities(found: Sequence[Sequence[str]], meant: Sequence[Sequence[str]
         meant: the right ones.
 
     Returns:
-        Twice the number of entities that are right, and the number of entities in both.
+        Twice the number of entities that are right, and the number of entities in either.
     """
-    right = both = 0
-    for tags, right_tags in zip(found, meant, strict=True):
-        entities, right_entities = find_entities(tags), find_entities(right_tags)
-        right += len(set(entities) & set(right_entities))
-        both += len(entities) + len(right_entities)
-    return 2 * right, both
+    return count_common(list(map(find_entities, found)), list(map(find_entities, meant)))
+
+
+def count_common(found: Sequence[Iterable[Any]], meant: Sequence[Iterable[Any]]) -> tuple[int, int]:
+    """Count for F1, of collections of anything: twice the elements in common, and the elements of both.
+
+    >>> count_common([[1, 2, 2], [3]], [[2, 2], [4]])
+    (4, 7)
+    """
+    pairs = [(Counter(a), Counter(b)) for a, b in zip(found, meant, strict=True)]
+    return 2 * sum((a & b).total() for a, b in pairs), sum(a.total() + b.total() for a, b in pairs)
 
 
 def count_tags(found: Sequence[Sequence[int]], meant: Sequence[Sequence[int]]) -> tuple[int, int]:

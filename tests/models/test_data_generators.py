@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import statistics
 from collections.abc import Callable, Collection
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from autobatch.errors import DataError
-from autobatch.models.data import python_ast, translation
+from autobatch.models.data import brackets, python_ast, reviews, translation
+from autobatch.models.data.commands import ACTIONS, ADVERBS, draw_commands
 from autobatch.models.data.dag import draw_dags, draw_lattices
 from autobatch.models.data.dataset import (
     FORMATS,
@@ -22,12 +23,14 @@ from autobatch.models.data.dataset import (
     load_lattices,
     load_pairs,
     load_sentences,
+    load_told,
     load_trees,
 )
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import draw_trees as draw_listops
 from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_tree
 from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_sentences
+from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 from autobatch.models.metric import find_entities
 from ways import each
@@ -39,6 +42,9 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "lattices": draw_lattices,
     "random-dag": draw_dags,
     "translation": translation.draw_pairs,
+    "reviews": reviews.draw_reviews,
+    "brackets": brackets.draw_brackets,
+    "commands": draw_commands,
 }
 
 
@@ -98,6 +104,59 @@ def tell(phrase: list[str]) -> list[str]:
     """Say a noun with its article and adjectives in the other language."""
     nouns = [translation.NOUNS[word] for word in phrase if word in translation.NOUNS] * (1 + phrase.count("two"))
     return nouns + [translation.ADJECTIVES[word] for word in phrase[::-1] if word in translation.ADJECTIVES]
+
+
+# --- reviews, brackets and commands ---
+
+
+def test_the_label_of_a_review_is_its_last_opinion() -> None:
+    """As "not" turns it; so is every node's, of its own words, where "although" discounts the first opinion."""
+    roots = []
+    for tree in reviews.draw_reviews(300, np.random.default_rng(0)):
+        nodes = [node for node in tree.postorder() if not node.is_leaf] or [tree]
+        for node in nodes:
+            assert node.label == judge(node.words()), node
+        roots.append(tree.label)
+        assert all(leaf.label == judge([leaf.word]) for leaf in tree.postorder() if leaf.is_leaf)
+    assert set(roots) == {reviews.BAD, reviews.GOOD}
+    assert 120 < roots.count(reviews.GOOD) < 180
+
+
+def judge(words: list[str]) -> int:
+    said = [
+        2 - reviews.OPINIONS[word] if before == "not" else reviews.OPINIONS[word]
+        for before, word in pairwise(["", *words])
+        if word in reviews.OPINIONS
+    ]
+    discounted = words[0] == "although"
+    return said[-1] if len(said) > discounted else reviews.OPEN
+
+
+def test_brackets_have_one_tree() -> None:
+    """Found again from the words alone, by a stack of what has not ended."""
+    for tree in brackets.draw_brackets(300, np.random.default_rng(0)):
+        stack: list[Tree[str]] = []
+        for word in tree.words():
+            item = Tree.leaf(brackets.WORD, word)
+            if word == "end":
+                opened = stack.pop()
+                item = Tree.inner({"list": 2, "set": 3}[opened.words()[0]], opened, item)
+            if stack and word not in ("list", "set"):
+                item = Tree.inner(brackets.OPEN, stack.pop(), item)
+            stack.append(item)
+        assert stack == [tree]
+
+
+def test_commands_tell_their_trees() -> None:
+    for told in draw_commands(300, np.random.default_rng(0)):
+        actions = told.tree.children
+        assert told.words == [node.label for node in told.tree.preorder() if node.label in (*ACTIONS, *ADVERBS)]
+        for tree in (tree.children[0] if tree.label in ADVERBS else tree for tree in actions):
+            parts = [
+                node.label if not node.children else (node.label, node.children[0].label) for node in tree.children
+            ]
+            assert parts == ACTIONS[tree.label]
+        assert 1 <= len(actions) <= 3
 
 
 # --- lattices and graphs ---
@@ -208,6 +267,9 @@ LOADERS = {
     "lattices": load_lattices,
     "random-dag": load_lattices,
     "translation": load_pairs,
+    "reviews": load_trees,
+    "brackets": load_trees,
+    "commands": load_told,
 }
 
 
@@ -218,6 +280,9 @@ LOADERS = {
         ("lattices", {"n_characters": 9, "n_words": 73, "n_tags": 5}),
         ("random-dag", {"n_characters": 9, "n_words": 9, "n_tags": 7}),
         ("translation", {"n_source_words": 27, "n_target_words": 25}),
+        ("reviews", {"n_words": 25, "n_classes": 3}),
+        ("brackets", {"n_words": 10, "n_classes": 4}),
+        ("commands", {"n_words": 12, "n_labels": 28}),
     ],
 )
 def test_a_generator_is_data(name: str, sizes: dict[str, int]) -> None:

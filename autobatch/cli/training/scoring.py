@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-import autobatch as ab
 from autobatch.cli.workload import Workload, record
 from autobatch.policies.auto import Auto
 from autobatch.schedule.schedule import Policy
@@ -17,7 +15,7 @@ from autobatch.schedule.schedule import Policy
 class Scorer:
     """A model with instances that are recorded once, and measured as often as wanted.
 
-    Programs that await values cannot be recorded ahead: they run eagerly, one instance after the other.
+    Programs that await values are not recorded ahead, because what they decide changes with the model.
     """
 
     def __init__(
@@ -41,16 +39,13 @@ class Scorer:
         self._batch_size = batch_size
         self._instances = instances if spec.count_correct or spec.predict else []
         if self._instances:
+            self._predictor = workload.batched(spec.predictor, policy, backend, max_bytes)
+            workload.move_to(str(self._predictor.backend.name))
+            if isinstance(self._predictor.policy, Auto):
+                self._predictor.policy = self._predictor.policy.make_rule()
             self._given = [spec.given(instance) for instance in self._instances]
-            function = getattr(workload.model, spec.predictor)
-            if inspect.iscoroutinefunction(function):
-                self._run: Callable[[list[Any]], Any] = lambda given: [ab.eager(function, one) for one in given]
-                return
-            self._run = batched = workload.batched(spec.predictor, policy, backend, max_bytes)
-            workload.move_to(str(batched.backend.name))
-            if isinstance(batched.policy, Auto):
-                batched.policy = batched.policy.make_rule()
-            self._given = record(batched, self._given)
+            if not self._predictor.recorder.is_async:
+                self._given = record(self._predictor, self._given)
 
     def measure(self) -> dict[str, float]:
         """Compute the metrics, 0 to 1 each, none if the model has none; what nothing counts towards is 0."""
@@ -78,7 +73,7 @@ class Scorer:
             part = slice(start, start + self._batch_size)
             model.eval()
             with np.errstate(all="ignore"):
-                outputs = self._run(self._given[part])
+                outputs = self._predictor(self._given[part])
             model.train()
             yield outputs, self._instances[part]
 

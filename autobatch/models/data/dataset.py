@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from autobatch.errors import DataError
-from autobatch.models.data import dag, listops, python_ast, sst, tagging, translation
+from autobatch.models.data import brackets, commands, dag, listops, python_ast, reviews, sst, tagging, translation
 from autobatch.models.data.lattice import Lattice, read_lattices
+from autobatch.models.data.ordered_tree import Told, read_told
 from autobatch.models.data.pair import Pair, read_pairs
 from autobatch.models.data.sentence import Sentence, read_sentences
 from autobatch.models.data.vocabulary import Vocabulary
@@ -104,6 +105,16 @@ TREES = Format(
             python_ast.draw_trees,
             {"n_classes": python_ast.N_CLASSES},
         ),
+        "reviews": Generator(
+            "reviews that are good or bad by a few of their words, read from the left",
+            reviews.draw_reviews,
+            {"n_classes": reviews.N_CLASSES},
+        ),
+        "brackets": Generator(
+            "nested lists and sets of letters, which all end by the same word",
+            brackets.draw_brackets,
+            {"n_classes": brackets.N_CLASSES},
+        ),
     },
     sizes={"n_classes": sst.N_CLASSES},
 )
@@ -131,7 +142,15 @@ PAIRS = Format(
     },
     parts=("train.en", "dev.en"),
 )
-FORMATS = TREES, SENTENCES, LATTICES, PAIRS
+TOLD = Format(
+    reads="a text, a tab and a tree in each line: turn around<tab>(do (turn left left)); a file, or a folder with "
+    "train.txt and dev.txt",
+    read=read_told,
+    generators={
+        "commands": Generator("commands of a few words, and trees of what they make a robot do", commands.draw_commands)
+    },
+)
+FORMATS = TREES, SENTENCES, LATTICES, PAIRS, TOLD
 GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
 
@@ -212,6 +231,25 @@ def load_pairs(data: str, rng: np.random.Generator, vocabularies: Mapping[str, V
         return Pair([source(w) for w in pair.source], [target(w) for w in pair.target], pair.reference)
 
     return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**_lengths(known), **sizes})
+
+
+def load_told(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
+    """Load texts with the trees that they tell of, words and labels encoded; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = TOLD.find(data, rng)
+    known = vocabularies or {
+        "words": _count(told.words for told in train),
+        "labels": _count((node.label for node in told.tree.preorder()) for told in train),
+    }
+    word, label = known["words"].id, known["labels"].id
+
+    def encode(told: Told[str]) -> Told[int]:
+        return Told([word(w) for w in told.words], told.tree.map(label))
+
+    return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**_lengths(known), **sizes})
 
 
 def _hold_out(instances: list[Any], one_in: int) -> tuple[list[Any], list[Any]]:
