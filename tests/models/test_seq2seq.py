@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -78,6 +79,21 @@ def test_beam_search_is_a_search_over_whole_sentences(seed: int, width: int) -> 
         assert width > 1 or found == ab.eager(model.translate, source)
         lengths.add(len(found))
     assert len(lengths) > 1
+
+
+@each("backend", ["reference", "cpu"])
+def test_searches_side_by_side_find_what_each_finds_alone(backend: str) -> None:
+    """In as many rounds as the longest search takes alone."""
+    model = make_decisive(1)
+    sources = [[1, 2, 3], [], [2], [3, 3, 1, 0]]
+    beam = ab.batched(partial(model.beam, width=3), backend=backend)
+    assert beam(sources) == [ab.eager(model.beam, source, 3) for source in sources]
+    assert beam.last is not None
+    together, alone = beam.last.rounds, list[int]()
+    for source in sources:
+        beam([source])
+        alone.append(beam.last.rounds)
+    assert together == max(alone) > min(alone)
 
 
 def test_a_translation_that_never_ends_is_cut() -> None:
