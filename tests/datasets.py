@@ -17,6 +17,7 @@ from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import draw_trees
 from autobatch.models.data.sst import N_CLASSES
 from autobatch.models.data.tagging import draw_sentences
+from autobatch.models.data.translation import draw_pairs
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
 
@@ -36,11 +37,14 @@ def draw_files() -> dict[str, str]:
     trees = [_with_five_labels(tree) for tree in draw_trees(N_TRAIN + N_DEV, rng)]
     lattices = _with_numbers(draw_lattices(N_TRAIN + N_DEV, rng, max_words=8))
     sentences = draw_sentences(N_TRAIN + N_DEV, rng)
+    pairs = draw_pairs(N_TRAIN + N_DEV, rng)
     files = {}
-    for name, part in (("train.txt", slice(N_TRAIN)), ("dev.txt", slice(N_TRAIN, None))):
-        files[f"sst/{name}"] = _lines(map(repr, trees[part]), "\n")
-        files[f"wikiner/{name}"] = _lines(map(str, sentences[part]), "\n")
-        files[f"lattice/{name}"] = _lines([str(len(lattices[part])), *map(str, lattices[part])], "\n\n")
+    for name, part in (("train", slice(N_TRAIN)), ("dev", slice(N_TRAIN, None))):
+        files[f"sst/{name}.txt"] = _lines(map(repr, trees[part]), "\n")
+        files[f"wikiner/{name}.txt"] = _lines(map(str, sentences[part]), "\n")
+        files[f"lattice/{name}.txt"] = _lines([str(len(lattices[part])), *map(str, lattices[part])], "\n\n")
+        files[f"iwslt15/{name}.en"] = _lines((" ".join(pair.source) for pair in pairs[part]), "\n")
+        files[f"iwslt15/{name}.vi"] = _lines((pair.reference for pair in pairs[part]), "\n")
     return files
 
 

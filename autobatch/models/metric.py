@@ -1,15 +1,18 @@
-"""Metrics of tags: the share of right tags, and F1 of the entities that they mark, by the definition of CoNLL.
+"""Metrics: of tags, the share of right ones and F1 of the entities that they mark; of translations, BLEU.
 
 An entity is a run of words tagged with one type. B-type begins an entity, I-type continues one of the same type or else
 begins one (this reads both IOB2 and IOB1, where B- only separates neighbours of one type); E-type ends an entity,
 S-type is an entity of one word. A tag of another form, such as O, is outside of all entities. An entity counts as found
 if its type, its first and its last word are right. Source: Tjong Kim Sang and Buchholz 2000, Introduction to the
 CoNLL-2000 shared task, and the rules of its script conlleval.
+
+BLEU is computed by sacrebleu, of words as they are in the data: Post 2018, A call for clarity in reporting BLEU scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,14 +58,19 @@ def count_entities(found: Sequence[Sequence[str]], meant: Sequence[Sequence[str]
         meant: the right ones.
 
     Returns:
-        Twice the number of entities that are right, and the number of entities in both.
+        Twice the number of entities that are right, and the number of entities in either.
     """
-    right = both = 0
-    for tags, right_tags in zip(found, meant, strict=True):
-        entities, right_entities = find_entities(tags), find_entities(right_tags)
-        right += len(set(entities) & set(right_entities))
-        both += len(entities) + len(right_entities)
-    return 2 * right, both
+    return count_common(list(map(find_entities, found)), list(map(find_entities, meant)))
+
+
+def count_common(found: Sequence[Iterable[Any]], meant: Sequence[Iterable[Any]]) -> tuple[int, int]:
+    """Count for F1, of collections of anything: twice the elements in common, and the elements of both.
+
+    >>> count_common([[1, 2, 2], [3]], [[2, 2], [4]])
+    (4, 7)
+    """
+    pairs = [(Counter(a), Counter(b)) for a, b in zip(found, meant, strict=True)]
+    return 2 * sum((a & b).total() for a, b in pairs), sum(a.total() + b.total() for a, b in pairs)
 
 
 def count_tags(found: Sequence[Sequence[int]], meant: Sequence[Sequence[int]]) -> tuple[int, int]:
@@ -96,3 +104,28 @@ def predict_labels(outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str
     """
     _, nodes = outputs
     return [{"label": labels[-1], "labels": labels} for labels in pick_best(nodes)]
+
+
+def count_ngrams(found: Sequence[str], meant: Sequence[str]) -> tuple[int, ...]:
+    """Count what BLEU is computed of: for n from 1 to 4 the right n-grams, then all, and the words in either.
+
+    Args:
+        found: one or more translations, words separated by spaces.
+        meant: their references.
+
+    >>> count_ngrams(["a b c d e"], ["a b c d f"])
+    (4, 3, 2, 1, 5, 4, 3, 2, 5, 5)
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    score = BLEU(tokenize="none", force=True).corpus_score(found, [meant])
+    return (*score.counts, *score.totals, score.sys_len, score.ref_len)
+
+
+def bleu(*counts: int) -> float:
+    """Compute BLEU, 0 to 1, from the sums of what `count_ngrams` counts."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    n_found, n_meant = counts[8:]
+    score = BLEU.compute_bleu(list(counts[:4]), list(counts[4:8]), n_found, n_meant, smooth_method="exp")
+    return float(score.score) / 100

@@ -13,6 +13,10 @@ MODELS = {
     "tree-lstm-2type": "autobatch.models.tree_lstm_2type:SPEC",
     "bilstm-tagger": "autobatch.models.bilstm_tagger:SPEC",
     "lattice-lstm": "autobatch.models.lattice_lstm:SPEC",
+    "seq2seq": "autobatch.models.seq2seq:SPEC",
+    "early-exit": "autobatch.models.early_exit:SPEC",
+    "stack-lstm-parser": "autobatch.models.stack_lstm_parser:SPEC",
+    "doubly-recurrent": "autobatch.models.doubly_recurrent:SPEC",
 }
 
 

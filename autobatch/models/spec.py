@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from autobatch.models.data.vocabulary import Vocabulary
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-Counts = Mapping[str, tuple[int, int]]
+Counts = Mapping[str, tuple[int, ...]]
 Measure = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], Counts]
 Predict = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], list[dict[str, Any]]]
 
@@ -35,10 +36,15 @@ class ModelSpec:
         default_data: what `load` is given without `--data`.
         load: `load(data, rng, vocabularies=None)` makes a `Dataset` of what `--data` names, such as
             `autobatch.models.data.dataset.load_trees`; `vocabularies` are those of a checkpoint.
-        count_correct: makes metrics of a method `scores(instance)` that the module then has, too.
-            `count_correct(outputs of batched scores, instances, vocabularies)` gives for each, under a name such as
-            "tag_accuracy", two counts that add up over mini-batches; the metric is the first's share in the second.
+        count_correct: makes metrics of what the model predicts.
+            `count_correct(outputs of the batched predictor, instances, vocabularies)` gives for each, under a name such
+            as "tag_accuracy", counts that add up over mini-batches; the metric is the share of the first in the second.
         predict: of the same arguments; gives the content of the JSON line of each instance.
+        predictor: the method that predicts, which the module has if there is one of these two; it may be `async`, and
+            then decide by values that it awaits.
+        given: what of an instance the predictor is given; all of it by default.
+        metrics: by name, the metrics that are no share: functions of the summed counts, which give 0 to 1.
+        requires: packages that `count_correct` imports, with the extra of autobatch that installs each.
     """
 
     name: str
@@ -50,6 +56,10 @@ class ModelSpec:
     load: Load
     count_correct: Measure | None = None
     predict: Predict | None = None
+    predictor: str = "scores"
+    given: Callable[[Any], Any] = lambda instance: instance
+    metrics: Mapping[str, Callable[..., float]] = field(default_factory=dict)
+    requires: Mapping[str, str] = field(default_factory=dict)
 
     def takes(self, argument: str) -> bool:
         """Whether the model's constructor has this argument."""
@@ -70,6 +80,18 @@ class ModelSpec:
                 f"only {', '.join(offered)}; give the others default values."
             )
         return self.model(**{p.name: offered[p.name] for p in wanted if p.name in offered})
+
+    def require_metrics(self) -> None:
+        """Refuse to measure if the metrics need a package that is not installed.
+
+        Raises:
+            DataError: one is missing; the message names the extra that installs it.
+        """
+        for package, extra in self.requires.items():
+            if find_spec(package) is None:
+                raise DataError(
+                    f"cannot measure {self.name}: the package {package} is not installed; install autobatch[{extra}]."
+                )
 
     def _arguments(self) -> list[inspect.Parameter]:
         return [p for p in inspect.signature(self.model).parameters.values() if p.kind in _NAMED]

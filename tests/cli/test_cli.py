@@ -21,6 +21,8 @@ from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.training import demo
+from autobatch.models import MODELS
+from autobatch.models.data.dataset import GENERATORS
 from autobatch.runtime import make_backend
 from commands import Command
 
@@ -216,11 +218,11 @@ def test_explain_takes_fewer_instances_than_asked_for(command: Command, trees: P
 def test_models_and_data_are_listed(command: Command) -> None:
     status, out, _ = command("models")
     assert status == 0
-    assert re.findall(r"^\S+$", out, re.MULTILINE) == ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"]
+    assert re.findall(r"^\S+$", out, re.MULTILINE) == list(MODELS)
     assert "package.module:Class" in out
     status, out, _ = command("data")
     assert status == 0
-    for name in ("listops", "python-ast", "tagging", "lattices", "random-dag", "files"):
+    for name in (*GENERATORS, "files"):
         assert re.search(rf"^{name}$", out, re.MULTILINE), name
     assert "train.txt and dev.txt" in out
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from autobatch.errors import DataError
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.lines import read_lines
+from autobatch.models.data.ordered_tree import OrderedTree, Told, read_told
 from autobatch.models.data.sentence import Sentence, read_sentences
 from autobatch.models.data.sst import read_trees
 from counting import count_lines
@@ -37,6 +38,7 @@ LATTICES = """2
 0
 
 """
+TOLD = "turn  twice\t(do (turn left left) turn)\n\tdo\n\nturn\t (do(turn left) )\n"
 TREES = "(3 (2 good) (2 film))\n(1 (2 bad) (1 (2 long) (2 film)))\n"
 
 
@@ -49,9 +51,16 @@ class Reader:
     write: Callable[[list[Any]], str]
 
 
+def write_told(told: Told[str]) -> str:
+    return f"{' '.join(told.words)}\t{told.tree}"
+
+
 READERS = {
     "trees": Reader(read_trees, TREES, lambda trees: "\n".join(map(repr, trees))),
     "sentences": Reader(read_sentences, SENTENCES, lambda sentences: "\n".join(map(str, sentences))),
+    "texts with trees": Reader(
+        read_told, TOLD, lambda read: "\n".join(f"{' '.join(one.words)}\t{one.tree}" for one in read)
+    ),
     "lattices": Reader(read_lattices, LATTICES, lambda read: "\n\n".join([str(len(read)), *map(str, read)])),
 }
 
@@ -152,6 +161,7 @@ def test_the_cost_per_byte_of_a_long_line_does_not_grow(name: str, path: Path) -
         long = {
             "trees": "(2 (1 a) " * n + "(0 b)" + ")" * n,
             "sentences": "a|O " * n,
+            "texts with trees": "a\t" + "(b (c d) " * n + ")" * n,
             "lattices": f"1\n{n}\n{'0 ' * n}\n0\n" + "".join(f"1 {k} 7\n" for k in range(n - 1)),
         }
         path.write_text(long[name])
@@ -210,6 +220,42 @@ def test_tagged_sentences_read_and_print_back(folder: Path, n_train: int, n_dev:
     assert [str(sentence) for sentence in sentences] == [line.strip(" ") for line in text.split("\n") if line]
     assert (len(sentences), len(read_sentences(folder / "wikiner" / "dev.txt"))) == (n_train, n_dev)
     assert {tag for sentence in sentences for tag in sentence.tags} == tags
+
+
+# --- texts with trees ---
+
+
+def test_a_text_is_told_with_its_tree(path: Path) -> None:
+    """Empty texts and nodes without children are read, spaces may be left out at brackets."""
+    path.write_text(TOLD)
+    turn, empty, again = read_told(path)
+    assert (turn.words, str(turn.tree)) == (["turn", "twice"], "(do (turn left left) turn)")
+    assert (empty.words, empty.tree, empty.tree.children) == ([], OrderedTree("do"), [])
+    assert (again.words, again.tree) == (["turn"], OrderedTree("do", [OrderedTree("turn", [OrderedTree("left")])]))
+    assert again.tree.map(len) == OrderedTree(2, [OrderedTree(4, [OrderedTree(4)])])
+
+
+@each(
+    "text, column, expected, found",
+    [
+        ("a (b c)", 8, "a text, a tab and a tree", "the end of the line"),
+        ("a\t", 3, "a tree, such as (turn left)", "the end of the line"),
+        ("a\t()", 4, "a label after '(', such as (turn left)", "')'"),
+        ("a\t((b) c)", 4, "a label after '(', such as (turn left)", "'('"),
+        ("a\t(", 4, "a label after '(', such as (turn left)", "the end of the line"),
+        ("a\t(b (c)", 9, "')' after the children of a node", "the end of the line"),
+        ("a\t)", 3, "a label or '(', such as (turn left)", "')'"),
+        ("a\tb c", 5, "the end of the line after a whole tree", "'c'"),
+        ("a\t(b c) )", 9, "the end of the line after a whole tree", "')'"),
+    ],
+)
+def test_a_malformed_tree_is_named(path: Path, text: str, column: int, expected: str, found: str) -> None:
+    path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        read_told(path)
+    assert str(caught.value) == (
+        f"cannot read a tree from {path}, line 1, column {column}: expected {expected}, found {found}."
+    )
 
 
 # --- lattices ---
@@ -280,7 +326,7 @@ def test_files_of_lattices_read_and_print_back(
 def test_the_small_files_are_what_the_generators_draw() -> None:
     """And not edited by hand: `python tests/datasets.py` writes them."""
     drawn = draw_files()
-    assert {str(path.relative_to(SMALL)) for path in SMALL.rglob("*.txt")} == set(drawn)
+    assert {str(path.relative_to(SMALL)) for path in SMALL.rglob("*.*")} == set(drawn)
     for name, text in drawn.items():
         assert (SMALL / name).read_text(encoding="utf-8") == text, name
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,24 @@ import numpy as np
 import pytest
 
 from autobatch.errors import DataError
-from autobatch.models.data import python_ast
+from autobatch.models.data import brackets, python_ast, reviews, translation
+from autobatch.models.data.commands import ACTIONS, ADVERBS, draw_commands
 from autobatch.models.data.dag import draw_dags, draw_lattices
 from autobatch.models.data.dataset import (
+    FORMATS,
     GENERATORS,
-    LATTICES,
-    SENTENCES,
-    TREES,
     Dataset,
     load_lattices,
+    load_pairs,
     load_sentences,
+    load_told,
     load_trees,
 )
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import draw_trees as draw_listops
 from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_tree
 from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_sentences
+from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 from autobatch.models.metric import find_entities
 from ways import each
@@ -38,6 +41,10 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "tagging": draw_sentences,
     "lattices": draw_lattices,
     "random-dag": draw_dags,
+    "translation": translation.draw_pairs,
+    "reviews": reviews.draw_reviews,
+    "brackets": brackets.draw_brackets,
+    "commands": draw_commands,
 }
 
 
@@ -70,6 +77,86 @@ def test_names_alone_tell_nothing() -> None:
             named.setdefault(kind, set()).update(sentence.words[first : last + 1])
     assert named["PER"] == named["LOC"] == named["ORG"]
     assert 8 < statistics.fmean(len(sentence.words) for sentence in sentences) < 9
+
+
+# --- the small language and its translation ---
+
+
+def test_translations_have_another_order() -> None:
+    """Each clause apart: what is said of its nouns, found from the end of the sentence, and from the translation."""
+    for pair in translation.draw_pairs(300, np.random.default_rng(0)):
+        joints = [translation.JOINTS[word] for word in pair.source if word in translation.JOINTS]
+        assert [word for word in pair.target if word in translation.JOINTS.values()] == joints
+        for source, target in zip(
+            clauses(pair.source, translation.JOINTS), clauses(pair.target, translation.JOINTS.values()), strict=True
+        ):
+            verb = next(place for place, word in enumerate(source) if word in translation.VERBS)
+            nouns = [tell(phrase) for phrase in (source[verb + 1 :], source[:verb])]
+            ending = [translation.VERBS[source[verb]], *([translation.FUTURE] if "will" in source else [])]
+            assert target == [*nouns[0], *nouns[1], *ending]
+
+
+def clauses(words: list[str], joints: Collection[str]) -> list[list[str]]:
+    return [list(part) for is_joint, part in groupby(words, lambda word: word in joints) if not is_joint]
+
+
+def tell(phrase: list[str]) -> list[str]:
+    """Say a noun with its article and adjectives in the other language."""
+    nouns = [translation.NOUNS[word] for word in phrase if word in translation.NOUNS] * (1 + phrase.count("two"))
+    return nouns + [translation.ADJECTIVES[word] for word in phrase[::-1] if word in translation.ADJECTIVES]
+
+
+# --- reviews, brackets and commands ---
+
+
+def test_the_label_of_a_review_is_its_last_opinion() -> None:
+    """As "not" turns it; so is every node's, of its own words, where "although" discounts the first opinion."""
+    roots = []
+    for tree in reviews.draw_reviews(300, np.random.default_rng(0)):
+        nodes = [node for node in tree.postorder() if not node.is_leaf] or [tree]
+        for node in nodes:
+            assert node.label == judge(node.words()), node
+        roots.append(tree.label)
+        assert all(leaf.label == judge([leaf.word]) for leaf in tree.postorder() if leaf.is_leaf)
+    assert set(roots) == {reviews.BAD, reviews.GOOD}
+    assert 120 < roots.count(reviews.GOOD) < 180
+
+
+def judge(words: list[str]) -> int:
+    said = [
+        2 - reviews.OPINIONS[word] if before == "not" else reviews.OPINIONS[word]
+        for before, word in pairwise(["", *words])
+        if word in reviews.OPINIONS
+    ]
+    discounted = words[0] == "although"
+    return said[-1] if len(said) > discounted else reviews.OPEN
+
+
+def test_brackets_have_one_tree() -> None:
+    """Found again from the words alone, by a stack of what has not ended."""
+    for tree in brackets.draw_brackets(300, np.random.default_rng(0)):
+        stack: list[Tree[str]] = []
+        for word in tree.words():
+            item = Tree.leaf(brackets.WORD, word)
+            if word == "end":
+                opened = stack.pop()
+                item = Tree.inner({"list": 2, "set": 3}[opened.words()[0]], opened, item)
+            if stack and word not in ("list", "set"):
+                item = Tree.inner(brackets.OPEN, stack.pop(), item)
+            stack.append(item)
+        assert stack == [tree]
+
+
+def test_commands_tell_their_trees() -> None:
+    for told in draw_commands(300, np.random.default_rng(0)):
+        actions = told.tree.children
+        assert told.words == [node.label for node in told.tree.preorder() if node.label in (*ACTIONS, *ADVERBS)]
+        for tree in (tree.children[0] if tree.label in ADVERBS else tree for tree in actions):
+            parts = [
+                node.label if not node.children else (node.label, node.children[0].label) for node in tree.children
+            ]
+            assert parts == ACTIONS[tree.label]
+        assert 1 <= len(actions) <= 3
 
 
 # --- lattices and graphs ---
@@ -174,7 +261,16 @@ def test_a_python_without_its_library_is_named(tmp_path: Path, monkeypatch: pyte
 
 # --- data sets ---
 
-LOADERS = {"listops": load_trees, "tagging": load_sentences, "lattices": load_lattices, "random-dag": load_lattices}
+LOADERS = {
+    "listops": load_trees,
+    "tagging": load_sentences,
+    "lattices": load_lattices,
+    "random-dag": load_lattices,
+    "translation": load_pairs,
+    "reviews": load_trees,
+    "brackets": load_trees,
+    "commands": load_told,
+}
 
 
 @pytest.mark.parametrize(
@@ -183,6 +279,10 @@ LOADERS = {"listops": load_trees, "tagging": load_sentences, "lattices": load_la
         ("tagging", {"n_words": 49, "n_tags": 8}),
         ("lattices", {"n_characters": 9, "n_words": 73, "n_tags": 5}),
         ("random-dag", {"n_characters": 9, "n_words": 9, "n_tags": 7}),
+        ("translation", {"n_source_words": 27, "n_target_words": 25}),
+        ("reviews", {"n_words": 25, "n_classes": 3}),
+        ("brackets", {"n_words": 10, "n_classes": 4}),
+        ("commands", {"n_words": 12, "n_labels": 28}),
     ],
 )
 def test_a_generator_is_data(name: str, sizes: dict[str, int]) -> None:
@@ -238,7 +338,7 @@ def test_known_vocabularies_encode_other_data(name: str, monkeypatch: pytest.Mon
     }
 
 
-@pytest.mark.parametrize("form", [TREES, SENTENCES, LATTICES], ids=["trees", "sentences", "lattices"])
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: next(iter(form.generators)))
 def test_data_of_another_kind_is_not_found(form: Any) -> None:
     other = next(name for name in GENERATORS if name not in form.generators)
     with pytest.raises(

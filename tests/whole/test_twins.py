@@ -9,14 +9,17 @@ import pytest
 import torch
 
 import autobatch as ab
-from twin_cases import CASES, Case
+from autobatch.models import find_model
+from twin_cases import AWAITING, CASES, Case
 from ways import each
 
 SEEDS = range(3)
 TO_EAGER = 1e-10
 TO_TWIN = 1e-9
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+every_case = pytest.mark.parametrize("case", [*CASES, *AWAITING], ids=lambda case: case.name)
+scoring_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+awaiting_case = pytest.mark.parametrize("case", AWAITING, ids=lambda case: case.name)
 POLICIES = ("unbatched", "depth", "agenda")
 every_policy = each("policy", POLICIES)
 
@@ -58,7 +61,7 @@ def test_losses_and_gradients_are_the_twins(case: Case, seed: int) -> None:
             assert relative(gradient, expected[case.name_in_twin(name)]) < TO_TWIN, (policy, name)
 
 
-@every_case
+@scoring_case
 @every_policy
 def test_scores_are_the_twins(case: Case, policy: str) -> None:
     model, instances = case.draw(0, n_instances=8, dim=6)
@@ -70,14 +73,35 @@ def test_scores_are_the_twins(case: Case, policy: str) -> None:
         assert len(expected) == 0 or relative(found, expected) < TO_TWIN
 
 
+@awaiting_case
+@each("seed", SEEDS)
+def test_awaited_predictions_are_the_twins(case: Case, seed: int) -> None:
+    """After some steps of training, so that decisions differ from instance to instance; eagerly and in rounds."""
+    model, instances = case.draw(seed, n_instances=12, dim=8)
+    train(model, instances, n_steps=20)
+    twin, spec = case.make_twin(model.state_dict()), find_model(case.name)
+    given, predictor = [spec.given(instance) for instance in instances], getattr(model, spec.predictor)
+    expected = [getattr(twin, spec.predictor)(one) for one in given]
+    assert len(set(map(repr, expected))) > 2
+    assert [ab.eager(predictor, one) for one in given] == expected
+    for policy, backend in zip(POLICIES, ("reference", "cpu", "cpu"), strict=True):
+        found = ab.batched(predictor, policy=policy, backend=backend)(given)
+        assert (list(zip(*found, strict=True)) if isinstance(found, tuple) else found) == expected, (policy, backend)
+
+
 @every_case
 def test_a_few_steps_lower_the_loss(case: Case) -> None:
     model, instances = case.draw(1, n_instances=32, dim=16)
     loss = ab.batched(model.loss)
+    before = loss(instances).mean()
+    train(model, instances, n_steps=30)
+    assert loss(instances).mean() < 0.5 * before
+
+
+def train(model: Any, instances: list[Any], n_steps: int) -> None:
+    loss = ab.batched(model.loss)
     optimizer = ab.optim.Adam(model, lr=3e-2)
     graphs = loss.record_all(instances)
-    before = loss(graphs).mean()
-    for _ in range(30):
+    for _ in range(n_steps):
         _, grads = loss.value_and_grad(graphs)
         optimizer.step(grads)
-    assert loss(graphs).mean() < 0.5 * before

@@ -66,6 +66,7 @@ def evaluate(
     workload = stored.load_workload(data).with_options(threads, tune)
     if workload.spec.count_correct is None:
         raise DataError(f"cannot measure {model}: it has no metrics; give the model a method scores(instance).")
+    workload.spec.require_metrics()
     instances, backend = select_instances(workload, data), backend or stored.settings.backend
     with open_json(json_path) as results:
         metrics = make_scorer(workload, instances, stored, backend, max_bytes).measure()

@@ -13,7 +13,10 @@ from autobatch.schedule.schedule import Policy
 
 
 class Scorer:
-    """A model with instances that are recorded once, and measured as often as wanted."""
+    """A model with instances that are recorded once, and measured as often as wanted.
+
+    Programs that await values are not recorded ahead, because what they decide changes with the model.
+    """
 
     def __init__(
         self,
@@ -24,34 +27,37 @@ class Scorer:
         batch_size: int,
         max_bytes: int | None = None,
     ) -> None:
-        """Record the instances, unless the model has no `scores`: then there are none to measure.
+        """Record the instances, unless the model does not predict: then there are none to measure.
 
         With the policy "auto" nothing is learned for this, and nothing learned is used: the rule plans.
 
         Raises:
             PolicyError, BackendError: there is no such policy or backend.
         """
+        spec = workload.spec
         self._workload = workload
         self._batch_size = batch_size
-        self._instances = instances if workload.spec.count_correct or workload.spec.predict else []
+        self._instances = instances if spec.count_correct or spec.predict else []
         if self._instances:
-            self._scores = workload.batched("scores", policy, backend, max_bytes)
-            workload.move_to(str(self._scores.backend.name))
-            if isinstance(self._scores.policy, Auto):
-                self._scores.policy = self._scores.policy.make_rule()
-            self._graphs = record(self._scores, self._instances)
+            self._predictor = workload.batched(spec.predictor, policy, backend, max_bytes)
+            workload.move_to(str(self._predictor.backend.name))
+            if isinstance(self._predictor.policy, Auto):
+                self._predictor.policy = self._predictor.policy.make_rule()
+            self._given = [spec.given(instance) for instance in self._instances]
+            if not self._predictor.recorder.is_async:
+                self._given = record(self._predictor, self._given)
 
     def measure(self) -> dict[str, float]:
         """Compute the metrics, 0 to 1 each, none if the model has none; what nothing counts towards is 0."""
-        count_correct, vocabularies = self._workload.spec.count_correct, self._workload.dataset.vocabularies
-        if count_correct is None:
+        spec, vocabularies = self._workload.spec, self._workload.dataset.vocabularies
+        if spec.count_correct is None:
             return {}
-        totals: dict[str, tuple[int, int]] = {}
+        totals: dict[str, list[int]] = {}
         for outputs, instances in self._outputs():
-            for metric, (n_right, n_all) in count_correct(outputs, instances, vocabularies).items():
-                right_before, all_before = totals.get(metric, (0, 0))
-                totals[metric] = right_before + n_right, all_before + n_all
-        return {metric: n_right / max(n_all, 1) for metric, (n_right, n_all) in totals.items()}
+            for metric, counts in spec.count_correct(outputs, instances, vocabularies).items():
+                before = totals.get(metric, [0] * len(counts))
+                totals[metric] = [sum(both) for both in zip(before, counts, strict=True)]
+        return {metric: spec.metrics.get(metric, _share)(*counts) for metric, counts in totals.items()}
 
     def predict(self) -> Iterator[dict[str, Any]]:
         """Give what a JSON line says of each instance, in order."""
@@ -67,6 +73,10 @@ class Scorer:
             part = slice(start, start + self._batch_size)
             model.eval()
             with np.errstate(all="ignore"):
-                outputs = self._scores(self._graphs[part])
+                outputs = self._predictor(self._given[part])
             model.train()
             yield outputs, self._instances[part]
+
+
+def _share(n_right: int, n_all: int) -> float:
+    return n_right / max(n_all, 1)

@@ -121,6 +121,7 @@ def train(
         given = {name for name in settings if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
         chosen = stored.settle({name: settings[name] for name in given})
         workload = stored.load_workload()
+    workload.spec.require_metrics()
     workload = workload.with_options(threads, tune)
     with open_json(json_path, append=stored is not None) as results:
         return _run(chosen, workload, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path)

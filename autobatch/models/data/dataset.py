@@ -11,8 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from autobatch.errors import DataError
-from autobatch.models.data import dag, listops, python_ast, sst, tagging
+from autobatch.models.data import brackets, commands, dag, listops, python_ast, reviews, sst, tagging, translation
 from autobatch.models.data.lattice import Lattice, read_lattices
+from autobatch.models.data.ordered_tree import Told, read_told
+from autobatch.models.data.pair import Pair, read_pairs
 from autobatch.models.data.sentence import Sentence, read_sentences
 from autobatch.models.data.vocabulary import Vocabulary
 
@@ -66,6 +68,8 @@ class Format:
     generators: Mapping[str, Generator]
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The sizes of data in files."""
+    parts: tuple[str, str] = ("train.txt", "dev.txt")
+    """The files of a folder."""
 
     def find(self, data: str, rng: np.random.Generator) -> tuple[list[Any], list[Any], Mapping[str, int]]:
         """Draw or read training and development instances; also give their sizes.
@@ -77,7 +81,8 @@ class Format:
             return *_hold_out(generator.draw(N_DRAWN, rng), HELD_OUT[0]), generator.sizes
         path = Path(data)
         if path.is_dir():
-            return self.read(path / "train.txt"), self.read(path / "dev.txt"), self.sizes
+            train, dev = self.parts
+            return self.read(path / train), self.read(path / dev), self.sizes
         if not path.exists():
             raise DataError(
                 f"cannot load data {data!r}: there is no such file or folder, and no generator of that name; "
@@ -100,6 +105,16 @@ TREES = Format(
             python_ast.draw_trees,
             {"n_classes": python_ast.N_CLASSES},
         ),
+        "reviews": Generator(
+            "reviews that are good or bad by a few of their words, read from the left",
+            reviews.draw_reviews,
+            {"n_classes": reviews.N_CLASSES},
+        ),
+        "brackets": Generator(
+            "nested lists and sets of letters, which all end by the same word",
+            brackets.draw_brackets,
+            {"n_classes": brackets.N_CLASSES},
+        ),
     },
     sizes={"n_classes": sst.N_CLASSES},
 )
@@ -118,7 +133,25 @@ LATTICES = Format(
         "random-dag": Generator("random graphs, each node tagged with its longest way from the start", dag.draw_dags),
     },
 )
-GENERATORS: Mapping[str, Generator] = {**TREES.generators, **SENTENCES.generators, **LATTICES.generators}
+PAIRS = Format(
+    reads="sentences with translations in the same lines of another file: a folder with train.en and dev.en, or one "
+    "file; beside each, one that differs in the suffix alone, such as train.vi",
+    read=read_pairs,
+    generators={
+        "translation": Generator("sentences of a small language, and the same in another order", translation.draw_pairs)
+    },
+    parts=("train.en", "dev.en"),
+)
+TOLD = Format(
+    reads="a text, a tab and a tree in each line: turn around<tab>(do (turn left left)); a file, or a folder with "
+    "train.txt and dev.txt",
+    read=read_told,
+    generators={
+        "commands": Generator("commands of a few words, and trees of what they make a robot do", commands.draw_commands)
+    },
+)
+FORMATS = TREES, SENTENCES, LATTICES, PAIRS, TOLD
+GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
 
 def load_trees(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
@@ -179,6 +212,44 @@ def load_lattices(data: str, rng: np.random.Generator, vocabularies: Mapping[str
         )
 
     return Dataset(data, [encode(x) for x in train], [encode(x) for x in dev], known, {**_lengths(known), **sizes})
+
+
+def load_pairs(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
+    """Load sentences with translations, words encoded; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = PAIRS.find(data, rng)
+    known = vocabularies or {
+        "source_words": _count(pair.source for pair in train),
+        "target_words": _count(pair.target for pair in train),
+    }
+    source, target = known["source_words"].id, known["target_words"].id
+
+    def encode(pair: Pair[str]) -> Pair[int]:
+        return Pair([source(w) for w in pair.source], [target(w) for w in pair.target], pair.reference)
+
+    return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**_lengths(known), **sizes})
+
+
+def load_told(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
+    """Load texts with the trees that they tell of, words and labels encoded; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = TOLD.find(data, rng)
+    known = vocabularies or {
+        "words": _count(told.words for told in train),
+        "labels": _count((node.label for node in told.tree.preorder()) for told in train),
+    }
+    word, label = known["words"].id, known["labels"].id
+
+    def encode(told: Told[str]) -> Told[int]:
+        return Told([word(w) for w in told.words], told.tree.map(label))
+
+    return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**_lengths(known), **sizes})
 
 
 def _hold_out(instances: list[Any], one_in: int) -> tuple[list[Any], list[Any]]:

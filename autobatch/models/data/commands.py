@@ -1,0 +1,62 @@
+"""Draw commands of a few words, with the trees of what they make a robot do.
+
+    twice hop salute        (do (twice (hop bend rise)) (salute (raise arm) nod))
+
+A command is one to three actions in a row, which become the children of "do"; each action stands for a small tree of
+its own, to be known by heart, and may have a word before it that becomes its parent. No two siblings have the same
+label but different children: a network that knows the labels above a node could not tell these apart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autobatch.models.data.ordered_tree import OrderedTree, Told
+
+ROOT = "do"
+ADVERBS = ("twice", "slowly", "backwards")
+ACTIONS: dict[str, list[str | tuple[str, str]]] = {
+    "hop": ["bend", "rise"],
+    "salute": [("raise", "arm"), "nod"],
+    "wait": [],
+    "turn": ["left"],
+    "dance": ["left", ("raise", "leg"), "right"],
+    "fetch": [("go", "there"), ("take", "ball"), ("come", "back")],
+    "bow": [("bend", "head")],
+    "leave": ["right", ("go", "there")],
+}
+"""What each action consists of: labels, or a label with that of its only child."""
+
+
+def draw_commands(n_commands: int, rng: np.random.Generator, *, max_actions: int = 3) -> list[Told[str]]:
+    """Draw commands of 1 to `max_actions` actions, with their trees.
+
+    Returns:
+        Commands of about 3 words in the mean, by default, and trees of about 9 nodes.
+
+    >>> draw_commands(1, np.random.default_rng(1))[0].tree
+    (do (salute (raise arm) nod))
+    """
+    return [_draw_command(rng, max_actions) for _ in range(n_commands)]
+
+
+def _draw_command(rng: np.random.Generator, max_actions: int) -> Told[str]:
+    words: list[str] = []
+    trees = []
+    adverbs = rng.permutation(ADVERBS).tolist()
+    for _ in range(rng.integers(1, max_actions, endpoint=True)):
+        action = list(ACTIONS)[rng.integers(len(ACTIONS))]
+        parts = [OrderedTree(*_split(part)) for part in ACTIONS[action]]
+        tree = OrderedTree(action, parts)
+        if rng.random() < 0.4:
+            adverb = adverbs.pop()
+            words.append(adverb)
+            tree = OrderedTree(adverb, [tree])
+        words.append(action)
+        trees.append(tree)
+    return Told(words, OrderedTree(ROOT, trees))
+
+
+def _split(part: str | tuple[str, str]) -> tuple[str, list[OrderedTree[str]]]:
+    label, *below = (part,) if isinstance(part, str) else part
+    return label, [OrderedTree(word) for word in below]

@@ -1,0 +1,160 @@
+r"""Trees whose nodes have any number of children in an order, told by a text: a line each, a tab between the two.
+
+    twice hop turn\t(do (twice (hop lift land)) (turn left))
+
+A node is its label, or in brackets its label and its children. Labels hold neither spaces nor brackets. No function
+here recurses, so a tree may be as deep as memory allows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from autobatch.errors import DataError
+from autobatch.models.data.lines import Line, read_lines
+
+V = TypeVar("V")
+W = TypeVar("W")
+
+_TOKEN = re.compile(r"[^ ()]+|[()]")
+_EXAMPLE = "such as (turn left)"
+
+
+class OrderedTree(Generic[W]):
+    """A node with a `label` and a list of `children`: labels are strings as read, ints after encoding.
+
+    >>> tree = OrderedTree("turn", [OrderedTree("left")])
+    >>> tree
+    (turn left)
+    >>> [node.label for node in tree.preorder()]
+    ['turn', 'left']
+    """
+
+    __slots__ = ("children", "label")
+
+    def __init__(self, label: W, children: list[OrderedTree[W]] | None = None) -> None:
+        self.label, self.children = label, children or []
+
+    def preorder(self) -> Iterator[OrderedTree[W]]:
+        """Visit every node once, parents before their children and those in their order."""
+        waiting = [self]
+        while waiting:
+            tree = waiting.pop()
+            yield tree
+            waiting += reversed(tree.children)
+
+    def map(self, replace: Callable[[W], V]) -> OrderedTree[V]:
+        """Copy the tree with other labels.
+
+        >>> OrderedTree("turn", [OrderedTree("left")]).map(len)
+        (4 4)
+        """
+        root = OrderedTree(replace(self.label))
+        waiting = [(self, root)]
+        while waiting:
+            tree, copy = waiting.pop()
+            copy.children = [OrderedTree(replace(child.label)) for child in tree.children]
+            waiting += zip(tree.children, copy.children, strict=True)
+        return root
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OrderedTree):
+            return NotImplemented
+        return _outline(self) == _outline(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        parts: list[str] = []
+        waiting: list[OrderedTree[W] | str] = [self]
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, str):
+                parts.append(item)
+            elif item.children:
+                parts.append(f"({item.label}")
+                waiting.append(")")
+                for child in reversed(item.children):
+                    waiting += (child, " ")
+            else:
+                parts.append(str(item.label))
+        return "".join(parts)
+
+
+@dataclass(frozen=True)
+class Told(Generic[W]):
+    """A text and the tree that it tells of."""
+
+    words: list[W]
+    tree: OrderedTree[W]
+
+
+def read_told(path: Path) -> list[Told[str]]:
+    """Read every text of a file, with its tree.
+
+    Args:
+        path: a UTF-8 text file, a text, a tab and a tree in each line; blank lines are skipped.
+
+    Raises:
+        DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and column.
+    """
+    told = [parse_told(line) for line in read_lines(path, "texts with trees") if line.text.strip(" ")]
+    if not told:
+        raise DataError(
+            f"cannot read texts with trees from {path}: the file holds none; expected one a line, a tab between both."
+        )
+    return told
+
+
+def parse_told(line: Line) -> Told[str]:
+    """Read a text and its tree.
+
+    Raises:
+        DataError: malformed text; names the place, the column, what was expected and what was found.
+
+    >>> parse_told(Line(Path("x.txt"), 1, "turn around\\t(turn left left)")).tree.children
+    [left, left]
+    """
+    tab = line.text.find("\t")
+    if tab < 0:
+        raise line.fault("a tree", len(line.text), "a text, a tab and a tree")
+    words = [word for word in line.text[:tab].split(" ") if word]
+    return Told(words, _parse_tree(line, tab + 1))
+
+
+def _parse_tree(line: Line, start: int) -> OrderedTree[str]:
+    """Read the tree that stands at a position of a line and ends with it."""
+    root: OrderedTree[str] = OrderedTree("")
+    open_nodes, after_bracket = [root], False
+    for token in _TOKEN.finditer(line.text, start):
+        word, is_whole = token[0], len(open_nodes) == 1 and bool(root.children)
+        if after_bracket and word in "()":
+            raise line.fault("a tree", token.start(), f"a label after '(', {_EXAMPLE}")
+        if is_whole and not after_bracket:
+            raise line.fault("a tree", token.start(), "the end of the line after a whole tree")
+        if word == ")" and len(open_nodes) == 1:
+            raise line.fault("a tree", token.start(), f"a label or '(', {_EXAMPLE}")
+        if word == ")":
+            open_nodes.pop()
+        elif word != "(":
+            node = OrderedTree(word)
+            open_nodes[-1].children.append(node)
+            open_nodes += [node] if after_bracket else []
+        after_bracket = word == "("
+    end = len(line.text)
+    if after_bracket:
+        raise line.fault("a tree", end, f"a label after '(', {_EXAMPLE}")
+    if len(open_nodes) > 1:
+        raise line.fault("a tree", end, "')' after the children of a node")
+    if not root.children:
+        raise line.fault("a tree", end, f"a tree, {_EXAMPLE}")
+    return root.children[0]
+
+
+def _outline(tree: OrderedTree[W]) -> list[tuple[W, int]]:
+    """List labels and numbers of children, parents first; equal lists mean equal trees."""
+    return [(node.label, len(node.children)) for node in tree.preorder()]

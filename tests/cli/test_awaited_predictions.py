@@ -1,0 +1,47 @@
+"""`train`, `eval` and `predict` with models that await what they predict, by one method of any name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from commands import Command
+from twin_cases import AWAITING
+
+
+@pytest.mark.parametrize("model", [case.name for case in AWAITING])
+def test_a_model_is_trained_measured_and_asked(
+    command: Command, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
+    options = "--dim", 8, "--epochs", 2, "--batch-size", 16, "--lr", 0.02, "--checkpoint", tmp_path / "run"
+    status, out, err = command("train", model, *options)
+    assert (status, err) == (0, "")
+    told = re.findall(r"dev (\w+) (\d+\.\d%)", out)
+    assert len(told) >= 2
+    status, out, err = command("eval", model, "--checkpoint", tmp_path / "run" / "last.safetensors")
+    assert (status, err) == (0, "")
+    assert dict(re.findall(r"  (\w+) (\d+\.\d%)", out)) == dict(told[len(told) // 2 :])
+    status, out, err = command("predict", model, "--checkpoint", tmp_path / "run")
+    assert (status, err) == (0, "")
+    assert len([json.loads(line) for line in out.splitlines()]) == 10
+
+
+def test_measuring_needs_the_library_of_the_metric(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known before training begins, and not needed to predict."""
+    monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
+    options = "--dim", 4, "--epochs", 1, "--checkpoint", tmp_path / "run"
+    assert command("train", "seq2seq", *options)[0] == 0
+    monkeypatch.setattr("autobatch.models.spec.find_spec", lambda package: None)
+    for arguments in (("train", "seq2seq"), ("eval", "seq2seq", "--checkpoint", tmp_path / "run")):
+        status, out, err = command(*arguments)
+        assert (status, out) == (2, "")
+        assert err.endswith(
+            "cannot measure seq2seq: the package sacrebleu is not installed; install autobatch[bleu].\n"
+        )
+    assert command("predict", "seq2seq", "--checkpoint", tmp_path / "run")[0] == 0

@@ -1,0 +1,42 @@
+"""Models that await what they predict learn generated data: on instances that they have not seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from autobatch.cli.progress import show_progress
+from autobatch.cli.training.fitting import Fitting
+from autobatch.cli.workload import load_workload
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a model is trained, and what its metrics on development data are to be."""
+
+    model: str
+    dim: int
+    lr: float
+    n_epochs: int
+    at_least: dict[str, float]
+    at_most: dict[str, float] = field(default_factory=dict)
+
+
+COURSES = [
+    Course("seq2seq", dim=48, lr=0.008, n_epochs=3, at_least={"bleu": 0.9, "exact": 0.8}),
+    Course("early-exit", dim=48, lr=0.01, n_epochs=3, at_least={"accuracy": 0.95}, at_most={"words_read": 0.75}),
+    Course("stack-lstm-parser", dim=64, lr=0.005, n_epochs=3, at_least={"bracket_f1": 0.98, "exact": 0.95}),
+    Course("doubly-recurrent", dim=64, lr=0.01, n_epochs=5, at_least={"edge_f1": 0.85, "exact": 0.7}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("course", COURSES, ids=lambda course: course.model)
+def test_unseen_instances_are_predicted(course: Course) -> None:
+    workload = load_workload(course.model, None, course.dim, seed=0)
+    fitting = Fitting(workload, "auto", "auto", batch_size=32, lr=course.lr)
+    with show_progress(course.n_epochs * fitting.steps_per_epoch) as progress:
+        *_, last = fitting.epochs(course.n_epochs, progress)
+    assert all(last.metrics[metric] >= share for metric, share in course.at_least.items()), last.metrics
+    assert all(last.metrics[metric] <= share for metric, share in course.at_most.items()), last.metrics

@@ -1,0 +1,81 @@
+"""Sentences with their translations: read from two files of aligned lines, or refused with what is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autobatch.errors import DataError
+from autobatch.models.data.dataset import load_pairs
+from autobatch.models.data.pair import make_pair, read_pairs
+from autobatch.models.data.vocabulary import UNKNOWN
+from datasets import REAL, SMALL, needs_real
+from ways import each
+
+
+def write_pairs(folder: Path, name: str, source: str, target: str) -> Path:
+    (folder / f"{name}.vi").write_text(target)
+    path = folder / f"{name}.en"
+    path.write_text(source)
+    return path
+
+
+def test_lines_are_aligned(tmp_path: Path) -> None:
+    """Either file is the source; a no-break space is no space; lines are skipped where both are empty."""
+    path = write_pairs(tmp_path, "train", "a  b\nc\u00a0d\n\n\n", " e\nf\ng\n\n")
+    pairs = [make_pair("a b", "e"), make_pair("c\u00a0d", "f"), make_pair("", "g")]
+    assert read_pairs(path) == pairs
+    assert [(pair.target, pair.source) for pair in read_pairs(tmp_path / "train.vi")] == [
+        (pair.source, pair.target) for pair in pairs
+    ]
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_pairs(path) == pairs
+
+
+@each(
+    "source, target, message",
+    [
+        ("a\nb\n", "c\n", "cannot align {}/train.en with train.vi: train.en has a line 2 and train.vi has none; give"),
+        ("a\n", "c\n\n", "cannot align {}/train.en with train.vi: train.vi has a line 2 and train.en has none; give"),
+        ("\n", "\n", "cannot read sentences from {}/train.en: the file holds none; expected one a line."),
+    ],
+)
+def test_what_cannot_be_aligned_is_refused(tmp_path: Path, source: str, target: str, message: str) -> None:
+    with pytest.raises(DataError, match=re.escape(message.format(tmp_path))):
+        read_pairs(write_pairs(tmp_path, "train", source, target))
+
+
+@each("beside, found", [((), "no file"), (("train.vi", "train.de"), "2 files")])
+def test_one_file_lies_beside_another(tmp_path: Path, beside: tuple[str, ...], found: str) -> None:
+    for name in ("train.en", "dev.vi", *beside):
+        (tmp_path / name).write_text("a\n")
+    with pytest.raises(
+        DataError, match=re.escape(f"cannot read translations of {tmp_path}/train.en: there is {found}")
+    ):
+        read_pairs(tmp_path / "train.en")
+
+
+def test_words_that_training_had_once_are_unknown_but_in_the_reference(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "train", "a a b\n", "c d d\n")
+    write_pairs(tmp_path, "dev", "e a\n", "f d\n")
+    data = load_pairs(str(tmp_path), np.random.default_rng(0))
+    assert dict(data.sizes) == {"n_source_words": 2, "n_target_words": 2}
+    assert (data.train[0].source, data.train[0].target) == ([1, 1, UNKNOWN], [UNKNOWN, 1, 1])
+    assert (data.dev[0].source, data.dev[0].target, data.dev[0].reference) == ([UNKNOWN, 1], [UNKNOWN, 1], "f d")
+
+
+def test_the_small_files_are_read() -> None:
+    data = load_pairs(str(SMALL / "iwslt15"), np.random.default_rng(0))
+    assert (len(data.train), len(data.dev)) == (64, 8)
+
+
+@needs_real
+def test_talks_are_read() -> None:
+    data = load_pairs(str(REAL / "iwslt15"), np.random.default_rng(0))
+    assert (len(data.train), len(data.dev)) == (1200, 353)
+    assert sum(len(pair.source) for pair in data.train) == 21780
+    assert sum(len(pair.target) for pair in data.train) == 26307
