@@ -17,20 +17,25 @@ import numpy as np
 
 from autobatch.graph.graph import Graph
 from autobatch.graph.growth import (
+    ATTR_PTR,
+    FLOAT_PTR,
+    N_OF_EDGES,
+    N_OF_NODES,
+    N_OF_VALUES,
     NOWHERE,
+    OWNER,
     PENDING,
+    STATE,
     Kinds,
     Nodes,
     Results,
-    Values,
     append_phase,
     choose_nodes,
     count_readers,
-    count_values,
     emit_graph,
     set_in_use,
     values_of,
-)
+)  # fmt: skip
 from autobatch.jit.arrays import IntArray
 
 
@@ -54,60 +59,69 @@ class GrowingGraph:
         n_instances: of the mini-batch.
 
     Attributes:
-        n_nodes, n_values: how many there are.
-        nodes, values: all of them.
+        n_nodes: how many there are.
+        nodes, values: all of them; `autobatch.graph.growth` names the rows of the table of values.
     """
 
     def __init__(self, n_instances: int) -> None:
-        self.n_instances, self.n_nodes, self.n_values, self._n_edges = n_instances, 0, 0, 0
-        self.nodes = Nodes._make([*(np.zeros(64, np.int32) for _ in Nodes._fields[:-1]), np.zeros(64)])
-        self.values = Values(*(np.zeros(64, np.int32) for _ in Values._fields))
+        self.n_instances, self.n_nodes, self._n_edges, self._n_outputs, self._n_values = n_instances, 0, 0, 0, 0
+        self.nodes = Nodes(_zeros(N_OF_NODES), np.zeros(64, np.int32), _zeros(N_OF_EDGES), _zeros(), np.zeros(64))
+        self.values = _zeros(N_OF_VALUES)
         self._pending = np.zeros(0, np.int32)
         self._round = 0
 
     @property
     def owner(self) -> IntArray:
         """The instance of each node."""
-        return self.nodes.owner[: self.n_nodes]
+        return self.nodes.table[OWNER, : self.n_nodes]
 
-    def append(self, phase: Graph, kinds: Kinds) -> None:
+    def append(self, phase: Graph, rows: IntArray) -> None:
         """Add the nodes of a phase, whose edges may come from nodes of earlier ones.
 
         Args:
             phase: numbers its own nodes from 0, and those of earlier phases backwards from -1.
-            kinds: of all types.
+            rows: that of `Kinds`, for all types.
         """
         arrays, first, nodes = phase.types.arrays(), self.n_nodes, self.nodes
-        n_outputs, n_values = count_values(phase.words, arrays, kinds.rows)
         n_nodes, n_edges = first + phase.n_nodes, self._n_edges + phase.n_edges
-        n_outputs += int(nodes.output_ptr[first])
-        n_attr, n_floats = nodes.attr_ptr[first] + phase.attr.size, nodes.float_ptr[first] + phase.floats.size
-        sizes = [*[n_nodes + 1] * 7, n_outputs + 1, *[n_edges] * 3, n_attr, n_floats]
-        self.nodes = Nodes._make(map(_with_room, nodes, sizes))
-        self.n_values += n_values
-        self.values = Values._make(_with_room(values, self.n_values) for values in self.values)
-        append_phase(self.nodes, self.values, phase.words, phase.floats, arrays, kinds.rows, first, self._n_edges)
+        n_attr = int(nodes.table[ATTR_PTR, first]) + phase.attr.size
+        n_floats = int(nodes.table[FLOAT_PTR, first]) + phase.floats.size
+        most = int(np.diff(arrays.out_ptr).max(initial=0))  # outputs of a node
+        n_outputs = self._n_outputs + most * phase.n_nodes
+        n_rows = phase.n_nodes + (phase.n_edges + phase.attr.size) * bool((rows != NOWHERE).any())
+        self.nodes = Nodes(
+            _with_room(nodes.table, n_nodes + 1),
+            _with_room(nodes.first_value, n_outputs + 1),
+            _with_room(nodes.edges, n_edges),
+            _with_room(nodes.attr, n_attr),
+            _with_room(nodes.floats, n_floats),
+        )
+        self.values = _with_room(self.values, self._n_values + most * n_rows)
+        self._n_outputs, self._n_values = append_phase(
+            self.nodes, self.values, phase.words, phase.floats, arrays, rows, first, self._n_edges
+        )
         self._pending = np.concatenate((self._pending, np.arange(first, n_nodes, dtype=np.int32)))
         self.n_nodes, self._n_edges = n_nodes, n_edges
 
     def values_of(self, nodes: IntArray, words: IntArray) -> IntArray:
         """The numbers of the values that words, as in graphs, name; of these nodes."""
-        return values_of(self.nodes, nodes, words)
+        return values_of(self.nodes.table, self.nodes.first_value, nodes, words)
 
     def use(self, nodes: IntArray, in_use: bool) -> None:
         """Note whether the program may still use the outputs of these nodes."""
-        set_in_use(self.nodes, self.values.in_use, nodes.astype(np.int32), int(in_use))
+        set_in_use(self.nodes.table, self.nodes.first_value, self.values, nodes.astype(np.int32), int(in_use))
 
-    def choose(self, wanted: IntArray, kinds: Kinds, run: int, types: Any) -> Chosen:
+    def choose(self, wanted: IntArray, slot_of: IntArray, run: int, types: Any) -> Chosen:
         """Choose the pending nodes that these values depend on; they count as done when they are emitted.
 
         Args:
+            slot_of: that of `Kinds`, for all types.
             run: the number of the run that will compute them; each kept value notes in which row of which slot of it it
                 will be. NOWHERE for the last one: it keeps nothing, and wanted values of earlier rounds are sources.
         """
         self._round += 1
         arrays, about = types.arrays(), (self._round, run, self.n_instances)
-        found = choose_nodes(self.nodes, self.values, arrays.out_ptr, kinds.slot, wanted, self._pending, about)
+        found = choose_nodes(self.nodes, self.values, arrays.out_ptr, slot_of, wanted, self._pending, about)
         nodes, sources, self._pending, *kept = found
         return Chosen(nodes, sources, Results(*kept))
 
@@ -122,15 +136,23 @@ class GrowingGraph:
 
     def hold(self, values: IntArray, n: int) -> None:
         """Count n more readers of each of these values."""
-        count_readers(self.values.readers, values, n)
+        count_readers(self.values, values, n)
 
     def emit(
-        self, chosen: Chosen, kinds: Kinds, types: Any, results: Results | None = None, structures: Sequence[Any] = ()
+        self,
+        chosen: Chosen,
+        source: IntArray,
+        types: Any,
+        results: Results | None = None,
+        structures: Sequence[Any] = (),
     ) -> Graph:
-        """Make the graph of a round; or of the last step, whose outputs are the results of the programs."""
-        words, floats = emit_graph(
-            self.nodes, self.values, types.arrays(), kinds, chosen.nodes, chosen.sources, results or chosen.kept
-        )
+        """Make the graph of a round; or of the last step, whose outputs are the results of the programs.
+
+        Args:
+            source: that of `Kinds`, for all types.
+        """
+        about, returned = (chosen.nodes, chosen.sources), results or chosen.kept
+        words, floats = emit_graph(self.nodes, self.values, types.arrays().out_ptr, source, *about, returned)
         graph = Graph(words, floats, types, tuple(structures) or (None,) * self.n_instances)
         graph.in_range = True  # the phases were checked
         return graph
@@ -139,15 +161,20 @@ class GrowingGraph:
         self, needed: IntArray, kinds: Kinds, results: Results, types: Any, structures: Sequence[Any]
     ) -> Graph:
         """Make the graph of all nodes that these values depend on; no round may follow."""
-        self.nodes.state[: self.n_nodes] = PENDING
+        self.nodes.table[STATE, : self.n_nodes] = PENDING
         self._pending = np.arange(self.n_nodes, dtype=np.int32)
-        return self.emit(self.choose(needed, kinds, NOWHERE, types), kinds, types, results, structures)
+        return self.emit(self.choose(needed, kinds.slot, NOWHERE, types), kinds.source, types, results, structures)
+
+
+def _zeros(*rows: int) -> IntArray:
+    return np.zeros((*rows, 64), np.int32)
 
 
 def _with_room(array: Any, size: int) -> Any:
-    """The array, or a longer copy that has `size` elements."""
-    if size <= array.size:
+    """The array, or a copy whose rows are longer and have `size` elements."""
+    held = array.shape[-1]
+    if size <= held:
         return array
-    grown = np.zeros(max(size, 2 * array.size), array.dtype)
-    grown[: array.size] = array
+    grown = np.zeros((*array.shape[:-1], max(size, 2 * held)), array.dtype)
+    grown[..., :held] = array
     return grown

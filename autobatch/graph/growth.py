@@ -14,58 +14,38 @@ from autobatch.jit.loops import compiled
 
 PENDING, CHOSEN, DONE = 0, 1, 2  # the states of nodes
 NOWHERE = -1
+TYPE_ID, STATE, OWNER, EDGE_PTR, ATTR_PTR, FLOAT_PTR, OUTPUT_PTR, N_OF_NODES = range(8)
+SOURCE, OUTPUT_WORD, PORT, N_OF_EDGES = range(4)
+MADE_BY, WORD, IN_USE, READERS, RUN, SLOT, ROW, KEPT, MARK, NUMBER, N_OF_VALUES = range(11)
+"""The rows of the table of values, which are the outputs of nodes, or the rows of outputs of any number of rows:
+
+- MADE_BY: the node; WORD: names the output and the row, as in graphs.
+- IN_USE: 1 while the program may use it; READERS: how many edges of pending nodes, and results, read it.
+- RUN, SLOT, ROW: the run that computed it, and the row of a slot of its results; NOWHERE if it is not kept.
+- KEPT: its row in the table of kept values of its shape, or NOWHERE.
+- MARK: the last round that wanted it, or minus the last one that it was a source of.
+- NUMBER: of the node that gives it in the graph of a round, or -1 minus that of its source.
+"""
 
 
 class Nodes(NamedTuple):
     """The nodes of a growing graph; arrays have spare room at their ends.
 
+    They are few, because a compiled loop takes as long to receive an array as to read hundreds of numbers from it.
+
     Attributes:
-        type_id, state: [N].
-        owner: [N] the instance.
-        edge_ptr, attr_ptr, float_ptr, output_ptr: [N+1] where the edges, attributes and outputs of a node begin.
+        table: [7, N+1] the rows that constants name: TYPE_ID, STATE, and OWNER, the instance; and where the edges,
+            attributes and outputs of a node begin: EDGE_PTR, ATTR_PTR, FLOAT_PTR and OUTPUT_PTR.
         first_value: [outputs+1] the number of an output's value, or of that of its first row.
-        source, output, port: [E] as in graphs, of nodes of any phase.
+        edges: [3, E] SOURCE, OUTPUT_WORD and PORT, as in graphs, of nodes of any phase.
         attr, floats: the attributes, in node order.
     """
 
-    type_id: IntArray
-    state: IntArray
-    owner: IntArray
-    edge_ptr: IntArray
-    attr_ptr: IntArray
-    float_ptr: IntArray
-    output_ptr: IntArray
+    table: IntArray
     first_value: IntArray
-    source: IntArray
-    output: IntArray
-    port: IntArray
+    edges: IntArray
     attr: IntArray
     floats: FloatArray
-
-
-class Values(NamedTuple):
-    """The outputs of the nodes of a growing graph, or the rows of those that have any number of rows.
-
-    Attributes:
-        node: that makes it; word: names the output and the row, as in graphs.
-        in_use: 1 while the program may use it.
-        readers: how many edges of pending nodes, and results, read it.
-        run, slot, row: the run that computed it, and the row of a slot of its results; NOWHERE if it is not kept.
-        kept: its row in the table of kept values of its shape, or NOWHERE.
-        mark: the last round that wanted it, or minus the last one that it was a source of.
-        number: of the node that gives it in the graph of a round, or -1 minus that of its source.
-    """
-
-    node: IntArray
-    word: IntArray
-    in_use: IntArray
-    readers: IntArray
-    run: IntArray
-    slot: IntArray
-    row: IntArray
-    kept: IntArray
-    mark: IntArray
-    number: IntArray
 
 
 class Kinds(NamedTuple):
@@ -114,33 +94,24 @@ def count_rows(phase: Sections, n: int, at: int, types: TypeArrays, where: int) 
 
 
 @compiled
-def count_values(words: IntArray, types: TypeArrays, rows: IntArray) -> tuple[int, int]:
-    """Count the outputs of a phase, and their values: one each, or one for each row."""
-    phase, out_ptr = sections(words), types.out_ptr
-    n_outputs = n_values = 0
-    starts = data_starts(phase.type_id, phase.attr, types)[0]
-    for n in range(phase.type_id.size):
-        first, end = out_ptr[phase.type_id[n]], out_ptr[phase.type_id[n] + 1]
-        n_outputs += end - first
-        for out in range(first, end):
-            n_values += count_rows(phase, n, starts[n], types, rows[out])
-    return n_outputs, n_values
-
-
-@compiled
 def append_phase(
-    nodes: Nodes, values: Values, words: IntArray, floats: FloatArray, types: TypeArrays, rows: IntArray,
+    nodes: Nodes, values: IntArray, words: IntArray, floats: FloatArray, types: TypeArrays, rows: IntArray,
     first: int, n_edges: int,
-) -> None:  # fmt: skip
-    """Copy the nodes of a phase behind those of earlier ones, of which there are `first` with `n_edges` edges."""
-    phase = sections(words)
+) -> tuple[int, int]:  # fmt: skip
+    """Copy the nodes of a phase behind those of earlier ones, of which there are `first` with `n_edges` edges.
+
+    Returns:
+        How many outputs and values there are now.
+    """
+    phase, table, edges, first_value = sections(words), nodes.table, nodes.edges, nodes.first_value
     int_starts, float_starts = data_starts(phase.type_id, phase.attr, types)
-    kinds, ends, edge_src, edge_out = phase.type_id, phase.edge_ptr, phase.edge_src, phase.edge_out
-    type_id, owner, state, readers = nodes.type_id, nodes.owner, nodes.state, values.readers
-    edge_ptr, attr_ptr, float_ptr = nodes.edge_ptr, nodes.attr_ptr, nodes.float_ptr
-    output_ptr, first_value = nodes.output_ptr, nodes.first_value
-    source, output, port, made_by, word = nodes.source, nodes.output, nodes.port, values.node, values.word
-    in_use, run, kept, mark, out_ptr = values.in_use, values.run, values.kept, values.mark, types.out_ptr
+    kinds, ends, edge_src, edge_out, edge_in = (
+        phase.type_id, phase.edge_ptr, phase.edge_src, phase.edge_out, phase.edge_in
+    )  # fmt: skip
+    type_id, state, owner, output_ptr = table[TYPE_ID], table[STATE], table[OWNER], table[OUTPUT_PTR]
+    edge_ptr, attr_ptr, float_ptr, out_ptr = table[EDGE_PTR], table[ATTR_PTR], table[FLOAT_PTR], types.out_ptr
+    source, output, port, made_by, word = edges[SOURCE], edges[OUTPUT_WORD], edges[PORT], values[MADE_BY], values[WORD]
+    in_use, readers, run, kept, mark = values[IN_USE], values[READERS], values[RUN], values[KEPT], values[MARK]
     copy_part(phase.attr, 0, phase.attr.size, nodes.attr, attr_ptr[first])
     copy_part(floats, 0, floats.size, nodes.floats, float_ptr[first])
     attr_end, float_end, v = attr_ptr[first], float_ptr[first], first_value[output_ptr[first]]
@@ -159,9 +130,10 @@ def append_phase(
                 first_value[output_ptr[node] + out + 1] = v
             for e in range(ends[n], ends[n + 1]):
                 edge, read = n_edges + e, first + edge_src[e]
-                source[edge], output[edge], port[edge] = read, edge_out[e], phase.edge_in[e]
+                source[edge], output[edge], port[edge] = read, edge_out[e], edge_in[e]
                 readers[value_of(output_ptr, first_value, read, edge_out[e])] += 1
             edge_ptr[node + 1] = n_edges + ends[n + 1]
+    return output_ptr[first + kinds.size], v
 
 
 @compiled
@@ -171,9 +143,9 @@ def value_of(output_ptr: IntArray, first_value: IntArray, node: int, word: int) 
 
 
 @compiled
-def values_of(nodes: Nodes, of: IntArray, words: IntArray) -> IntArray:
+def values_of(table: IntArray, first_value: IntArray, of: IntArray, words: IntArray) -> IntArray:
     """The numbers of the values that words name, of these nodes."""
-    output_ptr, first_value, found = nodes.output_ptr, nodes.first_value, blank(of.size)
+    output_ptr, found = table[OUTPUT_PTR], blank(of.size)
     for k in range(of.size):
         found[k] = value_of(output_ptr, first_value, of[k], words[k])
     return found
@@ -188,24 +160,25 @@ def copy_part(values: NDArray[Any], first: int, end: int, target: NDArray[Any], 
 
 
 @compiled
-def set_in_use(nodes: Nodes, flags: IntArray, of: IntArray, in_use: int) -> None:
+def set_in_use(table: IntArray, first_value: IntArray, values: IntArray, of: IntArray, in_use: int) -> None:
     """Set the flag of all outputs of some nodes."""
-    output_ptr, first_value = nodes.output_ptr, nodes.first_value
+    output_ptr, flags = table[OUTPUT_PTR], values[IN_USE]
     for k in range(of.size):
         for v in range(first_value[output_ptr[of[k]]], first_value[output_ptr[of[k] + 1]]):
             flags[v] = in_use
 
 
 @compiled
-def count_readers(readers: IntArray, values: IntArray, n: int) -> None:
+def count_readers(values: IntArray, of: IntArray, n: int) -> None:
     """Count n more readers of each of these values."""
-    for k in range(values.size):
-        readers[values[k]] += n
+    readers = values[READERS]
+    for k in range(of.size):
+        readers[of[k]] += n
 
 
 @compiled
 def choose_nodes(
-    nodes: Nodes, values: Values, out_ptr: IntArray, slot_of: IntArray, wanted: IntArray, pending: IntArray,
+    nodes: Nodes, values: IntArray, out_ptr: IntArray, slot_of: IntArray, wanted: IntArray, pending: IntArray,
     about: tuple[int, int, int],
 ) -> tuple[IntArray, ...]:  # fmt: skip
     """Choose nodes, see `GrowingGraph.choose`.
@@ -218,9 +191,11 @@ def choose_nodes(
     """
     now, run, n_instances = about
     is_last = run == NOWHERE
-    state, edge_ptr, source, output, owner = nodes.state, nodes.edge_ptr, nodes.source, nodes.output, nodes.owner
-    output_ptr, first_value, made_by = nodes.output_ptr, nodes.first_value, values.node
-    mark, readers = values.mark, values.readers
+    table, edges, first_value = nodes.table, nodes.edges, nodes.first_value
+    state, edge_ptr, owner, output_ptr = table[STATE], table[EDGE_PTR], table[OWNER], table[OUTPUT_PTR]
+    source, output, made_by, mark, readers = (
+        edges[SOURCE], edges[OUTPUT_WORD], values[MADE_BY], values[MARK], values[READERS]
+    )  # fmt: skip
     stack, n_chosen, n_sources = blank(pending.size), 0, 0
     for k in range(wanted.size):
         node, mark[wanted[k]], height = made_by[wanted[k]], now, 0
@@ -270,7 +245,7 @@ def choose_nodes(
 
 @compiled
 def _keep(
-    nodes: Nodes, values: Values, out_ptr: IntArray, slot_of: IntArray, chosen: IntArray, about: tuple[int, int, int]
+    nodes: Nodes, values: IntArray, out_ptr: IntArray, slot_of: IntArray, chosen: IntArray, about: tuple[int, int, int]
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Find the values of chosen nodes that are wanted, or may be read later, and number their rows in their slots.
 
@@ -278,9 +253,9 @@ def _keep(
         The values, their slots, and where those of each instance begin.
     """
     now, run, n_instances = about
-    type_id, owner, output_ptr, first_value = nodes.type_id, nodes.owner, nodes.output_ptr, nodes.first_value
-    mark, word = values.mark, values.word
-    in_use, readers, runs, in_slot, row = values.in_use, values.readers, values.run, values.slot, values.row
+    type_id, owner, output_ptr = nodes.table[TYPE_ID], nodes.table[OWNER], nodes.table[OUTPUT_PTR]
+    first_value, mark, word, in_use = nodes.first_value, values[MARK], values[WORD], values[IN_USE]
+    readers, runs, in_slot, row = values[READERS], values[RUN], values[SLOT], values[ROW]
     n = most = 0
     for k in range(chosen.size):
         if run != NOWHERE:
@@ -319,16 +294,17 @@ def in_order(items: IntArray, owners: IntArray, n: int, n_owners: int) -> IntArr
 
 @compiled
 def emit_graph(
-    nodes: Nodes, values: Values, types: TypeArrays, kinds: Kinds, picked: IntArray, sources: IntArray,
+    nodes: Nodes, values: IntArray, out_ptr: IntArray, source_kind: IntArray, picked: IntArray, sources: IntArray,
     results: Results,
 ) -> tuple[IntArray, FloatArray]:  # fmt: skip
     """Write the graph of the chosen nodes and sources, and note that the nodes are done."""
     returned, slots, ends = results.values, results.slots, results.ptr
     n_instances = ends.size - 1
-    all_types, owner, state, source, output = nodes.type_id, nodes.owner, nodes.state, nodes.source, nodes.output
-    edge_ptr, attr_ptr, float_ptr = nodes.edge_ptr, nodes.attr_ptr, nodes.float_ptr
-    output_ptr, first_value, word = nodes.output_ptr, nodes.first_value, values.word
-    port, all_attr, all_floats, made_by, number = nodes.port, nodes.attr, nodes.floats, values.node, values.number
+    table, edges, all_attr, all_floats = nodes.table, nodes.edges, nodes.attr, nodes.floats
+    all_types, state, owner, output_ptr = table[TYPE_ID], table[STATE], table[OWNER], table[OUTPUT_PTR]
+    edge_ptr, attr_ptr, float_ptr, first_value = table[EDGE_PTR], table[ATTR_PTR], table[FLOAT_PTR], nodes.first_value
+    source, output, port = edges[SOURCE], edges[OUTPUT_WORD], edges[PORT]
+    made_by, word, number, kept = values[MADE_BY], values[WORD], values[NUMBER], values[KEPT]
     n_edges, n_attr, n_floats = 0, sources.size, 0
     for k in range(picked.size):
         node = picked[k]
@@ -345,7 +321,7 @@ def emit_graph(
     edge_src, edge_out, edge_in, out_node, out_port = (
         graph.edge_src, graph.edge_out, graph.edge_in, graph.out_node, graph.out_port
     )  # fmt: skip
-    out_slot, out_ptr, source_kind, kept = graph.out_slot, types.out_ptr, kinds.source, values.kept
+    out_slot = graph.out_slot
     n = e = a = f = s = c = o = 0
     for i in range(n_instances):
         while s < sources.size and owner[made_by[sources[s]]] == i:

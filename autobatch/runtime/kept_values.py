@@ -14,7 +14,7 @@ import numpy as np
 
 from autobatch.devices.store import HOST, Store
 from autobatch.graph.growing import GrowingGraph
-from autobatch.graph.growth import NOWHERE
+from autobatch.graph.growth import IN_USE, KEPT, NOWHERE, READERS, ROW, RUN, SLOT
 from autobatch.jit.arrays import IntArray
 from autobatch.trace.kept import Kept
 
@@ -46,9 +46,9 @@ class Table:
     def give_back(self, graph: GrowingGraph) -> None:
         """Take back the rows of values that nothing can read any more."""
         held, values = self.values, graph.values
-        rows = np.flatnonzero((held != NOWHERE) & (values.in_use[held] == 0) & (values.readers[held] == 0))
+        rows = np.flatnonzero((held != NOWHERE) & (values[IN_USE, held] == 0) & (values[READERS, held] == 0))
         if rows.size:
-            values.kept[held[rows]] = NOWHERE
+            values[KEPT, held[rows]] = NOWHERE
             held[rows] = NOWHERE
             self._free = np.concatenate((self._free, rows.astype(np.int32)))
 
@@ -101,25 +101,25 @@ class KeptValues:
         if last is None:
             return
         values = self._graph.values
-        is_needed = (values.in_use[last.values] != 0) | (values.readers[last.values] != 0)
+        is_needed = (values[IN_USE, last.values] | values[READERS, last.values]) != 0
         is_needed |= np.isin(last.values, sources)
         needed = last.values[is_needed]
-        slots = values.slot[needed]
+        slots = values[SLOT, needed]
         for slot in sorted(set(slots.tolist())):
             table = self._tables.get(slot)
             if table is None:
                 table = self._tables[slot] = Table(self._table_of(slot))
             own = needed[slots == slot]
-            rows = values.kept[own] = table.take(own, self._dtype, self._store)
-            table.kept.array[self._store.put(rows)] = last.slot(slot)[self._store.put(values.row[own])]
+            rows = values[KEPT, own] = table.take(own, self._dtype, self._store)
+            table.kept.array[self._store.put(rows)] = last.slot(slot)[self._store.put(values[ROW, own])]
             table.kept.note_change()
         self.close()
 
     def read(self, wanted: IntArray, int_slots: set[int]) -> list[Any]:
         """The numbers of values, each an array or a number of NumPy."""
         values, put, last = self._graph.values, self._store.put, self.next_run - 1
-        slots = values.slot[wanted]
-        is_new = (values.run[wanted] == last) & (self._last is not None)
+        slots = values[SLOT, wanted]
+        is_new = (values[RUN, wanted] == last) & (self._last is not None)
         found: list[Any] = [None] * wanted.size
         for slot in sorted(set(slots.tolist())):
             for new in (True, False):
@@ -128,9 +128,9 @@ class KeptValues:
                     continue
                 own = wanted[places]
                 if new and self._last is not None:
-                    rows = self._last.slot(slot)[put(values.row[own])]
+                    rows = self._last.slot(slot)[put(values[ROW, own])]
                 else:
-                    rows = self._tables[slot].kept.array[put(values.kept[own])]
+                    rows = self._tables[slot].kept.array[put(values[KEPT, own])]
                 column = self._store.get(rows)
                 column = column.astype(np.int64) if slot in int_slots else column
                 if places.size == wanted.size:

@@ -122,12 +122,12 @@ class Rounds:
         """Run the nodes that wanted values depend on, if there are any."""
         phases, kept, types = self._phases, self._kept, self._recorder.types
         kept.clear()
-        chosen = phases.graph.choose(wanted, phases.kinds, kept.next_run, types)
+        chosen = phases.graph.choose(wanted, phases.kinds.slot, kept.next_run, types)
         if not chosen.nodes.size:
             return
         phases.sources_known(chosen.sources)
         kept.settle(chosen.sources)
-        graph = phases.graph.emit(chosen, phases.kinds, types)
+        graph = phases.graph.emit(chosen, phases.kinds.source, types)
         step = self._planning.prepare(MiniBatch([], graph), self._choices, self._clock)
         self._start(step, chosen.kept.values)
         self._steps.append(step)
@@ -154,11 +154,11 @@ class Rounds:
         """Plan the step that computes the results."""
         phases, types = self._phases, self._recorder.types
         results, structures = phases.results()
-        chosen = phases.graph.choose(results.values, phases.kinds, NOWHERE, types)
+        chosen = phases.graph.choose(results.values, phases.kinds.slot, NOWHERE, types)
         phases.sources_known(chosen.sources)
         self._kept.settle(chosen.sources)
         self._n_sources += chosen.sources.size
-        graph = phases.graph.emit(chosen, phases.kinds, types, results, structures)
+        graph = phases.graph.emit(chosen, phases.kinds.source, types, results, structures)
         return self._planning.prepare(MiniBatch([], graph), self._choices, self._clock)
 
     def _raise_first(self) -> None:

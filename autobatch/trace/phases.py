@@ -17,7 +17,7 @@ import numpy as np
 from autobatch.errors import AutobatchError
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import GrowingGraph
-from autobatch.graph.growth import NOWHERE, Kinds, Results
+from autobatch.graph.growth import MADE_BY, NOWHERE, TYPE_ID, WORD, Kinds, Results
 from autobatch.graph.words import OUTPUT
 from autobatch.ir.arguments import Static
 from autobatch.ir.program import NODE, CellProgram, int_limit
@@ -136,7 +136,7 @@ class Phases:
         )
         before = self.graph.n_nodes
         self._learn_types()
-        self.graph.append(phase, self.kinds)
+        self.graph.append(phase, self.kinds.rows)
         values = self.graph.values_of(before + phase.out_node, phase.out_port)
         is_wanted = np.ones(values.size, bool)
         for i in over:
@@ -185,8 +185,10 @@ class Phases:
 
     def _places(self, values: IntArray) -> IntArray:
         """The places of values among the outputs of all types."""
-        kinds, words = self.graph.nodes.type_id[self.graph.values.node[values]], self.graph.values.word[values]
-        return self._recorder.types.arrays().out_ptr[kinds] + (words & OUTPUT)
+        made = self.graph.values
+        kinds, words = self.graph.nodes.table[TYPE_ID, made[MADE_BY, values]], made[WORD, values]
+        places: IntArray = self._recorder.types.arrays().out_ptr[kinds] + (words & OUTPUT)
+        return places
 
     def end(self, error: BaseException) -> None:
         """End all programs because of an error; cells that their `finally` blocks call are recorded for nothing."""

@@ -22,6 +22,9 @@ from autobatch.trace.awaiting import close
 from autobatch.trace.handles import Outputs, Rows, Value
 
 
+NUMBERS = (int, float, bool)
+
+
 @dataclass(frozen=True)
 class Slot:
     """A leaf of a structure: the number of its slot, and whether its numbers are ints, which lie among floats."""
@@ -82,6 +85,8 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
     if type(result) is tuple:  # the most frequent container
         children = [read_result(x, slots, refs, numbers, f"{path}[{i}]") for i, x in enumerate(result)]
         return slots.share(Key("tuple", None, tuple(children)))
+    if type(result) in NUMBERS:
+        return Static(result)
     if not is_structure(result):
         _refuse_awaitable(result, path)
         return Static(result)
