@@ -21,7 +21,6 @@ from autobatch.ops.define import Shape
 from autobatch.trace.awaiting import close
 from autobatch.trace.handles import Outputs, Rows, Value
 
-
 NUMBERS = (int, float, bool)
 
 
