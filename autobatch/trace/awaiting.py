@@ -168,6 +168,8 @@ def close(programs: Iterable[Any]) -> None:
     for program in programs:
         if iscoroutine(program):
             program.close()
+        elif isinstance(program, Gathered):
+            close(program.branches)
 
 
 def refusal(request: Any) -> GraphError:
