@@ -211,7 +211,7 @@ class Phases:
 
     def _read(self, asked: Asked, refs: list[int], numbers: list[int]) -> Any:
         """Read the values that a branch asks for, and forget them; numbers and arrays stay as they are."""
-        values, asked.values = asked.values, None
+        values = asked.take()
         slot = self._slot_of.get(type(values))
         if slot is not None:
             refs.append(values.ref)

@@ -109,7 +109,7 @@ def check_sizes(instances: list[Instance]) -> None:
     assert sum(graph.n_nodes for graph in graphs) == n_nodes
     compare(run, graphs, expected)
     needed = max(run.prepare([graph]).whole_bytes for graph in graphs)
-    run.max_bytes = 2 * needed
+    run.max_bytes = 4 * needed
     compare(run, instances, expected)
     run.max_bytes = None
     for size in (1, 3 * len(instances)):
@@ -165,7 +165,7 @@ def check_gradients(instances: list[Instance]) -> None:
     run = batched("cpu", "loss")
     graphs = run.record_all(instances)
     found["recorded"] = gradients(run, graphs, weights)
-    run.max_bytes = 2 * max(run.prepare([graph], training=True).whole_bytes for graph in graphs)
+    run.max_bytes = 4 * max(run.prepare([graph], t).whole_bytes for graph in graphs for t in (False, True))
     found["in little memory"] = gradients(run, instances, weights)
     run.max_bytes = None
     for value, grads in found.values():
