@@ -17,6 +17,8 @@ import autobatch as ab
 
 DIM, WORDS = 3, 5
 MOST_TURNS = 4  # of a loop
+PLAIN = ("step", "turn", "scale", "add", "mean", "score", "surprise", "choose", "bag", "forget", "drop")
+WAITING = ("wait", "wait for word", "wait for vector", "wait twice", "wait for all", "wait for data")
 
 
 class Boom(Exception):
@@ -67,6 +69,15 @@ class Known:
     n_told: int = 0
     n_gathers: int = 0
     depth: int = 0
+
+    def vector(self, k: int) -> Any:
+        """A vector, or that of a state."""
+        found = [*self.vectors, *(h for h, _ in self.states)]
+        return found[k % len(found)]
+
+    def word(self, k: int) -> Any:
+        """An int, of Python or computed."""
+        return self.words[k % len(self.words)]
 
     def branch(self, place: int) -> Known:
         """What a branch begins with."""
@@ -178,61 +189,74 @@ class RoundModel(ab.Module):
 
     async def do(self, instance: Instance, known: Known, do: Do) -> None:
         """One statement."""
+        if do.kind in PLAIN:
+            self.make(known, do)
+        elif do.kind in WAITING:
+            await self.wait(instance, known, do)
+        else:
+            await self.control(instance, known, do)
+
+    def make(self, known: Known, do: Do) -> None:
+        """Call a cell."""
         a, b = do.picks
-
-        def vector(k: int) -> Any:
-            found = [*known.vectors, *(h for h, _ in known.states)]
-            return found[k % len(found)]
-
-        def word(k: int) -> Any:
-            return known.words[k % len(known.words)]
-
-        def scalar(k: int) -> Any:
-            return known.scalars[k % len(known.scalars)] if known.scalars else self.score(vector(k))[0]
-
         match do.kind:
             case "step":
-                known.states.append(self.step(known.states[a % len(known.states)], word(b)))
+                known.states.append(self.step(known.states[a % len(known.states)], known.word(b)))
             case "turn":
-                known.vectors.append(self.turn(vector(a)))
+                known.vectors.append(self.turn(known.vector(a)))
             case "scale":
-                known.vectors.append(self.scale(vector(a), known.numbers[b % len(known.numbers)]))
+                known.vectors.append(self.scale(known.vector(a), known.numbers[b % len(known.numbers)]))
             case "add":
-                known.vectors.append(vector(a) - 0.5 * vector(b))
+                known.vectors.append(known.vector(a) - 0.5 * known.vector(b))
             case "mean":
-                known.vectors.append(self.mean([vector(a + k) for k in range(1 + b % 3)]))
+                known.vectors.append(self.mean([known.vector(a + k) for k in range(1 + b % 3)]))
             case "drop":
-                known.vectors.append(self.drop(vector(a)))
+                known.vectors.append(self.drop(known.vector(a)))
             case "score":
-                known.scalars.append(self.score(vector(a))[b % 2])
+                known.scalars.append(self.score(known.vector(a))[b % 2])
             case "surprise":
-                known.scalars.append(self.surprise(vector(a), word(b)))
+                known.scalars.append(self.surprise(known.vector(a), known.word(b)))
             case "choose":
-                known.words.append((self.likeliest, self.sample)[b % 2](vector(a)))
+                known.words.append((self.likeliest, self.sample)[b % 2](known.vector(a)))
             case "bag":
-                known.vectors.append(self.bag(self.two_best(vector(a))[1]))
+                known.vectors.append(self.bag(self.two_best(known.vector(a))[1]))
+            case _:
+                assert do.kind == "forget"
+                for made in known.lists():
+                    del made[:-1]
+
+    async def wait(self, instance: Instance, known: Known, do: Do) -> None:
+        """Wait for a value."""
+        a, b = do.picks
+        match do.kind:
             case "wait":
-                known.numbers.append(float(await self.tell(instance, known, scalar(a))))
+                known.numbers.append(float(await self.tell(instance, known, self.scalar(known, a))))
             case "wait for word":
-                known.words.append(int(await self.tell(instance, known, self.likeliest(vector(a)))))
+                known.words.append(int(await self.tell(instance, known, self.likeliest(known.vector(a)))))
             case "wait for vector":
-                known.vectors.append(await self.tell(instance, known, vector(a)))
+                known.vectors.append(await self.tell(instance, known, known.vector(a)))
             case "wait twice":
-                asked = self.score(vector(a))
+                asked = self.score(known.vector(a))
                 first, again = await self.tell(instance, known, asked), await self.tell(instance, known, asked)
                 assert first == again
                 known.numbers.append(float(first[0]))
-            case "wait for all":
-                await self.wait_for_all(instance, known, vector(a), word(b))
             case "wait for data":
                 known.vectors.append(np.array(await self.tell(instance, known, np.array(instance.data))))
+            case _:
+                assert do.kind == "wait for all"
+                await self.wait_for_all(instance, known, known.vector(a), known.word(b))
+
+    async def control(self, instance: Instance, known: Known, do: Do) -> None:
+        """Run other statements, or raise."""
+        a, b = do.picks
+        match do.kind:
             case "if":
-                is_positive = await self.tell(instance, known, scalar(a)) > 0
-                await self.run(instance, known, do.bodies[0 if is_positive else -1])
+                is_positive = await self.tell(instance, known, self.scalar(known, a)) > 0
+                await self.run(instance, known, do.bodies[0 if is_positive else 1])
             case "loop":
                 for _ in range(1 + b % MOST_TURNS):
                     await self.run(instance, known, do.bodies[0])
-                    known.vectors.append(self.turn(vector(-1)))
+                    known.vectors.append(self.turn(known.vector(-1)))
                     if await self.tell(instance, known, self.score(known.vectors[-1])[1]) > 0.5:
                         break
             case "gather":
@@ -247,20 +271,20 @@ class RoundModel(ab.Module):
                 try:
                     await self.run(instance, known, do.bodies[0])
                 except Boom:
-                    known.scalars.append(self.score(vector(a))[0])
+                    known.scalars.append(self.score(known.vector(a))[0])
             case "finally":
                 try:
                     await self.run(instance, known, do.bodies[0])
                 finally:
-                    known.vectors.append(self.turn(vector(a)))
-            case "raise":
+                    known.vectors.append(self.turn(known.vector(a)))
+            case _:
+                assert do.kind == "raise"
                 if known.numbers[-1] > 0.25 * (a % 3):
                     raise Boom("told so")
-            case "forget":
-                for made in known.lists():
-                    del made[:-1]
-            case _:
-                raise AssertionError(do.kind)
+
+    def scalar(self, known: Known, k: int) -> Any:
+        """A scalar that is there, or a new one."""
+        return known.scalars[k % len(known.scalars)] if known.scalars else self.score(known.vector(k))[0]
 
     async def wait_for_all(self, instance: Instance, known: Known, x: Any, word: Any) -> None:
         """Ask for a structure of values and data."""
@@ -273,8 +297,6 @@ class RoundModel(ab.Module):
         known.words.append(int(found["pair"].right))
 
 
-PLAIN = ("step", "turn", "scale", "add", "mean", "score", "surprise", "choose", "bag", "forget", "drop")
-WAITING = ("wait", "wait for word", "wait for vector", "wait twice", "wait for all", "wait for data")
 picks = st.tuples(st.integers(0, 5), st.integers(0, 5))
 
 

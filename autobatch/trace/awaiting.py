@@ -21,6 +21,8 @@ from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import EAGER
 from autobatch.trace.handles import Value
 
+GONE: Any = object()  # the values of a request that was answered
+
 
 class Asked:
     """A request for the numbers of values; awaiting it gives them.
@@ -35,7 +37,14 @@ class Asked:
         self.values = values
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return (yield self) if holds_value(self.values) else self.values
+        if self.values is GONE:
+            raise GraphError("one call of ab.value was awaited twice; call it again to await the number again.")
+        return (yield self) if holds_value(self.values) else self.take()
+
+    def take(self) -> Any:
+        """Give the values away, so that nothing keeps them in use; a request is answered once."""
+        values, self.values = self.values, GONE
+        return values
 
     def __bool__(self) -> bool:
         raise GraphError("a program decides by ab.value(x) itself, not by the number that it waits for: await it.")
@@ -113,7 +122,7 @@ def gather(*branches: Awaitable[Any]) -> Awaitable[list[Any]]:
     """
     for k, branch in enumerate(branches):
         is_begun = isinstance(branch, CoroutineType) and getcoroutinestate(branch) != CORO_CREATED
-        if is_begun or branch in branches[:k]:
+        if is_begun or any(branch is other for other in branches[:k]):  # values have an == of their own
             close(branches)
             raise GraphError(f"ab.gather was given {branch!r}, which is awaited elsewhere; call the function again.")
         if not isinstance(branch, Awaitable):
@@ -168,6 +177,8 @@ def close(programs: Iterable[Any]) -> None:
     for program in programs:
         if iscoroutine(program):
             program.close()
+        elif isinstance(program, Gathered):
+            close(program.branches)
 
 
 def refusal(request: Any) -> GraphError:

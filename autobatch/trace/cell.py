@@ -33,6 +33,11 @@ class Cell:
         update_wrapper(self, function)
         self.function = function
         self.name = function.__name__
+        if inspect.iscoroutinefunction(function):
+            raise GraphError(
+                f"cell {self.name!r} is an async function, but a cell computes and waits for nothing; "
+                f"write it with def, and await in the function that calls it."
+            )
         self.signature = inspect.signature(function)
         self.static, self.ragged = static, ragged
         for what, names in (("static", static), ("ragged", ragged)):

@@ -202,17 +202,18 @@ class Phases:
         self._calls.handles.recycle()
 
     def _finish(self, program: Program, refs: list[int], numbers: list[int]) -> Any:
-        """Read what a program returned; an error stays an error."""
+        """Read what a program returned; an error stays an error, which says more if it can."""
         if program.error is None:
             try:
                 return self._recorder.read_result(program.result, refs, numbers)
             except AutobatchError as error:
                 program.error = error
+        program.error = self._recorder.explain(program.error)
         return Static(program.error)
 
     def _read(self, asked: Asked, refs: list[int], numbers: list[int]) -> Any:
         """Read the values that a branch asks for, and forget them; numbers and arrays stay as they are."""
-        values, asked.values = asked.values, None
+        values = asked.take()
         slot = self._slot_of.get(type(values))
         if slot is not None:
             refs.append(values.ref)

@@ -203,6 +203,11 @@ class Recorder:
         listed = list_instances(instances)
         if any(isinstance(x, Graph) for x in listed):
             return listed
+        if self.is_async:
+            raise GraphError(
+                "prefetch was given instances of an async function, which cannot be recorded ahead, because they wait "
+                "for values; call the function with the mini-batches themselves."
+            )
         return split_graph(self.record(listed, in_place=False))
 
     def check_parameters(self, parameters: Mapping[str, Parameter]) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 
 import autobatch as ab
 from autobatch.devices.host import HostDevice
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
-from random_rounds import Boom, Instance, RoundModel
+from random_rounds import Boom, Instance, RoundModel, minibatches
 
 SEED, RELATIVE = 3, 1e-10
 POLICIES = ("agenda", "depth", "sufficient", "score", "unbatched", "critical", "score+both+compact")
@@ -27,8 +28,17 @@ BACKENDS: dict[str, Any] = {
 if shutil.which("g++") is not None:
     BACKENDS["cuda"] = lambda: Cuda(poison=True, device=HostDevice())
 MODEL = RoundModel()
-quick = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True)
-long = settings(deadline=None, max_examples=1000, suppress_health_check=list(HealthCheck))
+
+
+def drawn(n: int, **options: Any) -> Callable[[Callable[[list[Instance]], None]], Callable[[], None]]:
+    """Run a test on n random mini-batches."""
+
+    def decorate(test: Callable[[list[Instance]], None]) -> Callable[[], None]:
+        checks = list(HealthCheck)
+        set_up = settings(deadline=None, max_examples=n, derandomize=True, database=None, suppress_health_check=checks)
+        return set_up(given(minibatches(**options))(test))  # type: ignore[no-any-return]
+
+    return decorate
 
 
 @cache
@@ -58,53 +68,71 @@ def assert_same(found: Any, expected: Any) -> None:
     if isinstance(expected, Boom):
         assert isinstance(found, Boom)
         return
-    pairs = list(zip(leaves(found), leaves(expected), strict=True))
-    for one, other in pairs:
+    for one, other in zip(leaves(found), leaves(expected), strict=True):
         assert one.shape == other.shape
         assert (one.dtype.kind == "i") == (other.dtype.kind == "i")
         np.testing.assert_allclose(one, other, rtol=RELATIVE, atol=RELATIVE)
 
 
-def compare(run: ab.Batched, instances: Sequence[Instance], expected: Sequence[Any]) -> None:
+def compare(run: ab.Batched, instances: Sequence[Any], expected: Sequence[Any]) -> None:
     """Compare a mini-batch with its instances alone."""
     run.step = 0
-    for found, one in zip(per_instance(run(instances), len(instances)), expected, strict=True):
-        assert_same(found, one)
+    stacked = run(instances)
+    found = stacked if isinstance(stacked, list) else zip(*stacked, strict=True)
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one, other)
 
 
-def per_instance(found: Any, n: int) -> list[Any]:
-    return found if isinstance(found, list) else [(found[0][k], found[1][k]) for k in range(n)]
-
-
-def check_values(instances: Sequence[Instance]) -> None:
-    """Compare in all ways."""
+def check_values(instances: list[Instance]) -> None:
+    """On all backends, in as many rounds as the longest instance waits, and by all policies."""
     expected = eager(instances)
     depth = max(MODEL.depths[x.number] for x in instances)
-    for backend in BACKENDS:
-        run = batched(backend)
+    for name in BACKENDS:
+        run = batched(name)
         compare(run, instances, expected)
         assert run.last is not None
         assert run.last.rounds <= depth
+    run = batched("reference")
     for policy in POLICIES:
         run.policy = ab.policies.get(policy)
         compare(run, instances, expected)
 
 
-def check_errors(instances: Sequence[Instance]) -> None:
-    """Of instances that raise, alone and in gathered branches, the error is returned in their place, or raised."""
+def check_sizes(instances: list[Instance]) -> None:
+    """Mini-batches of any size, recorded ones, and those that run in parts; no node runs that was not asked for."""
+    run = batched("cpu", rewrites=())
     expected = eager(instances)
-    for backend in BACKENDS:
-        compare(batched(backend, on_error="return"), instances, expected)
+    compare(run, instances, expected)
+    assert run.last is not None
+    n_nodes = run.last.nodes
+    graphs = run.record_all(instances)
+    assert sum(graph.n_nodes for graph in graphs) == n_nodes
+    compare(run, graphs, expected)
+    needed = max(run.prepare([graph]).whole_bytes for graph in graphs)
+    run.max_bytes = 4 * needed
+    compare(run, instances, expected)
+    run.max_bytes = None
+    for size in (1, 3 * len(instances)):
+        some = (instances * 3)[:size]
+        compare(run, some, eager(some))
+
+
+def check_errors(instances: list[Instance]) -> None:
+    """The error of an instance is returned in its place, or raised with its name."""
+    expected = eager(instances)
+    for name in BACKENDS:
+        compare(batched(name, on_error="return"), instances, expected)
+    failed = [k for k, x in enumerate(expected) if isinstance(x, Boom)]
     run = batched("reference")
-    if any(isinstance(x, Boom) for x in expected):
+    if failed:
         with pytest.raises(Boom, match="told so") as found:
             run(instances)
-        assert any(f"instance {k} " in found.value.__notes__[0] for k, x in enumerate(expected) if isinstance(x, Boom))
+        assert any(f"instance {k} " in found.value.__notes__[0] for k in failed)
     else:
         compare(run, instances, expected)
 
 
-def gradients(run: ab.Batched, instances: Sequence[Instance], weights: Any) -> tuple[float, dict[str, Any]]:
+def gradients(run: ab.Batched, instances: Sequence[Any], weights: Any) -> tuple[float, dict[str, Any]]:
     """The weighted loss and its gradients, as arrays of their own."""
     run.step = 0
     value, grads = run.value_and_grad(instances, reduce=weights)
@@ -129,13 +157,17 @@ def slope(instances: Sequence[Instance], weights: Any, along: dict[str, Any], si
     return (losses[0] - losses[1]) / (2.0 * size)
 
 
-def check_gradients(instances: Sequence[Instance]) -> None:
-    """All backends agree, also where too little memory makes training run the whole graph again; and so do slopes."""
+def check_gradients(instances: list[Instance]) -> None:
+    """Backends agree, also with the graphs that hold the decisions and in little memory; slopes are central ones."""
     weights = np.random.default_rng(len(instances)).uniform(0.5, 2.0, len(instances))
     expected = weights @ [float(total) for total, _ in eager(instances)]
     found = {name: gradients(batched(name, "loss"), instances, weights) for name in BACKENDS}
-    tight = batched("reference", "loss", max_bytes=4000)
-    found["parts"] = gradients(tight, instances, weights)
+    run = batched("cpu", "loss")
+    graphs = run.record_all(instances)
+    found["recorded"] = gradients(run, graphs, weights)
+    run.max_bytes = 4 * max(run.prepare([graph], t).whole_bytes for graph in graphs for t in (False, True))
+    found["in little memory"] = gradients(run, instances, weights)
+    run.max_bytes = None
     for value, grads in found.values():
         np.testing.assert_allclose(value, expected, rtol=RELATIVE, atol=RELATIVE)
         for name, grad in grads.items():
@@ -144,3 +176,62 @@ def check_gradients(instances: Sequence[Instance]) -> None:
     along = {name: rng.standard_normal(parameter.shape) for name, parameter in MODEL.parameters().items()}
     exact = sum(float((found["reference"][1][name] * v).sum()) for name, v in along.items())
     np.testing.assert_allclose(slope(instances, weights, along), exact, rtol=1e-5, atol=1e-6)
+
+
+def check_threads(instances: list[Instance]) -> None:
+    """Two threads call one function at once, with other mini-batches."""
+    run, failed = batched("cpu"), list[BaseException]()
+    both = [(some, eager(some)) for some in (instances, instances[::-1])]
+
+    def work(some: list[Instance], expected: list[Any]) -> None:
+        try:
+            for _ in range(3):
+                compare(run, some, expected)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=one) for one in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@drawn(20)
+def test_values(instances: list[Instance]) -> None:
+    check_values(instances)
+
+
+@drawn(15)
+def test_sizes(instances: list[Instance]) -> None:
+    check_sizes(instances)
+
+
+@drawn(20, raises=True)
+def test_errors(instances: list[Instance]) -> None:
+    check_errors(instances)
+
+
+@drawn(20)
+def test_gradients(instances: list[Instance]) -> None:
+    check_gradients(instances)
+
+
+@drawn(5)
+def test_threads(instances: list[Instance]) -> None:
+    check_threads(instances)
+
+
+@pytest.mark.slow
+@drawn(1000, depth=3, most=6)
+def test_large_programs(instances: list[Instance]) -> None:
+    check_values(instances)
+    check_sizes(instances)
+    check_gradients(instances)
+
+
+@pytest.mark.slow
+@drawn(1000, depth=3, most=6, raises=True)
+def test_large_programs_that_raise(instances: list[Instance]) -> None:
+    check_errors(instances)
