@@ -59,12 +59,12 @@ class GrowingGraph:
         n_instances: of the mini-batch.
 
     Attributes:
-        n_nodes: how many there are.
+        n_nodes, n_values: how many there are.
         nodes, values: all of them; `autobatch.graph.growth` names the rows of the table of values.
     """
 
     def __init__(self, n_instances: int) -> None:
-        self.n_instances, self.n_nodes, self._n_edges, self._n_outputs, self._n_values = n_instances, 0, 0, 0, 0
+        self.n_instances, self.n_nodes, self._n_edges, self._n_outputs, self.n_values = n_instances, 0, 0, 0, 0
         self.nodes = Nodes(_zeros(N_OF_NODES), np.zeros(64, np.int32), _zeros(N_OF_EDGES), _zeros(), np.zeros(64))
         self.values = _zeros(N_OF_VALUES)
         self._pending = np.zeros(0, np.int32)
@@ -96,8 +96,8 @@ class GrowingGraph:
             _with_room(nodes.attr, n_attr),
             _with_room(nodes.floats, n_floats),
         )
-        self.values = _with_room(self.values, self._n_values + most * n_rows)
-        self._n_outputs, self._n_values = append_phase(
+        self.values = _with_room(self.values, self.n_values + most * n_rows)
+        self._n_outputs, self.n_values = append_phase(
             self.nodes, self.values, phase.words, phase.floats, arrays, rows, first, self._n_edges
         )
         self._pending = np.concatenate((self._pending, np.arange(first, n_nodes, dtype=np.int32)))

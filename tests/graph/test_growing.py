@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from autobatch.graph import growth
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.growing import Chosen, GrowingGraph
@@ -95,15 +96,15 @@ def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
             plain.values.extend((len(plain.nodes), output) for output in range(toy.n_outputs))
             plain.nodes.append(node)
     nodes = [node for own in fresh for node in own]
-    reads = [read for node in nodes for read in node.reads]
+    edges = [read for node in nodes for read in node.reads]
     ints, floats = ([x for node in nodes for x in getattr(node, name)] for name in ("ints", "floats"))
-    words = np.zeros(words_size.python(N_INSTANCES, len(nodes), len(reads), len(ints), 0), np.int32)
-    parts = write_header.python(words, N_INSTANCES, len(nodes), len(reads), len(ints), 0, len(floats))
+    words = np.zeros(words_size.python(N_INSTANCES, len(nodes), len(edges), len(ints), 0), np.int32)
+    parts = write_header.python(words, N_INSTANCES, len(nodes), len(edges), len(ints), 0, len(floats))
     parts.instance_ptr[1:] = np.cumsum([len(own) for own in fresh])
     parts.output_ptr[:] = 0
     parts.type_id[:] = [node.kind for node in nodes]
     parts.edge_ptr[1:] = np.cumsum([len(node.reads) for node in nodes])
-    table = np.array(reads, np.int32).reshape(-1, 3)
+    table = np.array(edges, np.int32).reshape(-1, 3)
     parts.edge_src[:], parts.edge_out[:], parts.edge_in[:] = table[:, 0] - first, table[:, 1], table[:, 2]
     parts.attr[:] = ints
     return Graph(words, np.array(floats, np.float64), TYPES, (None,) * N_INSTANCES)
@@ -112,13 +113,13 @@ def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
 def draw_kinds(rng: np.random.Generator) -> Kinds:
     """In which slot the outputs of each type are kept, and the type that reads it there."""
     slots = rng.integers(0, N_SLOTS, TYPES.arrays().out_ptr[-1]).astype(np.int32)
-    return Kinds((KEPT + slots).astype(np.int32), slots)
+    return Kinds((KEPT + slots).astype(np.int32), slots, np.full(slots.size, NOWHERE, np.int32))
 
 
 def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list[int], sources: list[int]) -> list[int]:
     """Each node and source is there once, reads what it should, and has its attributes; give what is returned."""
     check_graph(graph)
-    rows = growing.values.kept
+    rows = growing.values[growth.KEPT]
     by_owner = [
         item
         for owner in range(N_INSTANCES)
@@ -162,12 +163,12 @@ def check_round(
     """Run a round that computes these values, and compare it with the definition."""
     needed = plain.needed(wanted)
     sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
-    chosen = growing.choose(np.array(wanted, np.int32), kinds, run, TYPES)
+    chosen = growing.choose(np.array(wanted, np.int32), kinds.slot, run, TYPES)
     check_chosen(plain, chosen, needed, sources)
     rows = settle(rng, growing, chosen)
     plain.done.update(needed)
     expected = plain.to_keep(needed, wanted)
-    graph = growing.emit(chosen, kinds, TYPES)
+    graph = growing.emit(chosen, kinds.source, TYPES)
     assert chosen.kept.values.tolist() == expected
     assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
     assert graph.out_slot.tolist() == [
@@ -176,10 +177,10 @@ def check_round(
     per_slot = [0] * N_SLOTS
     for v, slot in zip(expected, graph.out_slot.tolist(), strict=True):
         values = growing.values
-        assert (values.run[v], values.slot[v], values.row[v]) == (run, slot, per_slot[slot])
+        assert (values[growth.RUN, v], values[growth.SLOT, v], values[growth.ROW, v]) == (run, slot, per_slot[slot])
         per_slot[slot] += 1
     plain.kept.update(expected)
-    assert rows == growing.values.kept[chosen.sources].tolist()
+    assert rows == growing.values[growth.KEPT, chosen.sources].tolist()
 
 
 def kind_of(plain: Plain, v: int) -> int:
@@ -198,8 +199,9 @@ def check_chosen(plain: Plain, chosen: Chosen, needed: list[int], sources: set[i
 def settle(rng: np.random.Generator, growing: GrowingGraph, chosen: Chosen) -> list[int]:
     """Say in which row of its table each source is."""
     rows = rng.permutation(len(chosen.sources)).astype(np.int32)
-    growing.values.kept[chosen.sources] = rows
-    return rows.tolist()
+    growing.values[growth.KEPT, chosen.sources] = rows
+    found: list[int] = rows.tolist()
+    return found
 
 
 @each("seed", range(150))
@@ -207,9 +209,9 @@ def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int) -> 
     rng = np.random.default_rng(seed)
     plain, growing, kinds, n_runs = Plain(), GrowingGraph(N_INSTANCES), draw_kinds(rng), 0
     for _ in range(rng.integers(1, N_ROUNDS)):
-        growing.append(draw_phase(rng, plain))
+        growing.append(draw_phase(rng, plain), kinds.rows)
         assert growing.n_nodes == len(plain.nodes)
-        assert growing.values.node[: growing.n_values].tolist() == [node for node, _ in plain.values]
+        assert growing.values[growth.MADE_BY, : growing.n_values].tolist() == [node for node, _ in plain.values]
         use(rng, plain, growing)
         known = plain.usable()
         if not known:
@@ -242,12 +244,12 @@ def check_last(rng: np.random.Generator, plain: Plain, growing: GrowingGraph, ki
     needed = plain.needed(held)
     sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
     sources |= {v for v in held if plain.values[v][0] in plain.done}
-    chosen = growing.choose(np.array(held, np.int32), kinds, NOWHERE, TYPES)
+    chosen = growing.choose(np.array(held, np.int32), kinds.slot, NOWHERE, TYPES)
     assert not chosen.kept.values.size
     check_chosen(plain, chosen, needed, sources)
     settle(rng, growing, chosen)
     results, expected = results_of(plain)
-    graph = growing.emit(chosen, kinds, TYPES, results)
+    graph = growing.emit(chosen, kinds.source, TYPES, results)
     assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
     assert graph.output_ptr.tolist() == results.ptr.tolist()
 
