@@ -97,16 +97,16 @@ def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
             plain.nodes.append(node)
     nodes = [node for own in fresh for node in own]
     edges = [read for node in nodes for read in node.reads]
-    ints, floats = ([x for node in nodes for x in getattr(node, name)] for name in ("ints", "floats"))
-    words = np.zeros(words_size.python(N_INSTANCES, len(nodes), len(edges), len(ints), 0), np.int32)
-    parts = write_header.python(words, N_INSTANCES, len(nodes), len(edges), len(ints), 0, len(floats))
+    attr, floats = ([x for node in nodes for x in getattr(node, name)] for name in ("ints", "floats"))
+    words = np.zeros(words_size.python(N_INSTANCES, len(nodes), len(edges), len(attr), 0), np.int32)
+    parts = write_header.python(words, N_INSTANCES, len(nodes), len(edges), len(attr), 0, len(floats))
     parts.instance_ptr[1:] = np.cumsum([len(own) for own in fresh])
     parts.output_ptr[:] = 0
     parts.type_id[:] = [node.kind for node in nodes]
     parts.edge_ptr[1:] = np.cumsum([len(node.reads) for node in nodes])
     table = np.array(edges, np.int32).reshape(-1, 3)
     parts.edge_src[:], parts.edge_out[:], parts.edge_in[:] = table[:, 0] - first, table[:, 1], table[:, 2]
-    parts.attr[:] = ints
+    parts.attr[:] = attr
     return Graph(words, np.array(floats, np.float64), TYPES, (None,) * N_INSTANCES)
 
 
