@@ -7,7 +7,7 @@ its place in the program alone, so that it can be run again with the same decisi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -81,8 +81,9 @@ class Known:
 
     def branch(self, place: int) -> Known:
         """What a branch begins with."""
-        lists = (self.states, self.vectors, self.scalars, self.words, self.numbers)
-        return Known(*map(list, lists), (*self.path, self.n_gathers, place), depth=self.depth)  # type: ignore[arg-type]
+        states, vectors, scalars, words, numbers = map(list, self.lists())
+        held: dict[str, Any] = {"states": states, "vectors": vectors, "scalars": scalars, "words": words}
+        return replace(self, **held, numbers=numbers, path=(*self.path, self.n_gathers, place), n_told=0, n_gathers=0)
 
     def join(self, other: Known) -> None:
         """Take the last of each kind from a branch."""

@@ -36,7 +36,7 @@ def drawn(n: int, **options: Any) -> Callable[[Callable[[list[Instance]], None]]
     def decorate(test: Callable[[list[Instance]], None]) -> Callable[[], None]:
         checks = list(HealthCheck)
         set_up = settings(deadline=None, max_examples=n, derandomize=True, database=None, suppress_health_check=checks)
-        return set_up(given(minibatches(**options))(test))  # type: ignore[no-any-return]
+        return set_up(given(minibatches(**options))(test))
 
     return decorate
 
