@@ -32,6 +32,7 @@ from gpu.correctness import check_correctness
 from gpu.policies import time_policies
 from gpu.products import time_launches, time_products
 from gpu.race import race
+from gpu.rounds import decode_on_both
 from gpu.simulator import time_simulators
 from gpu.traffic import count_traffic
 from gpu.training import train_on_both
@@ -52,9 +53,10 @@ SECTIONS = {
     "launches": Part(time_launches, 0.03),
     "products": Part(time_products, 0.12),
     "bandwidth": Part(time_kernels, 0.07),
-    "race": Part(race, 0.26),
+    "race": Part(race, 0.21),
     "policies": Part(time_policies, 0.12),
     "simulator": Part(time_simulators, 0.05),
+    "rounds": Part(decode_on_both, 0.05),
 }
 
 
@@ -67,7 +69,8 @@ class Config(Settings):
     minutes: float = 8.0
     """After them nothing new begins; what is left out is said."""
     section: str = ""
-    """The only one to run: correctness, training, traffic, launches, products, bandwidth, race, policies, simulator."""
+    """The only one to run: correctness, training, traffic, launches, products, bandwidth, race, policies, simulator,
+    rounds."""
 
 
 def measure(config: Config) -> Iterator[Findings]:
