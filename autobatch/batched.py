@@ -8,111 +8,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from operator import is_not
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.devices.late import Late
+from autobatch.engine import Engine
 from autobatch.errors import GraphError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import rewrite
 from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
-from autobatch.ir.precision import check_precision
 from autobatch.nn.prefetching import prefetch
-from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
-from autobatch.plan.plan import Planner
-from autobatch.runtime.backend import Backend, Run
-from autobatch.runtime.execution import Executor
 from autobatch.runtime.input_gradients import InputGradients
 from autobatch.runtime.losses import UnreadLoss, loss_slot, loss_weights, put_gradients, take_gradients, weighted_sum
-from autobatch.runtime.planning import Choices, Planning
-from autobatch.runtime.rounds import Rounds
-from autobatch.runtime.settings import Settings
-from autobatch.runtime.step import Clock, LastCall, Step
-from autobatch.schedule.schedule import Policy
+from autobatch.runtime.step import Step
 from autobatch.system.turns import run_lock
-from autobatch.trace.record import MiniBatch, Recorder, list_instances, refuse_inside
+from autobatch.trace.record import list_instances, refuse_inside
 from autobatch.trace.results import join_columns, list_results, stack_results
 
 if TYPE_CHECKING:
-    from autobatch.tuning import Tuning
+    pass
 
 Array = NDArray[Any]
 
 
-class Batched:
+class Batched(Engine):
     """A function over one instance, run on mini-batches; made by `batched`.
 
-    Calls from several threads take turns. A deep copy, or one through pickle, runs a copy of the model and has recorded
-    nothing.
-
-    Attributes:
-        last: counts and times of the last call; None before the first.
-        seed, step: what random numbers depend on; `step` counts the calls of value_and_grad.
-        policy, planner, backend: the policy makes schedules, the planner assigns memory, the backend executes.
-        max_bytes: what a mini-batch's values may take before it is run in parts; None for no limit.
-        precision: of matrix products, see `autobatch.ir.precision`.
-        threads: that a mini-batch has, where they are not measured or pinned.
-        waiting: how long async programs may wait, and what their errors do.
-        recorder, planning: record instances, and plan mini-batches as given; not to be assigned.
+    Calls from several threads take turns. `autobatch.engine.Engine` lists the attributes.
     """
-
-    def __init__(
-        self,
-        function: Callable[[Any], Any],
-        module: Module | None,
-        policy: Policy,
-        planner: Planner,
-        backend: Backend,
-        settings: Settings,
-    ) -> None:
-        self.policy, self.planner, self.backend, self.rewrites = policy, planner, backend, settings.rewrites
-        self.seed, self.step, self.max_bytes = settings.seed, 0, settings.max_bytes
-        self.precision, self._settings, self.waiting = settings.precision, settings, settings.waiting
-        self._tuned_for: tuple[Any, ...] = (None,) * 4
-        self.last: LastCall | None = None
-        self.recorder = Recorder(function, module)
-        self.planning = Planning(self.recorder, planner, settings.plan_cache)
-        self._profile: Profile | None = None
-        self._executor = Executor(self.recorder)
-        self._unread: UnreadLoss | None = None
-        self.threads = self._tune().base.threads
-
-    def __copy__(self) -> Batched:
-        """Another one that has all in common with this one but what is assigned to either afterwards."""
-        twin = object.__new__(Batched)
-        vars(twin).update(vars(self))
-        return twin
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What deep copies and pickles take along: how it was made, and the step; what was recorded stays behind."""
-        now = {name: getattr(self, name) for name in ("rewrites", "seed", "max_bytes", "precision", "waiting")}
-        made = self.recorder.function, self.recorder.module, self.policy, self.planner, self.backend
-        return {"made": (*made, replace(self._settings, **now)), "step": self.step}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["made"])  # type: ignore[misc]
-        self.step = state["step"]
-
-    @property
-    def decisions(self) -> dict[str, dict[str, Any]]:
-        """How mini-batches run, by class, and under "*" all others: JSON can hold it, and `tune=` pins it."""
-        with run_lock():
-            return self._tune().decisions
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is being measured for these decisions now; a new size of mini-batches may begin it again."""
-        with run_lock():
-            return self._tune().settled
 
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked.
@@ -370,103 +299,3 @@ class Batched:
             keep_learning(policy)
         self.policy = policy
         return policy
-
-    def _read(self, instances: Iterable[Any], inputs: bool = False) -> tuple[MiniBatch, Clock]:
-        """Record a mini-batch, unless it was recorded before; beside what other threads run."""
-        clock = Clock(profiled=self._profile is not None)
-        return self.recorder.read(instances, inputs), clock
-
-    def _tune(self) -> Tuning:
-        """Give what decides how mini-batches run, and plans them; made anew where settings changed that it is for."""
-        from autobatch.tuning import make_tuning
-
-        if self.planning.planner is not self.planner:
-            self.planning = Planning(self.recorder, self.planner, self.planning.cache.size)
-        settings = self.planning, self.backend, self.rewrites, self.precision
-        if any(map(is_not, settings, self._tuned_for)):
-            self._tuning: Tuning = make_tuning(self.recorder, *settings, self._settings.threads, self._settings.tune)
-            self._tuned_for = settings
-        return self._tuning
-
-    def _prepare(
-        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool = False, tried: bool = True
-    ) -> Step:
-        """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan.
-
-        With `tried`, the mini-batch may run under a variant that is being measured; its time then counts.
-        """
-        if minibatch.graph is not None:
-            clock.lap("record")  # and waiting for other threads
-        choices, tuning = self._choose(training, has_aux), self._tune()
-        if tuning.is_off:
-            return self.planning.prepare(minibatch, choices, clock)
-        return tuning.prepare(minibatch, choices, clock, tried)
-
-    def _choose(self, training: bool, has_aux: bool) -> Choices:
-        """Look up what the call depends on."""
-        self._executor.refresh()
-        self.recorder.refresh(self._executor.dtype)
-        check_precision(self.precision, self._executor.dtype, self.backend.name)
-        return Choices(
-            self.policy, self.rewrites, self.max_bytes, self._executor.dtype,
-            self._executor.purpose(training), self.backend, self.precision, self.threads, has_aux,
-            store=self._executor.store,
-        )  # fmt: skip
-
-    @contextmanager
-    def _planned(
-        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool = False, tried: bool = True
-    ) -> Iterator[tuple[Step, Rounds | None]]:
-        """Within the context, the last step of a mini-batch is ready to run, and the rounds before it have run."""
-        if self._profile is not None:
-            self._profile.begin()
-        if not minibatch.has_programs:
-            yield self._prepare(minibatch, clock, training, has_aux, tried), None
-            return
-        rounds = self._rounds(clock)
-        if not training:
-            with rounds.run(minibatch.instances) as step:
-                yield step, rounds
-            return
-        graph = rounds.record(minibatch.instances, minibatch.inputs)
-        whole = MiniBatch(minibatch.instances, graph, minibatch.inputs)
-        yield self._prepare(whole, clock, training, has_aux, tried=False), rounds  # the clock has run for rounds too
-
-    def _rounds(self, clock: Clock) -> Rounds:
-        """What runs the rounds of a mini-batch."""
-        choices = self._choose(training=False, has_aux=False)
-        self._tune()
-        about = choices, clock, (self.seed, self.step), self.waiting, self._profile
-        return Rounds(self.recorder, self.planning, self._executor, *about)
-
-    def _record_rounds(self, instances: list[Any]) -> Graph:
-        """Run async programs, and give the graph of all that they recorded."""
-        with run_lock():
-            return self._rounds(Clock()).record(instances, with_awaited=True)
-
-    def _execute(self, step: Step, training: bool, has_aux: bool) -> None:
-        """Run all parts, and backward in training, for what is learned from that."""
-        slot = loss_slot(step.graph, self.recorder.slots, has_aux) if training else -1
-        for part, run in self._run(step):
-            if training:
-                seeds = {slot: np.ones(part.stop - part.start, self._executor.dtype)}
-                self._executor.backward(step, run, seeds, None)
-
-    def _finish(self, step: Step, rounds: Rounds | None = None) -> None:
-        """Keep what there is to say about a call."""
-        if rounds is None:
-            self._tuning.finish(step)
-        else:
-            step = rounds.joined(step)
-        self.last = step.finish()
-        if self._profile is not None:
-            self._profile.add(step, self._executor.dtype.itemsize, self.precision)
-
-    def _watch(self, profile: Profile | None) -> Profile | None:
-        """Take this profile from now on, or none; give the one that was taken."""
-        with run_lock():
-            before, self._profile = self._profile, profile
-        return before
-
-    def _run(self, step: Step) -> Iterator[tuple[slice, Run]]:
-        return self._executor.forward(step, self.seed, self.step, self._profile)
