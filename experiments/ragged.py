@@ -144,19 +144,19 @@ def draw(config: Config, rng: np.random.Generator) -> list[Sentence]:
     return [Sentence(rng.integers(0, config.words, n), int(rng.integers(CLASSES))) for n in lengths]
 
 
-def inference(model: Reader, twin: TorchReader, sentences: list[Sentence]) -> Ways:
+def inference(model: Reader, twin: TorchReader, sentences: list[Sentence], backend: str = "cpu") -> Ways:
     """All ways to compute the losses."""
     words, labels = to_torch(sentences)
     compute = torch.no_grad()
     ways: Ways = {name: compute(partial(way, words, labels)) for name, way in ways_of(twin).items()}
-    loss = ab.batched(model.loss, backend="cpu")
+    loss = ab.batched(model.loss, backend=backend)
     ways |= {"recorded in the call": partial(loss, sentences), "plan found": partial(loss, loss.record_all(sentences))}
     for way in ways.values():
         np.testing.assert_allclose(way(), ways["padded"](), rtol=1e-4, atol=1e-5)
     return ways
 
 
-def training(model: Reader, twin: TorchReader, sentences: list[Sentence]) -> Ways:
+def training(model: Reader, twin: TorchReader, sentences: list[Sentence], backend: str = "cpu") -> Ways:
     """All ways to compute the mean loss and its gradients."""
     words, labels = to_torch(sentences)
 
@@ -164,10 +164,10 @@ def training(model: Reader, twin: TorchReader, sentences: list[Sentence]) -> Way
         twin.zero_grad(set_to_none=False)
         mean = compute(words, labels).mean()
         torch.autograd.backward(mean)
-        return float(mean)
+        return float(mean.detach())
 
     ways: Ways = {name: partial(step, way) for name, way in ways_of(twin).items()}
-    loss = ab.batched(model.loss, backend="cpu")
+    loss = ab.batched(model.loss, backend=backend)
     ways |= {
         "recorded in the call": partial(loss.value_and_grad, sentences),
         "plan found": partial(loss.value_and_grad, loss.record_all(sentences)),

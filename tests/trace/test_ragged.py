@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+import ragged
 from autobatch.devices.host import HostDevice
 from autobatch.errors import DataError, GraphError, ShapeError
 from autobatch.runtime.cpu.backend import Cpu
@@ -269,3 +270,12 @@ def test_data_of_any_length_is_checked_before_anything_runs() -> None:
     wrong[3] = 10
     with pytest.raises(DataError, match=r"instance 1, node 3 \('read'\) gives 10 as read argument 'words', .* 0\.\.9"):
         loss([(words, tags), (wrong, tags)])
+
+
+def test_losses_and_gradients_are_those_of_torch_padded_and_nested() -> None:
+    config = ragged.Config(batch_size=9, longest=12, words=20)
+    rng = np.random.default_rng(0)
+    model = ragged.Reader(config.words, 8, rng)
+    twin = ragged.TorchReader(model, config.words, 8)
+    for make_ways in (ragged.inference, ragged.training):  # they compare all ways
+        make_ways(model, twin, ragged.draw(config, rng), "reference")
