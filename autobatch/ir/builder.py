@@ -22,6 +22,7 @@ from autobatch.ir.program import (
     Weight,
     cone,
     int_limit,
+    moved_domain,
     origin,
     renumber,
     show_var,
@@ -182,7 +183,8 @@ class Builder:
         op.limit(shapes, static)
         if op.index_axis is not None:
             values = [values[0], self._ids(op, *values[:2]), *values[2:]]
-        return self.add(Instruction(op, tuple(v.index for v in values), static), shape, self._domain(op, values))
+        domain = self._domain(op, values, static)
+        return self.add(Instruction(op, tuple(v.index for v in values), static), shape, domain)
 
     def _ids(self, op: Op, table: Traced, ids: Traced) -> Traced:
         """Check ids: they must be int data of the node, or ints that a cell computed or constants, both in range."""
@@ -208,8 +210,10 @@ class Builder:
             )
         return ids
 
-    def _domain(self, op: Op, values: list[Traced]) -> int:
+    def _domain(self, op: Op, values: list[Traced], static: Mapping[str, Any]) -> int:
         domains = [v.var.domain for v in values]
+        if op.segments == "move":
+            return moved_domain(domains, static)
         groups = sorted({d for d in domains if d >= 0})
         if op.segments == "reduce":
             return NODE

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from autobatch.ops.define import Op, Shape
+from autobatch.ops.rows import Cut, take_rows
 from autobatch.params.parameter import Parameter
 
 NODE, SHARED = -1, -2
@@ -131,8 +132,30 @@ class CellProgram:
 
     @property
     def n_groups(self) -> int:
-        """Variadic groups: list arguments of any length, and data of any length."""
-        return 1 + max((v.domain for v in self.vars if isinstance(v.source, (Port, Attribute))), default=NODE)
+        """Variadic groups: list arguments of any length, data of any length, and those derived from them."""
+        given = (v.domain for v in self.vars if isinstance(v.source, (Port, Attribute)))
+        return 1 + max(*self.derived, *given, NODE, NODE)
+
+    @property
+    def ones(self) -> tuple[int, ...]:
+        """The derived groups that must have exactly one row."""
+        sources = [self.vars[index].source for index in self.instructions]
+        taking = [s.static for s in sources if isinstance(s, Instruction) and s.op is take_rows]
+        return tuple(dict.fromkeys(static["group"] for static in taking if static["is_one"]))
+
+    @functools.cached_property
+    def derived(self) -> dict[int, tuple[Part, ...]]:
+        """The groups whose rows are slices of those of others, joined; in an order in which lengths can be computed."""
+        found: dict[int, tuple[Part, ...]] = {}
+        for var in self.vars:
+            if isinstance(var.source, Instruction) and var.source.op is take_rows:
+                static, args = var.source.static, [self.vars[arg] for arg in var.source.args]
+                parts = [
+                    Part(-1, arg.shape[0], cut) if fixed else Part(arg.domain, 0, cut)
+                    for arg, cut, fixed in zip(args, static["cuts"], static["fixed"], strict=True)
+                ]
+                found[static["group"]] = tuple(parts)
+        return found
 
     @functools.cached_property
     def data_groups(self) -> tuple[int, ...]:
@@ -159,6 +182,14 @@ class CellProgram:
         lines = show_lines(self.vars, range(len(self.vars)))
         result = ", ".join(f"%{o}" for o in self.outputs)
         return "\n".join([head, *lines, f"  return {result}"])
+
+
+class Part(NamedTuple):
+    """A slice of the rows of a group, or (`group` is -1) of `n` rows; the cut is that of `autobatch.ops.rows`."""
+
+    group: int
+    n: int
+    cut: Cut
 
 
 def show_var(vars: Sequence[Var], index: int) -> str:
@@ -214,6 +245,12 @@ def first_leaf(domain: int) -> int:
     Leaves are numbered per domain, because the number of leaves of an empty list's elements is unknown.
     """
     return (domain - NODE) * LEAVES
+
+
+def moved_domain(domains: Sequence[int], static: Mapping[str, Any]) -> int:
+    """The domain of what an op makes that moves rows: a derived group, or that of the argument it goes back to."""
+    domain: int = static["group"] if "group" in static else max(domains[1 + static["number"]], NODE)
+    return domain
 
 
 def origin(vars: Sequence[Var], index: int) -> Var:

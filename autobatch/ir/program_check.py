@@ -21,6 +21,7 @@ from autobatch.ir.program import (
     Var,
     Weight,
     int_limit,
+    moved_domain,
     origin,
     show_lines,
     show_var,
@@ -178,7 +179,8 @@ def _check_instruction(name: str, vars: Sequence[Var], index: int, ties: Ties) -
         raise _broken(name, vars, index, f"its arguments do not fit: {error}") from error
     if shape != var.shape:
         raise _broken(name, vars, index, f"by the rule of {op.name} its shape is {shape}")
-    domain = _domain(op, [vars[a].domain for a in args], ties)
+    domains = [vars[a].domain for a in args]
+    domain = moved_domain(domains, static) if op.segments == "move" else _domain(op, domains, ties)
     if domain is None:
         raise _broken(name, vars, index, f"the domains {[vars[a].domain for a in args]} have no rows in common")
     if domain != var.domain:

@@ -58,7 +58,8 @@ class Op:
         below: the result is ints; `below(*shapes, **static)`, of the per-node shapes, is what they stay below.
         sums_rows: the result has a single row, whatever the rows of the arguments.
         segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
-            kernels receive `segments=`, the edges of each row.
+            kernels receive `segments=`, the edges of each row. "move" goes from edges to those of other groups, see
+            `autobatch.ops.rows`, and receives the segments of each argument.
         doc: the docstring: what the op computes, the shapes, the gradient, an example.
     """
 
@@ -75,7 +76,7 @@ class Op:
     random: bool = False
     index_axis: int | None = None
     below: Callable[..., int] | None = None
-    segments: Literal["reduce", "spread", "edge"] | None = None
+    segments: Literal["reduce", "spread", "edge", "move"] | None = None
     doc: str | None = None
 
     def __post_init__(self) -> None:

@@ -35,33 +35,34 @@ class Segments:
         put: gives an array of NumPy as one of the device.
 
     Attributes:
+        lengths: edges per row, an array of NumPy, as `ptr` is.
         n_filled: the number of rows that have edges.
     """
 
     def __init__(self, ptr: Array, put: Callable[[Array], Array] = lambda array: array) -> None:
-        self._ptr, self._put = ptr, put
-        self._counts = np.diff(ptr)
-        self.n_filled = int(np.count_nonzero(self._counts))
+        self.ptr, self.put = ptr, put
+        self.lengths = np.diff(ptr)
+        self.n_filled = int(np.count_nonzero(self.lengths))
 
     @cached_property
     def counts(self) -> Array:
         """Edges per row."""
-        return self._put(self._counts)
+        return self.put(self.lengths)
 
     @cached_property
     def rows(self) -> Array:
         """The row of each edge."""
-        return self._put(np.repeat(np.arange(self._counts.size), self._counts))
+        return self.put(np.repeat(np.arange(self.lengths.size), self.lengths))
 
     @cached_property
     def filled(self) -> Array:
         """The rows that have edges."""
-        return self._put(np.flatnonzero(self._counts))
+        return self.put(np.flatnonzero(self.lengths))
 
     @cached_property
     def starts(self) -> Array:
         """The first edge of each row that has edges."""
-        return self._put(self._ptr[:-1][self._counts > 0])
+        return self.put(self.ptr[:-1][self.lengths > 0])
 
 
 def segment_sum(xp: Any, x: Array, out: Array, segments: Segments) -> None:

@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.errors import GraphError
+from autobatch.errors import GraphError, ShapeError
 from autobatch.graph.words import OUTPUT_BITS
 from autobatch.ir.arguments import Key, Static
+from autobatch.ir.program import CellProgram
 from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.ops.randomness import DrawCount
+from autobatch.ops.rows import count_rows
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
@@ -294,20 +296,26 @@ class Calls:
         form = make_form(reader, len(self.forms), node_type, family.lengths, outputs, rebuild)
         self.forms.append(form)
         known = entry.known
-        ties = node_type.program.ties
         known.by_form[tuple(reader.conditions)] = self._generate(
-            entry, [form], lambda *args: self._refuse_lengths(entry, ties, args)
+            entry, [form], lambda *args: self._refuse_lengths(entry, node_type.program, args)
         )
         if len(known.forms) < MAX_FORMS:  # newest first: the earliest forms, such as initial states, are often rare
             self._know(entry, (form, *known.forms), known.by_form)
             self.stand_ins.renew(entry)
 
-    def _refuse_lengths(self, entry: Entry, ties: Iterable[tuple[int, int]], args: tuple[Any, ...]) -> Any:
+    def _refuse_lengths(self, entry: Entry, program: CellProgram, args: tuple[Any, ...]) -> Any:
         """Refuse a call of a known form: lists or arrays that must be equally long are not."""
         reader, _ = self._read(entry, dict(zip(entry.signature.parameters, args, strict=True)))
-        lengths = reader.lengths
-        unequal = next(tie for tie in ties if lengths[tie[0]] != lengths[tie[1]])
-        first, second = (f"{lengths[group]} of {reader.lists[group]!r}" for group in unequal)
+        lengths, names = dict(enumerate(reader.lengths)), dict(enumerate(reader.lists))
+        for group, parts in program.derived.items():
+            known = [part.n if part.group < 0 else lengths[part.group] for part in parts]
+            lengths[group] = sum(count_rows(n, part.cut) for n, part in zip(known, parts, strict=True))
+            names[group] = " and ".join(dict.fromkeys(f"a part of {names[p.group]}" for p in parts if p.group >= 0))
+            if group in program.ones and lengths[group] != 1:
+                row, of = parts[0].cut[0], names[parts[0].group]
+                raise ShapeError(f"cell {entry.name!r} takes row {row} of {of!r}, which has {known[0]}.")
+        unequal = next(tie for tie in program.ties if lengths[tie[0]] != lengths[tie[1]])
+        first, second = (f"{lengths[group]} of {names[group]!r}" for group in unequal)
         raise GraphError(
             f"cell {entry.name!r} was called with different numbers of elements, {first} and {second}, but its body "
             f"combines them one by one; give it equally many."

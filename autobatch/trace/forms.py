@@ -30,14 +30,18 @@ import numpy as np
 
 from autobatch.errors import DataError, GraphError
 from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Key, Static, exact, is_hashable, is_structure
-from autobatch.ir.program import DRAW, Attribute, Port, first_leaf
+from autobatch.ir.program import DRAW, Attribute, CellProgram, Port, first_leaf
 from autobatch.ir.typetable import NodeType
+from autobatch.ops.rows import count_rows
 from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
 from autobatch.trace.elements import Lengths
 from autobatch.trace.handles import Handles, Outputs, Rows, Value, path_to_ref
 
 IS_RECORDING = "__stage.current is __calls"  # costs 50 ns
-BUILTINS = {f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, exact, np.ndarray, np.float64)}
+BUILTINS: dict[str, Any] = {
+    f"__{x.__name__}": x for x in (type, len, list, tuple, int, float, map, exact, np.ndarray, np.float64)
+}
+BUILTINS["__rows"] = count_rows
 LOG_INTS = {"int": "{}", "ints": "*{}.ravel().tolist()"}
 LOG_FLOATS = {"float": "__log_float({})", "floats": "__log_floats({}.astype(__float64).tobytes())"}
 
@@ -281,7 +285,8 @@ def make_form(
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
     logged, floats, code = [f"__out{path_to_ref(outputs)}"], list[str](), [node_type.number]
     conditions = list(reader.conditions)
-    conditions += [f"__len({reader.lists[a]}) == __len({reader.lists[b]})" for a, b in program.ties]
+    conditions += [f"{_length(reader, program, a)} == {_length(reader, program, b)}" for a, b in program.ties]
+    conditions += [f"{_length(reader, program, group)} == 1" for group in program.ones]
     if lengths.walked:
         found = _tuple([f"__len({reader.lists[group]})" for group in lengths.walked])
         conditions.append(f"{found} in {reader.constant(lengths.found)}")
@@ -316,12 +321,21 @@ def make_form(
     for place, index in enumerate(program.outputs):
         if (group := program.vars[index].domain) >= 0:
             made = "__out" if outputs.kind == "rows" else f"__out[{place}]"
-            body.append(f"{made}.resize(__len({reader.lists[group]}))")
+            body.append(f"{made}.resize({_length(reader, program, group)})")
     body += ["__to = __log", f"__to += {_tuple(logged)}"]  # faster than an append per int
     body += floats
     body += ["__draw()"] if program.draws and DRAW not in data else []
     body.append(f"return {rebuild}(__out)" if rebuild else "return __out")
     return Form(tuple(conditions), tuple(body), (*code, END))
+
+
+def _length(reader: FormReader, program: CellProgram, group: int) -> str:
+    """The expression of the number of rows of a group in a call."""
+    if group not in program.derived:
+        return f"__len({reader.lists[group]})"
+    lengths = [str(n) if of < 0 else _length(reader, program, of) for of, n, _ in program.derived[group]]
+    cuts = [cut for _, _, cut in program.derived[group]]
+    return " + ".join(f"__rows({n}, {cut})" for n, cut in zip(lengths, cuts, strict=True))
 
 
 def _makeup(x: Any) -> Any:

@@ -9,7 +9,7 @@ What NumPy broadcasts along the first axis is spread to the rows. `RULES` has a 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from autobatch.ir.builder import Builder, Traced
@@ -18,7 +18,8 @@ from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS
 from autobatch.ops.reduction import axes_of, logsumexp
-from autobatch.ops.shaping import reshape
+from autobatch.ops.rows import Cut, as_cut, take_rows
+from autobatch.ops.shaping import reshape, slice_
 
 
 class Ragged(Traced):
@@ -63,12 +64,13 @@ class RowBuilder(Builder):
     """Builds the program of a cell with ragged values.
 
     Attributes:
-        group_names: the names of the arguments that the variadic groups are.
+        group_names: the names of the arguments that the variadic groups are, or that they are derived from.
     """
 
     def __init__(self, name: str, weight_names: Mapping[int, str]) -> None:
         super().__init__(name, weight_names=weight_names)
-        self.group_names: dict[int, str] = {}
+        self.group_names: list[str] = []
+        self._derived: dict[Hashable, int] = {}
 
     @abstractmethod
     def as_list(self, values: Any) -> Any:
@@ -77,6 +79,28 @@ class RowBuilder(Builder):
     @abstractmethod
     def refuse(self, op: Op, values: Sequence[Traced], told: str) -> NoReturn:
         """Refuse an op of values, some of them ragged; `told` is the message."""
+
+    def add_group(self, name: str) -> int:
+        """The number of a new variadic group."""
+        self.group_names.append(name)
+        return len(self.group_names) - 1
+
+    def take(self, parts: Sequence[tuple[Traced, Cut]], is_one: bool = False) -> Ragged:
+        """Slices of the rows of values, joined; the same slices of the same groups have the same rows.
+
+        Args:
+            is_one: whether there must be exactly one row.
+        """
+        fixed = tuple(not isinstance(value, Ragged) for value, _ in parts)
+        cuts = tuple(cut for _, cut in parts)
+        sources = tuple(value.var.domain if isinstance(value, Ragged) else value.shape[0] for value, _ in parts)
+        key = cuts, fixed, sources, is_one
+        if key not in self._derived:
+            name = next(describe_group(value) for value, _ in parts if isinstance(value, Ragged))
+            self._derived[key] = self.add_group(name)
+        static = {"cuts": cuts, "fixed": fixed, "group": self._derived[key], "is_one": is_one}
+        rows = [value.row if isinstance(value, Ragged) else value for value, _ in parts]
+        return Ragged(self, self.append(take_rows, rows, static).index)
 
     def append(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
         """Append an op of values that are no ragged ones."""
@@ -106,7 +130,12 @@ def describe(value: Traced) -> str:
     if not isinstance(value, Ragged):
         return str(value.shape)
     sizes = ", ".join(map(str, ("n", *value.var.shape)))
-    return f"({sizes}{',' * (value.ndim == 1)}) with n rows of {value.builder.group_names[value.var.domain]!r}"
+    return f"({sizes}{',' * (value.ndim == 1)}) with n rows of {describe_group(value)!r}"
+
+
+def describe_group(value: Ragged) -> str:
+    """The name of the argument that has the rows of a value."""
+    return value.builder.group_names[value.var.domain]
 
 
 def _apply_to_rows(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
@@ -215,18 +244,19 @@ def _norm(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[st
 
 
 def _join(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
-    """Append a join of rows."""
-    ndims = {value.ndim if isinstance(value, Ragged) else 0 for value in values}
-    if len(ndims) > 1:
+    """Append a join: of each row with those in its place, or of all rows."""
+    ndims, n_rows = {value.ndim for value in values}, {isinstance(value, Ragged) for value in values}
+    (axis,) = axes_of(values[0].ndim, static["axis"])
+    widths = {value.shape[1:] for value in values}
+    if len(ndims) > 1 or (axis > 0 and len(n_rows) > 1) or (axis == 0 and len(widths) > 1):
         builder.refuse(
             op,
             values,
-            f"concat of values of shapes {_shapes(values)}, where n differs between nodes; all parts have n rows and "
-            f"as many axes.",
+            f"concat along axis {static['axis']} of values of shapes {_shapes(values)}, where n differs between nodes; "
+            f"their other axes must be equally long.",
         )
-    (axis,) = axes_of(values[0].ndim, static["axis"])
     if axis == 0:
-        _refuse(builder, op, values, static)
+        return builder.take([(value, as_cut(slice(None))) for value in values])
     return _apply_to_rows(builder, op, values, {"axis": axis - 1})
 
 
@@ -239,18 +269,22 @@ def _reshape(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict
 
 
 def _take(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append a slice of each row, or take a row."""
+    """Append a slice: of each row, of the rows, or a single row."""
     (value,) = values
     index = static["index"] if isinstance(static["index"], tuple) else (static["index"],)
     if any(part is Ellipsis for part in index):
         at = next(k for k, part in enumerate(index) if part is Ellipsis)
         missing = value.ndim - sum(part is not None and part is not Ellipsis for part in index)
         index = (*index[:at], *(slice(None),) * missing, *index[at + 1 :])
-    if index[:1] != (slice(None),):
+    first, others = index[0], index[1:]
+    if isinstance(first, slice):
+        rows: Any = value if first == slice(None) else builder.take([(value, as_cut(first))])
+        return _apply_to_rows(builder, op, [rows], {"index": others}) if others else rows
+    if first is None or isinstance(first, bool):
         _refuse(builder, op, values, static)
-    if len(index) == 1:
-        return value
-    return _apply_to_rows(builder, op, values, {"index": index[1:]})
+    single = builder.take([(value, as_cut(slice(first, first + 1 or None)))], is_one=True)
+    row = builder.append(OPS["sum_n"], [single.row], {})
+    return slice_(row, index=others) if others else row
 
 
 def _refuse(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> NoReturn:

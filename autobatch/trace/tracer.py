@@ -46,7 +46,6 @@ class Tracer:
         self.resolved: dict[int, Key] = {}
         self.n_leaves: Counter[int] = Counter()
         self._returns_rows = returns_rows
-        self.n_groups = 0
 
     def trace(
         self, call: Callable[..., Any], keys: Mapping[str, Key], watching: AbstractContextManager[None] = NOT_WATCHED
@@ -94,9 +93,7 @@ class Tracer:
 
     def _new_group(self, name: str) -> int:
         """The number of a variadic group, which is the argument of this name."""
-        self.builder.group_names[self.n_groups] = name
-        self.n_groups += 1
-        return self.n_groups - 1
+        return self.builder.add_group(name)
 
     def _list(self, key: Key, name: str, group: int) -> TracedList:
         self.builder.lists.add(group)

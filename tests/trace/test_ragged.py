@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+import ragged
 from autobatch.devices.host import HostDevice
 from autobatch.errors import DataError, GraphError, ShapeError
 from autobatch.runtime.cpu.backend import Cpu
@@ -21,6 +22,7 @@ INTERPRETED: list[Callable[[], Any]] = [lambda: Reference(poison=True), lambda: 
 COMPILED: list[Callable[[], Any]] = [lambda: Cpu(poison=True)]
 if shutil.which("g++") is not None:
     COMPILED.append(lambda: Cuda(poison=True, device=HostDevice()))
+COMPILED_BODIES = ("attend", "layer_norm", "log_softmax", "max", "transformer", "rows", "padded", "convolution")
 DIM, TOLERANCE = 3, 1e-10
 LENGTHS = ([1, 2], [20, 3], [5, 5, 1, 2], [7])  # per instance, per node: the rows
 
@@ -43,6 +45,12 @@ class Weights(ab.Module):
     @ab.cell(ragged=("x",))
     def feed_all(self, x: Any) -> Any:
         return self.scale * x + self.shift
+
+
+def pad(x: Any, by: int) -> Any:
+    """Rows moved by one, a row of zeros in the place that is free."""
+    zeros = np.zeros((1, DIM))
+    return ab.concat([zeros, x[:-1]] if by > 0 else [x[1:], zeros], axis=0)
 
 
 Body = Callable[[Weights, Any, Any], Any]
@@ -74,6 +82,14 @@ BODIES: tuple[tuple[str, Body], ...] = (
     ("concat of columns", lambda w, x, q: ab.sum(ab.concat([x, ab.tanh(x)], axis=1)[:, 2:5], axis=0)),
     ("split", lambda w, x, q: ab.sum(ab.concat(ab.split(x, 3)[::-1]), axis=0)),
     ("slices", lambda w, x, q: ab.sum(x[..., 1:] * x[:, :2], axis=0)),
+    ("rows", lambda w, x, q: x[0] * x[-1] + x[0, 1:2] * x[-1, 0]),
+    ("slices of rows", lambda w, x, q: ab.sum(ab.tanh(x)[1:] * x[:-1], axis=0) + ab.sum(x[::-1] * x, axis=0)),
+    ("steps", lambda w, x, q: ab.sum(x[1::2], axis=0) - ab.sum(x[-2::-3][:2] * q, axis=0) + ab.sum(x[5:2:-1, :1])),
+    ("rotated", lambda w, x, q: ab.sum(ab.concat([x[1:], x[:1]], axis=0) * x, axis=0)),
+    ("padded", lambda w, x, q: ab.sum(ab.concat([w.W.T[:1, :3], x, ab.reshape(q, (1, DIM))], axis=0)[1:-2] * x[:-1])),
+    ("a node value", lambda w, x, q: ab.max(ab.concat([x, ab.reshape(ab.concat((q, -q)), (2, DIM))], axis=0), axis=0)),
+    ("twice", lambda w, x, q: ab.max(ab.concat([x, ab.tanh(x), x[1:] @ w.W @ w.W.T], axis=0), axis=0)),
+    ("convolution", lambda w, x, q: ab.max(ab.tanh(ab.concat([pad(x, 1), x, pad(x, -1)], axis=1)[:, 1:5]), axis=0)),
     ("argmax", lambda w, x, q: ab.sum(ab.lookup(w.table, ab.argmax(x, axis=1)) * x, axis=0)),
     ("stop_gradient", lambda w, x, q: ab.sum(ab.stop_gradient(x > 0.1) * x, axis=0)),
     ("transformer", lambda w, x, q: ab.mean(w.norm(x + ab.relu(w.layer(x)) @ ab.transpose(w.W)), axis=0)),
@@ -126,7 +142,7 @@ def test_all_lengths_are_one_type(name: str, body: Body) -> None:
 
 def test_compiled_backends_run_them_too() -> None:
     weights = Weights()
-    chosen = [body for name, body in BODIES if name in ("attend", "layer_norm", "log_softmax", "max", "transformer")]
+    chosen = [body for name, body in BODIES if name in COMPILED_BODIES]
     loss = loss_of(weights, [taking(body) for body in chosen], listed=False)
     assert n_types(check(loss, weights, draw(), COMPILED), "<lambda>") == len(chosen)
 
@@ -150,7 +166,7 @@ def test_a_thousand_lengths_are_traced_and_compiled_once(listed: bool) -> None:
         (lambda w, x, q: x + x[:, 0], "add combines values of shapes (n, 3) with n rows of 'rows' and (n,) with"),
         (lambda w, x, q: w.W.T @ x, "matmul of shapes (4, 3) and (n, 3) with n rows of 'rows' sums over an axis of n"),
         (lambda w, x, q: x.T, "transpose cannot be applied to (n, 3) with n rows of 'rows'"),
-        (lambda w, x, q: ab.concat([x, q]), "concat of values of shapes (n, 3) with n rows of 'rows' and (3,)"),
+        (lambda w, x, q: ab.concat([x, q]), "concat along axis -1 of values of shapes (n, 3) with n rows"),
     ],
 )  # fmt: skip
 def test_what_needs_the_length_is_refused(body: Body, message: str) -> None:
@@ -164,15 +180,23 @@ def test_what_needs_the_length_is_refused(body: Body, message: str) -> None:
     "body",
     [
         lambda w, x, q: x.T @ ab.ops.reshape(x, (-1, DIM)),
-        lambda w, x, q: x[0] * x[-1],
         lambda w, x, q: ab.outer(x[:, 0], q),
-        lambda w, x, q: ab.concat([x[1:], x[:1]], axis=0) * x,
     ],
 )
 def test_a_list_has_a_type_per_length_if_its_body_needs_that(body: Body) -> None:
     weights = Weights()
     found = check(loss_of(weights, [stacking(body)], listed=True), weights, draw())
     assert n_types(found, "<lambda>") == len({n for nodes in LENGTHS for n in nodes})
+
+
+def test_a_row_that_does_not_exist_is_refused() -> None:
+    weights = Weights()
+    for make in (stacking, taking):
+        loss = loss_of(weights, [make(lambda w, x, q: x[2])], listed=make is stacking)
+        found = ab.batched(loss, module=weights)
+        found(draw([[3, 4]]))
+        with pytest.raises(ShapeError, match=r"takes row 2 of 'rows', which has 2\."):
+            found(draw([[3, 2]]))
 
 
 def test_a_walk_through_rows_of_a_node_is_refused() -> None:
@@ -246,3 +270,12 @@ def test_data_of_any_length_is_checked_before_anything_runs() -> None:
     wrong[3] = 10
     with pytest.raises(DataError, match=r"instance 1, node 3 \('read'\) gives 10 as read argument 'words', .* 0\.\.9"):
         loss([(words, tags), (wrong, tags)])
+
+
+def test_losses_and_gradients_are_those_of_torch_padded_and_nested() -> None:
+    config = ragged.Config(batch_size=9, longest=12, words=20)
+    rng = np.random.default_rng(0)
+    model = ragged.Reader(config.words, 8, rng)
+    twin = ragged.TorchReader(model, config.words, 8)
+    for make_ways in (ragged.inference, ragged.training):  # they compare all ways
+        make_ways(model, twin, ragged.draw(config, rng), "reference")

@@ -165,7 +165,22 @@ def _count_segments(
             for number in range(types.data_ptr[kind], types.data_ptr[kind + 1]):
                 segments[segment_base[first + tables.data_block[number]] + own + 1] += graph.attr[at]
                 at += 1 + graph.attr[at] * types.data_ints[number]
+            for part in range(tables.part_ptr[kind], tables.part_ptr[kind + 1]):
+                n, start, stop, step = tables.part_cut[part]
+                if tables.part_of[part] >= 0:
+                    of = segment_base[first + tables.part_of[part]] + own
+                    n = segments[of + 1] - segments[of]
+                segments[segment_base[first + tables.part_block[part]] + own + 1] += slice_length(n, start, stop, step)
     return segments, segment_base
+
+
+@compiled
+def slice_length(n: int, start: int, stop: int, step: int) -> int:
+    """Count the elements that Python's slice start:stop:step gives of n."""
+    low, high = (0, n) if step > 0 else (-1, n - 1)
+    first = min(max(start + n if start < 0 else start, low), high)
+    last = min(max(stop + n if stop < 0 else stop, low), high)
+    return max((last - first + step - (1 if step > 0 else -1)) // step, 0)
 
 
 @compiled

@@ -61,6 +61,12 @@ class RowRange:
         ptr = self.plan.segments_of(self.kind, domain)[self.start : self.end + 1]
         return Segments(ptr - ptr[0], self.store.put)
 
+    def _rows_of_argument(self, var: Var) -> Segments:
+        """The edges of each node; of a value of the node, or one that all share, as many as its first axis is long."""
+        if var.domain >= 0:
+            return self.segments(var.domain)
+        return Segments(np.arange(self.n + 1) * var.shape[0], self.store.put)
+
     def select(self, per_node: Array, domain: int) -> Array:
         """The numbers of the rows of a domain whose nodes have `per_node` set."""
         if domain != NODE:
@@ -94,7 +100,9 @@ class RowRange:
         instruction = vars[index].source
         assert isinstance(instruction, Instruction)
         op, static = instruction.op, dict(instruction.static)
-        if op.segments is not None:
+        if op.segments == "move":
+            static["segments"] = tuple(self._rows_of_argument(vars[arg]) for arg in instruction.args)
+        elif op.segments is not None:
             static["segments"] = self.segments(vars[instruction.args[1 if op.segments == "spread" else 0]].domain)
         if op.random:
             static["random"] = self.randomness(source, owner)
