@@ -118,14 +118,11 @@ class DoublyRecurrent(ab.Module):
 
     async def grow_siblings(self, above: Any, before: Any, n_steps: int) -> list[OrderedTree[int]]:
         """Grow a node and the siblings that follow, and what is below them, as far as `n_steps` steps reach."""
-        label, is_parent, goes_on = (int(x) for x in await ab.value(self.decide(above, before)))
+        label, *decided = (int(x) for x in await ab.value(self.decide(above, before)))
+        is_parent, goes_on = decided if n_steps > 1 else (False, False)
         children, siblings = await ab.gather(
-            self.grow_siblings(self.descend(label, above), self.first, n_steps - 1)
-            if is_parent and n_steps > 1
-            else nobody(),
-            self.grow_siblings(above, self.pass_on(label, before), n_steps - 1)
-            if goes_on and n_steps > 1
-            else nobody(),
+            self.grow_siblings(self.descend(label, above), self.first, n_steps - 1) if is_parent else nobody(),
+            self.grow_siblings(above, self.pass_on(label, before), n_steps - 1) if goes_on else nobody(),
         )
         return [OrderedTree(label, children), *siblings]
 

@@ -10,7 +10,7 @@ Source: Luong, Pham and Manning 2015, Effective approaches to attention-based ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,27 +112,30 @@ class Seq2Seq(ab.Module):
         likeliest of all; one that has ended is put aside. The search ends when `width` have ended.
         """
         state, memory = self.encode(source)
-        beams: list[tuple[float, list[int], Any]] = [(0.0, [], state)]
-        ended: list[tuple[float, list[int]]] = []
+        beam, ended = [Hypothesis(0.0, [], state)], list[Hypothesis]()
         for _ in range(max_words(source)):
-            states = [self.write(words[-1] if words else self.end, state) for _, words, state in beams]
+            states = [self.write(one.words[-1] if one.words else self.end, one.state) for one in beam]
             found = await ab.value([self.best_words(state, memory, width) for state in states])
             grown = [
-                (total + float(score), [*words, int(word)], state)
-                for (total, words, _), state, (scores, ids) in zip(beams, states, found, strict=True)
-                for score, word in zip(scores, ids, strict=True)
+                Hypothesis(one.score + float(score), [*one.words, int(word)], state)
+                for one, state, (scores, words) in zip(beam, states, found, strict=True)
+                for score, word in zip(scores, words, strict=True)
             ]
-            grown.sort(key=lambda beam: -beam[0])
-            beams = []
-            for total, words, state in grown[:width]:
-                if words[-1] == self.end:
-                    ended.append((total / len(words), words[:-1]))
-                else:
-                    beams.append((total, words, state))
-            if len(ended) >= width or not beams:
+            best = sorted(grown, key=lambda one: -one.score)[:width]
+            ended += [one for one in best if one.words[-1] == self.end]
+            beam = [one for one in best if one.words[-1] != self.end]
+            if len(ended) >= width or not beam:
                 break
-        unended = [(total / len(words), words) for total, words, _ in beams if not ended]
-        return max(ended or unended, key=lambda found: found[0])[1]
+        likeliest = max(ended or beam, key=lambda one: one.score / len(one.words))
+        return [word for word in likeliest.words if word != self.end]
+
+
+class Hypothesis(NamedTuple):
+    """The beginning of a translation: the logarithm of its probability, its words, and the state before the last."""
+
+    score: float
+    words: list[int]
+    state: Any
 
 
 def max_words(source: Sequence[int]) -> int:

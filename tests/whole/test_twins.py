@@ -74,10 +74,9 @@ def test_scores_are_the_twins(case: Case, policy: str) -> None:
 
 
 @awaiting_case
-@each("seed", SEEDS)
-def test_awaited_predictions_are_the_twins(case: Case, seed: int) -> None:
+def test_awaited_predictions_are_the_twins(case: Case) -> None:
     """After some steps of training, so that decisions differ from instance to instance; eagerly and in rounds."""
-    model, instances = case.draw(seed, n_instances=12, dim=8)
+    model, instances = case.draw(0, n_instances=12, dim=8)
     train(model, instances, n_steps=20)
     twin, spec = case.make_twin(model.state_dict()), find_model(case.name)
     given, predictor = [spec.given(instance) for instance in instances], getattr(model, spec.predictor)
