@@ -19,7 +19,6 @@ from autobatch.runtime.backend import Backend, Run
 from autobatch.runtime.execution import Executor
 from autobatch.runtime.losses import UnreadLoss, loss_slot
 from autobatch.runtime.planning import Choices, Planning
-from autobatch.runtime.rounds import Rounds
 from autobatch.runtime.settings import Settings
 from autobatch.runtime.step import Clock, LastCall, Step
 from autobatch.schedule.schedule import Policy
@@ -27,6 +26,7 @@ from autobatch.system.turns import run_lock
 from autobatch.trace.record import MiniBatch, Recorder
 
 if TYPE_CHECKING:
+    from autobatch.runtime.rounds import Rounds
     from autobatch.tuning import Tuning
 
 
@@ -158,6 +158,8 @@ class Engine:
 
     def _rounds(self, clock: Clock) -> Rounds:
         """What runs the rounds of a mini-batch."""
+        from autobatch.runtime.rounds import Rounds
+
         choices = self._choose(training=False, has_aux=False)
         self._tune()
         about = choices, clock, (self.seed, self.step), self.waiting, self._profile

@@ -14,6 +14,7 @@ from autobatch.ops.randomness import Randomness
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cpu.weights import sum_rows
 from autobatch.runtime.interpreter.reference import Reference
+from ways import each
 
 V, DIM = 11, 5
 RNG = np.random.default_rng(0)
@@ -181,3 +182,23 @@ def test_a_refused_gradient_is_refused_again() -> None:
                     run.backward(seeds, into)
                 for key, array in before.items():
                     np.testing.assert_array_equal(right[key], array)
+
+
+class OfInts(ab.Module):
+    """A matrix times ints of the data."""
+
+    def __init__(self) -> None:
+        self.linear = ab.Linear(2, 3, rng=np.random.default_rng(0))
+
+    @ab.cell
+    def loss(self, flags: Any) -> Any:
+        """Sum the products with an array of ints."""
+        return ab.sum(self.linear(flags))
+
+
+@each("backend", ("reference", "cpu"))
+def test_ints_of_the_data_are_multiplied_as_floats(backend: str) -> None:
+    model, flags = OfInts(), [np.array([1, 0]), np.array([2, 3])]
+    _, gradients = ab.batched(model.loss, backend=backend).value_and_grad(flags)
+    np.testing.assert_allclose(gradients["linear.weight"], np.tile(np.mean(flags, axis=0), (3, 1)))
+    np.testing.assert_allclose(gradients["linear.bias"], np.ones(3))

@@ -47,7 +47,7 @@ class FastProducts(Interpreter):
         assert isinstance(source, Instruction)
         if target is None or source.op.name != "row_sum_outer":
             return False
-        x, y = (frame.env[arg] for arg in source.args)
+        x, y = (frame.env[arg].astype(target.dtype, copy=False) for arg in source.args)  # ints of data are floats now
         if len(x) != len(y):
             return False
         x, y = readable(x), readable(y)
