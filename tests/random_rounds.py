@@ -7,7 +7,7 @@ its place in the program alone, so that it can be run again with the same decisi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,25 @@ import autobatch as ab
 
 DIM, WORDS = 3, 5
 MOST_TURNS = 4  # of a loop
-PLAIN = ("step", "turn", "scale", "add", "mean", "score", "surprise", "choose", "bag", "forget", "drop")
-WAITING = ("wait", "wait for word", "wait for vector", "wait twice", "wait for all", "wait for data")
+PLAIN = (
+    "step",
+    "turn",
+    "scale",
+    "add",
+    "mean",
+    "score",
+    "surprise",
+    "choose",
+    "bag",
+    "forget",
+    "drop",
+    "stack",
+    "layer",
+    "attend",
+    "slice",
+    "row",
+)
+WAITING = ("wait", "wait for word", "wait for vector", "wait twice", "wait for all", "wait for data", "wait for rows")
 
 
 class Boom(Exception):
@@ -64,6 +81,7 @@ class Known:
     vectors: list[Any] = field(default_factory=list)
     scalars: list[Any] = field(default_factory=list)
     words: list[Any] = field(default_factory=list)
+    tables: list[Any] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
     path: tuple[int, ...] = ()
     n_told: int = 0
@@ -79,11 +97,15 @@ class Known:
         """An int, of Python or computed."""
         return self.words[k % len(self.words)]
 
+    def table(self, k: int) -> Any:
+        """Any number of rows."""
+        return self.tables[k % len(self.tables)]
+
     def branch(self, place: int) -> Known:
         """What a branch begins with."""
-        states, vectors, scalars, words, numbers = map(list, self.lists())
-        held: dict[str, Any] = {"states": states, "vectors": vectors, "scalars": scalars, "words": words}
-        return replace(self, **held, numbers=numbers, path=(*self.path, self.n_gathers, place), n_told=0, n_gathers=0)
+        states, vectors, scalars, words, tables, numbers = map(list, self.lists())
+        path = *self.path, self.n_gathers, place
+        return Known(states, vectors, scalars, words, tables, numbers, path, depth=self.depth)
 
     def join(self, other: Known) -> None:
         """Take the last of each kind from a branch."""
@@ -92,7 +114,7 @@ class Known:
 
     def lists(self) -> tuple[list[Any], ...]:
         """Everything, by kind."""
-        return self.states, self.vectors, self.scalars, self.words, self.numbers
+        return self.states, self.vectors, self.scalars, self.words, self.tables, self.numbers
 
 
 class RoundModel(ab.Module):
@@ -162,12 +184,24 @@ class RoundModel(ab.Module):
     def bag(self, words: Any) -> Any:
         return ab.sum(ab.lookup(self.embedding, words), axis=0)
 
+    @ab.cell
+    def stacked(self, xs: list[Any]) -> Any:
+        return ab.tanh(ab.stack(xs))
+
+    @ab.cell(ragged=("rows",))
+    def layer(self, rows: Any) -> Any:
+        return ab.tanh(rows @ self.mixing), ab.max(rows, axis=0)
+
+    @ab.cell(ragged=("rows",))
+    def attended(self, x: Any, rows: Any) -> Any:
+        return ab.attend(x, rows, ab.tanh(rows))
+
     async def loss(self, instance: Instance) -> Any:
         return (await self.everything(instance))[0]
 
     async def everything(self, instance: Instance) -> Any:
         """A scalar, and what was made last of each kind."""
-        known = Known([self.start(np.array(instance.data))], words=[1], numbers=[0.3])
+        known = Known([self.start(np.array(instance.data))], words=[1], tables=[np.eye(DIM)], numbers=[0.3])
         try:
             await self.run(instance, known, instance.does)
         finally:
@@ -219,6 +253,19 @@ class RoundModel(ab.Module):
                 known.scalars.append(self.surprise(known.vector(a), known.word(b)))
             case "choose":
                 known.words.append((self.likeliest, self.sample)[b % 2](known.vector(a)))
+            case "stack":
+                known.tables.append(self.stacked([known.vector(a + k) for k in range(1 + b)]))
+            case "layer":
+                rows, most = self.layer(known.table(a))
+                known.tables.append(rows)
+                known.vectors.append(most)
+            case "attend":
+                known.vectors.append(self.attended(known.vector(a), known.table(b)))
+            case "slice":
+                rows = known.table(a)
+                known.tables.append((rows[::-1], rows[: 1 + b], rows[-2:])[b % 3])
+            case "row":
+                known.vectors.append(known.table(a)[-1])
             case "bag":
                 known.vectors.append(self.bag(self.two_best(known.vector(a))[1]))
             case _:
@@ -241,6 +288,8 @@ class RoundModel(ab.Module):
                 first, again = await self.tell(instance, known, asked), await self.tell(instance, known, asked)
                 assert first == again
                 known.numbers.append(float(first[0]))
+            case "wait for rows":
+                known.tables.append(np.array(await self.tell(instance, known, known.table(a))))
             case "wait for data":
                 known.vectors.append(np.array(await self.tell(instance, known, np.array(instance.data))))
             case _:
@@ -289,9 +338,15 @@ class RoundModel(ab.Module):
 
     async def wait_for_all(self, instance: Instance, known: Known, x: Any, word: Any) -> None:
         """Ask for a structure of values and data."""
-        asked = {"x": (x, 2.5), "pair": Pair(self.score(x), word), "list": [self.turn(x), "text", self.score(x)[0]]}
+        asked = {
+            "rows": known.table(0),
+            "x": (x, 2.5),
+            "pair": Pair(self.score(x), word),
+            "list": [self.turn(x), "text", self.score(x)[0]],
+        }
         found = await self.tell(instance, known, asked)
         assert found["x"][1] == 2.5
+        known.tables.append(np.array(found["rows"]))
         assert found["list"][1] == "text"
         known.vectors.append(np.array(found["x"][0] + found["list"][0]))
         known.numbers.append(float(found["pair"].left[0]))

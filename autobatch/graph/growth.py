@@ -94,6 +94,20 @@ def count_rows(phase: Sections, n: int, at: int, types: TypeArrays, where: int) 
 
 
 @compiled
+def count_given(words: IntArray, types: TypeArrays) -> int:
+    """Count the edges of a phase, and the elements of its data of any length: no output has more rows than that."""
+    phase, data_ptr, data_ints = sections(words), types.data_ptr, types.data_ints
+    n, at = phase.edge_src.size, 0
+    for node in range(phase.type_id.size):
+        kind = phase.type_id[node]
+        at += types.int_width[kind]
+        for number in range(data_ptr[kind], data_ptr[kind + 1]):
+            n += phase.attr[at]
+            at += 1 + phase.attr[at] * data_ints[number]
+    return n
+
+
+@compiled
 def append_phase(
     nodes: Nodes, values: IntArray, words: IntArray, floats: FloatArray, types: TypeArrays, rows: IntArray,
     first: int, n_edges: int,

@@ -11,12 +11,13 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.growing import Chosen, GrowingGraph
 from autobatch.graph.growth import NOWHERE, Kinds, Results
-from autobatch.graph.words import words_size, write_header
-from graphs import TOYS, ToyType, ToyTypes
+from autobatch.graph.words import OUTPUT, OUTPUT_BITS, words_size, write_header
+from graphs import CELL, TOYS, ToyType, ToyTypes
 from ways import each
 
 N_INSTANCES, N_SLOTS, N_ROUNDS = 3, 3, 6
 KEPT = len(TOYS.types)
+RAGGED, ROWS_OF = (CELL, 1), 1  # an output with as many rows as its node reads values at a port
 TYPES = ToyTypes((*TOYS.types, *(ToyType(f"kept {slot}", n_ints=1) for slot in range(N_SLOTS))))
 Read = tuple[int, int, int]  # of an output of a node, at a port
 
@@ -76,6 +77,16 @@ class Plain:
         return [v for node in nodes for v, (made_by, _) in enumerate(self.values) if made_by == node and v in read]
 
 
+def words_of(node: Node) -> list[int]:
+    """The words of the values of a node: its outputs, or their rows."""
+    words = list[int]()
+    for output in range(TOYS.types[node.kind].n_outputs):
+        is_ragged = (node.kind, output) == RAGGED
+        n_rows = sum(port == ROWS_OF for _, _, port in node.reads) if is_ragged else 1
+        words.extend(output | k << OUTPUT_BITS for k in range(n_rows))
+    return words
+
+
 def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
     """Add nodes to instances; give the graph of the phase, which numbers what is before it backwards from -1."""
     first, fresh = len(plain.nodes), list[list[Node]]()
@@ -93,7 +104,7 @@ def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
             ints = tuple(int(x) for x in rng.integers(0, 5, toy.n_ints))
             node = Node(kind, owner, tuple(reads), ints, tuple(rng.random(toy.n_floats)))
             fresh[-1].append(node)
-            plain.values.extend((len(plain.nodes), output) for output in range(toy.n_outputs))
+            plain.values.extend((len(plain.nodes), word) for word in words_of(node))
             plain.nodes.append(node)
     nodes = [node for own in fresh for node in own]
     edges = [read for node in nodes for read in node.reads]
@@ -113,7 +124,9 @@ def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
 def draw_kinds(rng: np.random.Generator) -> Kinds:
     """In which slot the outputs of each type are kept, and the type that reads it there."""
     slots = rng.integers(0, N_SLOTS, TYPES.arrays().out_ptr[-1]).astype(np.int32)
-    return Kinds((KEPT + slots).astype(np.int32), slots, np.full(slots.size, NOWHERE, np.int32))
+    rows = np.full(slots.size, NOWHERE, np.int32)
+    rows[TYPES.arrays().out_ptr[RAGGED[0]] + RAGGED[1]] = ROWS_OF
+    return Kinds((KEPT + slots).astype(np.int32), slots, rows)
 
 
 def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list[int], sources: list[int]) -> list[int]:
@@ -172,7 +185,7 @@ def check_round(
     assert chosen.kept.values.tolist() == expected
     assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
     assert graph.out_slot.tolist() == [
-        kinds.slot[TYPES.arrays().out_ptr[kind_of(plain, v)] + plain.values[v][1]] for v in expected
+        kinds.slot[TYPES.arrays().out_ptr[kind_of(plain, v)] + (plain.values[v][1] & OUTPUT)] for v in expected
     ]
     per_slot = [0] * N_SLOTS
     for v, slot in zip(expected, graph.out_slot.tolist(), strict=True):

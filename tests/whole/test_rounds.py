@@ -412,6 +412,24 @@ def test_gathers_in_gathers_end_however_deep(depth: int) -> None:
         run([(np.ones(DIM), False), (np.ones(DIM), True)])
 
 
+@each("width", [0, DIM + 1])
+def test_rows_that_a_refused_call_was_given_have_room(width: int) -> None:
+    """Nothing reads them, and the recorded rows are far more than edges."""
+    model = Model()
+
+    @ab.cell(ragged=("rows",))
+    def turn_all(rows: Any) -> Any:
+        return ab.sum(rows @ model.turning)
+
+    async def program(x: Any) -> Any:
+        with pytest.raises(ab.ShapeError):
+            turn_all(np.ones((50_000, width)))
+        return await ab.value(turn_all(np.tile(x, (4, 1))))
+
+    expected = [4.0 * (x @ model.turning.data).sum() for x in data()]
+    np.testing.assert_allclose(batched(program, module=model)(data()), expected, rtol=1e-12)
+
+
 def test_an_await_too_deep_for_python_is_named() -> None:
     model = Model()
 
