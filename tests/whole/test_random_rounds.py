@@ -198,7 +198,7 @@ def check_threads(instances: list[Instance]) -> None:
     assert not failed
 
 
-@drawn(20)
+@drawn(15)
 def test_values(instances: list[Instance]) -> None:
     check_values(instances)
 
@@ -208,12 +208,12 @@ def test_sizes(instances: list[Instance]) -> None:
     check_sizes(instances)
 
 
-@drawn(20, raises=True)
+@drawn(15, raises=True)
 def test_errors(instances: list[Instance]) -> None:
     check_errors(instances)
 
 
-@drawn(20)
+@drawn(15)
 def test_gradients(instances: list[Instance]) -> None:
     check_gradients(instances)
 
