@@ -1,0 +1,321 @@
+"""Async programs that raise, are ended or are written wrong: what a user sees, and that nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from waiting_programs import DIM, Boom, Model, batched, data, fail, items, last, taken
+from ways import each
+
+
+def test_errors_name_their_instance_or_come_in_the_place_of_results() -> None:
+    model, given = Model(), [-np.ones(DIM), np.ones(DIM), -np.ones(DIM)]
+
+    async def program(x: Any) -> Any:
+        return await fail(model, x)
+
+    run = batched(program, module=model)
+    with pytest.raises(Boom, match="positive") as found:
+        run(given)
+    assert found.value.__notes__ == ["raised by instance 1 of the mini-batch, after 1 rounds"]
+    run = batched(program, module=model, on_error="return")
+    first, second, third = run(given)
+    assert (first, third) == (-3.0, -3.0)
+    assert isinstance(second, Boom)
+    for refused in (run.value_and_grad, run.record_all):
+        with pytest.raises(Boom, match="positive"):
+            refused(given)
+
+
+def test_errors_of_branches_are_caught_where_they_were_gathered() -> None:
+    model, closed = Model(), list[str]()
+
+    async def slow(x: Any) -> Any:
+        try:
+            for _ in range(9):
+                x = model.turn(x)
+                await ab.value(model.total(x))
+        except GeneratorExit:
+            closed.append("slow")
+            raise
+        return x
+
+    async def program(x: Any) -> Any:
+        try:
+            await ab.gather(slow(x), fail(model, x), ab.gather(slow(x), slow(x)))
+        except Boom:
+            return model.total(model.turn(x))
+        return model.total(x)
+
+    run = batched(program, module=model)
+    given = [np.ones(DIM), -np.ones(DIM)]
+    np.testing.assert_allclose(run(given), [ab.eager(program, x) for x in given], rtol=1e-12)
+    assert closed == ["slow"] * 3
+    assert last(run).rounds == 9
+
+
+def test_finally_blocks_of_ended_branches_may_call_cells_and_their_errors_are_noted() -> None:
+    model, ended = Model(), list[str]()
+
+    async def slow(x: Any) -> Any:
+        try:
+            for _ in range(9):
+                await ab.value(model.total(x))
+        finally:
+            model.turn(x)
+            ended.append("called")
+            await ab.value(model.total(model.turn(x)))
+
+    async def program(x: Any) -> Any:
+        await ab.gather(slow(x), fail(model, x), slow(x))
+
+    async def alone(x: Any) -> Any:
+        await (fail(model, x) if x[0] > 0 else slow(x))
+
+    for function, n_ended in ((program, 2), (alone, 1)):
+        run = batched(function, module=model)
+        with pytest.raises(Boom, match="positive") as found:
+            run([np.ones(DIM), -np.ones(DIM)][: 3 - n_ended])
+        assert any("RuntimeError: coroutine ignored GeneratorExit" in note for note in found.value.__notes__)
+        assert len(ended) == n_ended
+        ended.clear()
+
+
+@each("depth", [10, 2000])
+def test_gathers_in_gathers_end_however_deep(depth: int) -> None:
+    model = Model()
+
+    async def descend(x: Any, depth: int) -> Any:
+        if not depth:
+            await ab.value(model.total(x))
+            return await ab.value(model.total(model.turn(x)))
+        return (await ab.gather(descend(x, depth - 1)))[0]
+
+    async def program(item: tuple[Any, bool]) -> Any:
+        x, fails = item
+        return await fail(model, np.ones(DIM)) if fails else await descend(x, depth)
+
+    run = batched(program, module=model)
+    assert np.isfinite(run([(np.ones(DIM), False)])).all()
+    with pytest.raises(Boom):
+        run([(np.ones(DIM), False), (np.ones(DIM), True)])
+
+
+@each("width", [0, DIM + 1])
+def test_rows_that_a_refused_call_was_given_have_room(width: int) -> None:
+    """Nothing reads them, and the recorded rows are far more than edges."""
+    model = Model()
+
+    @ab.cell(ragged=("rows",))
+    def turn_all(rows: Any) -> Any:
+        return ab.sum(rows @ model.turning)
+
+    async def program(x: Any) -> Any:
+        with pytest.raises(ab.ShapeError):
+            turn_all(np.ones((50_000, width)))
+        return await ab.value(turn_all(np.tile(x, (4, 1))))
+
+    expected = [4.0 * (x @ model.turning.data).sum() for x in data()]
+    np.testing.assert_allclose(batched(program, module=model)(data()), expected, rtol=1e-12)
+
+
+def test_an_await_too_deep_for_python_is_named() -> None:
+    model = Model()
+
+    async def descend(x: Any, depth: int) -> Any:
+        return await descend(x, depth - 1) if depth else await ab.value(model.total(x))
+
+    async def program(x: Any) -> Any:
+        return await descend(x, 2000)
+
+    with pytest.raises(ab.GraphError, match="deeper than Python's recursion limit"):
+        batched(program, module=model)(data())
+    (error,) = batched(program, module=model, on_error="return")(data(1))
+    assert isinstance(error, ab.GraphError)
+
+
+def test_an_interrupt_ends_all_programs_and_the_next_call_works() -> None:
+    model, ended, interrupts = Model(), list[int](), [True]
+
+    async def program(item: tuple[Any, int]) -> Any:
+        x, n = item
+        try:
+            for _ in range(n):
+                x = model.turn(x)
+                await ab.value(model.total(x))
+            if n == 2 and interrupts[0]:
+                raise KeyboardInterrupt
+        finally:
+            ended.append(n)
+        return model.total(x)
+
+    given = items(1, 5, 2, 4)
+    for training in (False, True):
+        run = batched(program, module=model)
+        interrupts[0] = True
+        with pytest.raises(KeyboardInterrupt):
+            run.value_and_grad(given) if training else run(given)
+        assert sorted(ended) == [1, 2, 4, 5]
+        assert taken(run) == 0
+        interrupts[0] = False
+        np.testing.assert_allclose(run(given), [ab.eager(program, item) for item in given], rtol=1e-12)
+        ended.clear()
+
+
+def test_too_many_rounds_name_an_instance_and_where_it_waits() -> None:
+    model = Model()
+    run = batched(model.loop, module=model, max_rounds=2)
+    with pytest.raises(ab.GraphError, match=r"instance 1 of 3 still waits after max_rounds=2 rounds, in Model.loop, l"):
+        run(items(1, 3, 2))
+    assert run(items(2, 1)).shape == (2,)
+
+
+def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:
+    """Programs that are wrong, and what is said of them."""
+
+    async def forgot_to_decide(x: Any) -> Any:
+        return x if ab.value(model.total(x)) else model.turn(x)
+
+    async def returned_a_request(x: Any) -> Any:
+        return [ab.value(model.total(x))]
+
+    async def returned_branches(x: Any) -> Any:
+        return ab.gather(model.loop((x, 1)), model.loop((x, 1)))
+
+    async def returned_a_call(x: Any) -> Any:
+        return model.loop((x, 1))
+
+    async def generates(x: Any) -> Any:
+        yield x
+
+    async def gathered_a_value(x: Any) -> Any:
+        return await ab.gather(model.loop((x, 1)), model.total(x))
+
+    async def gathered_twice(x: Any) -> Any:
+        call = model.loop((x, 1))
+        return await ab.gather(call, call)
+
+    async def gathered_while_it_runs(x: Any) -> Any:
+        call = model.loop((x, 2))
+
+        async def again() -> Any:
+            await ab.value(model.total(x))
+            return await ab.gather(call)
+
+        return await ab.gather(call, again())
+
+    async def awaited_twice(x: Any) -> Any:
+        asked = ab.value(model.total(x))
+        return [await asked, await asked]
+
+    async def awaited_data_twice(x: Any) -> Any:
+        asked = ab.value(x)
+        return [await asked, await asked]
+
+    async def sleeps(x: Any) -> Any:
+        await asyncio.sleep(0)
+
+    async def runs_eagerly(x: Any) -> Any:
+        return ab.eager(model.loop, (x, 1))
+
+    async def calls_a_batched_function(x: Any) -> Any:
+        return batched(model.loop)([(x, 1)])
+
+    async def stores(x: Any) -> Any:
+        model.kept = model.turn(x) if model.kept is None else model.kept
+        return await ab.value(model.kept)
+
+    unawaited = "which nobody awaits; give ab.batched an async function that awaits it"
+    return {
+        "decided by a request": (forgot_to_decide, r"decides by ab.value\(x\) itself"),
+        "returned a request": (returned_a_request, r"as its result\[\], " + unawaited),
+        "returned branches": (returned_branches, unawaited),
+        "returned a call": (returned_a_call, unawaited),
+        "a sync function of a call": (lambda x: model.loop((x, 1)), unawaited),
+        "an async generator": (generates, unawaited),
+        "gathered a value": (gathered_a_value, "which cannot be awaited; give calls of async functions"),
+        "gathered a call twice": (gathered_twice, "which is awaited elsewhere; call the function again"),
+        "gathered a call that runs": (gathered_while_it_runs, "which is awaited elsewhere; call the function again"),
+        "awaited a request twice": (awaited_twice, "one call of ab.value was awaited twice"),
+        "awaited data twice": (awaited_data_twice, "one call of ab.value was awaited twice"),
+        "slept": (sleeps, "awaited None, which only an event loop can answer"),
+        "ran eagerly": (runs_eagerly, "await the program there instead"),
+        "called a batched function": (calls_a_batched_function, "call its cells instead"),
+        "stored a value": (stores, "awaited or returned uses a value from another recording"),
+    }
+
+
+@pytest.mark.parametrize("case", wrong_programs(Model()))
+def test_wrong_programs_are_refused_in_one_sentence(case: str) -> None:
+    """Whatever is left unawaited, no warning says so."""
+    model = Model()
+    program, said = wrong_programs(model)[case]
+    run = batched(program, module=model)
+    for _ in range(2):
+        with pytest.raises(ab.GraphError, match=said) as found:
+            run(data(2))
+        assert str(found.value).count("\n") == 0
+        assert taken(run) == 0
+        del found
+        gc.collect()
+
+
+def test_values_of_other_recordings_are_refused() -> None:
+    model = Model()
+
+    async def keep(x: Any) -> Any:
+        model.kept = model.turn(x)
+        return model.total(model.kept)
+
+    async def use(x: Any) -> Any:
+        return await ab.value([model.kept])
+
+    def refuse(call: Callable[[], Any]) -> None:
+        with pytest.raises(ab.GraphError, match="outside the recording that made it") as found:
+            call()
+        assert ("raised by instance 0" in str(getattr(found.value, "__notes__", ""))) == (call is not eagerly)
+
+    def eagerly() -> Any:
+        return ab.eager(use, data()[0])
+
+    batched(keep, module=model)(data(1))
+    refuse(lambda: batched(use, module=model)(data(1)))
+    refuse(eagerly)
+
+
+def test_a_value_of_a_recording_that_failed_is_no_value_of_the_next() -> None:
+    model = Model()
+
+    async def program(x: Any) -> Any:
+        if model.kept is None:
+            model.kept = model.turn(model.turn(x))
+            return model.total(model.row(x, 2**40))
+        return model.total(model.kept)
+
+    run = batched(program, module=model)
+    with pytest.raises(ab.DataError, match="32 bits"):
+        run(data(1))
+    for _ in range(3):
+        with pytest.raises(ab.GraphError, match="another recording"):
+            run(data(1))
+
+
+def test_what_cannot_be_said_of_programs_that_wait_is_refused() -> None:
+    model = Model()
+    run = batched(model.loop, module=model)
+    with pytest.raises(ab.GraphError, match="planned while they run"):
+        run.prepare(items(1))
+    with pytest.raises(ab.GraphError, match="recorded ahead"):
+        list(run.prefetch([items(1)]))
+    with pytest.raises(ab.GraphError, match="cell 'wait' is an async function"):
+
+        @ab.cell
+        async def wait(x: Any) -> Any:
+            return x
