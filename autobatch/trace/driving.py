@@ -97,7 +97,8 @@ class Program:
             except StopIteration as end:
                 self._end(branch, end.value)
             except Exception as raised:
-                self._fail(branch, raised)
+                begun = raised.__traceback__  # in this method, whose frame would keep all programs
+                self._fail(branch, raised.with_traceback(begun and begun.tb_next))
             else:
                 if type(request) is Asked:
                     waiting.append((branch, request))

@@ -202,10 +202,11 @@ class Phases:
         self._calls.handles.recycle()
 
     def _finish(self, program: Program, refs: list[int], numbers: list[int]) -> Any:
-        """Read what a program returned; an error stays an error, which says more if it can."""
+        """Read what a program returned, and forget it; an error stays an error, which says more if it can."""
+        result, program.result = program.result, None
         if program.error is None:
             try:
-                return self._recorder.read_result(program.result, refs, numbers)
+                return self._recorder.read_result(result, refs, numbers)
             except AutobatchError as error:
                 program.error = error
         program.error = self._recorder.explain(program.error)

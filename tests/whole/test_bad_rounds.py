@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -319,3 +321,28 @@ def test_what_cannot_be_said_of_programs_that_wait_is_refused() -> None:
         @ab.cell
         async def wait(x: Any) -> Any:
             return x
+
+
+def test_no_handle_and_no_other_instance_stays_when_a_call_is_over() -> None:
+    model, given = Model(), [-np.ones(DIM), np.ones(DIM), -np.ones(DIM)]
+
+    class Data:
+        """What can be referred to weakly."""
+
+    async def program(item: tuple[Any, Data]) -> Any:
+        return await fail(model, item[0])
+
+    run = batched(program, module=model, on_error="return")
+    n_handles = list[int]()
+    for _ in range(3):
+        told = [Data() for _ in given]
+        alive = [weakref.ref(one) for one in told]
+        _, error, _ = run(list(zip(given, told, strict=True)))
+        assert isinstance(error, Boom)
+        assert [entry.name for entry in traceback.extract_tb(error.__traceback__)] == ["program", "fail"]
+        told.clear()
+        gc.collect()
+        assert [ref() is None for ref in alive] == [True, False, True]  # its frames are part of an error
+        del error
+        n_handles.append(len(run.recorder.calls.handles.form_of))
+    assert n_handles[0] == n_handles[1] == n_handles[2]
