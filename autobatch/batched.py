@@ -161,11 +161,6 @@ class Batched(Engine):
             GraphError: the function is an async one, which is recorded while it runs.
         """
         refuse_inside()
-        if self.recorder.is_async:
-            raise GraphError(
-                "prefetch records ahead, but an async function is recorded while it runs; call it on each mini-batch, or "
-                "give graphs from record_all."
-            )
         return prefetch(minibatches, self.recorder.to_graphs)
 
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:

@@ -73,8 +73,8 @@ def batched(
         max_rounds: of an async function, which waits for values: the most rounds of a mini-batch, after which it is an
             error that an instance still waits; None for no limit.
         on_error: of an async function: "raise" the first error of an instance, and end the others; or "return" errors
-            in the place of results, which then come as a list, one for each instance; where gradients are asked for, errors
-            are raised.
+            in the place of results, which then come as a list, one for each instance; where gradients are asked for,
+            errors are raised.
 
     Several threads may call it, and train and infer side by side: calls of all functions, and steps of optimizers, run
     one after the other in the order in which they come, beside whoever records; see `autobatch.system.turns`. With

@@ -177,7 +177,7 @@ class Report:
 
 def _describe_rounds(rounds: Sequence[RoundCounts]) -> Iterator[str]:
     """The number of rounds, and for the first and the last ones what they ran and who waited."""
-    yield f"{len(rounds)} rounds; then a last step computed the results; nodes of type kept read values of earlier rounds"
+    yield f"{len(rounds)} rounds, then a last step for the results; nodes of type kept read values of earlier rounds"
     for number, one in enumerate(rounds):
         if number < SHOWN or number >= len(rounds) - SHOWN:
             named = ", ".join(map(str, one.waited[:SHOWN])) + (", ..." if len(one.waited) > SHOWN else "")

@@ -30,6 +30,7 @@ class Request:
     __slots__ = ()
 
     def _forgotten(self, *_: Any) -> Any:
+        close([self])
         raise GraphError(
             "a program uses ab.value(...) or ab.gather(...) as if it were what it waits for; write await before it."
         )

@@ -33,6 +33,7 @@ from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Key, Static, exact, is_ha
 from autobatch.ir.program import DRAW, Attribute, CellProgram, Port, first_leaf
 from autobatch.ir.typetable import NodeType
 from autobatch.ops.rows import count_rows
+from autobatch.trace.awaiting import close
 from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
 from autobatch.trace.elements import Lengths
 from autobatch.trace.handles import Handles, Outputs, Rows, Value, path_to_ref
@@ -118,6 +119,7 @@ class FormReader:
                     f"cells take arrays of NumPy; pass np.asarray({name}), or int({name}) for one id or label."
                 )
             if isinstance(x, Awaitable):
+                close([x])
                 raise GraphError(f"argument {name!r} of a cell is {x!r}, which was not awaited; write await before it.")
             raise GraphError(
                 f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), which is no value, data or static "
