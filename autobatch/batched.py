@@ -46,15 +46,19 @@ class Batched(Engine):
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked.
 
+        An async function runs in rounds, each of which computes what its instances wait for; see `docs/decode.md`.
+
         Args:
             instances: whatever the function takes, or graphs from `record_all`.
 
         Returns:
-            What the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back per instance. An
-            array of shape (0,) for no instances.
+            What the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back per instance. A
+            number that is returned alone is a float. An array of shape (0,) for no instances.
 
         Raises:
             PlanError: an instance needs more than `max_bytes` alone.
+            GraphError: an instance of an async function still waits after `max_rounds`.
+            Whatever the function raises; the first error of an instance, unless `on_error` is "return".
         """
         read = self._read(instances)
         with run_lock(), self._planned(*read, training=False) as (step, rounds):
@@ -74,6 +78,8 @@ class Batched(Engine):
         inputs: bool = False,
     ) -> Any:
         """Compute the loss of a mini-batch and its gradients.
+
+        Numbers that an async function awaited are constants for the gradients.
 
         Args:
             instances: as for a call; the function returns a scalar value, or `(loss, aux)` with `has_aux`.
@@ -150,6 +156,9 @@ class Batched(Engine):
 
         Yields for each mini-batch a list of graphs, one per instance; raises what drawing or recording raises, where
         the mini-batch would have come.
+
+        Raises:
+            GraphError: the function is an async one, which is recorded while it runs.
         """
         refuse_inside()
         return prefetch(minibatches, self.recorder.to_graphs)

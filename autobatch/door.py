@@ -44,7 +44,7 @@ def batched(
 
     Args:
         function: takes one instance and calls cells; a method of a `Module`, a `Module` or any other object with
-            `__call__`, a `functools.partial`, or any function.
+            `__call__`, a `functools.partial`, or any function. An async one looks at its own values, by `ab.value`.
         module: the owner of the parameters. By default the module that `function` is or is a method of; for another
             object, the module among its attributes, and for a partial among its arguments, that holds the others there.
         policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
@@ -55,7 +55,7 @@ def batched(
         planner: what decides where values live.
         rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`. "all" adds the one that is
             off by default: nodes of a mini-batch that compute the same are computed once.
-        seed: of random numbers (dropout).
+        seed: of random numbers (dropout, draws).
         max_bytes: what the values of a mini-batch may take, with their gradients in training: the memory that
             `explain` names, without parameters and their gradients. What is on its way within one batch counts too,
             but on the reference backend, which makes arrays for it. A mini-batch that would take more is run in
@@ -70,9 +70,11 @@ def batched(
         tune: "off" runs as the options say; "auto" measures on the first mini-batches of each size which rewrites and
             layouts are faster, and keeps that in the user's cache. What `decisions` holds, or the path of a JSON file
             with that, pins it. Variants differ in time and rounding only.
-        max_rounds: of an async function, which waits for values: the most rounds of a mini-batch; None for no limit.
+        max_rounds: of an async function, which waits for values: the most rounds of a mini-batch, after which it is an
+            error that an instance still waits; None for no limit.
         on_error: of an async function: "raise" the first error of an instance, and end the others; or "return" errors
-            in the place of results, which then come as a list; where gradients are asked for, errors are raised.
+            in the place of results, which then come as a list, one for each instance; where gradients are asked for,
+            errors are raised.
 
     Several threads may call it, and train and infer side by side: calls of all functions, and steps of optimizers, run
     one after the other in the order in which they come, beside whoever records; see `autobatch.system.turns`. With

@@ -36,7 +36,7 @@ class Engine:
     A deep copy, or one through pickle, runs a copy of the model and has recorded nothing.
 
     Attributes:
-        last: counts and times of the last call; None before the first.
+        last: counts and times of the last call, and of each round of an async function; None before the first.
         seed, step: what random numbers depend on; `step` counts the calls of value_and_grad.
         policy, planner, backend: the policy makes schedules, the planner assigns memory, the backend executes.
         max_bytes: what a mini-batch's values may take before it is run in parts; None for no limit.

@@ -177,12 +177,12 @@ class Report:
 
 def _describe_rounds(rounds: Sequence[RoundCounts]) -> Iterator[str]:
     """The number of rounds, and for the first and the last ones what they ran and who waited."""
-    yield f"{len(rounds)} rounds; then a last step computed the results"
+    yield f"{len(rounds)} rounds, then a last step for the results; nodes of type kept read values of earlier rounds"
     for number, one in enumerate(rounds):
         if number < SHOWN or number >= len(rounds) - SHOWN:
             named = ", ".join(map(str, one.waited[:SHOWN])) + (", ..." if len(one.waited) > SHOWN else "")
-            ran = f"{one.batches} batches, {one.nodes} nodes"
-            yield f"  round {number}: {ran}; {len(one.waited)} instances waited: {named}"
+            ran, n = f"{one.batches} batches, {one.nodes} nodes", len(one.waited)
+            yield f"  round {number}: {ran}; {n} instance{'s' if n > 1 else ''} waited: {named}"
         elif number == SHOWN:
             yield "  ..."
 

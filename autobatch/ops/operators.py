@@ -274,8 +274,8 @@ class Symbol(Operators):
     def _refuse(self, what: str) -> Exception:
         return GraphError(
             f"{what} needs the number that a {self._stage} value will have, but it is only computed when the "
-            f"mini-batch runs; control flow on computed values is not batched. To see the number, call the function "
-            f"directly on one instance (eager mode); for a choice between values use ab.where."
+            f"mini-batch runs. An async function waits for it outside of cells: `await ab.value(x)`; for a choice "
+            f"between values use ab.where; to see the number, call the function directly on one instance (eager mode)."
         )
 
     _stage = "recorded"

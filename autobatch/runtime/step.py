@@ -63,8 +63,8 @@ class RoundCounts(NamedTuple):
     """What a round of async programs did.
 
     Attributes:
-        batches, nodes: that it ran; nodes that read what an earlier round computed count too.
-        waited: the instances that waited for it.
+        batches, nodes: that it ran; nodes of type `kept`, which only read what an earlier round computed, count too.
+        waited: the instances that waited for it, by their positions in the call.
     """
 
     batches: int

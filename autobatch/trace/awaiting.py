@@ -24,7 +24,23 @@ from autobatch.trace.handles import Value
 GONE: Any = object()  # the values of a request that was answered
 
 
-class Asked:
+class Request:
+    """What a program awaits; used in any other way it is an error, because an `await` was forgotten."""
+
+    __slots__ = ()
+
+    def _forgotten(self, *_: Any) -> Any:
+        close([self])
+        raise GraphError(
+            "a program uses ab.value(...) or ab.gather(...) as if it were what it waits for; write await before it."
+        )
+
+    __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __getitem__ = _forgotten
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _forgotten
+    __hash__ = object.__hash__
+
+
+class Asked(Request):
     """A request for the numbers of values; awaiting it gives them.
 
     Attributes:
@@ -46,11 +62,8 @@ class Asked:
         values, self.values = self.values, GONE
         return values
 
-    def __bool__(self) -> bool:
-        raise GraphError("a program decides by ab.value(x) itself, not by the number that it waits for: await it.")
 
-
-class Gathered:
+class Gathered(Request):
     """A request to run branches side by side; awaiting it gives the list of their results.
 
     Attributes:

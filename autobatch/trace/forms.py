@@ -21,7 +21,7 @@ that the user made (logged as an int per value). `code` describes to the decoder
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain, count
 from typing import Any
@@ -33,6 +33,7 @@ from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Key, Static, exact, is_ha
 from autobatch.ir.program import DRAW, Attribute, CellProgram, Port, first_leaf
 from autobatch.ir.typetable import NodeType
 from autobatch.ops.rows import count_rows
+from autobatch.trace.awaiting import close
 from autobatch.trace.decode import EACH, END, ROWS, VALUE, WORDS
 from autobatch.trace.elements import Lengths
 from autobatch.trace.handles import Handles, Outputs, Rows, Value, path_to_ref
@@ -117,6 +118,9 @@ class FormReader:
                     f"argument {name!r} of a cell is a {type(x).__name__} of {type(x).__module__.split('.')[0]}, and "
                     f"cells take arrays of NumPy; pass np.asarray({name}), or int({name}) for one id or label."
                 )
+            if isinstance(x, Awaitable):
+                close([x])
+                raise GraphError(f"argument {name!r} of a cell is {x!r}, which was not awaited; write await before it.")
             raise GraphError(
                 f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), which is no value, data or static "
                 f"argument; pass what the body reads of it, or make it part of the type by naming the argument in "

@@ -185,6 +185,22 @@ def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:
     async def forgot_to_decide(x: Any) -> Any:
         return x if ab.value(model.total(x)) else model.turn(x)
 
+    async def forgot_to_compare(x: Any) -> Any:
+        asked: Any = ab.value(model.total(x))
+        return x if asked == 1.0 else model.turn(x)
+
+    async def forgot_to_read(x: Any) -> Any:
+        asked: Any = ab.value(model.total(x))
+        return [int(asked)]
+
+    async def forgot_to_unpack(x: Any) -> Any:
+        branches: Any = ab.gather(model.loop((x, 1)), model.loop((x, 1)))
+        left, right = branches
+        return left + right
+
+    async def forgot_an_argument(x: Any) -> Any:
+        return model.turn(model.loop((x, 1)))
+
     async def returned_a_request(x: Any) -> Any:
         return [ab.value(model.total(x))]
 
@@ -234,9 +250,14 @@ def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:
         model.kept = model.turn(x) if model.kept is None else model.kept
         return await ab.value(model.kept)
 
+    forgotten = r"uses ab.value\(...\) or ab.gather\(...\) as if it were what it waits for; write await before it"
     unawaited = "which nobody awaits; give ab.batched an async function that awaits it"
     return {
-        "decided by a request": (forgot_to_decide, r"decides by ab.value\(x\) itself"),
+        "decided by a request": (forgot_to_decide, forgotten),
+        "compared a request": (forgot_to_compare, forgotten),
+        "read a request": (forgot_to_read, forgotten),
+        "unpacked branches": (forgot_to_unpack, forgotten),
+        "gave a cell a call": (forgot_an_argument, "argument 'x' of a cell is <coroutine .* write await before it"),
         "returned a request": (returned_a_request, r"as its result\[\], " + unawaited),
         "returned branches": (returned_branches, unawaited),
         "returned a call": (returned_a_call, unawaited),
