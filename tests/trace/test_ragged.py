@@ -272,6 +272,16 @@ def test_data_of_any_length_is_checked_before_anything_runs() -> None:
         loss([(words, tags), (wrong, tags)])
 
 
+def test_explain_tells_of_arrays_that_have_a_type_per_length() -> None:
+    model = Tagger()
+    plain = ab.cell(lambda model, words, factor: factor * ab.sum(ab.lookup(model.table, words)))
+    loss = ab.batched(lambda words: plain(model, words, 2.0), module=model)
+    told = str(loss.explain([np.arange(n) for n in (1, 2, 5)]))
+    assert "<lambda> has a type for each length of words; with @ab.cell(ragged=('words',)) all lengths are one" in told
+    found = ab.batched(model.loss)
+    assert "a type for each length" not in str(found.explain(draw_words()))
+
+
 class Dropped(Tagger):
     """Drops elements of words, and draws one of four classes for each."""
 
