@@ -18,7 +18,6 @@ from autobatch.runtime.step import RoundCounts, Step, add_up
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 
 SHOWN = 5  # rounds at either end, and instances of a round
-ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Report:
         memory: the places of values and the copies; None unless asked for.
         precision: of matrix products.
         decided: how mini-batches of this class run, and why, if that is measured or pinned.
-        of_one_length: cells that have a type for each length of a list, the list and the reason.
+        of_one_length: cells that have a type for each length of an argument; which, why, and what to do.
         rounds: what each round of async programs did.
     """
 
@@ -163,7 +162,7 @@ class Report:
             single = [t for t in group if t.why]
             others = f" and {len(single) - 1} like it" if len(single) > 1 else ""
             lines += [f"  {t.name}{others} ran one node at a time: {t.why}" for t in single[:1]]
-        lines += [f"  {name} has a type for each length {told}; {ONE_TYPE}" for name, told in self.of_one_length]
+        lines += [f"  {name} has a type for each length {told}" for name, told in self.of_one_length]
         return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
     def plot(self, path: str | os.PathLike[str]) -> None:

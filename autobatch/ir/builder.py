@@ -214,6 +214,8 @@ class Builder:
         domains = [v.var.domain for v in values]
         if op.segments == "move":
             return moved_domain(domains, static)
+        if op.random and domains[0] >= 0:
+            return domains[0]  # the attribute that numbers the draw is one of the node
         groups = sorted({d for d in domains if d >= 0})
         if op.segments == "reduce":
             return NODE

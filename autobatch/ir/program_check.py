@@ -203,6 +203,8 @@ def _domain(op: Op, domains: list[int], ties: Ties) -> int | None:
             return domains[1] if domains[0] < 0 <= domains[1] else None
     if op.sums_rows:
         return SHARED
+    if op.random and domains[0] >= 0:
+        return domains[0]
     rows = set(domains) - {SHARED}
     if len(rows) > 1 and (NODE in rows or not rows <= _tied(min(rows), ties)):
         return None

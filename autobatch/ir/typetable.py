@@ -70,7 +70,7 @@ class TypeTable:
     Attributes:
         outdated: the types whose cells have another signature since they were traced again, and the reasons.
         state: the trace of each type.
-        of_one_length: by name of a cell that has a type for each length of a list, the list and the reason.
+        of_one_length: by name of a cell that has a type for each length of an argument: which, why, and what to do.
         growing: a lock, held while a type gets a number and is put into the table.
     """
 

@@ -57,12 +57,15 @@ class Randomness:
     Attributes:
         seed, step, key: any ints; the key may be an array of any device, one for each row of a batch.
         training: whether dropout is on.
+        edges: the edges of each row (`autobatch.ops.variadic.Segments`), if what is drawn has a row per edge: those of
+            a node together are one array, as in eager mode.
     """
 
     seed: int = 0
     step: int = 0
     key: Any = 0
     training: bool = True
+    edges: Any = None
 
     def __post_init__(self) -> None:
         self.seed, self.step = _to_int("seed", self.seed), _to_int("step", self.step)
@@ -76,7 +79,11 @@ class Randomness:
         key = xp.atleast_1d(xp.asarray(self.key)).astype(xp.int64).view(xp.uint64)
         rows = mix(xp, key + xp.uint64(start))
         rows = mix(xp, rows + xp.atleast_1d(xp.asarray(draw)).astype(xp.int64).view(xp.uint64))
-        elements = xp.arange(int(np.prod(shape, dtype=np.int64)), dtype=xp.uint64) + xp.uint64((site + 1 << 40) & MASK)
+        size = int(np.prod(shape, dtype=np.int64))
+        elements = xp.arange(size, dtype=xp.uint64) + xp.uint64((site + 1 << 40) & MASK)
+        if self.edges is not None:
+            rows, first = rows[self.edges.rows], self.edges.places.astype(xp.uint64) * xp.uint64(size)
+            elements = first.reshape(-1, 1) + elements
         numbers = mix(xp, rows.reshape(-1, 1) + elements * xp.uint64(GOLDEN))
         return (numbers >> xp.uint64(64 - BITS)).reshape(-1, *shape)
 

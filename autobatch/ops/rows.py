@@ -9,6 +9,7 @@ rows as its first axis is long.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -51,7 +52,7 @@ def pick(lengths: NDArray[np.int64], cut: Cut) -> Picked:
 
 def count_rows(n: int, cut: Cut) -> int:
     """How many rows a slice gives of `n`."""
-    return int(pick(np.array([n]), cut).counts[0])
+    return len(range(n)[slice(*cut)])
 
 
 def _moves(segments: Sequence[Segments], cuts: Sequence[Cut]) -> Iterator[tuple[Array, Array]]:
@@ -75,7 +76,7 @@ def _take(xp: Any, *parts: Array, out: Array, segments: Any, cuts: Any, fixed: A
 
 
 def _put(xp: Any, *arrays: Array, out: Array, segments: Any, cuts: Any, fixed: Any, number: int) -> None:
-    taken, made = list(_moves(segments[1:], cuts))[number]
+    taken, made = next(islice(_moves(segments[1:], cuts), number, None))
     out[...] = 0
     place = (taken // out.shape[1], taken % out.shape[1]) if fixed[number] else taken
     out[place] = arrays[0][made]

@@ -55,6 +55,11 @@ class Segments:
         return self.put(np.repeat(np.arange(self.lengths.size), self.lengths))
 
     @cached_property
+    def places(self) -> Array:
+        """The number of each edge among those of its row."""
+        return self.put(np.arange(self.ptr[-1]) - np.repeat(self.ptr[:-1], self.lengths))
+
+    @cached_property
     def filled(self) -> Array:
         """The rows that have edges."""
         return self.put(np.flatnonzero(self.lengths))

@@ -38,6 +38,7 @@ from autobatch.trace.kept import Kept
 from autobatch.trace.lifting import Lifting, never, to_values
 from autobatch.trace.traces import Family, Traces
 
+ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
 MAX_FORMS = 8  # forms that an entry tries one after another; others take the slow path
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
@@ -272,11 +273,22 @@ class Calls:
                 ) from None
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = text
             if reader.lengths[needs.group]:
-                self.types.of_one_length[entry.name] = f"of {text}, because the body {needs.why}"
+                self.types.of_one_length[entry.name] = f"of {text}, because the body {needs.why}; {ONE_TYPE}"
             return self._slow(entry, tuple(lifted.values()))
         if form not in entry.known.by_form:
+            self._note_lengths(entry, keys)
             self._add_form(entry, reader, family)
         return invoke(entry.known.by_form[form], entry.signature, lifted)
+
+    def _note_lengths(self, entry: Entry, keys: Mapping[str, Key]) -> None:
+        """Note an argument if calls before differ from these in nothing but the lengths of such arrays."""
+        if entry.name in self.types.of_one_length:
+            return
+        for other in self.traces.keys_of(entry):
+            apart = [name for name, key in keys.items() if key != other[name]]
+            if apart and all(_is_longer(keys[name], other[name]) for name in apart):
+                told = f"of {apart[0]}; with @ab.cell(ragged=({apart[0]!r},)) all lengths are one type"
+                self.types.of_one_length[entry.name] = told
 
     def _read(self, entry: Entry, arguments: Mapping[str, Any]) -> tuple[FormReader, dict[str, Key]]:
         """Read arguments, and read them again for each list whose length the body needs for these arguments."""
@@ -335,6 +347,13 @@ class Calls:
         else:
             self._know(entry, (), {})
         self.stand_ins.renew(entry)
+
+
+def _is_longer(key: Key, other: Key) -> bool:
+    """Whether two arrays, ids or rows of floats, differ in the length of their first axis alone."""
+    least = {"int": 1, "value": 2}.get(key.kind, 0)
+    alike = (key.kind, key.below, len(key.detail)) == (other.kind, other.below, len(other.detail)) if least else False
+    return alike and len(key.detail) >= least and key.detail[1:] == other.detail[1:]
 
 
 def _row(table: Parameter, index: Any) -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from autobatch.ir.builder import Builder, Traced
-from autobatch.ir.program import NODE, SHARED
+from autobatch.ir.program import NODE, SHARED, Instruction
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS
@@ -204,6 +204,9 @@ def _multiply(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dic
     """Append a product: of each row and a matrix or vector, or the sum of rows by weights."""
     x, y = values
     if isinstance(x, Ragged) and not isinstance(y, Ragged) and x.ndim > 1:
+        weight = y.var.source
+        if x.ndim == 2 and isinstance(weight, Instruction) and weight.op is OPS["transpose"] and y.ndim == 2:
+            values = [builder.value(weight.args[0]), x]  # rows of x @ W.T are W @ row; the gradient of W needs no copy
         return _apply_to_rows(builder, op, values, static)
     if isinstance(x, Ragged) and isinstance(y, Ragged) and x.ndim == 1:
         return _weigh(builder, x, y)
@@ -260,6 +263,12 @@ def _join(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[st
     return _apply_to_rows(builder, op, values, {"axis": axis - 1})
 
 
+def _draw(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
+    """Append an op that draws: as many numbers for each node as its rows have elements."""
+    rows = [value.row if isinstance(value, Ragged) else value for value in values]
+    return Ragged(builder, builder.append(op, rows, static).index)
+
+
 def _reshape(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
     """Append a change of the shape of rows; the first size is the number of rows, or -1."""
     (value,), shape = values, static["shape"]
@@ -314,5 +323,7 @@ RULES: dict[str, Rule] = {
     "concat": _join,
     "reshape": _reshape,
     "slice": _take,
+    "dropout": _draw,
+    "perturb": _draw,
     "stop_gradient": _apply_to_rows,
 }

@@ -184,6 +184,10 @@ class Traces:
         with self.types.growing:
             self._put(family, current._replace(body=body))
 
+    def keys_of(self, entry: Entry) -> list[dict[str, Key]]:
+        """The keys of the calls of an entry so far."""
+        return [family.keys for family in self._of_entry.get(entry, ())]
+
     # Once per call.
 
     @property

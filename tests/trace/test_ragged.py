@@ -272,6 +272,45 @@ def test_data_of_any_length_is_checked_before_anything_runs() -> None:
         loss([(words, tags), (wrong, tags)])
 
 
+def test_explain_tells_of_arrays_that_have_a_type_per_length() -> None:
+    model = Tagger()
+    plain = ab.cell(lambda model, words, factor: factor * ab.sum(ab.lookup(model.table, words)))
+    loss = ab.batched(lambda words: plain(model, words, 2.0), module=model)
+    told = str(loss.explain([np.arange(n) for n in (1, 2, 5)]))
+    assert "<lambda> has a type for each length of words; with @ab.cell(ragged=('words',)) all lengths are one" in told
+    found = ab.batched(model.loss)
+    assert "a type for each length" not in str(found.explain(draw_words()))
+
+
+class Dropped(Tagger):
+    """Drops elements of words, and draws one of four classes for each."""
+
+    @ab.cell(ragged=("words",))
+    def drop(self, words: Any) -> Any:
+        x = ab.dropout(ab.lookup(self.table, words), 0.5)
+        chosen = ab.categorical(x @ self.W)
+        return ab.sum(ab.dropout(ab.tanh(x), 0.3)[1:]) + ab.sum(ab.lookup(self.table, chosen) * x), ab.sum(chosen)
+
+    def drops(self, item: Any) -> Any:
+        first, again = self.drop(item[0]), self.drop(item[1])
+        return first[0] + again[0], first[1]
+
+
+def test_rows_are_dropped_and_drawn_as_in_eager_mode() -> None:
+    model, items = Dropped(), draw_words((3, 1, 6))
+    for make in INTERPRETED:
+        found = ab.batched(model.drops, backend=make(), seed=4)
+        losses, chosen = found(items)
+        for key, item in enumerate(items):
+            with ab.randomness(seed=4, key=key):
+                own, drawn = model.drops(item)
+            np.testing.assert_allclose(losses[key], own, atol=1e-12)
+            assert chosen[key] == drawn
+    ab.testing.check_grads(
+        ab.batched(lambda item: model.drops(item)[0], module=model), items, model, np.random.default_rng(1)
+    )
+
+
 def test_losses_and_gradients_are_those_of_torch_padded_and_nested() -> None:
     config = ragged.Config(batch_size=9, longest=12, words=20)
     rng = np.random.default_rng(0)

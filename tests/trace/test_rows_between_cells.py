@@ -71,6 +71,7 @@ BODIES: tuple[tuple[str, Body], ...] = (
     ("rows", lambda m, x, f: ab.sum(x[0] * x[-1] + m.layer(x)[0][1] * x[0, :1])),
     ("columns", lambda m, x, f: m.meet(ab.concat([x[:, 1:], x[:, :1]], axis=1), x)),
     ("concat", lambda m, x, f: m.meet(ab.concat([x, m.layer(x)[0][1:]], axis=0), ab.concat((x[1:], x), axis=0))),
+    ("padded", lambda m, x, f: m.meet(ab.concat([m.start, x[:-1]], axis=0), ab.concat([x[1:], x[0][None]], axis=0))),
     ("mixed", lambda m, x, f: m.meet(x[2::-1], x[-3:])),
     ("ops", lambda m, x, f: m.meet(ab.tanh(x) * 2.0 + x[::-1], x) + ab.sum(ab.mean(x, axis=0) * ab.sum(x, axis=0))),
     ("products", lambda m, x, f: ab.sum(ab.softmax(x @ x[0], axis=0) @ x)),

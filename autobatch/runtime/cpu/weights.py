@@ -138,7 +138,8 @@ class WeightStage:
             operands = [operand for arg in source.args if (operand := self._operand(arg)) is not None]
             if index not in owners or len(operands) < len(source.args):
                 return False
-            if source.op.name == "row_sum_outer" and operands[0].area[1] == operands[1].area[1]:
+            per_node = [operand.area[1] == NODE for operand in operands]  # groups in one op have equally many rows
+            if source.op.name == "row_sum_outer" and per_node[0] == per_node[1]:
                 self.outers += [Outer(operands[0], operands[1], owner) for owner in owners[index]]
             elif source.op is ROW_SUM:
                 self.sums[operands[0]] += owners[index]

@@ -106,6 +106,8 @@ class RowRange:
             static["segments"] = self.segments(vars[instruction.args[1 if op.segments == "spread" else 0]].domain)
         if op.random:
             static["random"] = self.randomness(source, owner)
+            if vars[index].domain >= 0:
+                static["random"].edges = self.segments(vars[index].domain)
         return static
 
     def destinations(self, number: int) -> tuple[Array, Array, Array]:
