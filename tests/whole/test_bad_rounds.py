@@ -290,6 +290,13 @@ def test_wrong_programs_are_refused_in_one_sentence(case: str) -> None:
         gc.collect()
 
 
+@each("case", ["decided by a request", "compared a request", "read a request", "unpacked branches"])
+def test_requests_that_are_used_as_numbers_are_refused_in_eager_mode_too(case: str) -> None:
+    program, said = wrong_programs(Model())[case]
+    with pytest.raises(ab.GraphError, match=said):
+        ab.eager(program, data(1)[0])
+
+
 def test_values_of_other_recordings_are_refused() -> None:
     model = Model()
 
