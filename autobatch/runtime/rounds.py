@@ -166,5 +166,6 @@ class Rounds:
         for i, program in enumerate(self._phases.programs):
             if program.error is not None:
                 error = self._recorder.explain(program.error)
-                error.add_note(f"raised by instance {i} of the mini-batch, after {len(self._steps)} rounds")
+                n = len(self._steps)
+                error.add_note(f"raised by instance {i} of the mini-batch, after {n} round{'s' * (n != 1)}")
                 raise error

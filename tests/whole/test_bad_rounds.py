@@ -26,7 +26,7 @@ def test_errors_name_their_instance_or_come_in_the_place_of_results() -> None:
     run = batched(program, module=model)
     with pytest.raises(Boom, match="positive") as found:
         run(given)
-    assert found.value.__notes__ == ["raised by instance 1 of the mini-batch, after 1 rounds"]
+    assert found.value.__notes__ == ["raised by instance 1 of the mini-batch, after 1 round"]
     run = batched(program, module=model, on_error="return")
     first, second, third = run(given)
     assert (first, third) == (-3.0, -3.0)
