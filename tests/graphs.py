@@ -56,12 +56,25 @@ class ToyTypes:
             int_width=_ints([kind.n_ints for kind in self.types]),
             float_width=_ints([kind.n_floats for kind in self.types]),
             data_ptr=_ints([0] * (len(self.types) + 1)),
+            data_group=_ints([]),
             data_ints=_ints([]),
             data_floats=_ints([]),
             out_ptr=_ints(np.cumsum([0, *(kind.n_outputs for kind in self.types)])),
             pass_port=_ints([kind.passes.get(o, -1) for kind in self.types for o in range(kind.n_outputs)]),
             port_ptr=_ints(np.cumsum([0, *(len(kind.ports) for kind in self.types)])),
             port_plain=_ints([port == "p" for kind in self.types for port in kind.ports]),
+            port_group=_ints(
+                [
+                    kind.ports[:k].count("v") if port == "v" else -1
+                    for kind in self.types
+                    for k, port in enumerate(kind.ports)
+                ]
+            ),
+            group_ptr=_ints(np.cumsum([0, *(kind.ports.count("v") for kind in self.types)])),
+            part_ptr=_ints([0] * (len(self.types) + 1)),
+            part_group=_ints([]),
+            part_of=_ints([]),
+            part_cut=np.zeros((0, 4), np.int64),
             sum_type=_ints([self.names.index(kind.sum_type) if kind.sum_type else -1 for kind in self.types]),
             range_ptr=_ints(np.cumsum([0, *(len(kind.ranges) for kind in self.types)])),
             range_data=_ints([-1 for _ in ranges]),

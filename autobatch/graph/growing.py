@@ -31,9 +31,9 @@ from autobatch.graph.growth import (
     Results,
     append_phase,
     choose_nodes,
-    count_given,
     count_readers,
     emit_graph,
+    most_rows,
     set_in_use,
     values_of,
 )  # fmt: skip
@@ -89,7 +89,7 @@ class GrowingGraph:
         n_floats = int(nodes.table[FLOAT_PTR, first]) + phase.floats.size
         most = int(np.diff(arrays.out_ptr).max(initial=0))  # outputs of a node
         n_outputs = self._n_outputs + most * phase.n_nodes
-        n_rows = phase.n_nodes + (count_given(phase.words, arrays) if (rows != NOWHERE).any() else 0)
+        n_rows = most_rows(phase.words, arrays) if (rows != NOWHERE).any() else phase.n_nodes
         self.nodes = Nodes(
             _with_room(nodes.table, n_nodes + 1),
             _with_room(nodes.first_value, n_outputs + 1),

@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import OUTPUT, OUTPUT_BITS, Sections, data_starts, sections, words_size, write_header
+from autobatch.graph.words import (
+    OUTPUT,
+    OUTPUT_BITS,
+    count_groups,
+    data_starts,
+    sections,
+    words_size,
+    write_header,
+)
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray, blank, copied, filled
 from autobatch.jit.loops import compiled
@@ -54,8 +62,7 @@ class Kinds(NamedTuple):
     Attributes:
         source: the type of the nodes that read it from the table of kept values, or NOWHERE.
         slot: in which it is kept.
-        rows: where its number of rows is found: NOWHERE for a single value; a port, whose edges are counted; or -2
-            minus the number, in the type, of data whose length it is.
+        rows: the variadic group of the type whose edges are its rows; NOWHERE for a single value.
     """
 
     source: IntArray
@@ -76,35 +83,19 @@ class Results(NamedTuple):
 
 
 @compiled
-def count_rows(phase: Sections, n: int, at: int, types: TypeArrays, where: int) -> int:
-    """Count the rows of an output of node n of a phase, whose int attributes begin at `at`; see `Kinds.rows`."""
-    if where == NOWHERE:
-        return 1
-    n_rows = 0
-    if where >= 0:
-        for e in range(phase.edge_ptr[n], phase.edge_ptr[n + 1]):
-            n_rows += phase.edge_in[e] == where
-        return n_rows
-    kind = phase.type_id[n]
-    at += types.int_width[kind]
-    for number in range(types.data_ptr[kind], types.data_ptr[kind] - 1 - where):
-        n_rows = phase.attr[at]
-        at += 1 + n_rows * types.data_ints[number]
-    return n_rows
-
-
-@compiled
-def count_given(words: IntArray, types: TypeArrays) -> int:
-    """Count the edges of a phase, and the elements of its data of any length: no output has more rows than that."""
-    phase, data_ptr, data_ints = sections(words), types.data_ptr, types.data_ints
-    n, at = phase.edge_src.size, 0
+def most_rows(words: IntArray, types: TypeArrays) -> int:
+    """Count the rows that outputs have if each node's has those of its longest variadic group, and at least one."""
+    phase = sections(words)
+    int_starts, _ = data_starts(phase.type_id, phase.attr, types)
+    lengths, total = np.zeros(types.group_ptr[-1] + 1, np.int64), 0
     for node in range(phase.type_id.size):
         kind = phase.type_id[node]
-        at += types.int_width[kind]
-        for number in range(data_ptr[kind], data_ptr[kind + 1]):
-            n += phase.attr[at]
-            at += 1 + phase.attr[at] * data_ints[number]
-    return n
+        count_groups(phase, node, int_starts[node], types, lengths)
+        n_rows = 1
+        for group in range(types.group_ptr[kind + 1] - types.group_ptr[kind]):
+            n_rows = max(n_rows, lengths[group])
+        total += n_rows
+    return total
 
 
 @compiled
@@ -128,6 +119,7 @@ def append_phase(
     in_use, readers, run, kept, mark = values[IN_USE], values[READERS], values[RUN], values[KEPT], values[MARK]
     copy_part(phase.attr, 0, phase.attr.size, nodes.attr, attr_ptr[first])
     copy_part(floats, 0, floats.size, nodes.floats, float_ptr[first])
+    lengths = np.zeros(types.group_ptr[-1] + 1, np.int64)
     attr_end, float_end, v = attr_ptr[first], float_ptr[first], first_value[output_ptr[first]]
     for i in range(phase.instance_ptr.size - 1):
         for n in range(phase.instance_ptr[i], phase.instance_ptr[i + 1]):
@@ -136,8 +128,10 @@ def append_phase(
             attr_ptr[node + 1], float_ptr[node + 1] = attr_end + int_starts[n + 1], float_end + float_starts[n + 1]
             n_outputs = out_ptr[kind + 1] - out_ptr[kind]
             output_ptr[node + 1] = output_ptr[node] + n_outputs
+            count_groups(phase, n, int_starts[n], types, lengths)
             for out in range(n_outputs):
-                for k in range(count_rows(phase, n, int_starts[n], types, rows[out_ptr[kind] + out])):
+                group = rows[out_ptr[kind] + out]
+                for k in range(1 if group == NOWHERE else lengths[group]):
                     made_by[v], word[v], in_use[v], readers[v], mark[v] = node, out | k << OUTPUT_BITS, 0, 0, 0
                     run[v] = kept[v] = NOWHERE
                     v += 1

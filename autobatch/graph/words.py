@@ -112,6 +112,37 @@ def data_starts(type_id: IntArray, attr: IntArray, types: TypeArrays) -> tuple[I
 
 
 @compiled
+def count_groups(graph: Sections, node: int, at: int, types: TypeArrays, lengths: NDArray[np.int64]) -> None:
+    """Write to `lengths` the number of edges of each variadic group of a node, whose int attributes begin at `at`."""
+    kind = graph.type_id[node]
+    for group in range(types.group_ptr[kind + 1] - types.group_ptr[kind]):
+        lengths[group] = 0
+    for e in range(graph.edge_ptr[node], graph.edge_ptr[node + 1]):
+        group = types.port_group[types.port_ptr[kind] + graph.edge_in[e]]
+        if group >= 0:
+            lengths[group] += 1
+    at += types.int_width[kind]
+    for number in range(types.data_ptr[kind], types.data_ptr[kind + 1]):
+        n = np.int64(graph.attr[at])
+        lengths[types.data_group[number]] = n
+        at += 1 + n * types.data_ints[number]
+    for part in range(types.part_ptr[kind], types.part_ptr[kind + 1]):
+        n, start, stop, step = types.part_cut[part]
+        if types.part_of[part] >= 0:
+            n = lengths[types.part_of[part]]
+        lengths[types.part_group[part]] += slice_length(n, start, stop, step)
+
+
+@compiled
+def slice_length(n: int, start: int, stop: int, step: int) -> int:
+    """Count the elements that Python's slice start:stop:step gives of n."""
+    low, high = (0, n) if step > 0 else (-1, n - 1)
+    first = min(max(start + n if start < 0 else start, low), high)
+    last = min(max(stop + n if stop < 0 else stop, low), high)
+    return max((last - first + step - (1 if step > 0 else -1)) // step, 0)
+
+
+@compiled
 def copy_shifted(target: IntArray, at: int, source: IntArray, shift: int) -> None:
     """Write `source + shift` into `target` from position `at` on."""
     part = target[at : at + source.size]

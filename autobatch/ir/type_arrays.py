@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autobatch.jit.arrays import IntArray
 
 
@@ -13,12 +16,19 @@ class TypeArrays(NamedTuple):
     int_width: IntArray  # [T] int attributes per node, beside data of any length
     float_width: IntArray  # [T] float attributes per node
     data_ptr: IntArray  # [T+1] data of any length that type t takes: data_ptr[t]:data_ptr[t+1]
+    data_group: IntArray  # [data] the variadic group, of the type, whose edges are the elements
     data_ints: IntArray  # [data] ints per element
     data_floats: IntArray  # [data] floats per element
     out_ptr: IntArray  # [T+1] outputs of type t: out_ptr[t]:out_ptr[t+1]
     pass_port: IntArray  # [outputs] the port that the output equals if that port has one edge, or -1
     port_ptr: IntArray  # [T+1] ports of type t: port_ptr[t]:port_ptr[t+1]; none at all where ports are not known
     port_plain: IntArray  # [ports] 1 for a plain port, 0 for one of a variadic group
+    port_group: IntArray  # [ports] the variadic group whose edges are those of the port, if it is its first one; or -1
+    group_ptr: IntArray  # [T+1] variadic groups of type t: group_ptr[t]:group_ptr[t+1]
+    part_ptr: IntArray  # [T+1] slices that derived groups of type t are joined from: part_ptr[t]:part_ptr[t+1]
+    part_group: IntArray  # [parts] the derived group, which comes after those that it is derived from
+    part_of: IntArray  # [parts] the group that it is a slice of, or -1 for a number of rows
+    part_cut: NDArray[np.int64]  # [parts, 4] that number; start, stop and step of the slice
     sum_type: IntArray  # [T] the variadic sum that computes the same (for such a sum its own id), or -1
     range_ptr: IntArray  # [T+1] ranges of type t: range_ptr[t]:range_ptr[t+1]
     range_data: IntArray  # [ranges] the data of any length whose every element is limited, by number in the type, or -1

@@ -15,7 +15,7 @@ import numpy as np
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
 from autobatch.ir.flows import singular_outputs, stop_outputs
-from autobatch.ir.program import NODE, Attribute, CellProgram, Instruction, Port, origin
+from autobatch.ir.program import NODE, Attribute, CellProgram, Instruction, Part, Port, origin
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.operators import OPS
@@ -205,12 +205,19 @@ def _make_arrays(types: Sequence[NodeType]) -> TypeArrays:
         int_width=_ints([t.program.words(is_float=False) for t in types]),
         float_width=_ints([t.program.words(is_float=True) for t in types]),
         data_ptr=_ptr([len(t.program.data_groups) for t in types]),
+        data_group=_ints([group for t in types for group in t.program.data_groups]),
         data_ints=_ints([t.program.words(False, group) for t in types for group in t.program.data_groups]),
         data_floats=_ints([t.program.words(True, group) for t in types for group in t.program.data_groups]),
         out_ptr=_ptr([len(p) for p in passed]),
         pass_port=_ints([port for p in passed for port in p]),
         port_ptr=_ptr([len(t.program.ports) for t in types]),
         port_plain=_ints([int(t.program.vars[port].domain == NODE) for t in types for port in t.program.ports]),
+        port_group=_ints([group for t in types for group in _leading_ports(t.program)]),
+        group_ptr=_ptr([t.program.n_groups for t in types]),
+        part_ptr=_ptr([len(list(_parts_of(t.program))) for t in types]),
+        part_group=_ints([group for t in types for group, _ in _parts_of(t.program)]),
+        part_of=_ints([part.group for t in types for _, part in _parts_of(t.program)]),
+        part_cut=np.array([(p.n, *p.cut) for t in types for _, p in _parts_of(t.program)], np.int64).reshape(-1, 4),
         sum_type=_ints([t.sum_type for t in types]),
         range_ptr=_ptr([len(r) for r in ranges]),
         range_data=_ints([limited.data for r in ranges for limited in r]),
@@ -218,6 +225,17 @@ def _make_arrays(types: Sequence[NodeType]) -> TypeArrays:
         range_size=_ints([limited.size for r in ranges for limited in r]),
         random=_ints([int(is_random(t.program)) for t in types]),
     )
+
+
+def _leading_ports(program: CellProgram) -> list[int]:
+    """Per port, the variadic group that it is the first port of; or -1."""
+    groups = [program.vars[port].domain for port in program.ports]
+    return [group if group != NODE and group not in groups[:k] else -1 for k, group in enumerate(groups)]
+
+
+def _parts_of(program: CellProgram) -> Iterator[tuple[int, Part]]:
+    """The slices that derived groups are joined from, each with the group."""
+    return ((group, part) for group, parts in program.derived.items() for part in parts)
 
 
 class Range(NamedTuple):

@@ -20,7 +20,6 @@ The planner makes plans; this module defines them, and `autobatch.plan.plan_chec
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -33,7 +32,7 @@ from autobatch.graph.graph import Graph
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.flows import FlowArrays, make_flows
 from autobatch.ir.layout import Layout
-from autobatch.ir.program import NODE, CellProgram, Part
+from autobatch.ir.program import NODE, CellProgram
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.ir.typetable import NodeType
 from autobatch.ir.weights import stacks_in
@@ -53,15 +52,9 @@ class TypeTables(NamedTuple):
     block_width: IntArray  # [blocks] columns of the inputs
     block_ints: IntArray  # [blocks] int attributes per row
     block_floats: IntArray  # [blocks] float attributes per row
-    data_block: IntArray  # [data] within its type: the block whose rows are the elements of data of any length
-    part_ptr: IntArray  # [T+1] slices that derived groups of each type are joined from
-    part_block: IntArray  # [parts] within its type: the block of the derived group, which comes after those it is from
-    part_of: IntArray  # [parts] within its type: the block that it is a slice of; -1 for a number of rows
-    part_cut: NDArray[np.int64]  # [parts, 4] that number; start, stop and step of the slice
     port_ptr: IntArray  # [T+1] ports of each type
     port_block: IntArray  # [ports] within its type: 0 for a plain port
     port_column: IntArray  # [ports]
-    port_leads: IntArray  # [ports] 1 for the first port of a variadic group: its edges are the group's rows
 
 
 class Batch(NamedTuple):
@@ -319,17 +312,9 @@ class PlannedTypes:
             block_width=np.array([w for c in self.cells for w in c.layout.input_width], np.int32),
             block_ints=np.array([w for c in self.cells for w in _words_of(c, False)], np.int32),
             block_floats=np.array([w for c in self.cells for w in _words_of(c, True)], np.int32),
-            data_block=np.array([g - NODE for c in self.cells for g in c.program.data_groups], np.int32),
-            part_ptr=_ptr([len(list(_parts_of(c))) for c in self.cells]),
-            part_block=np.array([group - NODE for c in self.cells for group, _ in _parts_of(c)], np.int32),
-            part_of=np.array(
-                [-1 if part.group < 0 else part.group - NODE for c in self.cells for _, part in _parts_of(c)], np.int32
-            ),
-            part_cut=np.array([(p.n, *p.cut) for c in self.cells for _, p in _parts_of(c)], np.int64).reshape(-1, 4),
             port_ptr=_ptr([len(c.layout.inputs) for c in self.cells]),
             port_block=np.array([p.domain - NODE for _, p in ports], np.int32),
             port_column=np.array([p.column for _, p in ports], np.int32),
-            port_leads=np.array([leads for c in self.cells for leads in _leading(c.layout)], np.int32),
         )
 
     @cached_property
@@ -365,11 +350,6 @@ def _by_block(flat: NDArray[Any], width: IntArray, block_rows: NDArray[np.int64]
     return found
 
 
-def _parts_of(cell: PlannedCell) -> Iterator[tuple[int, Part]]:
-    """The slices that derived groups are joined from, each with the group."""
-    return ((group, part) for group, parts in cell.program.derived.items() for part in parts)
-
-
 def _blocks_of_outputs(cell: PlannedCell) -> list[int]:
     return [max(cell.program.vars[output].domain, NODE) - NODE for output in cell.program.outputs]
 
@@ -377,12 +357,6 @@ def _blocks_of_outputs(cell: PlannedCell) -> list[int]:
 def _words_of(cell: PlannedCell, is_float: bool) -> list[int]:
     """The attributes per row, of each block of a type."""
     return [cell.program.words(is_float, NODE + block) for block in range(len(cell.layout.input_width))]
-
-
-def _leading(layout: Layout) -> list[int]:
-    """Per port, 1 if it is the first of a variadic group, else 0."""
-    domains = [p.domain for p in layout.inputs]
-    return [int(d != NODE and d not in domains[:k]) for k, d in enumerate(domains)]
 
 
 def _ptr(counts: list[int]) -> IntArray:

@@ -194,7 +194,7 @@ def _check_data(plan: Plan) -> None:
         row, block = int(plan.row[node]), plan.first_block(kind)
         widths = [(int(arrays.int_width[kind]), int(arrays.float_width[kind]), block, row, row + 1)]
         for number in range(int(arrays.data_ptr[kind]), int(arrays.data_ptr[kind + 1])):
-            of_data = block + int(plan.tables.data_block[number])
+            of_data = block + int(arrays.data_group[number]) - NODE
             first, end = plan.segment_ptr[of_data][row : row + 2].tolist()
             widths.append((int(arrays.data_ints[number]), int(arrays.data_floats[number]), of_data, first, end))
         for place, (n_ints, n_floats, of_data, first, end) in enumerate(widths):

@@ -20,7 +20,7 @@ from autobatch.graph.growing import GrowingGraph
 from autobatch.graph.growth import MADE_BY, NOWHERE, TYPE_ID, WORD, Kinds, Results
 from autobatch.graph.words import OUTPUT
 from autobatch.ir.arguments import Static
-from autobatch.ir.program import NODE, CellProgram, int_limit
+from autobatch.ir.program import int_limit
 from autobatch.jit.arrays import IntArray
 from autobatch.ops.define import Shape
 from autobatch.ops.operators import stage
@@ -247,21 +247,12 @@ class Phases:
             for output in program.outputs:
                 slot = slots.slot(AWAITED, program.vars[output].shape, int_limit(program.vars, output) > 0, True)
                 found.append(slot.number)
-                rows.append(_where_rows(program, program.vars[output].domain))
+                rows.append(max(program.vars[output].domain, NOWHERE))
                 if slot.is_int:
                     self.int_slots.add(slot.number)
         new = [NOWHERE] * len(found), found, rows
         known = [[*old.tolist(), *more] for old, more in zip(self.kinds, new, strict=True)]
         self.kinds = Kinds(*(np.array(column, np.int32) for column in known))
-
-
-def _where_rows(program: CellProgram, domain: int) -> int:
-    """Where the number of rows of an output of this domain is found, see `Kinds`."""
-    if domain <= NODE:  # one for all nodes, or one for each
-        return NOWHERE
-    if domain in program.data_groups:
-        return -2 - program.data_groups.index(domain)
-    return next(port for port, index in enumerate(program.ports) if program.vars[index].domain == domain)
 
 
 def _fill(structure: Any, numbers: Iterator[Any], shapes: Sequence[Shape]) -> Any:

@@ -125,7 +125,9 @@ def draw_kinds(rng: np.random.Generator) -> Kinds:
     """In which slot the outputs of each type are kept, and the type that reads it there."""
     slots = rng.integers(0, N_SLOTS, TYPES.arrays().out_ptr[-1]).astype(np.int32)
     rows = np.full(slots.size, NOWHERE, np.int32)
-    rows[TYPES.arrays().out_ptr[RAGGED[0]] + RAGGED[1]] = ROWS_OF
+    rows[TYPES.arrays().out_ptr[RAGGED[0]] + RAGGED[1]] = TYPES.arrays().port_group[
+        TYPES.arrays().port_ptr[RAGGED[0]] + ROWS_OF
+    ]
     return Kinds((KEPT + slots).astype(np.int32), slots, rows)
 
 

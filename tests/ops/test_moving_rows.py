@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from autobatch.memplan.batch.rows import slice_length
+from autobatch.graph.words import slice_length
 from autobatch.ops.rows import as_cut, count_rows, pick, put_rows, take_rows
 from autobatch.ops.variadic import Segments
 

@@ -181,6 +181,21 @@ def test_features_have_gradients_and_recorded_graphs_serve_again() -> None:
     assert value.shape == ()
 
 
+def test_rows_that_a_cell_slices_and_joins_are_kept_between_rounds() -> None:
+    model, items = Reader(), draw((3, 2, 9))
+    longer = ab.cell(lambda x: (ab.concat([x, x[1:], x], axis=0), x[1:]))
+
+    async def program(item: Any) -> Any:
+        x = model.embed(item[0])
+        joined, rest = longer(x)
+        total = float(await ab.value(ab.sum(rest)))
+        return model.meet(joined, joined[::-1]) + total * ab.sum(model.layer(rest)[0], axis=0)[0]
+
+    for make in BACKENDS[:2]:
+        found = ab.batched(program, module=model, backend=make())
+        np.testing.assert_allclose(found(items), [ab.eager(program, item) for item in items], atol=1e-12)
+
+
 def test_unequal_rows_are_refused_before_anything_runs() -> None:
     model = Reader()
     loss = ab.batched(lambda item: model.meet(model.embed(item[0]), model.layer(item[1])[0]), module=model)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.graph.words import Sections, data_starts, sections
+from autobatch.graph.words import Sections, count_groups, data_starts, sections
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.jit.arrays import FloatArray, IntArray, indices
 from autobatch.jit.loops import compiled
@@ -139,48 +139,23 @@ def _count_segments(
     graph: Sections, tables: TypeTables, data: Data, type_ptr: IntArray, node_at: IntArray
 ) -> tuple[LongArray, LongArray]:
     """Find the first edge row of each node row, for all variadic group blocks; and where each block's begin."""
-    types = data.types
-    block_ptr, port_ptr = tables.block_ptr, tables.port_ptr
-    leads, port_block = tables.port_leads, tables.port_block
-    edge_ptr, edge_in = graph.edge_ptr, graph.edge_in
+    block_ptr = tables.block_ptr
     segment_base = np.zeros(block_ptr[-1] + 1, np.int64)
     for kind in range(type_ptr.size - 1):
         for block in range(block_ptr[kind], block_ptr[kind + 1]):
             n = 0 if block == block_ptr[kind] else type_ptr[kind + 1] - type_ptr[kind] + 1
             segment_base[block + 1] = segment_base[block] + n
-    segments = np.zeros(segment_base[-1], np.int64)
+    segments, lengths = np.zeros(segment_base[-1], np.int64), np.zeros(block_ptr[-1] + 1, np.int64)
     for kind in range(type_ptr.size - 1):
-        first, end = block_ptr[kind], block_ptr[kind + 1]
-        if end - first <= 1:
-            continue
-        for own in range(type_ptr[kind + 1] - type_ptr[kind]):
+        first = block_ptr[kind] + 1
+        n_groups = block_ptr[kind + 1] - first
+        for own in range(type_ptr[kind + 1] - type_ptr[kind] if n_groups else 0):
             node = node_at[type_ptr[kind] + own]
-            for block in range(first + 1, end):
-                segments[segment_base[block] + own + 1] = segments[segment_base[block] + own]
-            for e in range(edge_ptr[node], edge_ptr[node + 1]):
-                port = port_ptr[kind] + edge_in[e]
-                if leads[port]:
-                    segments[segment_base[first + port_block[port]] + own + 1] += 1
-            at = data.int_starts[node] + types.int_width[kind]
-            for number in range(types.data_ptr[kind], types.data_ptr[kind + 1]):
-                segments[segment_base[first + tables.data_block[number]] + own + 1] += graph.attr[at]
-                at += 1 + graph.attr[at] * types.data_ints[number]
-            for part in range(tables.part_ptr[kind], tables.part_ptr[kind + 1]):
-                n, start, stop, step = tables.part_cut[part]
-                if tables.part_of[part] >= 0:
-                    of = segment_base[first + tables.part_of[part]] + own
-                    n = segments[of + 1] - segments[of]
-                segments[segment_base[first + tables.part_block[part]] + own + 1] += slice_length(n, start, stop, step)
+            count_groups(graph, node, data.int_starts[node], data.types, lengths)
+            for group in range(n_groups):
+                at = segment_base[first + group] + own
+                segments[at + 1] = segments[at] + lengths[group]
     return segments, segment_base
-
-
-@compiled
-def slice_length(n: int, start: int, stop: int, step: int) -> int:
-    """Count the elements that Python's slice start:stop:step gives of n."""
-    low, high = (0, n) if step > 0 else (-1, n - 1)
-    first = min(max(start + n if start < 0 else start, low), high)
-    last = min(max(stop + n if stop < 0 else stop, low), high)
-    return max((last - first + step - (1 if step > 0 else -1)) // step, 0)
 
 
 @compiled
