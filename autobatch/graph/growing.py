@@ -61,6 +61,7 @@ class GrowingGraph:
 
     Attributes:
         n_nodes, n_values: how many there are.
+        round: the number of the round that was chosen last.
         nodes, values: all of them; `autobatch.graph.growth` names the rows of the table of values.
     """
 
@@ -69,7 +70,8 @@ class GrowingGraph:
         self.nodes = Nodes(_zeros(N_OF_NODES), np.zeros(64, np.int32), _zeros(N_OF_EDGES), _zeros(), np.zeros(64))
         self.values = _zeros(N_OF_VALUES)
         self._pending = np.zeros(0, np.int32)
-        self._round = 0
+        self.round = self._most_outputs = 0  # outputs of a node
+        self._rows, self._has_rows = np.zeros(0, np.int32), False  # of all types
 
     @property
     def owner(self) -> IntArray:
@@ -84,12 +86,15 @@ class GrowingGraph:
             rows: that of `Kinds`, for all types.
         """
         arrays, first, nodes = phase.types.arrays(), self.n_nodes, self.nodes
+        if rows is not self._rows:
+            self._rows, self._has_rows = rows, bool((rows != NOWHERE).any())
+            self._most_outputs = int(np.diff(arrays.out_ptr).max(initial=0))
         n_nodes, n_edges = first + phase.n_nodes, self._n_edges + phase.n_edges
         n_attr = int(nodes.table[ATTR_PTR, first]) + phase.attr.size
         n_floats = int(nodes.table[FLOAT_PTR, first]) + phase.floats.size
-        most = int(np.diff(arrays.out_ptr).max(initial=0))  # outputs of a node
+        most = self._most_outputs
         n_outputs = self._n_outputs + most * phase.n_nodes
-        n_rows = most_rows(phase.words, arrays) if (rows != NOWHERE).any() else phase.n_nodes
+        n_rows = most_rows(phase.words, arrays) if self._has_rows else phase.n_nodes
         self.nodes = Nodes(
             _with_room(nodes.table, n_nodes + 1),
             _with_room(nodes.first_value, n_outputs + 1),
@@ -120,8 +125,8 @@ class GrowingGraph:
             run: the number of the run that will compute them; each kept value notes in which row of which slot of it it
                 will be. NOWHERE for the last one: it keeps nothing, and wanted values of earlier rounds are sources.
         """
-        self._round += 1
-        arrays, about = types.arrays(), (self._round, run, self.n_instances)
+        self.round += 1
+        arrays, about = types.arrays(), (self.round, run, self.n_instances)
         found = choose_nodes(self.nodes, self.values, arrays.out_ptr, slot_of, wanted, self._pending, about)
         nodes, sources, self._pending, *kept = found
         return Chosen(nodes, sources, Results(*kept))
@@ -150,10 +155,10 @@ class GrowingGraph:
         """Make the graph of a round; or of the last step, whose outputs are the results of the programs.
 
         Args:
-            source: that of `Kinds`, for all types.
+            source: that of `Kinds`, for all slots.
         """
         about, returned = (chosen.nodes, chosen.sources), results or chosen.kept
-        words, floats = emit_graph(self.nodes, self.values, types.arrays().out_ptr, source, *about, returned)
+        words, floats = emit_graph(self.nodes, self.values, source, *about, returned)
         graph = Graph(words, floats, types, tuple(structures) or (None,) * self.n_instances)
         graph.in_range = True  # the phases were checked
         return graph

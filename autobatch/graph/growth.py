@@ -57,17 +57,17 @@ class Nodes(NamedTuple):
 
 
 class Kinds(NamedTuple):
-    """What is known of the outputs of each type, numbered as `TypeArrays.out_ptr` does.
+    """What is known of the outputs of all types, and of the slots in which they are kept.
 
     Attributes:
-        source: the type of the nodes that read it from the table of kept values, or NOWHERE.
-        slot: in which it is kept.
-        rows: the variadic group of the type whose edges are its rows; NOWHERE for a single value.
+        slot: in which an output is kept; outputs are numbered as `TypeArrays.out_ptr` does.
+        rows: the variadic group of the type whose edges are the rows of an output; NOWHERE for a single value.
+        source: for each slot, the type of the nodes that read a row of its table, or NOWHERE.
     """
 
-    source: IntArray
     slot: IntArray
     rows: IntArray
+    source: IntArray
 
 
 class Results(NamedTuple):
@@ -302,9 +302,8 @@ def in_order(items: IntArray, owners: IntArray, n: int, n_owners: int) -> IntArr
 
 @compiled
 def emit_graph(
-    nodes: Nodes, values: IntArray, out_ptr: IntArray, source_kind: IntArray, picked: IntArray, sources: IntArray,
-    results: Results,
-) -> tuple[IntArray, FloatArray]:  # fmt: skip
+    nodes: Nodes, values: IntArray, source_kind: IntArray, picked: IntArray, sources: IntArray, results: Results
+) -> tuple[IntArray, FloatArray]:
     """Write the graph of the chosen nodes and sources, and note that the nodes are done."""
     returned, slots, ends = results.values, results.slots, results.ptr
     n_instances = ends.size - 1
@@ -312,7 +311,7 @@ def emit_graph(
     all_types, state, owner, output_ptr = table[TYPE_ID], table[STATE], table[OWNER], table[OUTPUT_PTR]
     edge_ptr, attr_ptr, float_ptr, first_value = table[EDGE_PTR], table[ATTR_PTR], table[FLOAT_PTR], nodes.first_value
     source, output, port = edges[SOURCE], edges[OUTPUT_WORD], edges[PORT]
-    made_by, word, number, kept = values[MADE_BY], values[WORD], values[NUMBER], values[KEPT]
+    made_by, word, number, kept, in_slot = values[MADE_BY], values[WORD], values[NUMBER], values[KEPT], values[SLOT]
     n_edges, n_attr, n_floats = 0, sources.size, 0
     for k in range(picked.size):
         node = picked[k]
@@ -334,9 +333,7 @@ def emit_graph(
     for i in range(n_instances):
         while s < sources.size and owner[made_by[sources[s]]] == i:
             v = sources[s]
-            node = made_by[v]
-            type_id[n] = source_kind[out_ptr[all_types[node]] + (word[v] & OUTPUT)]
-            attr[a], number[v] = kept[v], -1 - n
+            type_id[n], attr[a], number[v] = source_kind[in_slot[v]], kept[v], -1 - n
             n, a, s = n + 1, a + 1, s + 1
             ptr[n] = e
         while c < picked.size and owner[picked[c]] == i:

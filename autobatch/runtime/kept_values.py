@@ -14,43 +14,10 @@ import numpy as np
 
 from autobatch.devices.store import HOST, Store
 from autobatch.graph.growing import GrowingGraph
-from autobatch.graph.growth import IN_USE, KEPT, NOWHERE, READERS, ROW, RUN, SLOT
+from autobatch.graph.growth import KEPT, ROW, RUN, SLOT
+from autobatch.graph.kept_rows import KeptRows
 from autobatch.jit.arrays import IntArray
 from autobatch.trace.kept import Kept
-
-
-class Table:
-    """A table of kept values during one call.
-
-    Attributes:
-        kept: the table itself.
-        values: the value in each row, NOWHERE if there is none.
-    """
-
-    def __init__(self, kept: Kept) -> None:
-        self.kept, self.values = kept, np.zeros(0, np.int32)
-        self._free = np.zeros(0, np.int32)
-
-    def take(self, values: IntArray, dtype: np.dtype[Any], store: Store) -> IntArray:
-        """Take a row for each of these values."""
-        n, n_before = values.size, self.values.size
-        if n > self._free.size:
-            n_rows = max(2 * n_before, n_before + n)
-            self._free = np.concatenate((self._free, np.arange(n_before, n_rows, dtype=np.int32)))
-            self.values = np.concatenate((self.values, np.full(n_rows - n_before, NOWHERE, np.int32)))
-        self.kept.reserve(self.values.size, dtype, store)
-        rows, self._free = self._free[:n], self._free[n:]
-        self.values[rows] = values
-        return rows
-
-    def give_back(self, graph: GrowingGraph) -> None:
-        """Take back the rows of values that nothing can read any more."""
-        held, values = self.values, graph.values
-        rows = np.flatnonzero((held != NOWHERE) & (values[IN_USE, held] == 0) & (values[READERS, held] == 0))
-        if rows.size:
-            values[KEPT, held[rows]] = NOWHERE
-            held[rows] = NOWHERE
-            self._free = np.concatenate((self._free, rows.astype(np.int32)))
 
 
 class Done(NamedTuple):
@@ -79,9 +46,8 @@ class KeptValues:
     """
 
     def __init__(self, graph: GrowingGraph, table_of: Callable[[int], Kept], dtype: np.dtype[Any]) -> None:
-        self._graph, self._table_of, self._dtype = graph, table_of, dtype
+        self._graph, self._rows, self._table_of, self._dtype = graph, KeptRows(graph), table_of, dtype
         self._store: Store = HOST  # of the runs, once there is one
-        self._tables: dict[int, Table] = {}  # by slot
         self._last: Done | None = None
         self.next_run = 0
 
@@ -90,53 +56,44 @@ class KeptValues:
         self._store, self._last = store, done
         self.next_run += 1
 
-    def clear(self) -> None:
-        """Before a round is chosen, take back the rows of tables that nothing can read any more."""
-        for table in self._tables.values():
-            table.give_back(self._graph)
+    def settle(self) -> None:
+        """Copy what a round reads, or a later one may read, from the last run to tables, and close the run.
 
-    def settle(self, sources: IntArray) -> None:
-        """Copy what a round reads, or a later one may read, from the last run to tables, and close the run."""
+        The round was chosen already.
+        """
         last = self._last
         if last is None:
             return
-        values = self._graph.values
-        is_needed = (values[IN_USE, last.values] | values[READERS, last.values]) != 0
-        is_needed |= np.isin(last.values, sources)
-        needed = last.values[is_needed]
-        slots = values[SLOT, needed]
-        for slot in sorted(set(slots.tolist())):
-            table = self._tables.get(slot)
-            if table is None:
-                table = self._tables[slot] = Table(self._table_of(slot))
-            own = needed[slots == slot]
-            rows = values[KEPT, own] = table.take(own, self._dtype, self._store)
-            table.kept.array[self._store.put(rows)] = last.slot(slot)[self._store.put(values[ROW, own])]
-            table.kept.note_change()
+        found, rows, ptr = self._rows.move(last.values)
+        ends = ptr.tolist()
+        for slot in range(len(ends) - 1):
+            own = slice(ends[slot], ends[slot + 1])
+            if own.start < own.stop:
+                table = self._table_of(slot)
+                table.reserve(int(self._rows.size[slot]), self._dtype, self._store)
+                table.array[self._store.put(rows[own])] = last.slot(slot)[self._store.put(found[own])]
+                table.note_change()
         self.close()
 
     def read(self, wanted: IntArray, int_slots: set[int]) -> list[Any]:
         """The numbers of values, each an array or a number of NumPy."""
         values, put, last = self._graph.values, self._store.put, self.next_run - 1
-        slots = values[SLOT, wanted]
-        is_new = (values[RUN, wanted] == last) & (self._last is not None)
+        slots, is_new = values[SLOT, wanted], values[RUN, wanted] == last
+        groups = sorted(set(zip(slots.tolist(), is_new.tolist(), strict=True)))
         found: list[Any] = [None] * wanted.size
-        for slot in sorted(set(slots.tolist())):
-            for new in (True, False):
-                places = np.flatnonzero((slots == slot) & (is_new == new))
-                if not places.size:
-                    continue
-                own = wanted[places]
-                if new and self._last is not None:
-                    rows = self._last.slot(slot)[put(values[ROW, own])]
-                else:
-                    rows = self._tables[slot].kept.array[put(values[KEPT, own])]
-                column = self._store.get(rows)
-                column = column.astype(np.int64) if slot in int_slots else column
-                if places.size == wanted.size:
-                    return list(column)
-                for place, number in zip(places.tolist(), column, strict=True):
-                    found[place] = number
+        for slot, new in groups:
+            places = np.flatnonzero((slots == slot) & (is_new == new))
+            own = wanted[places]
+            if new and self._last is not None:
+                rows = self._last.slot(slot)[put(values[ROW, own])]
+            else:
+                rows = self._table_of(slot).array[put(values[KEPT, own])]
+            column = self._store.get(rows)
+            column = column.astype(np.int64) if slot in int_slots else column
+            if len(groups) == 1:
+                return list(column)
+            for place, number in zip(places.tolist(), column, strict=True):
+                found[place] = number
         return found
 
     def close(self) -> None:

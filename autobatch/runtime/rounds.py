@@ -121,12 +121,11 @@ class Rounds:
     def _round(self, wanted: IntArray) -> None:
         """Run the nodes that wanted values depend on, if there are any."""
         phases, kept, types = self._phases, self._kept, self._recorder.types
-        kept.clear()
         chosen = phases.graph.choose(wanted, phases.kinds.slot, kept.next_run, types)
         if not chosen.nodes.size:
             return
         phases.sources_known(chosen.sources)
-        kept.settle(chosen.sources)
+        kept.settle()
         graph = phases.graph.emit(chosen, phases.kinds.source, types)
         step = self._planning.prepare(MiniBatch([], graph), self._choices, self._clock)
         self._start(step, chosen.kept.values)
@@ -156,7 +155,7 @@ class Rounds:
         results, structures = phases.results()
         chosen = phases.graph.choose(results.values, phases.kinds.slot, NOWHERE, types)
         phases.sources_known(chosen.sources)
-        self._kept.settle(chosen.sources)
+        self._kept.settle()
         self._n_sources += chosen.sources.size
         graph = phases.graph.emit(chosen, phases.kinds.source, types, results, structures)
         return self._planning.prepare(MiniBatch([], graph), self._choices, self._clock)

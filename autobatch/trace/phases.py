@@ -17,8 +17,7 @@ import numpy as np
 from autobatch.errors import AutobatchError
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import GrowingGraph
-from autobatch.graph.growth import MADE_BY, NOWHERE, TYPE_ID, WORD, Kinds, Results
-from autobatch.graph.words import OUTPUT
+from autobatch.graph.growth import NOWHERE, SLOT, Kinds, Results
 from autobatch.ir.arguments import Static
 from autobatch.ir.program import int_limit
 from autobatch.jit.arrays import IntArray
@@ -71,7 +70,7 @@ class Phases:
     Attributes:
         graph: what was recorded so far.
         programs: one for each instance.
-        kinds: what is known of the outputs of each type.
+        kinds: what is known of the outputs of all types, and of slots.
         int_slots: the slots of kept values that are ints.
     """
 
@@ -177,18 +176,14 @@ class Phases:
 
     def sources_known(self, values: IntArray) -> None:
         """Make the types of the nodes that read these values from the tables of kept values."""
-        places, slots = self._places(values), self.kinds.slot
-        for place in np.unique(places[self.kinds.source[places] == NOWHERE]).tolist():
-            kind = self._calls.kept_kind(self.table_of(int(slots[place])))
-            self.kinds.source[slots == slots[place]] = kind
+        source = self.kinds.source
+        for slot in np.bincount(self.graph.values[SLOT, values]).nonzero()[0].tolist():
+            if slot >= source.size or source[slot] == NOWHERE:
+                grown = np.full(len(self._recorder.slots.shapes), NOWHERE, np.int32)
+                grown[: source.size] = source
+                grown[slot] = self._calls.kept_kind(self.table_of(slot))
+                self.kinds, source = self.kinds._replace(source=grown), grown
         self._learn_types()
-
-    def _places(self, values: IntArray) -> IntArray:
-        """The places of values among the outputs of all types."""
-        made = self.graph.values
-        kinds, words = self.graph.nodes.table[TYPE_ID, made[MADE_BY, values]], made[WORD, values]
-        places: IntArray = self._recorder.types.arrays().out_ptr[kinds] + (words & OUTPUT)
-        return places
 
     def end(self, error: BaseException) -> None:
         """End all programs because of an error; cells that their `finally` blocks call are recorded for nothing."""
@@ -250,9 +245,8 @@ class Phases:
                 rows.append(max(program.vars[output].domain, NOWHERE))
                 if slot.is_int:
                     self.int_slots.add(slot.number)
-        new = [NOWHERE] * len(found), found, rows
-        known = [[*old.tolist(), *more] for old, more in zip(self.kinds, new, strict=True)]
-        self.kinds = Kinds(*(np.array(column, np.int32) for column in known))
+        kinds, new = self.kinds, np.array((found, rows), np.int32)
+        self.kinds = Kinds(np.concatenate((kinds.slot, new[0])), np.concatenate((kinds.rows, new[1])), kinds.source)
 
 
 def _fill(structure: Any, numbers: Iterator[Any], shapes: Sequence[Shape]) -> Any:

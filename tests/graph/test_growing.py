@@ -11,6 +11,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.growing import Chosen, GrowingGraph
 from autobatch.graph.growth import NOWHERE, Kinds, Results
+from autobatch.graph.kept_rows import KeptRows
 from autobatch.graph.words import OUTPUT, OUTPUT_BITS, words_size, write_header
 from graphs import CELL, TOYS, ToyType, ToyTypes
 from ways import each
@@ -77,6 +78,27 @@ class Plain:
         return [v for node in nodes for v, (made_by, _) in enumerate(self.values) if made_by == node and v in read]
 
 
+class Tables:
+    """The tables of kept values: which value is in each row of each slot."""
+
+    def __init__(self, growing: GrowingGraph) -> None:
+        self.growing, self.kept, self.last = growing, KeptRows(growing), np.zeros(0, np.int32)
+        self.values: dict[tuple[int, int], int] = {}
+
+    def settle(self, chosen: Chosen) -> None:
+        """Copy what may be read from the last run; then each source of the chosen round is in the row that it names."""
+        values = self.growing.values
+        placed = {(int(values[growth.SLOT, v]), int(values[growth.ROW, v])): v for v in self.last.tolist()}
+        found, rows, ptr = self.kept.move(self.last)
+        for slot in range(len(ptr) - 1):
+            for k in range(ptr[slot], ptr[slot + 1]):
+                assert 0 <= rows[k] < self.kept.size[slot]
+                self.values[slot, int(rows[k])] = placed[slot, int(found[k])]
+        for v in chosen.sources.tolist():
+            assert self.values[int(values[growth.SLOT, v]), int(values[growth.KEPT, v])] == v
+        self.last = chosen.kept.values
+
+
 def words_of(node: Node) -> list[int]:
     """The words of the values of a node: its outputs, or their rows."""
     words = list[int]()
@@ -128,7 +150,7 @@ def draw_kinds(rng: np.random.Generator) -> Kinds:
     rows[TYPES.arrays().out_ptr[RAGGED[0]] + RAGGED[1]] = TYPES.arrays().port_group[
         TYPES.arrays().port_ptr[RAGGED[0]] + ROWS_OF
     ]
-    return Kinds((KEPT + slots).astype(np.int32), slots, rows)
+    return Kinds(slots, rows, np.arange(KEPT, KEPT + N_SLOTS, dtype=np.int32))
 
 
 def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list[int], sources: list[int]) -> list[int]:
@@ -172,15 +194,13 @@ def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list
     return returned
 
 
-def check_round(
-    rng: np.random.Generator, plain: Plain, growing: GrowingGraph, kinds: Kinds, wanted: list[int], run: int
-) -> None:
+def check_round(plain: Plain, growing: GrowingGraph, kinds: Kinds, tables: Tables, wanted: list[int], run: int) -> None:
     """Run a round that computes these values, and compare it with the definition."""
     needed = plain.needed(wanted)
     sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
     chosen = growing.choose(np.array(wanted, np.int32), kinds.slot, run, TYPES)
     check_chosen(plain, chosen, needed, sources)
-    rows = settle(rng, growing, chosen)
+    tables.settle(chosen)
     plain.done.update(needed)
     expected = plain.to_keep(needed, wanted)
     graph = growing.emit(chosen, kinds.source, TYPES)
@@ -195,7 +215,6 @@ def check_round(
         assert (values[growth.RUN, v], values[growth.SLOT, v], values[growth.ROW, v]) == (run, slot, per_slot[slot])
         per_slot[slot] += 1
     plain.kept.update(expected)
-    assert rows == growing.values[growth.KEPT, chosen.sources].tolist()
 
 
 def kind_of(plain: Plain, v: int) -> int:
@@ -211,18 +230,11 @@ def check_chosen(plain: Plain, chosen: Chosen, needed: list[int], sources: set[i
     assert owners == sorted(owners)
 
 
-def settle(rng: np.random.Generator, growing: GrowingGraph, chosen: Chosen) -> list[int]:
-    """Say in which row of its table each source is."""
-    rows = rng.permutation(len(chosen.sources)).astype(np.int32)
-    growing.values[growth.KEPT, chosen.sources] = rows
-    found: list[int] = rows.tolist()
-    return found
-
-
 @each("seed", range(150))
 def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int) -> None:
     rng = np.random.default_rng(seed)
     plain, growing, kinds, n_runs = Plain(), GrowingGraph(N_INSTANCES), draw_kinds(rng), 0
+    tables = Tables(growing)
     for _ in range(rng.integers(1, N_ROUNDS)):
         growing.append(draw_phase(rng, plain), kinds.rows)
         assert growing.n_nodes == len(plain.nodes)
@@ -237,9 +249,9 @@ def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int) -> 
             plain.held.extend(held.tolist())
         wanted = rng.choice(known, rng.integers(0, 4)).tolist()
         with growing.holding(np.array(wanted, np.int32)):
-            check_round(rng, plain, growing, kinds, wanted, n_runs)
+            check_round(plain, growing, kinds, tables, wanted, n_runs)
         n_runs += 1
-    check_last(rng, plain, growing, kinds)
+    check_last(plain, growing, kinds, tables)
     check_whole(plain, growing, kinds)
 
 
@@ -253,7 +265,7 @@ def use(rng: np.random.Generator, plain: Plain, growing: GrowingGraph) -> None:
     plain.in_use = {v for v, (node, _) in enumerate(plain.values) if node in nodes}
 
 
-def check_last(rng: np.random.Generator, plain: Plain, growing: GrowingGraph, kinds: Kinds) -> None:
+def check_last(plain: Plain, growing: GrowingGraph, kinds: Kinds, tables: Tables) -> None:
     """The last step computes the results; those of earlier rounds are sources."""
     held = plain.held
     needed = plain.needed(held)
@@ -262,7 +274,7 @@ def check_last(rng: np.random.Generator, plain: Plain, growing: GrowingGraph, ki
     chosen = growing.choose(np.array(held, np.int32), kinds.slot, NOWHERE, TYPES)
     assert not chosen.kept.values.size
     check_chosen(plain, chosen, needed, sources)
-    settle(rng, growing, chosen)
+    tables.settle(chosen)
     results, expected = results_of(plain)
     graph = growing.emit(chosen, kinds.source, TYPES, results)
     assert check_emitted(plain, growing, graph, needed, chosen.sources.tolist()) == expected
