@@ -275,7 +275,8 @@ class Batched(Engine):
         """Learn a state machine that decides what runs together, by Q-learning, and use it from now on.
 
         Args:
-            minibatches: lists of instances, or of graphs from `record_all`; at least one.
+            minibatches: lists of instances, or of graphs from `record_all`; at least one. Of an async function
+                the graph of each round is learned on, and that of all rounds together.
             encoding: what the machine sees of the ready nodes: "base", "max" or "sort".
             seed: same seed, same policy.
             held_out: mini-batches that decide which of the machines met on the way is the best.
@@ -300,7 +301,9 @@ class Batched(Engine):
         from autobatch.policies.fsm.online import keep_learning
         from autobatch.policies.learning import learn, show_learning
 
-        graphs, held = [self.merged(batch) for batch in minibatches], [self.merged(batch) for batch in held_out]
+        graphs, held = (
+            [one for batch in batches for one in self._scheduled(batch)] for batches in (minibatches, held_out)
+        )
         with show_learning(progress) as on_progress:
             terms: dict[str, Any] = {"held_out": held, "seed": seed, "on_progress": on_progress}
             policy = learn(graphs, encoding=encoding, backend=self.backend.name, **terms, **options)
@@ -308,3 +311,13 @@ class Batched(Engine):
             keep_learning(policy)
         self.policy = policy
         return policy
+
+    def _scheduled(self, instances: Iterable[Any]) -> list[Graph]:
+        """The graphs of a mini-batch that policies make schedules of: of an async function those of all rounds, too."""
+        minibatch, clock = self._read(instances)
+        if not minibatch.has_programs:
+            return [self.merged(instances)]
+        with run_lock(), self._planned(minibatch, clock, training=False) as (step, rounds):
+            assert rounds is not None, "there are programs"
+            graphs = [part.plan.graph for part in rounds.joined(step).parts if part.plan.graph.n_nodes]
+        return [*graphs, self.merged(minibatch.instances)]

@@ -220,6 +220,8 @@ def test_recorded_programs_hold_their_decisions() -> None:
     np.testing.assert_allclose(grads["turning"], wanted["turning"], rtol=1e-12)
     run.learn_policy([given], episodes=20)
     np.testing.assert_allclose(run(given), expected, rtol=1e-12)
+    assert run.last is not None
+    assert run.last.unseen_share == 0, "policies are learned on the graphs of rounds"
     report = run.explain(given, training=True)
     assert "rounds" in str(report)
     run.profile(given, training=True)
