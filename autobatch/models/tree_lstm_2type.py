@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 
 import autobatch as ab
-from autobatch.models import tree_lstm
+from autobatch.models import tree_classifier
 from autobatch.models.data.dataset import TREES, Dataset, load_trees
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
@@ -112,7 +112,7 @@ class TwoTypeTreeLSTM(TreeCells):
 
 def count_correct(outputs: Any, instances: Sequence[TwoTypeTree], vocabularies: Mapping[str, Vocabulary]) -> Counts:
     """Count right and all classifications, at roots and at all nodes, as for `tree-lstm`."""
-    return tree_lstm.count_correct(outputs, [instance.tree for instance in instances], vocabularies)
+    return tree_classifier.count_correct(outputs, [instance.tree for instance in instances], vocabularies)
 
 
 SPEC = ModelSpec(

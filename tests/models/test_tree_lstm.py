@@ -7,7 +7,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.models.data.tree import Tree
-from autobatch.models.tree_lstm import SPEC, count_correct
+from autobatch.models.tree_classifier import count_correct
+from autobatch.models.tree_lstm import SPEC
 from twin_cases import draw_trees_case
 
 

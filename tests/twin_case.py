@@ -1,0 +1,22 @@
+"""A model, its PyTorch twin and instances to compare them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and its twin, which has `loss(instance)` and `scores(instance)`, the logits of all places (N, C)."""
+
+    name: str
+    draw: Callable[..., tuple[Any, list[Any]]]
+    """Draws by seed, n_instances and dim: a model in float64, and instances of different sizes."""
+    make_twin: Callable[[Mapping[str, Any]], Any]
+    """From the model's `state_dict()`."""
+    name_in_twin: Callable[[str], str] = str
+    """Translates the name of a parameter."""
+    place_scores: Callable[[Any], Any] = list
+    """From what batched `scores` gives to the logits of all places of each instance."""
