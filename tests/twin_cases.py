@@ -5,16 +5,14 @@ Models that await values are cases of their own: their losses are of kinds that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
+import tree_cases
 from autobatch.models.bilstm_tagger import BiLSTMTagger
-from autobatch.models.data import brackets, reviews
+from autobatch.models.data import brackets
 from autobatch.models.data.commands import draw_commands
 from autobatch.models.data.dag import draw_dags, draw_lattices
 from autobatch.models.data.lattice import Lattice
@@ -33,6 +31,7 @@ from autobatch.models.seq2seq import Seq2Seq
 from autobatch.models.stack_lstm_parser import StackLSTMParser
 from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.models.tree_lstm_2type import TwoTypeTree, TwoTypeTreeLSTM, draw_kinds
+from twin_case import Case as Case
 from twins import bilstm_tagger, doubly_recurrent, early_exit, seq2seq, stack_lstm_parser
 from twins.bilstm_tagger import BiLSTMTaggerTwin
 from twins.doubly_recurrent import DoublyRecurrentTwin
@@ -42,21 +41,6 @@ from twins.seq2seq import Seq2SeqTwin
 from twins.stack_lstm_parser import StackLSTMParserTwin
 from twins.tree_lstm import TreeLSTMTwin
 from twins.tree_lstm_2type import TwoTypeTreeLSTMTwin
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model and its twin, which has `loss(instance)` and `scores(instance)`, the logits of all places (N, C)."""
-
-    name: str
-    draw: Callable[..., tuple[Any, list[Any]]]
-    """Draws by seed, n_instances and dim: a model in float64, and instances of different sizes."""
-    make_twin: Callable[[Mapping[str, Any]], Any]
-    """From the model's `state_dict()`."""
-    name_in_twin: Callable[[str], str] = str
-    """Translates the name of a parameter."""
-    place_scores: Callable[[Any], Any] = list
-    """From what batched `scores` gives to the logits of all places of each instance."""
 
 
 def draw_trees_case(seed: int, n_instances: int, dim: int) -> tuple[TreeLSTM, list[Tree[int]]]:
@@ -120,15 +104,6 @@ def draw_pairs_case(seed: int, n_instances: int, dim: int) -> tuple[Seq2Seq, lis
     ]
 
 
-def draw_reviews_case(seed: int, n_instances: int, dim: int) -> tuple[EarlyExit, list[Tree[int]]]:
-    """One of the reviews is a single word."""
-    rng = np.random.default_rng(seed)
-    drawn = [Tree.leaf(reviews.GOOD, "moving"), *reviews.draw_reviews(n_instances - 1, rng, max_plain=3)]
-    vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
-    model = EarlyExit(len(vocabulary), reviews.N_CLASSES, dim, rng).astype("float64")
-    return model, [vocabulary.encode(tree) for tree in drawn]
-
-
 def draw_brackets_case(seed: int, n_instances: int, dim: int) -> tuple[StackLSTMParser, list[Tree[int]]]:
     """One of the trees is a single leaf, which no action but a shift builds."""
     rng = np.random.default_rng(seed)
@@ -163,11 +138,17 @@ CASES = [
         for n_layers in (1, 2)
     ),
     Case("lattice-lstm", draw_lattices_case, LatticeLSTMTwin.with_state),
+    *tree_cases.CASES,
 ]
 
 AWAITING = [
     Case("seq2seq", draw_pairs_case, Seq2SeqTwin.with_state, seq2seq.name_in_twin),
-    Case("early-exit", draw_reviews_case, EarlyExitTwin.with_state, early_exit.name_in_twin),
+    Case(
+        "early-exit",
+        partial(tree_cases.draw_reviews_case, make=EarlyExit),
+        EarlyExitTwin.with_state,
+        early_exit.name_in_twin,
+    ),
     Case("stack-lstm-parser", draw_brackets_case, StackLSTMParserTwin.with_state, stack_lstm_parser.name_in_twin),
     Case("doubly-recurrent", draw_commands_case, DoublyRecurrentTwin.with_state, doubly_recurrent.name_in_twin),
 ]

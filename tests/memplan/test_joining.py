@@ -130,7 +130,11 @@ MODELS = {
     "bilstm-tagger, 1 layers": (5, 5),
     "bilstm-tagger, 2 layers": (9, 7),
     "lattice-lstm": (5, 5),
+    "mv-rnn": (6, 6),
 }
+
+# Values that are copied inside cells: the products of each child's matrix and the other's vector, to lie side by side.
+COPIES = {"mv-rnn": 2}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -243,10 +247,11 @@ def test_models_move_no_more_and_launch_less(case: Case) -> None:
         gradients = {name: np.asarray(g).copy() for name, g in grads.items()}
         found.append((float(value), gradients, loss.last.launches, loss.last.copied_bytes))
         placed = place_batch(model.loss, instances, planner=MemoryPlanner(sums=sums))
-        assert not [m for m in movements(*placed) if m.how == "copy"]
+        copies = [m for m in movements(*placed) if m.how == "copy"]
+        assert len(copies) == COPIES.get(case.name, 0)
     (value, gradients, launches, moved), (other, others, fewer, less) = found
     assert value == pytest.approx(other, rel=TOLERANCE)
     check_equal(list(gradients.values()), list(others.values()))
-    joins = "tree" in case.name or "2 layers" in case.name
-    assert (fewer < launches) == joins
+    before, after = MODELS[case.name]
+    assert (fewer < launches) == (after < before)
     assert less <= moved

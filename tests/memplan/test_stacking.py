@@ -196,6 +196,7 @@ MODELS = {
     "bilstm-tagger, 1 layers": (2, 0),
     "bilstm-tagger, 2 layers": (4, 0),
     "lattice-lstm": (2, 0),
+    "mv-rnn": (0, 0),
 }
 
 

@@ -72,7 +72,7 @@ def nearest_of(x: Array) -> Array:
     return np.array([nearest(float(one)) for one in np.ravel(x)], np.float64).reshape(np.shape(x))
 
 
-COMPILED = (CASES[0], CASES[-1])  # which tests compile the kernels of
+COMPILED = (CASES[0], CASES[4])  # which tests compile the kernels of
 SPECIAL = (
     0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7F7F8000, 0x7F7F7FFF, 0x00000001, 0x00008000,
     0x00018000, 0x00007FFF, 0x80008001, 0x007FFFFF, 0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF,
