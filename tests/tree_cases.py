@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 
 from autobatch.models.data import reviews
+from autobatch.models.data.labelled_tree import LabelledTree
+from autobatch.models.data.listops import draw_operations
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.mv_rnn import MVRNN
+from autobatch.models.tree_lstm_childsum import ChildSumTreeLSTM
 from twin_case import Case
 from twins.mv_rnn import MVRNNTwin
+from twins.tree_lstm_childsum import ChildSumTreeLSTMTwin
 
 
 def draw_reviews_case(seed: int, n_instances: int, dim: int, make: Callable[..., Any]) -> tuple[Any, list[Tree[int]]]:
@@ -25,6 +29,19 @@ def draw_reviews_case(seed: int, n_instances: int, dim: int, make: Callable[...,
     return model, [vocabulary.encode(tree) for tree in drawn]
 
 
+def draw_operations_case(
+    seed: int, n_instances: int, dim: int, make: Callable[..., Any]
+) -> tuple[Any, list[LabelledTree[int]]]:
+    """One of the trees is a single node; what is rare is an unknown word."""
+    rng = np.random.default_rng(seed)
+    drawn = [LabelledTree("3", label="3"), *draw_operations(n_instances - 1, rng, max_depth=3)]
+    nodes = [node for tree in drawn for node in tree.postorder()]
+    words = Vocabulary.count((node.word for node in nodes), min_count=2)
+    labels = Vocabulary.count(node.label for node in nodes if node.label is not None)
+    model = make(len(words), len(labels), dim, rng).astype("float64")
+    return model, [tree.map(words.id, labels.id) for tree in drawn]
+
+
 def scores_of_nodes(outputs: Any) -> Any:
     """The logits of all nodes, without those of roots."""
     return outputs[1]
@@ -32,4 +49,5 @@ def scores_of_nodes(outputs: Any) -> Any:
 
 CASES = [
     Case("mv-rnn", partial(draw_reviews_case, make=MVRNN), MVRNNTwin.with_state, place_scores=scores_of_nodes),
+    Case("tree-lstm-childsum", partial(draw_operations_case, make=ChildSumTreeLSTM), ChildSumTreeLSTMTwin.with_state),
 ]

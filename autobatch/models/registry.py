@@ -11,6 +11,7 @@ from autobatch.models.spec import ModelSpec
 MODELS = {
     "tree-lstm": "autobatch.models.tree_lstm:SPEC",
     "tree-lstm-2type": "autobatch.models.tree_lstm_2type:SPEC",
+    "tree-lstm-childsum": "autobatch.models.tree_lstm_childsum:SPEC",
     "mv-rnn": "autobatch.models.mv_rnn:SPEC",
     "bilstm-tagger": "autobatch.models.bilstm_tagger:SPEC",
     "lattice-lstm": "autobatch.models.lattice_lstm:SPEC",

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.models.data.dataset import TREES, load_trees
+from autobatch.models.data.dataset import LABELLED_TREES, TREES, load_labelled_trees, load_trees
+from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import predict_labels
+from autobatch.models.metric import count_tags, name_tags, pick_best, predict_labels
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -66,6 +67,37 @@ class TreeClassifier(NodeClassifier):
         return scores[-1], scores
 
 
+class LabelledTreeClassifier(NodeClassifier):
+    """Classifies the nodes of trees with any number of children; a model derives from it and has a cell `node`."""
+
+    node: Callable[[int, Sequence[Any]], Any]
+
+    def loss(self, tree: LabelledTree[int]) -> Any:
+        """Sum the cross-entropies of all nodes that have labels: a scalar."""
+        losses = []
+
+        def visit(t: LabelledTree[int]) -> Any:
+            state = self.node(t.word, [visit(child) for child in t.children])
+            if t.label is not None:
+                losses.append(self.node_loss(state, t.label))
+            return state
+
+        visit(tree)
+        return ab.sum_n(losses, shape=())
+
+    def scores(self, tree: LabelledTree[int]) -> Any:
+        """Score the classes of every node in postorder, the root's last: a list of (C,)."""
+        scores = []
+
+        def visit(t: LabelledTree[int]) -> Any:
+            state = self.node(t.word, [visit(child) for child in t.children])
+            scores.append(self.node_scores(state))
+            return state
+
+        visit(tree)
+        return scores
+
+
 def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
     """Count right and all classifications, at roots and at all nodes.
 
@@ -86,8 +118,36 @@ def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mappin
     }
 
 
+def count_labels(
+    outputs: Sequence[Any], trees: Sequence[LabelledTree[int]], vocabularies: Mapping[str, Vocabulary]
+) -> Counts:
+    """Count right and all labels, at roots and at all nodes that have labels.
+
+    Args:
+        outputs: of batched `LabelledTreeClassifier.scores`: per tree the logits of its nodes.
+        trees: one per output.
+        vocabularies: not used.
+    """
+    pairs = [
+        [(found, node.label) for found, node in zip(labels, tree.postorder(), strict=True) if node.label is not None]
+        for labels, tree in zip(pick_best(outputs), trees, strict=True)
+    ]
+    roots = [of_tree[-1:] for of_tree, tree in zip(pairs, trees, strict=True) if tree.label is not None]
+    found, meant = (
+        [[[pair[side] for pair in of_tree] for of_tree in part] for part in (roots, pairs)] for side in (0, 1)
+    )
+    return {"root_accuracy": count_tags(found[0], meant[0]), "nodes_accuracy": count_tags(found[1], meant[1])}
+
+
+def name_labels(
+    outputs: Sequence[Any], trees: Sequence[LabelledTree[int]], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Name the best label of each root, and of all nodes in postorder, {"label": "9", "labels": [...]}."""
+    return [{"label": names[-1], "labels": names} for names in name_tags(pick_best(outputs), vocabularies["labels"])]
+
+
 def describe(name: str, summary: str, model: Callable[..., TreeClassifier], default_data: str = "listops") -> ModelSpec:
-    """Describe a model that classifies the nodes of binary trees."""
+    """Describe a model of binary trees."""
     return ModelSpec(
         name=name,
         summary=summary,
@@ -98,4 +158,19 @@ def describe(name: str, summary: str, model: Callable[..., TreeClassifier], defa
         load=load_trees,
         count_correct=count_correct,
         predict=predict_labels,
+    )
+
+
+def describe_labelled(name: str, summary: str, model: Callable[..., LabelledTreeClassifier]) -> ModelSpec:
+    """Describe a model of trees with any number of children."""
+    return ModelSpec(
+        name=name,
+        summary=summary,
+        model=model,
+        generators=tuple(LABELLED_TREES.generators),
+        reads=LABELLED_TREES.reads,
+        default_data="operations",
+        load=load_labelled_trees,
+        count_correct=count_labels,
+        predict=name_labels,
     )

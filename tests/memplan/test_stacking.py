@@ -197,6 +197,7 @@ MODELS = {
     "bilstm-tagger, 2 layers": (4, 0),
     "lattice-lstm": (2, 0),
     "mv-rnn": (0, 0),
+    "tree-lstm-childsum": (3, 2),
 }
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autobatch.errors import DataError
+from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.lines import read_lines
 from autobatch.models.data.ordered_tree import OrderedTree, Told, read_told
@@ -39,6 +40,10 @@ LATTICES = """2
 
 """
 TOLD = "turn  twice\t(do (turn left left) turn)\n\tdo\n\nturn\t (do(turn left) )\n"
+LABELLED = """{"word": "MAX", "label": 9, "children": [{"word": "2 x"}, {"word": 9, "children": [{}]}]}
+ {"label": "no"}
+{"word": "\\"\\u00e9", "label": null, "children": []}
+"""
 TREES = "(3 (2 good) (2 film))\n(1 (2 bad) (1 (2 long) (2 film)))\n"
 
 
@@ -61,6 +66,7 @@ READERS = {
     "texts with trees": Reader(
         read_told, TOLD, lambda read: "\n".join(f"{' '.join(one.words)}\t{one.tree}" for one in read)
     ),
+    "labelled trees": Reader(read_labelled_trees, LABELLED, lambda trees: "\n".join(map(repr, trees))),
     "lattices": Reader(read_lattices, LATTICES, lambda read: "\n\n".join([str(len(read)), *map(str, read)])),
 }
 
@@ -162,6 +168,7 @@ def test_the_cost_per_byte_of_a_long_line_does_not_grow(name: str, path: Path) -
             "trees": "(2 (1 a) " * n + "(0 b)" + ")" * n,
             "sentences": "a|O " * n,
             "texts with trees": "a\t" + "(b (c d) " * n + ")" * n,
+            "labelled trees": '{"children": [' + '{"word": "a"}, ' * n + "{}]}",
             "lattices": f"1\n{n}\n{'0 ' * n}\n0\n" + "".join(f"1 {k} 7\n" for k in range(n - 1)),
         }
         path.write_text(long[name])
@@ -175,6 +182,36 @@ def test_lines_are_read_one_at_a_time(path: Path) -> None:
     assert next(lines).text == "first"
     with pytest.raises(DataError, match=r"line 2, column 8: byte 0xff is not UTF-8; convert"):
         next(lines)
+
+
+# --- trees of any shape, as JSON ---
+
+
+def test_words_labels_and_children_may_be_left_out(path: Path) -> None:
+    path.write_text(LABELLED, encoding="utf-8")
+    root = LabelledTree("MAX", [LabelledTree("2 x"), LabelledTree("9", [LabelledTree("")])], "9")
+    assert read_labelled_trees(path) == [root, LabelledTree("", label="no"), LabelledTree('"é')]
+
+
+@each(
+    "text, message",
+    [
+        ('{"word": MAX}', "column 10: expected JSON, nested no deeper than Python reads it, such as .* found 'MAX}'"),
+        ("[" * 100_000, "column 1: expected JSON, nested no deeper than Python reads it"),
+        ("9" * 5_000, "column 1: expected JSON"),
+        ("[]", r"column 1: the root is \[\]; expected an object with"),
+        ('  {"text": "a"}', 'column 3: the root is {"text": "a"}; expected an object'),
+        ('{"children": {}}', "column 1: children of the root is {}; expected a list"),
+        ('{"children": [{}, {"word": 2.5}]}', "word of child 2 of the root is 2.5; expected a string or a whole"),
+        ('{"children": [{"children": [{"label": true}]}]}', "label of child 1 of child 1 of the root is true"),
+    ],
+)
+def test_what_is_no_labelled_tree_is_named(path: Path, text: str, message: str) -> None:
+    path.write_text("{}\n" + text)
+    with pytest.raises(
+        DataError, match=f"^cannot read a labelled tree from {re.escape(str(path))}, line 2, .*{message}"
+    ):
+        read_labelled_trees(path)
 
 
 # --- sentences ---

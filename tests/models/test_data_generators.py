@@ -20,15 +20,18 @@ from autobatch.models.data.dataset import (
     FORMATS,
     GENERATORS,
     Dataset,
+    load_labelled_trees,
     load_lattices,
     load_pairs,
     load_sentences,
     load_told,
     load_trees,
 )
+from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.lattice import Lattice
+from autobatch.models.data.listops import draw_operations, to_brackets
 from autobatch.models.data.listops import draw_trees as draw_listops
-from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_tree
+from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_labelled_tree, to_tree
 from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
@@ -38,6 +41,8 @@ from ways import each
 DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "listops": draw_listops,
     "python-ast": python_ast.draw_trees,
+    "operations": draw_operations,
+    "functions": python_ast.draw_functions,
     "tagging": draw_sentences,
     "lattices": draw_lattices,
     "random-dag": draw_dags,
@@ -259,10 +264,37 @@ def test_a_python_without_its_library_is_named(tmp_path: Path, monkeypatch: pyte
         python_ast.draw_trees(1, np.random.default_rng(0))
 
 
+def test_constructs_have_all_their_parts_as_children() -> None:
+    (function,) = ast.parse("def add(a): b = f(a, 1, 2); c(b); return").body
+    assert isinstance(function, ast.FunctionDef)
+    tree = to_labelled_tree(function)
+    assert tree is not None
+    assert [node.word for node in tree.postorder()] == [
+        "a", "b", "f", "a", "1", "2", "", "", "c", "b", "", "return", ""
+    ]  # fmt: skip
+    assert [(node.label, len(node.children)) for node in tree.postorder() if node.children] == [
+        ("call", 4), ("assignment", 2), ("call", 2), ("add", 4)
+    ]  # fmt: skip
+
+
+def test_operations_are_the_list_operations_with_all_arguments_at_once() -> None:
+    """Their brackets are those of the binary trees, and their values."""
+
+    def write(tree: LabelledTree[str]) -> str:
+        return f"[{' '.join([tree.word, *map(write, tree.children)])}]" if tree.children else tree.word
+
+    binary = draw_listops(100, np.random.default_rng(0))
+    trees = draw_operations(100, np.random.default_rng(0))
+    assert [write(tree) for tree in trees] == list(map(to_brackets, binary))
+    assert [tree.label for tree in trees] == [str(tree.label) for tree in binary]
+    assert all((node.label is None) == (not node.children) for tree in trees for node in tree.postorder())
+
+
 # --- data sets ---
 
 LOADERS = {
     "listops": load_trees,
+    "operations": load_labelled_trees,
     "tagging": load_sentences,
     "lattices": load_lattices,
     "random-dag": load_lattices,
@@ -276,6 +308,7 @@ LOADERS = {
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
+        ("operations", {"n_words": 15, "n_labels": 11}),
         ("tagging", {"n_words": 49, "n_tags": 8}),
         ("lattices", {"n_characters": 9, "n_words": 73, "n_tags": 5}),
         ("random-dag", {"n_characters": 9, "n_words": 9, "n_tags": 7}),

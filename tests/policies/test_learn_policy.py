@@ -11,6 +11,7 @@ import pytest
 import autobatch as ab
 from autobatch import policies
 from autobatch.errors import PolicyError
+from autobatch.models.tree_classifier import NodeClassifier
 from autobatch.policies.cost import MeasuredCosts, TypeCost
 from autobatch.policies.fsm.machine import WAYS, Fsm
 from autobatch.policies.learning import PUBLISHED
@@ -130,13 +131,13 @@ def test_a_saved_policy_does_the_same_in_another_model(setting: Setting, tmp_pat
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_policy_for_another_model_is_refused(case: Case, tmp_path: Path) -> None:
-    """A policy for trees, whose only type in common with lattices and sentences is a sum; one for lattices for trees.
+    """A policy for trees, whose only type in common with lattices and sentences is a sum; for trees, one for lattices.
 
-    Models of binary trees have cells of the same names and forms, and so a policy in common.
+    Models of trees have cells in common, and so policies.
     """
     trees, lattices = CASES[0], CASES[4]
     model, instances = case.draw(seed=0, n_instances=6, dim=3)
-    learned = lattices if hasattr(model, "merge") else trees
+    learned = lattices if isinstance(model, NodeClassifier) else trees
     other, others = learned.draw(seed=0, n_instances=6, dim=3)
     ab.batched(other.loss).learn_policy([others], episodes=5).save(tmp_path / "x.policy.json")
     loss = ab.batched(model.loss, policy=str(tmp_path / "x.policy.json"))

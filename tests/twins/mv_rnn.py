@@ -31,7 +31,8 @@ class MVRNNTwin(nn.Module):
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> MVRNNTwin:
         """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
-        twin = cls(*state["lefts"].shape, len(state["output.bias"])).to(torch.from_numpy(state["bias"]).dtype)
+        n_words, dim, rank = state["lefts"].shape
+        twin = cls(n_words, dim, rank, len(state["output.bias"])).to(torch.from_numpy(state["bias"]).dtype)
         twin.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
         return twin
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from autobatch.errors import DataError
 from autobatch.models.data import brackets, commands, dag, listops, python_ast, reviews, sst, tagging, translation
+from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.ordered_tree import Told, read_told
 from autobatch.models.data.pair import Pair, read_pairs
@@ -118,6 +119,20 @@ TREES = Format(
     },
     sizes={"n_classes": sst.N_CLASSES},
 )
+LABELLED_TREES = Format(
+    reads='trees of any shape, a line of JSON each: {"word": "MAX", "label": "9", "children": [{"word": "2"}, ...]}; a '
+    "file, or a folder with train.jsonl and dev.jsonl",
+    read=read_labelled_trees,
+    generators={
+        "operations": Generator(
+            "nested list operations as in listops, with all arguments below their operator", listops.draw_operations
+        ),
+        "functions": Generator(
+            "functions as in python-ast, with all parts of a construct below it", python_ast.draw_functions
+        ),
+    },
+    parts=("train.jsonl", "dev.jsonl"),
+)
 SENTENCES = Format(
     reads="tagged sentences, one a line: Paris|I-LOC is|O; a file, or a folder with train.txt and dev.txt",
     read=read_sentences,
@@ -150,7 +165,7 @@ TOLD = Format(
         "commands": Generator("commands of a few words, and trees of what they make a robot do", commands.draw_commands)
     },
 )
-FORMATS = TREES, SENTENCES, LATTICES, PAIRS, TOLD
+FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PAIRS, TOLD
 GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
 
@@ -165,6 +180,27 @@ def load_trees(data: str, rng: np.random.Generator, vocabularies: Mapping[str, V
     encode = known["words"].encode
     sizes = {"n_words": len(known["words"]), **sizes}
     return Dataset(data, [encode(tree) for tree in train], [encode(tree) for tree in dev], known, sizes)
+
+
+def load_labelled_trees(
+    data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None
+) -> Dataset:
+    """Load trees with any number of children, words and labels encoded; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = LABELLED_TREES.find(data, rng)
+    known = vocabularies or {
+        "words": _count((node.word for node in tree.postorder()) for tree in train),
+        "labels": _count((node.label for node in tree.postorder() if node.label is not None) for tree in train),
+    }
+    word, label = known["words"].id, known["labels"].id
+
+    def encode(tree: LabelledTree[str]) -> LabelledTree[int]:
+        return tree.map(word, label)
+
+    return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**_lengths(known), **sizes})
 
 
 def load_sentences(

@@ -12,9 +12,11 @@ operations have 2 to 5 arguments, and so have these, but are nested less deeply,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.tree import Tree
 
 N_CLASSES = 10
@@ -39,6 +41,32 @@ def draw_trees(
     [(0 (0 (7 (7 (0 MIN) (7 7)) (9 9)) (0 0)) (1 1))]
     """
     return [_draw_operation(rng, max_depth, max_arguments, nesting)[0] for _ in range(n_trees)]
+
+
+def draw_operations(n_trees: int, rng: np.random.Generator, **bounds: Any) -> list[LabelledTree[str]]:
+    """Draw the same expressions as trees of operators with all their arguments; operators alone have labels.
+
+    Args:
+        n_trees: how many.
+        rng: draws all choices.
+        bounds: `max_depth`, `max_arguments` and `nesting`, as for `draw_trees`.
+
+    Returns:
+        Trees of about 16 nodes in the mean, by default.
+
+    >>> draw_operations(1, np.random.default_rng(11), max_depth=1, max_arguments=2)
+    [{"word": "MAX", "label": "7", "children": [{"word": "1"}, {"word": "7"}]}]
+    """
+    return [_unfold(tree) for tree in draw_trees(n_trees, rng, **bounds)]
+
+
+def _unfold(tree: Tree[str]) -> LabelledTree[str]:
+    arguments = []
+    operation = tree
+    while not operation.is_leaf:
+        arguments.append(_unfold(operation.right))
+        operation = operation.left
+    return LabelledTree(operation.word, arguments[::-1], str(tree.label) if arguments else None)
 
 
 def to_brackets(tree: Tree[str]) -> str:

@@ -1,11 +1,13 @@
-"""Read the functions of the running Python's standard library as binary trees for tree models.
+"""Read the functions of the running Python's standard library as trees for tree models.
 
 The leaves are names and constants in the order of the source: `self`, `path`, `None`; strings, floats and such only as
 their types, `<str>`. Keywords, operators and brackets are left out, so that a model must infer the kind of a construct
-from its parts. A construct of several parts adds one after the other: `f(a, b)` is `((f a) b)`; each of these nodes has
-the construct's kind as its label, one of `KINDS`. A construct of one part, such as `return x`, is that part with the
-construct's label. The label of the root is the first word of the function's name, one of `VERBS`. The name is not in
-the tree: predicting the label means predicting what the function does.
+from its parts. The label of a node is its kind, one of `KINDS`. The label of the root is the first word of the
+function's name, one of `VERBS`. The name is not in the tree: predicting the label means predicting what the function
+does.
+
+In binary trees a construct of several parts adds one after the other: `f(a, b)` is `((f a) b)`, and each of these nodes
+has the construct's label. A construct of one part, such as `return x`, is that part with the construct's label.
 
 Source of the task: Allamanis, Peng and Sutton 2016, A convolutional attention network for extreme summarization of
 source code (arXiv:1602.03001), who predict names of functions from their bodies.
@@ -17,15 +19,18 @@ import ast
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from autobatch.errors import DataError
+from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.tree import Tree
 
+T = TypeVar("T")
 KINDS: dict[str, tuple[type[ast.AST], ...]] = {
     "other": (),
     "name": (ast.Name, ast.arg, ast.alias),
@@ -47,16 +52,17 @@ VERBS = (
     "init", "get", "set", "repr", "is", "add", "read", "write", "close", "open", "parse", "format", "create", "make",
     "check", "find",
 )  # fmt: skip
-N_CLASSES = len(KINDS) + len(VERBS)
+CLASSES = (*KINDS, *VERBS)
+N_CLASSES = len(CLASSES)
 
-_LABELS = {cls: label for label, classes in enumerate(KINDS.values()) for cls in classes}
+_KIND_OF = {cls: kind for kind, classes in KINDS.items() for cls in classes}
 _LEFT_OUT = {"test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "encodings", "site-packages"}
 _FIRST_WORD = re.compile("_*([a-z]+)")
 _NO_PARTS = ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop
 
 
 def draw_trees(n_trees: int, rng: np.random.Generator, *, min_leaves: int = 4, max_leaves: int = 40) -> list[Tree[str]]:
-    """Read up to `n_trees` functions, file by file in a random order.
+    """Read up to `n_trees` functions as binary trees, file by file in a random order.
 
     Args:
         n_trees: how many at most; CPython 3.11 has 2,953 of this size.
@@ -64,18 +70,64 @@ def draw_trees(n_trees: int, rng: np.random.Generator, *, min_leaves: int = 4, m
         min_leaves, max_leaves: functions of fewer or more leaves are left out.
 
     Returns:
-        Different trees, the same for the same seed and the same version of Python.
+        Different trees, the same for the same seed and the same version of Python; labels number `CLASSES`.
 
     Raises:
         DataError: this Python comes without the source of its library.
     """
+    return _draw(n_trees, rng, min_leaves, max_leaves, _to_binary)
+
+
+def draw_functions(
+    n_trees: int, rng: np.random.Generator, *, min_leaves: int = 4, max_leaves: int = 40
+) -> list[LabelledTree[str]]:
+    """Read up to `n_trees` functions as trees in which a construct has all its parts as children; else as `draw_trees`.
+
+    Names and constants are words of leaves; other nodes have the word "". All have labels, of `CLASSES`.
+
+    Raises:
+        DataError: this Python comes without the source of its library.
+    """
+    return _draw(n_trees, rng, min_leaves, max_leaves, lambda tree: tree)
+
+
+def to_labelled_tree(function: ast.FunctionDef | ast.AsyncFunctionDef) -> LabelledTree[str] | None:
+    """Turn a function into a tree; None if its name begins with none of `VERBS`, or it has no leaves.
+
+    >>> to_labelled_tree(ast.parse("def get(self): return self.items").body[0]).children[1].children
+    [{"word": "", "label": "attribute", "children": [{"word": "self", "label": "name"}, \
+{"word": "items", "label": "attribute"}]}]
+    """
+    verb = _FIRST_WORD.match(function.name)
+    if verb is None or verb[1] not in VERBS:
+        return None
+    body = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
+    parts = [tree for node in (function.args, *body) if (tree := _to_part(node)) is not None]
+    return LabelledTree("", parts, verb[1]) if parts else None
+
+
+def to_tree(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Tree[str] | None:
+    """Turn a function into a binary tree; None if its name begins with none of `VERBS`, or it has no leaves.
+
+    >>> to_tree(ast.parse("def get_size(self): return len(self.items)").body[0])
+    (16 (14 self) (10 (1 len) (3 (1 self) (3 items))))
+    """
+    tree = to_labelled_tree(function)
+    return None if tree is None else _to_binary(tree)
+
+
+def _draw(
+    n_trees: int, rng: np.random.Generator, min_leaves: int, max_leaves: int, convert: Callable[[LabelledTree[str]], T]
+) -> list[T]:
+    """Read functions, and convert their trees, which then differ."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [path for path in sorted(root.rglob("*.py")) if _LEFT_OUT.isdisjoint(path.relative_to(root).parts)]
-    trees: dict[str, Tree[str]] = {}
+    trees: dict[str, T] = {}
     for place in rng.permutation(len(files)):
         for tree in _read_functions(files[place], max_leaves):
-            if min_leaves <= sum(node.is_leaf for node in tree.postorder()) <= max_leaves:
-                trees.setdefault(repr(tree), tree)
+            if min_leaves <= sum(not node.children for node in tree.postorder()) <= max_leaves:
+                converted = convert(tree)
+                trees.setdefault(repr(converted), converted)
         if len(trees) >= n_trees:
             break
     if not trees:
@@ -86,21 +138,7 @@ def draw_trees(n_trees: int, rng: np.random.Generator, *, min_leaves: int = 4, m
     return list(trees.values())[:n_trees]
 
 
-def to_tree(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Tree[str] | None:
-    """Turn a function into a tree; None if its name begins with none of `VERBS`, or it has no leaves.
-
-    >>> to_tree(ast.parse("def get_size(self): return len(self.items)").body[0])
-    (16 (14 self) (10 (1 len) (3 (1 self) (3 items))))
-    """
-    verb = _FIRST_WORD.match(function.name)
-    if verb is None or verb[1] not in VERBS:
-        return None
-    body = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
-    parts = [tree for node in (function.args, *body) if (tree := _to_part(node)) is not None]
-    return _join(len(KINDS) + VERBS.index(verb[1]), parts) if parts else None
-
-
-def _read_functions(path: Path, max_leaves: int) -> Iterator[Tree[str]]:
+def _read_functions(path: Path, max_leaves: int) -> Iterator[LabelledTree[str]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes in strings
@@ -109,7 +147,7 @@ def _read_functions(path: Path, max_leaves: int) -> Iterator[Tree[str]]:
         return
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_small(node, max_leaves):
-            tree = to_tree(node)
+            tree = to_labelled_tree(node)
             if tree is not None:
                 yield tree
 
@@ -119,33 +157,38 @@ def _is_small(function: ast.AST, max_leaves: int) -> bool:
     return sum(isinstance(node, ast.Name | ast.Constant | ast.arg) for node in ast.walk(function)) <= max_leaves + 1
 
 
-def _to_part(node: ast.AST) -> Tree[str] | None:
+def _to_part(node: ast.AST) -> LabelledTree[str] | None:
     """Turn a construct into a tree; None if it has no leaves. Recurses as deep as the code is nested."""
-    label = _LABELS.get(type(node), 0)
+    kind = _KIND_OF.get(type(node), "other")
     if isinstance(node, ast.Constant):
-        return Tree.leaf(label, _name_constant(node.value))
+        return LabelledTree(_name_constant(node.value), label=kind)
     parts = []
     for _, value in ast.iter_fields(node):
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, str):
-                parts.append(Tree.leaf(label, item))
+                parts.append(LabelledTree(item, label=kind))
             elif isinstance(item, ast.AST) and not isinstance(item, _NO_PARTS):
                 tree = _to_part(item)
                 if tree is not None:
                     parts.append(tree)
     if not parts and isinstance(node, ast.stmt):
-        return Tree.leaf(label, type(node).__name__.lower())  # pass, return
-    return _join(label, parts) if parts else None
+        return LabelledTree(type(node).__name__.lower(), label=kind)  # pass, return
+    if len(parts) == 1 and kind == "other":
+        return parts[0]
+    if len(parts) == 1 and not parts[0].children:
+        return LabelledTree(parts[0].word, label=kind)
+    return LabelledTree("", parts, kind) if parts else None
 
 
-def _join(label: int, parts: list[Tree[str]]) -> Tree[str]:
-    """Join parts one after the other; a single part gets the label, unless that is "other"."""
-    if len(parts) > 1:
-        return reduce(lambda tree, part: Tree.inner(label, tree, part), parts)
-    (tree,) = parts
-    if not label:
-        return tree
-    return Tree.leaf(label, tree.word) if tree.is_leaf else Tree.inner(label, tree.left, tree.right)
+def _to_binary(tree: LabelledTree[str]) -> Tree[str]:
+    """Join the parts of each construct one after the other; a single part gets the construct's label."""
+    label = CLASSES.index(tree.label or "other")
+    if not tree.children:
+        return Tree.leaf(label, tree.word)
+    first, *others = map(_to_binary, tree.children)
+    if others:
+        return reduce(lambda before, part: Tree.inner(label, before, part), others, first)
+    return Tree.leaf(label, first.word) if first.is_leaf else Tree.inner(label, first.left, first.right)
 
 
 def _name_constant(value: object) -> str:
