@@ -8,14 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.models.dag_rnn import DagRNN
 from autobatch.models.data import reviews
 from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.listops import draw_operations
+from autobatch.models.data.picture import Picture
+from autobatch.models.data.scenes import draw_scenes
+from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.mv_rnn import MVRNN
 from autobatch.models.tree_lstm_childsum import ChildSumTreeLSTM
 from twin_case import Case
+from twins import dag_rnn
+from twins.dag_rnn import DagRNNTwin
 from twins.mv_rnn import MVRNNTwin
 from twins.tree_lstm_childsum import ChildSumTreeLSTMTwin
 
@@ -42,6 +48,17 @@ def draw_operations_case(
     return model, [tree.map(words.id, labels.id) for tree in drawn]
 
 
+def draw_scenes_case(seed: int, n_instances: int, dim: int) -> tuple[DagRNN, list[Picture[int]]]:
+    """One of the pictures is a single pixel, another a single row."""
+    rng = np.random.default_rng(seed)
+    small = Picture([Sentence(["red"], ["balloon"])]), Picture([Sentence(["blue", "white"], ["sky", "sky"])])
+    drawn = [*small, *draw_scenes(n_instances - 2, rng, min_size=2, max_size=4)]
+    words = Vocabulary.count((word for picture in drawn for word in picture.words()), min_count=2)
+    tags = Vocabulary.count(tag for picture in drawn for tag in picture.tags())
+    model = DagRNN(len(words), len(tags), dim, rng).astype("float64")
+    return model, [picture.map(words.id, tags.id) for picture in drawn]
+
+
 def scores_of_nodes(outputs: Any) -> Any:
     """The logits of all nodes, without those of roots."""
     return outputs[1]
@@ -50,4 +67,5 @@ def scores_of_nodes(outputs: Any) -> Any:
 CASES = [
     Case("mv-rnn", partial(draw_reviews_case, make=MVRNN), MVRNNTwin.with_state, place_scores=scores_of_nodes),
     Case("tree-lstm-childsum", partial(draw_operations_case, make=ChildSumTreeLSTM), ChildSumTreeLSTMTwin.with_state),
+    Case("dag-rnn", draw_scenes_case, DagRNNTwin.with_state, dag_rnn.name_in_twin),
 ]

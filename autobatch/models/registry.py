@@ -15,6 +15,7 @@ MODELS = {
     "mv-rnn": "autobatch.models.mv_rnn:SPEC",
     "bilstm-tagger": "autobatch.models.bilstm_tagger:SPEC",
     "lattice-lstm": "autobatch.models.lattice_lstm:SPEC",
+    "dag-rnn": "autobatch.models.dag_rnn:SPEC",
     "seq2seq": "autobatch.models.seq2seq:SPEC",
     "early-exit": "autobatch.models.early_exit:SPEC",
     "stack-lstm-parser": "autobatch.models.stack_lstm_parser:SPEC",

@@ -297,7 +297,7 @@ ERRORS = [
     (["train", "tree-lstm", "--epochs", "many"], "Invalid value for '--epochs': 'many' is not a valid integer"),
     (["bench", "tree-lstm", "--policy", "depth,depth"], "'depth,depth' should be different names separated by commas"),
     (["bench", "tree-lstm", "--mode", "fly"], "Invalid value for '--mode': 'fly' is not one of 'infer', 'train'"),
-    (["train", "tree-lsd"], "cannot find model 'tree-lsd': it is none of tree-lstm, tree-lstm-2type, bilstm-"),
+    (["train", "tree-lsd"], "cannot find model 'tree-lsd': it is none of tree-lstm, tree-lstm-2type, "),
     (["train", "not_there:Class"], "importing 'not_there' failed (ModuleNotFoundError"),
     (["train", "my_broken:Class"], "importing 'my_broken' failed (ModuleNotFoundError: No module named 'not_there')"),
     (["train", "my_models:Nobody"], "module 'my_models' has no 'Nobody'"),

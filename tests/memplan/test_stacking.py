@@ -198,6 +198,7 @@ MODELS = {
     "lattice-lstm": (2, 0),
     "mv-rnn": (0, 0),
     "tree-lstm-childsum": (3, 2),
+    "dag-rnn": (0, 0),
 }
 
 

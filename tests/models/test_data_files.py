@@ -19,6 +19,7 @@ from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_tree
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.lines import read_lines
 from autobatch.models.data.ordered_tree import OrderedTree, Told, read_told
+from autobatch.models.data.picture import Picture, read_pictures
 from autobatch.models.data.sentence import Sentence, read_sentences
 from autobatch.models.data.sst import read_trees
 from counting import count_lines
@@ -39,6 +40,7 @@ LATTICES = """2
 0
 
 """
+PICTURES = "\nblue|sky red|a|b \n green|land  |||O\n \n\nblue|sea\n"
 TOLD = "turn  twice\t(do (turn left left) turn)\n\tdo\n\nturn\t (do(turn left) )\n"
 LABELLED = """{"word": "MAX", "label": 9, "children": [{"word": "2 x"}, {"word": 9, "children": [{}]}]}
  {"label": "no"}
@@ -63,6 +65,7 @@ def write_told(told: Told[str]) -> str:
 READERS = {
     "trees": Reader(read_trees, TREES, lambda trees: "\n".join(map(repr, trees))),
     "sentences": Reader(read_sentences, SENTENCES, lambda sentences: "\n".join(map(str, sentences))),
+    "pictures": Reader(read_pictures, PICTURES, lambda read: "\n\n".join(map(str, read))),
     "texts with trees": Reader(
         read_told, TOLD, lambda read: "\n".join(f"{' '.join(one.words)}\t{one.tree}" for one in read)
     ),
@@ -167,6 +170,7 @@ def test_the_cost_per_byte_of_a_long_line_does_not_grow(name: str, path: Path) -
         long = {
             "trees": "(2 (1 a) " * n + "(0 b)" + ")" * n,
             "sentences": "a|O " * n,
+            "pictures": "a|O " * n + "\n" + "a|O " * n,
             "texts with trees": "a\t" + "(b (c d) " * n + ")" * n,
             "labelled trees": '{"children": [' + '{"word": "a"}, ' * n + "{}]}",
             "lattices": f"1\n{n}\n{'0 ' * n}\n0\n" + "".join(f"1 {k} 7\n" for k in range(n - 1)),
@@ -293,6 +297,22 @@ def test_a_malformed_tree_is_named(path: Path, text: str, column: int, expected:
     assert str(caught.value) == (
         f"cannot read a tree from {path}, line 1, column {column}: expected {expected}, found {found}."
     )
+
+
+# --- pictures ---
+
+
+def test_blank_lines_separate_pictures(path: Path) -> None:
+    path.write_text(PICTURES)
+    first = Picture([Sentence(["blue", "red|a"], ["sky", "b"]), Sentence(["green", "||"], ["land", "O"])])
+    assert read_pictures(path) == [first, Picture([Sentence(["blue"], ["sea"])])]
+    assert (list(first.words()), list(first.tags())) == (["blue", "red|a", "green", "||"], ["sky", "b", "land", "O"])
+
+
+def test_rows_of_a_picture_are_of_one_length(path: Path) -> None:
+    path.write_text("a|O b|O\n\na|O\na|O b|O\n")
+    with pytest.raises(DataError, match="line 4, column 8: expected 1 pixels, as in the row before, found the end"):
+        read_pictures(path)
 
 
 # --- lattices ---

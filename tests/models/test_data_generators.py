@@ -23,6 +23,7 @@ from autobatch.models.data.dataset import (
     load_labelled_trees,
     load_lattices,
     load_pairs,
+    load_pictures,
     load_sentences,
     load_told,
     load_trees,
@@ -32,6 +33,7 @@ from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import draw_operations, to_brackets
 from autobatch.models.data.listops import draw_trees as draw_listops
 from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_labelled_tree, to_tree
+from autobatch.models.data.scenes import COLOURS, THINGS, draw_scenes
 from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
@@ -46,6 +48,7 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "tagging": draw_sentences,
     "lattices": draw_lattices,
     "random-dag": draw_dags,
+    "scenes": draw_scenes,
     "translation": translation.draw_pairs,
     "reviews": reviews.draw_reviews,
     "brackets": brackets.draw_brackets,
@@ -203,6 +206,29 @@ def test_the_tag_of_a_node_is_its_longest_way() -> None:
         assert dag.tags == [str(longest(node) % 6) for node in range(len(dag.tags))]
 
 
+# --- scenes ---
+
+
+def test_scenes_are_sky_over_one_shore() -> None:
+    """What pixels show, told from tags alone, and that their colours may show it."""
+    sides = set()
+    for picture in draw_scenes(200, np.random.default_rng(0)):
+        shown = [
+            [{thing: place for place, thing in THINGS.items()}.get(tag, tag) for tag in row.tags]
+            for row in picture.rows
+        ]
+        below = [row for row in shown if row[0] != "sky"]
+        assert shown == [["sky"] * len(row) for row in shown[: -len(below)]] + [below[0]] * len(below)
+        assert 0 < len(below) < len(shown)
+        assert len(list(groupby(below[0]))) <= 2
+        sides.add(below[0][0])
+        for row, places in zip(picture.rows, shown, strict=True):
+            for word, tag, place in zip(row.words, row.tags, places, strict=True):
+                assert (word == "red") == (tag == THINGS[place])
+                assert word == "red" or word in COLOURS[place]
+    assert sides == {"sea", "land"}
+
+
 # --- functions ---
 
 
@@ -298,6 +324,7 @@ LOADERS = {
     "tagging": load_sentences,
     "lattices": load_lattices,
     "random-dag": load_lattices,
+    "scenes": load_pictures,
     "translation": load_pairs,
     "reviews": load_trees,
     "brackets": load_trees,
@@ -312,6 +339,7 @@ LOADERS = {
         ("tagging", {"n_words": 49, "n_tags": 8}),
         ("lattices", {"n_characters": 9, "n_words": 73, "n_tags": 5}),
         ("random-dag", {"n_characters": 9, "n_words": 9, "n_tags": 7}),
+        ("scenes", {"n_words": 6, "n_tags": 7}),
         ("translation", {"n_source_words": 27, "n_target_words": 25}),
         ("reviews", {"n_words": 25, "n_classes": 3}),
         ("brackets", {"n_words": 10, "n_classes": 4}),

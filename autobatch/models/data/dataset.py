@@ -11,11 +11,23 @@ from typing import Any, Protocol
 import numpy as np
 
 from autobatch.errors import DataError
-from autobatch.models.data import brackets, commands, dag, listops, python_ast, reviews, sst, tagging, translation
+from autobatch.models.data import (
+    brackets,
+    commands,
+    dag,
+    listops,
+    python_ast,
+    reviews,
+    scenes,
+    sst,
+    tagging,
+    translation,
+)
 from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.ordered_tree import Told, read_told
 from autobatch.models.data.pair import Pair, read_pairs
+from autobatch.models.data.picture import Picture, read_pictures
 from autobatch.models.data.sentence import Sentence, read_sentences
 from autobatch.models.data.vocabulary import Vocabulary
 
@@ -148,6 +160,12 @@ LATTICES = Format(
         "random-dag": Generator("random graphs, each node tagged with its longest way from the start", dag.draw_dags),
     },
 )
+PICTURES = Format(
+    reads="pictures of tagged pixels, one row a line: blue|sky red|boat, a blank line between two; a file, or a folder "
+    "with train.txt and dev.txt",
+    read=read_pictures,
+    generators={"scenes": Generator("sky over sea and land, in colours that tell little alone", scenes.draw_scenes)},
+)
 PAIRS = Format(
     reads="sentences with translations in the same lines of another file: a folder with train.en and dev.en, or one "
     "file; beside each, one that differs in the suffix alone, such as train.vi",
@@ -165,7 +183,7 @@ TOLD = Format(
         "commands": Generator("commands of a few words, and trees of what they make a robot do", commands.draw_commands)
     },
 )
-FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PAIRS, TOLD
+FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD
 GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
 
@@ -248,6 +266,25 @@ def load_lattices(data: str, rng: np.random.Generator, vocabularies: Mapping[str
         )
 
     return Dataset(data, [encode(x) for x in train], [encode(x) for x in dev], known, {**_lengths(known), **sizes})
+
+
+def load_pictures(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
+    """Load pictures, words and tags of their pixels encoded; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = PICTURES.find(data, rng)
+    known = vocabularies or {
+        "words": _count(picture.words() for picture in train),
+        "tags": _count((picture.tags() for picture in train), min_count=1),
+    }
+    word, tag = known["words"].id, known["tags"].id
+
+    def encode(picture: Picture[str]) -> Picture[int]:
+        return picture.map(word, tag)
+
+    return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**_lengths(known), **sizes})
 
 
 def load_pairs(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:

@@ -1,0 +1,118 @@
+"""DAG-RNN that labels every pixel of a picture: four sweeps read it, each from another corner.
+
+A sweep d goes through the graph in which a pixel i follows those of its eight neighbours that lie nearer to the corner,
+P_d(i), up to three. From the pixel's word x_i it computes the state h_i, and from those of all sweeps the scores o_i:
+
+    h_i = tanh(U_d x_i + W_d sum_{j in P_d(i)} h_j + b_d)
+    o_i = sum_d V_d h_i^d + c
+
+Source: Shuai, Zuo, Wang and Wang 2015, DAG-recurrent neural networks for scene labeling (arXiv:1509.00552), section 3,
+where features of a convolutional network are in the place of words. Sums over the nodes before in a graph are also the
+benchmark "DAG-RNN" of Fegade et al. 2021, Cortex: a compiler for recursive deep learning models (arXiv:2011.01383).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.models.data.dataset import PICTURES, load_pictures
+from autobatch.models.data.picture import Picture
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.metric import count_tags, name_tags, pick_best
+from autobatch.models.spec import Counts, ModelSpec
+
+
+class Sweep(ab.Module):
+    """Reads pixels after those before them; `down` and `right` are 1 or -1, the directions in which it goes."""
+
+    def __init__(self, n_words: int, dim: int, down: int, right: int, rng: np.random.Generator) -> None:
+        self.words = ab.Parameter(0.1 * rng.standard_normal((n_words, dim)))
+        self.before = ab.Linear(dim, dim, rng=rng)
+        self.down, self.right = down, right
+
+    @ab.cell
+    def read(self, word: int, before: Sequence[Any]) -> Any:
+        """Read a pixel after the states of those before it, of which there may be none: a state (H,)."""
+        x = ab.lookup(self.words, word)
+        return ab.tanh(x + self.before(ab.sum_n(before, shape=x.shape)))
+
+    def states(self, picture: Picture[int]) -> list[Any]:
+        """Compute the states of all pixels, row by row."""
+        rows = [row.words for row in picture.rows]
+        states: dict[tuple[int, int], Any] = {}
+        for y in range(len(rows))[:: self.down]:
+            for x in range(len(rows[y]))[:: self.right]:
+                before = (y - self.down, x), (y, x - self.right), (y - self.down, x - self.right)
+                states[y, x] = self.read(rows[y][x], [states[place] for place in before if place in states])
+        return [states[place] for place in sorted(states)]
+
+
+class DagRNN(ab.Module):
+    """Four sweeps, and one output layer for all pixels.
+
+    Args:
+        n_words: V, word ids are 0 to V - 1.
+        n_tags: C, tags are 0 to C - 1.
+        dim: H, width of states.
+        rng: draws the initial parameters.
+    """
+
+    def __init__(self, n_words: int, n_tags: int, dim: int, rng: np.random.Generator) -> None:
+        self.sweeps = [Sweep(n_words, dim, down, right, rng) for down in (1, -1) for right in (1, -1)]
+        self.output = ab.Linear(4 * dim, n_tags, rng=rng)
+
+    @ab.cell
+    def pixel_loss(self, states: Sequence[Any], tag: int) -> Any:
+        """Compare a pixel with its tag, by its states in the four sweeps: a scalar."""
+        return ab.cross_entropy(self.output(ab.concat(states)), tag)
+
+    @ab.cell
+    def pixel_scores(self, states: Sequence[Any]) -> Any:
+        """Score the tags of a pixel: logits (C,)."""
+        return self.output(ab.concat(states))
+
+    def states(self, picture: Picture[int]) -> list[tuple[Any, ...]]:
+        """Compute the states of all pixels in the four sweeps, row by row."""
+        return list(zip(*(sweep.states(picture) for sweep in self.sweeps), strict=True))
+
+    def loss(self, picture: Picture[int]) -> Any:
+        """Sum the cross-entropies of all pixels: a scalar."""
+        pixels = zip(self.states(picture), picture.tags(), strict=True)
+        return ab.sum_n([self.pixel_loss(states, tag) for states, tag in pixels])
+
+    def scores(self, picture: Picture[int]) -> Any:
+        """Score the tags of all pixels, row by row: a list of (C,)."""
+        return [self.pixel_scores(states) for states in self.states(picture)]
+
+
+def count_correct(outputs: Any, pictures: Sequence[Picture[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
+    """Count right and all pixels."""
+    return {"pixel_accuracy": count_tags(pick_best(outputs), [list(picture.tags()) for picture in pictures])}
+
+
+def predict(
+    outputs: Any, pictures: Sequence[Picture[int]], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Name the best tag of every pixel, row by row, {"tags": [["sky", "sky"], ["sea", "boat"]]}."""
+    tags = [iter(names) for names in name_tags(pick_best(outputs), vocabularies["tags"])]
+    return [
+        {"tags": [[next(names) for _ in row.words] for row in picture.rows]}
+        for names, picture in zip(tags, pictures, strict=True)
+    ]
+
+
+SPEC = ModelSpec(
+    name="dag-rnn",
+    summary="recurrent over four graphs of a picture's pixels, which it labels (Shuai et al. 2015)",
+    model=DagRNN,
+    generators=tuple(PICTURES.generators),
+    reads=PICTURES.reads,
+    default_data="scenes",
+    load=load_pictures,
+    count_correct=count_correct,
+    predict=predict,
+)
