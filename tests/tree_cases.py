@@ -19,11 +19,13 @@ from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.mv_rnn import MVRNN
 from autobatch.models.tree_lstm_childsum import ChildSumTreeLSTM
+from autobatch.models.tree_transformer import TreeTransformer
 from twin_case import Case
 from twins import dag_rnn
 from twins.dag_rnn import DagRNNTwin
 from twins.mv_rnn import MVRNNTwin
 from twins.tree_lstm_childsum import ChildSumTreeLSTMTwin
+from twins.tree_transformer import TreeTransformerTwin
 
 
 def draw_reviews_case(seed: int, n_instances: int, dim: int, make: Callable[..., Any]) -> tuple[Any, list[Tree[int]]]:
@@ -67,5 +69,6 @@ def scores_of_nodes(outputs: Any) -> Any:
 CASES = [
     Case("mv-rnn", partial(draw_reviews_case, make=MVRNN), MVRNNTwin.with_state, place_scores=scores_of_nodes),
     Case("tree-lstm-childsum", partial(draw_operations_case, make=ChildSumTreeLSTM), ChildSumTreeLSTMTwin.with_state),
+    Case("tree-transformer", partial(draw_operations_case, make=TreeTransformer), TreeTransformerTwin.with_state),
     Case("dag-rnn", draw_scenes_case, DagRNNTwin.with_state, dag_rnn.name_in_twin),
 ]

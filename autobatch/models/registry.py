@@ -12,6 +12,7 @@ MODELS = {
     "tree-lstm": "autobatch.models.tree_lstm:SPEC",
     "tree-lstm-2type": "autobatch.models.tree_lstm_2type:SPEC",
     "tree-lstm-childsum": "autobatch.models.tree_lstm_childsum:SPEC",
+    "tree-transformer": "autobatch.models.tree_transformer:SPEC",
     "mv-rnn": "autobatch.models.mv_rnn:SPEC",
     "bilstm-tagger": "autobatch.models.bilstm_tagger:SPEC",
     "lattice-lstm": "autobatch.models.lattice_lstm:SPEC",

@@ -199,6 +199,7 @@ MODELS = {
     "mv-rnn": (0, 0),
     "tree-lstm-childsum": (3, 2),
     "dag-rnn": (0, 0),
+    "tree-transformer": (0, 0),
 }
 
 

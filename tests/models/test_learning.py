@@ -31,6 +31,7 @@ COURSES = [
     Course("doubly-recurrent", dim=64, lr=0.01, n_epochs=5, at_least={"edge_f1": 0.85, "exact": 0.7}),
     Course("tree-lstm-childsum", dim=64, lr=0.003, n_epochs=20, at_least={"root_accuracy": 0.68}, batch_size=64),
     Course("dag-rnn", dim=32, lr=0.003, n_epochs=5, at_least={"pixel_accuracy": 0.9}, batch_size=64),
+    Course("tree-transformer", dim=64, lr=0.001, n_epochs=20, at_least={"root_accuracy": 0.68}, batch_size=64),
     Course("mv-rnn", dim=16, lr=0.003, n_epochs=5, at_least={"root_accuracy": 0.97}, batch_size=64),
 ]
 

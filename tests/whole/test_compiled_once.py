@@ -26,6 +26,8 @@ from zoo.case import Case
 
 WIDTHS = (11, 16, 32, 5, 4, 2)
 """Also 2 tags and 5 classes, of which some models have as many."""
+NARROWEST = {"tree-transformer": 8}
+"""Below these widths models are another case: a head of one element."""
 MACHINE_WIDTHS = (11, 16, machines.SLOTS, machines.SHIFTS)
 TURING = next(case for case in machines.CASES if case.name == "neural turing machine")
 
@@ -51,8 +53,9 @@ def draw(case: Case, module: Any, width: int, monkeypatch: pytest.MonkeyPatch, n
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_all_widths_share_their_sources(name: str) -> None:
     """Widths that are powers of two, and as many as the data have classes, are no other case."""
-    workload = load_workload(name, None, WIDTHS[0], seed=0)
-    models = [workload.spec.build(workload.dataset, width, np.random.default_rng(0)) for width in WIDTHS]
+    widths = [max(width, NARROWEST.get(name, 0)) for width in WIDTHS]
+    workload = load_workload(name, None, widths[0], seed=0)
+    models = [workload.spec.build(workload.dataset, width, np.random.default_rng(0)) for width in widths]
     first, *others = [sources(model, workload.first(8)) for model in models]
     assert others == [first] * len(others)
 
