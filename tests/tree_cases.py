@@ -9,21 +9,24 @@ from typing import Any
 import numpy as np
 
 from autobatch.models.dag_rnn import DagRNN
-from autobatch.models.data import reviews
+from autobatch.models.data import listops, reviews
 from autobatch.models.data.labelled_tree import LabelledTree
-from autobatch.models.data.listops import draw_operations
 from autobatch.models.data.picture import Picture
 from autobatch.models.data.scenes import draw_scenes
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.mv_rnn import MVRNN
+from autobatch.models.tree_fc import TreeFC
+from autobatch.models.tree_gru import TreeGRU
 from autobatch.models.tree_lstm_childsum import ChildSumTreeLSTM
 from autobatch.models.tree_transformer import TreeTransformer
 from twin_case import Case
 from twins import dag_rnn
 from twins.dag_rnn import DagRNNTwin
 from twins.mv_rnn import MVRNNTwin
+from twins.tree_fc import TreeFCTwin
+from twins.tree_gru import TreeGRUTwin
 from twins.tree_lstm_childsum import ChildSumTreeLSTMTwin
 from twins.tree_transformer import TreeTransformerTwin
 
@@ -37,12 +40,21 @@ def draw_reviews_case(seed: int, n_instances: int, dim: int, make: Callable[...,
     return model, [vocabulary.encode(tree) for tree in drawn]
 
 
+def draw_listops_case(seed: int, n_instances: int, dim: int, make: Callable[..., Any]) -> tuple[Any, list[Tree[int]]]:
+    """One of the trees is a single leaf."""
+    rng = np.random.default_rng(seed)
+    drawn = [Tree.leaf(3, "3"), *listops.draw_trees(n_instances - 1, rng, max_depth=3)]
+    vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
+    model = make(len(vocabulary), dim, listops.N_CLASSES, rng)
+    return model.astype("float64"), [vocabulary.encode(tree) for tree in drawn]
+
+
 def draw_operations_case(
     seed: int, n_instances: int, dim: int, make: Callable[..., Any]
 ) -> tuple[Any, list[LabelledTree[int]]]:
     """One of the trees is a single node; what is rare is an unknown word."""
     rng = np.random.default_rng(seed)
-    drawn = [LabelledTree("3", label="3"), *draw_operations(n_instances - 1, rng, max_depth=3)]
+    drawn = [LabelledTree("3", label="3"), *listops.draw_operations(n_instances - 1, rng, max_depth=3)]
     nodes = [node for tree in drawn for node in tree.postorder()]
     words = Vocabulary.count((node.word for node in nodes), min_count=2)
     labels = Vocabulary.count(node.label for node in nodes if node.label is not None)
@@ -67,6 +79,13 @@ def scores_of_nodes(outputs: Any) -> Any:
 
 
 CASES = [
+    *(
+        Case(name, partial(draw_listops_case, make=make), make_twin, place_scores=scores_of_nodes)
+        for name, make, make_twin in (
+            ("tree-gru", TreeGRU, TreeGRUTwin.with_state),
+            ("tree-fc", TreeFC, TreeFCTwin.with_state),
+        )
+    ),
     Case("mv-rnn", partial(draw_reviews_case, make=MVRNN), MVRNNTwin.with_state, place_scores=scores_of_nodes),
     Case("tree-lstm-childsum", partial(draw_operations_case, make=ChildSumTreeLSTM), ChildSumTreeLSTMTwin.with_state),
     Case("tree-transformer", partial(draw_operations_case, make=TreeTransformer), TreeTransformerTwin.with_state),

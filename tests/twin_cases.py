@@ -16,7 +16,7 @@ from autobatch.models.data import brackets
 from autobatch.models.data.commands import draw_commands
 from autobatch.models.data.dag import draw_dags, draw_lattices
 from autobatch.models.data.lattice import Lattice
-from autobatch.models.data.listops import N_CLASSES, draw_trees
+from autobatch.models.data.listops import N_CLASSES
 from autobatch.models.data.ordered_tree import OrderedTree, Told
 from autobatch.models.data.pair import Pair, make_pair
 from autobatch.models.data.sentence import Sentence
@@ -42,14 +42,7 @@ from twins.stack_lstm_parser import StackLSTMParserTwin
 from twins.tree_lstm import TreeLSTMTwin
 from twins.tree_lstm_2type import TwoTypeTreeLSTMTwin
 
-
-def draw_trees_case(seed: int, n_instances: int, dim: int) -> tuple[TreeLSTM, list[Tree[int]]]:
-    """One of the trees is a single leaf."""
-    rng = np.random.default_rng(seed)
-    drawn = [Tree.leaf(3, "3"), *draw_trees(n_instances - 1, rng, max_depth=3)]
-    vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
-    model = TreeLSTM(len(vocabulary), dim, N_CLASSES, rng)
-    return model.astype("float64"), [vocabulary.encode(tree) for tree in drawn]
+draw_trees_case = partial(tree_cases.draw_listops_case, make=TreeLSTM)
 
 
 def draw_two_type_case(seed: int, n_instances: int, dim: int) -> tuple[TwoTypeTreeLSTM, list[TwoTypeTree]]:

@@ -13,6 +13,8 @@ MODELS = {
     "tree-lstm-2type": "autobatch.models.tree_lstm_2type:SPEC",
     "tree-lstm-childsum": "autobatch.models.tree_lstm_childsum:SPEC",
     "tree-transformer": "autobatch.models.tree_transformer:SPEC",
+    "tree-gru": "autobatch.models.tree_gru:SPEC",
+    "tree-fc": "autobatch.models.tree_fc:SPEC",
     "mv-rnn": "autobatch.models.mv_rnn:SPEC",
     "bilstm-tagger": "autobatch.models.bilstm_tagger:SPEC",
     "lattice-lstm": "autobatch.models.lattice_lstm:SPEC",

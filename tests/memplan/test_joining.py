@@ -130,6 +130,8 @@ MODELS = {
     "bilstm-tagger, 1 layers": (5, 5),
     "bilstm-tagger, 2 layers": (9, 7),
     "lattice-lstm": (5, 5),
+    "tree-gru": (7, 7),
+    "tree-fc": (2, 2),
     "mv-rnn": (6, 6),
     "tree-lstm-childsum": (6, 6),
     "dag-rnn": (5, 5),

@@ -32,6 +32,8 @@ COURSES = [
     Course("tree-lstm-childsum", dim=64, lr=0.003, n_epochs=20, at_least={"root_accuracy": 0.68}, batch_size=64),
     Course("dag-rnn", dim=32, lr=0.003, n_epochs=5, at_least={"pixel_accuracy": 0.9}, batch_size=64),
     Course("tree-transformer", dim=64, lr=0.001, n_epochs=20, at_least={"root_accuracy": 0.68}, batch_size=64),
+    Course("tree-gru", dim=64, lr=0.003, n_epochs=5, at_least={"root_accuracy": 0.98}, batch_size=64),
+    Course("tree-fc", dim=64, lr=0.003, n_epochs=20, at_least={"root_accuracy": 0.64}, batch_size=64),
     Course("mv-rnn", dim=16, lr=0.003, n_epochs=5, at_least={"root_accuracy": 0.97}, batch_size=64),
 ]
 

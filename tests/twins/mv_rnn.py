@@ -9,12 +9,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from autobatch.models.data.tree import Tree
+from twins.binary_trees import BinaryTreeTwin
 
 State = tuple[Tensor, Tensor]
 
 
-class MVRNNTwin(nn.Module):
+class MVRNNTwin(BinaryTreeTwin):
     """Parameters named and shaped as in autobatch."""
 
     def __init__(self, n_words: int, dim: int, rank: int, n_classes: int) -> None:
@@ -36,29 +36,19 @@ class MVRNNTwin(nn.Module):
         twin.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
         return twin
 
-    def visit(self, tree: Tree[int], vectors: list[Tensor]) -> State:
-        """Compute vector and matrix of a node; append the vectors of all nodes below it and its own."""
-        if tree.is_leaf:
-            vector = self.vectors[tree.word]
-            matrix = torch.einsum("ir,rj->ij", self.lefts[tree.word], self.rights[tree.word])
-            matrix = matrix + torch.diag(self.diagonals[tree.word])
-        else:
-            (a, A), (b, B) = self.visit(tree.left, vectors), self.visit(tree.right, vectors)
-            for_left, for_right = self.join_vectors.chunk(2, dim=1)
-            vector = torch.tanh(for_left.mv(B.mv(a)) + for_right.mv(A.mv(b)) + self.bias)
-            for_left, for_right = self.join_matrices.chunk(2, dim=1)
-            matrix = for_left.mm(A) + for_right.mm(B)
-        vectors.append(vector)
-        return vector, matrix
+    def read(self, word: int) -> State:
+        """Vector and matrix of a word."""
+        low_rank = torch.einsum("ir,rj->ij", self.lefts[word], self.rights[word])
+        return self.vectors[word], low_rank + torch.diag(self.diagonals[word])
 
-    def scores(self, tree: Tree[int]) -> Tensor:
-        """Score the classes of all nodes in postorder: logits (N, C)."""
-        vectors: list[Tensor] = []
-        self.visit(tree, vectors)
-        logits: Tensor = self.output(torch.stack(vectors))
-        return logits
+    def join(self, left: State, right: State) -> State:
+        """Vector and matrix of a node."""
+        (a, A), (b, B) = left, right
+        for_left, for_right = self.join_vectors.chunk(2, dim=1)
+        vector = torch.tanh(for_left.mv(B.mv(a)) + for_right.mv(A.mv(b)) + self.bias)
+        for_left, for_right = self.join_matrices.chunk(2, dim=1)
+        return vector, for_left.mm(A) + for_right.mm(B)
 
-    def loss(self, tree: Tree[int]) -> Tensor:
-        """Sum the cross-entropies of all nodes: a scalar."""
-        labels = torch.tensor([node.label for node in tree.postorder()])
-        return nn.functional.cross_entropy(self.scores(tree), labels, reduction="sum")
+    def hidden(self, state: State) -> Tensor:
+        """The vector."""
+        return state[0]

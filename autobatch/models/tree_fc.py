@@ -1,0 +1,49 @@
+"""Fully connected layers along a binary tree, of which every node is classified.
+
+A leaf's state is the embedding of its word; a node with the children's states h_l and h_r has
+
+    h = relu(W [h_l; h_r] + b)
+
+Source: the benchmark of Looks et al. 2017, Deep learning with dynamic computation graphs (arXiv:1702.02181), section 3,
+which Fegade et al. 2021, Cortex (arXiv:2011.01383), call TreeFC.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.models.tree_classifier import TreeClassifier, describe
+
+
+class TreeFC(TreeClassifier):
+    """One embedding per word, one layer for all inner nodes, and one output layer for all nodes.
+
+    Args:
+        n_words: V, word ids are 0 to V - 1.
+        dim: H, width of embeddings and states.
+        n_classes: C, labels are 0 to C - 1.
+        rng: draws the initial parameters.
+    """
+
+    def __init__(self, n_words: int, dim: int, n_classes: int, rng: np.random.Generator) -> None:
+        self.embedding = ab.Parameter(rng.standard_normal((n_words, dim)))
+        self.layer = ab.Linear(2 * dim, dim, rng=rng)
+        self.output = ab.Linear(dim, n_classes, rng=rng)
+
+    @ab.cell
+    def leaf(self, word: int) -> Any:
+        """Look up a word: a state (H,)."""
+        return ab.lookup(self.embedding, word)
+
+    @ab.cell
+    def merge(self, left: Any, right: Any) -> Any:
+        """Join the states of two children: a state."""
+        return ab.relu(self.layer(ab.concat((left, right))))
+
+
+SPEC = describe(
+    "tree-fc", "a fully connected layer over the children of a binary tree's node (Looks et al. 2017)", TreeFC
+)
