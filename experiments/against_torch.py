@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -27,9 +26,9 @@ from autobatch.cli.measuring.racing import MODES, take_turns
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import Workload, load_workload
-from harness import Findings, Settings, find_data, name_of, run
-from peers.chart import draw
+from harness import find_data, name_of, run
 from peers.ways import DATA, PEERS, Way, check_equal, make_peers, our_ways, their_ways
+from records import Findings, Settings
 
 LIBRARIES = ("OPENBLAS_", "MKL_", "OMP_", "KMP_", "DNNL_", "ONEDNN_", "ATEN_")  # that read variables of these names
 N_CHECKED = 16  # instances whose losses and gradients are compared
@@ -105,9 +104,7 @@ def measure_model(model: str, config: Config) -> Findings:
     table = title + "\n\n".join(format_setting(setting, rates) for setting, rates in found.items())
     if model == "tree-lstm" and find_spec("jax") is None:
         table += "\n\nJAX is left out, for the package jax is not installed; pip install 'autobatch[jax]'."
-    return Findings(
-        seconds, figures_of(model, workload, found, loads), table, part=model, draw=partial(draw, model, found)
-    )
+    return Findings(seconds, figures_of(model, workload, found, loads), table, part=model)
 
 
 def make_ways(model: str, workload: Workload, size: int, config: Config) -> dict[str, Way]:

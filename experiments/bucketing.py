@@ -16,7 +16,8 @@ import numpy as np
 import autobatch as ab
 from autobatch.cli.results import format_table
 from autobatch.models.tree_lstm import TreeLSTM
-from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run, take_turns
+from harness import load_sst_or_listops, medians, name_of, run, take_turns
+from records import Findings, Settings
 
 
 @dataclass(frozen=True)

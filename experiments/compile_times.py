@@ -27,7 +27,8 @@ from autobatch.cli.results import describe_run, format_table, open_json
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import AutobatchError
 from autobatch.jit.compiling import Compilation, watch_compilation
-from harness import Findings, Settings, run
+from harness import run
+from records import Findings, Settings
 
 LAYOUTS = "layouts of cells"
 CELLS = "the cells of this model"

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 import autobatch as ab
 from autobatch.cli.results import format_table
-from harness import DATA, Findings, Settings, run, take_turns
+from harness import DATA, run, take_turns
+from records import Findings, Settings
 
 WARM_UP, START = 2, 0
 Array = NDArray[Any]

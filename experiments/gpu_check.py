@@ -26,6 +26,7 @@ from autobatch.cli.experiment import UNAVAILABLE
 from autobatch.cli.results import format_table
 from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError
+from digest import GPU
 from gpu.bandwidth import time_kernels
 from gpu.check import Check, Result
 from gpu.correctness import check_correctness
@@ -36,7 +37,8 @@ from gpu.rounds import decode_on_both
 from gpu.simulator import time_simulators
 from gpu.traffic import count_traffic
 from gpu.training import train_on_both
-from harness import Findings, Settings, run
+from harness import run
+from records import Findings, Settings
 
 
 class Part(NamedTuple):
@@ -127,4 +129,4 @@ def seconds_until_killed(minutes: float) -> float:
 
 
 if __name__ == "__main__":
-    run(Config(), measure)
+    run(Config(), measure, modules=GPU)

@@ -19,7 +19,8 @@ import numpy as np
 import autobatch as ab
 from autobatch.cli.results import format_table
 from autobatch.models.tree_lstm import TreeLSTM
-from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run
+from harness import load_sst_or_listops, medians, name_of, run
+from records import Findings, Settings
 
 WAYS = ("planned", "found", "kept in vain", "profiled")
 

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 import autobatch as ab
 from autobatch.cli.results import format_table
-from harness import Findings, Settings, run, take_turns
+from harness import run, take_turns
+from records import Findings, Settings
 
 QUICK = 3
 """Repeats of a quick run."""

@@ -16,7 +16,8 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli.results import format_table
-from harness import Findings, Settings, medians, run, take_turns
+from harness import medians, run, take_turns
+from records import Findings, Settings
 
 Rng = np.random.Generator
 WORDS, TAGS, ROUNDS = 50, 8, 3

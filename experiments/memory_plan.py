@@ -1,4 +1,4 @@
-"""Claim: inside the cells of the literature nothing is copied; the published planner copies 48 to 4128 kB a batch.
+"""Claim 3: inside the cells of the literature nothing is copied; the published planner copies 48 to 4128 kB a batch.
 
 The seven cells of the literature, planned at width 128 for a batch of 32 nodes. Copies of the published planner
 (ED-Batch, arXiv:2302.03851) are those of its design. "op by op" is what a backend without fused kernels would copy
@@ -7,22 +7,20 @@ instructions and copied bytes, written and planned, forward and with the backwar
 
 The models that come with autobatch follow, forward and in training, with all parts of the planner, and without each:
 nodes, batches, launches, bytes that the reference backend moves, bytes that move without a launch of their own where
-kernels are fused, and bytes of the buffer. Counts do not depend on the machine; times are multiples of those with all
-parts, by medians of rounds in which all ways take turns.
+kernels are fused, and bytes of the buffer. Counts do not depend on the machine. What each part is worth in time is
+another question (`ablation.py`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 import autobatch as ab
-from autobatch.cli.results import format_table
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES
 from autobatch.ir.program import NODE, CellProgram, Instruction
 from autobatch.ir.typetable import NodeType
@@ -32,15 +30,26 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.memplan.report.movement import movements
 from autobatch.models import find_model
 from autobatch.plan.plan import PlannedCell
-from harness import ROOT, Findings, Settings, find_data, run, take_turns
+from charts import COLORS, EACH, OURS, THEIRS, entitle
+from claims import Claim, Published, Records, run_claim
+from digest import ROOT
+from harness import find_data
+from records import Findings, Settings
+from table import Table
 
 sys.path.insert(0, str(ROOT / "tests"))
 
 from literature_cells import INSTANCES, SEVEN, WIDTH, trace_cell
 
-DECIDED = ("cell", "instructions", "batches", "copies", "kB", "of parameters", "op by op", "published")
-EXECUTED = ("cell", "written", "planned", "copied kB", "training, written", "planned", "copied kB")
-COUNTED = ("", "nodes", "batches", "launches", "kB moved", "of these without launch", "buffer kB", "time")
+DECIDED = ("cell", "instructions", "batches", "copies", "of parameters", "kB", "op by op, kB", "published, kB")
+EXECUTED = (
+    "products + others", "forward, as written", "planned", "copied kB", "training, as written", "planned", "copied kB"
+)  # fmt: skip
+COUNTED = ("", "nodes", "batches", "launches", "kB moved", "of these without launch", "buffer kB")
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MODELS = {"tree-lstm": "sst", "bilstm-tagger": None, "lattice-lstm": "lattice"}
 FLOAT_BYTES = 4
 
@@ -53,7 +62,6 @@ class Config(Settings):
     instances: int = INSTANCES
     dim: int = 64
     batch: int = 64
-    repeats: int = 15
 
 
 class Way(NamedTuple):
@@ -61,6 +69,12 @@ class Way(NamedTuple):
 
     planner: MemoryPlanner = MemoryPlanner()
     rewrites: Sequence[str] = DEFAULT
+
+    def batched(self, model: Any) -> ab.Batched:
+        """Wrap the loss of a model to be planned so."""
+        return ab.batched(
+            model.loss, policy="score", backend="reference", planner=self.planner, rewrites=self.rewrites, plan_cache=0
+        )
 
 
 WAYS = {
@@ -73,56 +87,40 @@ WAYS = {
 }
 
 
-def measure(config: Config) -> Findings:
-    """Plan and check every cell, then run the models in all ways."""
-    decided, layouts, reasons = decide(config)
-    executed, steps = execute(config)
-    models, seconds, counts = run_models(config)
-    title = f"width {config.width}, {config.instances} nodes; pairs are copies / kB"
-    tables = (title, format_table(DECIDED, decided), "\n".join(reasons), "products + other instructions")
-    found = {"cells": layouts, "executed": steps, "models": counts}
-    return Findings(seconds, found, "\n\n".join(filter(None, (*tables, format_table(EXECUTED, executed), models))))
+def measure(config: Config, part: str) -> Findings:
+    """Plan and check every cell, then plan the models in all ways."""
+    figures = {"cells": decide(config), "executed": execute(config), "models": count_models(config)}
+    return Findings({}, figures, "\n\n".join(table.text() for table in tables_of(figures)))
 
 
-def decide(config: Config) -> tuple[list[tuple[str, ...]], dict[str, Any], list[str]]:
+def decide(config: Config) -> dict[str, Any]:
     """Lay out the cells of the literature."""
-    rows, figures, reasons = [], {}, []
+    figures = {}
     for name, published in SEVEN.items():
         layout = plan_cell(trace_cell(published.body, config.width), config.instances)
         check_cell_layout(layout)
-        copied, apart = (
-            n / 1024 for n in (layout.copied_bytes(config.instances), layout.apart_bytes(config.instances))
-        )
-        counts = {
+        figures[name] = {
             "instructions": sum(len(batch.values) for batch in layout.batches),
             "batches": len(layout.batches),
             "copies": len(layout.copies),
-            "kB": copied,
+            "kB": layout.copied_bytes(config.instances) / 1024,
             "of parameters": layout.parameter_copies,
+            "apart": len(layout.apart),
+            "apart_kB": layout.apart_bytes(config.instances) / 1024,
+            "reasons": [f"{copy.what}: {copy.reason}" for copy in (*layout.copies, *layout.apart)],
         }
-        other = f"{len(layout.apart)} / {apart:g}"
-        rows.append((name, *(f"{n:g}" for n in counts.values()), other, f"{published.copies} / {published.kilobytes}"))
-        figures[name] = {**counts, "apart": len(layout.apart), "apart_kB": apart}
-        reasons += [f"{name}: {copy.what}: {copy.reason}" for copy in (*layout.copies, *layout.apart)]
-    return rows, figures, reasons
+    return figures
 
 
-def execute(config: Config) -> tuple[list[tuple[str, ...]], dict[str, Any]]:
+def execute(config: Config) -> dict[str, Any]:
     """Count what is executed of each cell, as written and as planned."""
-    rows, figures = [], {}
+    figures = {}
     for name, published in SEVEN.items():
         program = trace_cell(published.body, config.width)
         plain = MemoryPlanner(joins=False, stacks=False)
         cells = {what: plan_one(p, program) for what, p in (("written", plain), ("planned", MemoryPlanner()))}
-        counts = {what: count_cell(cell, config.instances) for what, cell in cells.items()}
-        figures[name] = counts
-        row = [name]
-        for stage in ("forward", "training"):
-            written, planned = counts["written"][stage], counts["planned"][stage]
-            row += [f"{w['products']} + {w['other']}" for w in (written, planned)]
-            row.append(f"{planned['copied_bytes'] / 1024:g}")
-        rows.append(tuple(row))
-    return rows, figures
+        figures[name] = {what: count_cell(cell, config.instances) for what, cell in cells.items()}
+    return figures
 
 
 def plan_one(planner: MemoryPlanner, program: CellProgram) -> PlannedCell:
@@ -153,40 +151,19 @@ def count_cell(cell: PlannedCell, n_nodes: int) -> dict[str, dict[str, int]]:
     return found
 
 
-def run_models(config: Config) -> tuple[str, dict[str, list[float]], dict[str, Any]]:
-    """Count and time the models, forward and in training, in all ways."""
-    tables: list[str] = []
-    seconds: dict[str, list[float]] = {}
+def count_models(config: Config) -> dict[str, Any]:
+    """Count what the models take, forward and in training, in all ways."""
     figures: dict[str, Any] = {}
     for name, folder in MODELS.items():
         spec, rng = find_model(name), np.random.default_rng(config.seed)
         data = spec.load((folder and find_data(folder)) or spec.default_data, rng)
         model: Any = spec.build(data, config.dim, rng)
-        instances = data.items[: config.batch]
         for stage in ("forward", "training"):
-            losses = {
-                what: ab.batched(model.loss, policy="score", planner=way.planner, rewrites=way.rewrites, plan_cache=0)
+            figures[f"{name}, {stage}"] = {
+                what: count_model(way.batched(model), data.items[: config.batch], stage == "training")
                 for what, way in WAYS.items()
             }
-            times = take_turns(
-                {what: run_one(loss, instances, stage == "training") for what, loss in losses.items()}, config.repeats
-            )
-            seconds |= {f"{name}, {stage}, {what}": found for what, found in times.items()}
-            counts = {what: count_model(loss, instances, stage == "training") for what, loss in losses.items()}
-            typical = {what: median(found) for what, found in times.items()}
-            for what, count in counts.items():
-                count["time"] = round(typical[what] / typical["all parts"], 3)
-            figures[f"{name}, {stage}"] = counts
-            rows = [_row(what, count) for what, count in counts.items()]
-            title = f"{name}, {stage}: {len(instances)} instances of {data.name.rsplit('/', 1)[-1]}, width {config.dim}"
-            tables.append(f"{title}\n\n{format_table(COUNTED, rows)}")
-    return "\n\n".join(tables), seconds, figures
-
-
-def run_one(loss: ab.Batched, instances: Sequence[Any], training: bool) -> Callable[[], object]:
-    """What runs a mini-batch of recorded graphs."""
-    graphs = loss.record_all(instances)
-    return (lambda: loss.value_and_grad(graphs)) if training else (lambda: loss(graphs))
+    return figures
 
 
 def count_model(loss: ab.Batched, instances: Sequence[Any], training: bool) -> dict[str, float]:
@@ -204,10 +181,115 @@ def count_model(loss: ab.Batched, instances: Sequence[Any], training: bool) -> d
     }
 
 
-def _row(what: str, count: Mapping[str, float]) -> tuple[str, ...]:
-    numbers = [f"{count[key]:,.0f}" for key in ("nodes", "batches", "launches", "moved_kB")]
-    return what, *numbers, f"{count['without_launch']:.0%}", f"{count['buffer_kB']:,.0f}", f"{count['time']:.2f}"
+def tables_of(figures: Mapping[str, Any]) -> list[Table]:
+    """Show what is copied in cells, what is executed of them, and what models move."""
+    decided, executed = [], []
+    for name, cell in figures["cells"].items():
+        counts = (cell[what] for what in ("instructions", "batches", "copies", "of parameters", "kB", "apart_kB"))
+        decided.append((name, *(f"{count:g}" for count in counts), f"{SEVEN[name].kilobytes:g}"))
+        row = [name]
+        for stage in ("forward", "training"):
+            written, planned = (figures["executed"][name][way][stage] for way in ("written", "planned"))
+            row += [f"{found['products']} + {found['other']}" for found in (written, planned)]
+            row.append(f"{planned['copied_bytes'] / 1024:g}")
+        executed.append(row)
+    tables = [Table("Copies of a batch", DECIDED, decided), Table("What is executed", EXECUTED, executed)]
+    for name, counts in figures["models"].items():
+        rows = []
+        for what, count in counts.items():
+            numbers = [f"{count[key]:,.0f}" for key in ("nodes", "batches", "launches", "moved_kB")]
+            more = f"{count['without_launch']:.0%}", f"{count['buffer_kB']:,.0f}"
+            rows.append((what, *numbers, *more))
+        tables.append(Table(f"{name}: without each part of the planner", COUNTED, rows))
+    return tables
 
+
+def tabulate(records: Records) -> list[Table]:
+    """Show the record."""
+    return tables_of(records[""].figures)
+
+
+def draw(records: Records, figure: Figure) -> None:
+    """Draw what is copied in each cell, published and here, and what whole models move without parts of the planner."""
+    cells, models = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure.set_figheight(3.6)
+    found = records[""].figures
+    names = list(found["cells"])
+    for k, (label, amounts) in enumerate({
+        "published planner": [SEVEN[name].kilobytes for name in names],
+        "ours, op by op": [found["cells"][name]["apart_kB"] for name in names],
+        "ours, fused": [found["cells"][name]["kB"] for name in names],
+    }.items()):  # fmt: skip
+        places = [row + 0.27 * (k - 1) for row in range(len(names))]
+        bars = cells.barh(places, amounts, height=0.25, label=label, color=(THEIRS, EACH, OURS)[k])
+        cells.bar_label(bars, [f"{amount:,.0f}" for amount in amounts], padding=2, fontsize=7)
+    cells.set_xscale("symlog", linthresh=10)
+    cells.set_xlim(0, 50_000)
+    cells.set_yticks(range(len(names)), names)
+    cells.invert_yaxis()
+    cells.set_xlabel(
+        f"kB copied per batch of {records[''].settings['instances']} nodes, width {records[''].settings['width']}"
+    )
+    cells.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize=7, columnspacing=1)
+    training = {name.partition(",")[0]: counts for name, counts in found["models"].items() if "training" in name}
+    for k, (name, counts) in enumerate(training.items()):
+        ratios = [count["launches"] / counts["all parts"]["launches"] for count in counts.values()]
+        models.plot(ratios, [row + 0.15 * (k - 1) for row in range(len(ratios))], "o", color=COLORS[k], label=name)
+        models.set_yticks(range(len(ratios)), [*counts])
+    models.invert_yaxis()
+    models.axvline(1, color="black", lw=1)
+    models.set_xlabel("launches in training / all parts")
+    models.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, fontsize=7, columnspacing=1)
+    entitle(figure, "Inside the cells of the literature nothing is copied (counts: no spread)")
+
+
+def see(records: Records) -> str:
+    """Say what is copied."""
+    found = records[""].figures
+    copied = {name: cell["kB"] for name, cell in found["cells"].items() if cell["kB"]}
+    told = ", ".join(f"{name} {kilobytes:g} kB" for name, kilobytes in copied.items()) or "none"
+    theirs = [cell.kilobytes for cell in SEVEN.values()]
+    moved = ", ".join(f"{name} {counts['all parts']['moved_kB']:,.0f} kB" for name, counts in found["models"].items())
+    return (
+        f"Cells in which anything is copied: {told}; the published planner copies {min(theirs):g} to {max(theirs):g} "
+        f"kB. A mini-batch of a whole model moves: {moved}."
+    )
+
+
+def published(name: str) -> Published:
+    """Put the copies of the published planner in a cell beside ours."""
+    theirs = f"{SEVEN[name].copies} copies, {SEVEN[name].kilobytes:g} kB"
+
+    def ours(records: Records) -> str:
+        cell = records[""].figures["cells"][name]
+        return f"{cell['copies']} copies, {cell['kB']:g} kB"
+
+    return Published(f"{name}, copies of a batch", theirs, "ED-Batch (arXiv:2302.03851), by its design", ours)
+
+
+CLAIM = Claim(
+    name="memory_plan",
+    heading="Inside the cells of the literature nothing is copied",
+    claimed=(
+        "The planner chooses the order of the values in memory, so that the operands of a product, and the parts of a "
+        "fused kernel, lie as they are read. Seven cells of the literature are planned at one width for a batch of "
+        "nodes; then whole models run without each part of the planner. Counts do not depend on the machine."
+    ),
+    settings=Config(),
+    quick=Config(dim=16, batch=8),
+    parts=("",),
+    quick_parts=("",),
+    measure=measure,
+    tabulate=tabulate,
+    draw=draw,
+    see=see,
+    published=[published(name) for name in SEVEN],
+    disagreement=(
+        "The published planner lays out batches of single operations, which must read operands side by side. Here "
+        "element-wise operations are fused, read their operands wherever they lie, and need no copies for them."
+    ),
+    modules=("autobatch.memplan", "autobatch.ir", "autobatch.ops", "autobatch.trace", "autobatch.graph.rewrite"),
+)  # fmt: skip
 
 if __name__ == "__main__":
-    run(Config(), measure)
+    run_claim(CLAIM)

@@ -25,7 +25,8 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models import find_model
 from autobatch.plan.plan import PlannedCell
 from autobatch.runtime.step import Step
-from harness import Findings, Settings, find_data, run, take_turns
+from harness import find_data, run, take_turns
+from records import Findings, Settings
 
 COUNTED = ("", "instructions", "steps", "loop nests", "launches", "saved", "buffer kB", "time")
 MODELS = {"tree-lstm": "sst", "bilstm-tagger": None, "lattice-lstm": "lattice"}

@@ -28,8 +28,9 @@ import autobatch as ab
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import Workload, load_workload, record
-from harness import Findings, Settings, find_data, name_of, run
+from harness import find_data, name_of, run
 from peers.tree_lstm_expert import ExpertTreeLSTM, OneDnnTreeLSTM
+from records import Findings, Settings
 
 OURS = ("float32", "bf16")
 SMOOTH = 25  # mini-batches whose mean is a point of a curve

@@ -24,7 +24,8 @@ from autobatch.cli.results import format_table
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph
 from autobatch.models.tree_lstm import TreeLSTM
-from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run, take_turns
+from harness import load_sst_or_listops, medians, name_of, run, take_turns
+from records import Findings, Settings
 
 WAYS = ("when needed", "thread", "process", "recorded once")
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 import autobatch as ab
 from autobatch.cli.results import format_table
-from harness import Findings, Settings, medians, run, take_turns
+from harness import medians, run, take_turns
+from records import Findings, Settings
 
 WARM_UP, QUICK = 3, 5
 CLASSES = 8

@@ -31,8 +31,9 @@ from autobatch.inspect.profiling import RUNNING, Call
 from autobatch.params.stacks import make_gradients
 from autobatch.policies.auto import Auto
 from autobatch.runtime.cpu.backend import CompiledPlan, Cpu
-from harness import Findings, Settings, run
+from harness import run
 from matmuls import ONCE, Matmuls, Memory, Part, Stages, list_matmuls
+from records import Findings, Settings
 
 PLANNING, AROUND, OPTIMIZER = Part("planning", ONCE), Part("around", ONCE), Part("optimizer", ONCE)
 BESIDES: Mapping[str, str] = {

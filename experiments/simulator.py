@@ -25,7 +25,8 @@ from autobatch.policies.rules.rules import LEARNED, Weights, highest_score
 from autobatch.schedule import simulator
 from autobatch.schedule.chains import Chains, follow, restart_chains, start_chains
 from autobatch.schedule.simulator import Simulator, restart, step
-from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run, take_turns
+from harness import load_sst_or_listops, medians, name_of, run, take_turns
+from records import Findings, Settings
 
 TARGET_NODES_PER_S, TARGET_RATIO = 20_000_000, 100
 

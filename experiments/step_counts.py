@@ -11,7 +11,8 @@ from typing import Any
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import load_workload
 from autobatch.models import MODELS
-from harness import Findings, Settings, run
+from harness import run
+from records import Findings, Settings
 
 COUNTS = ("nodes", "batches", "launches", "copied_bytes", "planned_bytes")
 

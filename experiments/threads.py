@@ -25,7 +25,8 @@ from autobatch.cli.results import format_table
 from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.system.cache import VARIABLE
 from autobatch.system.processor import usable_cores
-from harness import Findings, Settings, load_sst_or_listops, medians, name_of, run
+from harness import load_sst_or_listops, medians, name_of, run
+from records import Findings, Settings
 
 PHASES = ("quiet", "busy", "quiet again")
 BURN = "while True: pass"

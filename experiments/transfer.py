@@ -30,8 +30,9 @@ from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
 from autobatch.policies.rules.directed import Directed
 from autobatch.policies.rules.rules import LEARNED
 from autobatch.policies.search.bounds import chain_bound, pair_bound
-from harness import Findings, Settings, find_data, load_sst_or_listops, run
+from harness import find_data, load_sst_or_listops, run
 from learning.evolution import learn_families
+from records import Findings, Settings
 
 RULES = ("agenda", "sufficient", "critical", "score", "network")
 LEARNED_ELSEWHERE = ("score", "network")

@@ -17,7 +17,8 @@ import autobatch as ab
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.system.cache import VARIABLE
-from harness import Findings, Settings, find_data, medians, run, take_turns
+from harness import find_data, medians, run, take_turns
+from records import Findings, Settings
 
 DATA = {"tree-lstm": "sst", "bilstm-tagger": "wikiner", "lattice-lstm": "lattice"}
 NOT_TRIED: dict[str, dict[str, Any]] = {

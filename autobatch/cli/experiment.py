@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -11,7 +14,6 @@ import click
 import autobatch as ab
 from autobatch.errors import DataError
 
-ALL = "all"
 FOLDER = Path(ab.__file__).resolve().parents[1] / "experiments"
 """In a checkout; an installed package has none."""
 UNAVAILABLE = 69
@@ -20,38 +22,49 @@ _MAIN = 'if __name__ == "__main__":'
 
 
 @click.command()
-@click.argument("name", metavar=f"NAME|{ALL}")
+@click.argument("name", metavar="NAME|all")
 @click.argument("settings", metavar="[SETTING=VALUE]...", nargs=-1)
 @click.option(
     "--out",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the records go.  [default: experiments/results]",
+    help="Where the records go.  [default: experiments/results; with --quick, its folder quick]",
 )
-def experiment(name: str, settings: tuple[str, ...], out: Path | None) -> int:
-    """Run an experiment of the checkout, or all of them.
+@click.option("--quick", is_flag=True, help="Measure so little that all claims together take less than five minutes.")
+def experiment(name: str, settings: tuple[str, ...], out: Path | None, quick: bool) -> int:
+    """Run an experiment of the checkout, or all claims of the project.
 
     NAME is a script in the folder experiments/, whose first lines explain its purpose and its settings. It prints a
-    table and writes a record of settings, machine, raw timings and figures. Of all, those that need a GPU are left out
-    where there is none.
+    table and writes a record of settings, code, machine, raw timings and figures. All measures every claim and gathers
+    them in one page, report.html; interrupted, the same command goes on where it was.
 
     \b
     Examples:
-      autobatch experiment bound_and_gap
-      autobatch experiment batching_policies workloads=tree-lstm sizes=32,256 --out /tmp
+      autobatch experiment all --quick
+      autobatch experiment all --out records
+      autobatch experiment batches only=tree-lstm sizes=32,256 --out records
     """
     names = list_experiments()
-    if name not in (ALL, *names):
-        raise DataError(f"there is no experiment {name!r}; there are {', '.join(names)}, and {ALL} for each in turn.")
-    words = [*settings, *([] if out is None else [f"out={out.resolve()}"])]
-    for one in names if name == ALL else [name]:
-        if name == ALL:
-            click.echo(f"{one}\n")
-            sys.stdout.flush()
-        status = subprocess.run([sys.executable, FOLDER / f"{one}.py", *words], check=False).returncode
-        if status and not (name == ALL and status == UNAVAILABLE):
-            return status
-    return 0
+    if name not in names:
+        raise DataError(f"there is no experiment {name!r}; there are {', '.join(names)}.")
+    words = [*settings, *([] if out is None else [f"out={out.resolve()}"]), *(["quick=True"] if quick else [])]
+    return run_script(name, words)
+
+
+def run_script(name: str, words: Sequence[str]) -> int:
+    """Run a script of the folder in a process of its own; give its exit status."""
+    with _leaving_interrupts():
+        return subprocess.run([sys.executable, FOLDER / f"{name}.py", *words], check=False).returncode
+
+
+@contextmanager
+def _leaving_interrupts() -> Iterator[None]:
+    """Let a script that Ctrl-C interrupts say so by itself."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def list_experiments() -> list[str]:

@@ -33,31 +33,18 @@ def test_an_experiment_is_told_settings_and_where_records_go(command: Command, f
     assert command("experiment", "second", "seed=1", "--out", out) == (0, f"second was told seed=1 out={out}\n", "")
 
 
-def test_all_run_in_turn_until_one_fails(command: Command, folder: Path) -> None:
-    (folder / "unreached.py").write_text(SCRIPT.format(name="unreached", status=0))
-    status, out, _ = command("experiment", "all")
-    assert status == 3
-    assert out.split("\n") == [
-        "first", "", "first was told", "second", "", "second was told", "third", "", "third was told", "",
-    ]  # fmt: skip
+def test_a_quick_run_is_told_so(command: Command, folder: Path) -> None:
+    assert command("experiment", "first", "--quick") == (0, "first was told quick=True\n", "")
 
 
-def test_all_leave_out_what_this_machine_cannot_run(command: Command, folder: Path) -> None:
-    (folder / "first.py").write_text(SCRIPT.format(name="first", status=experiment.UNAVAILABLE))
-    assert command("experiment", "first")[0] == experiment.UNAVAILABLE
-    (folder / "third.py").write_text(SCRIPT.format(name="third", status=0))
-    status, out, _ = command("experiment", "all")
-    assert status == 0
-    assert "second was told" in out
-    assert "third was told" in out
+def test_the_status_is_that_of_the_script(command: Command, folder: Path) -> None:
+    assert command("experiment", "third")[0] == 3
 
 
 def test_an_unknown_experiment_is_refused(command: Command, folder: Path) -> None:
     status, out, err = command("experiment", "fourth")
     assert (status, out) == (2, "")
-    assert (
-        err == "autobatch: there is no experiment 'fourth'; there are first, second, third, and all for each in turn.\n"
-    )
+    assert err == "autobatch: there is no experiment 'fourth'; there are first, second, third.\n"
 
 
 def test_outside_a_checkout_nothing_runs(command: Command, folder: Path) -> None:
@@ -70,18 +57,8 @@ def test_outside_a_checkout_nothing_runs(command: Command, folder: Path) -> None
 
 def test_the_experiments_of_this_checkout_are_found() -> None:
     found = experiment.list_experiments()
-    assert {"batching_policies", "bound_and_gap", "policies"} <= set(found)
-    assert not {"harness", "workloads", "torch_models"} & set(found)
-
-
-@pytest.mark.slow
-def test_an_experiment_of_this_checkout_writes_its_record(command: Command, tmp_path: Path) -> None:
-    status, out, err = command("experiment", "bound_and_gap", "n_trees=2", "--out", tmp_path)
-    assert (status, err) == (0, "")
-    assert "the first 2 trees; batches" in out
-    record = json.loads((tmp_path / "bound_and_gap.json").read_text())
-    assert record["settings"]["n_trees"] == 2
-    assert set(record["figures"]["counts"]) == {"per tree", "one sum"}
+    assert {"all", "batches", "throughput", "latency", "report", "tables"} <= set(found)
+    assert not {"harness", "workloads", "claims", "counted_plans"} & set(found)
 
 
 @pytest.mark.slow
@@ -100,11 +77,12 @@ def test_the_experiment_on_latency_compares_with_pytorch(command: Command, tmp_p
 @pytest.mark.slow
 def test_no_policy_is_counted_below_what_is_proven(command: Command, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="draws with it")
-    settings = ("workloads=random-dag-4", "sizes=8,", "held_out=2", "learning_seeds=2", "repeats=1")
-    status, out, err = command("experiment", "batching_policies", *settings, "--out", tmp_path)
+    settings = ("only=random-dag-4", "sizes=8,", "held_out=2", "learning_seeds=2", "repeats=1")
+    status, out, err = command("experiment", "batches", *settings, "--out", tmp_path)
     assert (status, err) == (0, "")
-    assert "random-dag-4, random-dag, mini-batches of 8: the first (71 nodes), and the mean of 2 held-out ones" in out
-    found = json.loads((tmp_path / "batching_policies-random-dag-4.json").read_text())["figures"]["sizes"]["8"]
+    assert "random-dag-4, 8" in out
+    found = json.loads((tmp_path / "batches-random-dag-4.json").read_text())["figures"]["sizes"]["8"]
+    assert found["nodes"][0] == 71
     reached = found["reached"]
     for chain, better, search, fewest in zip(
         *(reached[what] for what in ("chain bound", "better bound", "search", "fewest")), strict=True
@@ -115,4 +93,4 @@ def test_no_policy_is_counted_below_what_is_proven(command: Command, tmp_path: P
         raw, compacted = counted["held-out"][:3], counted["held-out"][3:]
         assert sum(reached["fewest"][1:]) / 2 <= compacted[2] <= min(compacted[:2]) <= min(raw[:2])
         assert counted["first"][5] >= reached["fewest"][0]
-    assert (tmp_path / "batching_policies-random-dag-4.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert (tmp_path / "batches.png").read_bytes().startswith(b"\x89PNG\r\n")

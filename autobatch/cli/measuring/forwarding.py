@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,8 +52,7 @@ def forward(ctx: click.Context, flag: str) -> int:
     experiment.list_experiments()
     if flag == "--peers" and find_spec("torch") is None:
         raise AutobatchError("comparing with PyTorch: the package torch is not installed; pip install torch.")
-    script = experiment.FOLDER / f"{FORWARDED[flag].script}.py"
-    return subprocess.run([sys.executable, script, *settings], check=False).returncode
+    return experiment.run_script(FORWARDED[flag].script, settings)
 
 
 def list_settings(ctx: click.Context, flag: str) -> list[str]:

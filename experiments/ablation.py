@@ -1,0 +1,186 @@
+"""Claim 6: every idea pays somewhere, and batching pays everywhere.
+
+Each model runs with all that the cpu backend has, and with one idea switched off at a time, in turns on the same
+mini-batches of recorded graphs. What single passes of the compiler are worth is another question (`passes.py`), as is
+which switches the tuner tries (`tuning.py`). Parts are models:
+
+    python experiments/ablation.py only=lattice-lstm dim=256
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import autobatch as ab
+from autobatch.cli.workload import load_workload, record
+from autobatch.graph.rewrite.passes import DEFAULT
+from autobatch.memplan.planner import MemoryPlanner
+from charts import COLORS, entitle, panels, whiskers
+from claims import Claim, Records, run_claim
+from harness import find_data, medians, name_of, take_turns
+from records import Findings, Record, Settings
+from table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DATA = {"tree-lstm": "sst", "bilstm-tagger": "wikiner", "lattice-lstm": "lattice"}
+FULL = "everything"
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    FULL: {},
+    "no batching": {"policy": "unbatched"},
+    "policy agenda": {"policy": "agenda"},
+    "memory not planned": {"planner": MemoryPlanner(joins=False, sums=False, stacks=False, reuses=False)},
+    "kernels not fused": {"planner": MemoryPlanner(fuses=False, cuts=False, hoists=False, simplifies=False)},
+    "sums not folded": {"rewrites": tuple(name for name in DEFAULT if name != "fold")},
+    "plans made anew": {"plan_cache": 0},
+    "cells interpreted": {"backend": "reference"},
+}
+"""How each idea is switched off."""
+RECORDED_ANEW = "recorded anew"
+MODES = ("inference", "training")
+COUNTED = ("batches", "launches", "planned_bytes")
+HEADER = (
+    "",
+    "inference: time",
+    "batches",
+    "launches",
+    "buffer, kB",
+    "training: time",
+    "batches",
+    "launches",
+    "buffer, kB",
+)
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """Mini-batches are the first ones, in the order of the data's files."""
+
+    dim: int = 64
+    batch_size: int = 64
+    minibatches: int = 4
+    repeats: int = 15
+
+
+def measure(config: Config, model: str) -> Findings:
+    """Time a model in all ways, in both modes."""
+    workload = load_workload(model, find_data(DATA[model]), config.dim, config.seed)
+    instances = workload.first(config.batch_size * config.minibatches)
+    raw = list(ab.minibatches(instances, config.batch_size))
+    seconds: dict[str, list[float]] = {}
+    figures: dict[str, Any] = {"data": name_of(workload.dataset)}
+    for mode in MODES:
+        losses, calls = dict[str, Any](), dict[str, Callable[[], None]]()
+        for way, options in {**OPTIONS, RECORDED_ANEW: {}}.items():
+            loss = ab.batched(workload.model.loss, **{"policy": "score", "backend": "cpu", **options})
+            graphs = list(ab.minibatches(record(loss, instances), config.batch_size))
+            losses[way] = loss
+            calls[way] = partial(run_all, loss, raw if way == RECORDED_ANEW else graphs, mode == "training")
+        times = take_turns(calls, config.repeats)
+        typical = medians(times)
+        figures[mode] = {
+            way: {
+                "time": round(typical[way] / typical[FULL], 3),
+                **{name: getattr(loss.last, name) for name in COUNTED},
+            }
+            for way, loss in losses.items()
+        }
+        seconds |= {f"{mode}, {way}": laps for way, laps in times.items()}
+    return Findings(seconds, figures, table_of(model, figures).text())
+
+
+def run_all(loss: Any, batches: list[Any], training: bool) -> None:
+    """Run each mini-batch once."""
+    for batch in batches:
+        _ = loss.value_and_grad(batch) if training else loss(batch)
+
+
+def table_of(model: str, figures: Mapping[str, Any]) -> Table:
+    """Show all ways of a model."""
+    rows = []
+    for way in figures[MODES[0]]:
+        row = [way]
+        for mode in MODES:
+            found = figures[mode][way]
+            row += [f"{found['time']:.2f}", f"{found['batches']:,}", f"{found['launches']:,}"]
+            row.append(f"{found['planned_bytes'] / 1024:,.0f}")
+        rows.append(row)
+    return Table(f"{model}, {figures['data']}: times are multiples of those with everything", HEADER, rows)
+
+
+def tabulate(records: Records) -> list[Table]:
+    """Show all models."""
+    return [table_of(model, one.figures) for model, one in records.items()]
+
+
+def tabulate_training(records: Records) -> Table:
+    """Show the times of training, a column for each model."""
+    ways = list(next(iter(records.values())).figures["training"])
+    rows = [(way, *(f"{one.figures['training'][way]['time']:.2f}" for one in records.values())) for way in ways]
+    return Table("", ("", *records), rows)
+
+
+def draw(records: Records, figure: Figure) -> None:
+    """Draw the time of training without each idea."""
+    axes = panels(figure, 1, len(records), 2.6)
+    ways = [way for way in OPTIONS if way != FULL]
+    for ax, (model, one) in zip(axes, records.items(), strict=True):
+        times = [one.figures["training"][way]["time"] for way in ways]
+        ends = [time_range(one, way) for way in ways]
+        ax.barh(ways, [time - 1 for time in times], left=1, color=COLORS[0], height=0.6)
+        ax.errorbar(times, ways, xerr=whiskers(times, *zip(*ends, strict=True)), fmt="none", ecolor="black")
+        for row, (time, end) in enumerate(zip(times, ends, strict=True)):
+            ax.text(max(1, time, end[1]) * 1.08, row, f"{time:.2f}", va="center", fontsize=7)
+        ax.axvline(1, color="black", lw=1)
+        ax.set_xscale("log")
+        ax.set_xlim(0.5 * min(times), 3 * max(times))
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.set_title(model, loc="left")
+        ax.invert_yaxis()
+        ax.set_xlabel("time of training / with everything")
+        if ax is not axes[0]:
+            ax.set_yticklabels([])
+    entitle(figure, "Batching is worth the most; what else pays depends on the model (medians; range of rounds)")
+
+
+def time_range(one: Record, way: str) -> tuple[float, float]:
+    """The shortest and longest round, over the median with everything."""
+    laps, full = one.seconds[f"training, {way}"], statistics.median(one.seconds[f"training, {FULL}"])
+    return min(laps) / full, max(laps) / full
+
+
+def see(records: Records) -> str:
+    """Say what each idea is worth in training."""
+    told = []
+    for way in [name for name in OPTIONS if name != FULL] + [RECORDED_ANEW]:
+        times = [one.figures["training"][way]["time"] for one in records.values()]
+        ends = f"{min(times):.2f} to {max(times):.2f}" if min(times) < max(times) else f"{times[0]:.2f}"
+        told.append(f"{way}: {ends}")
+    return f"Times of training, as multiples of those with everything, over {len(records)} models: {'; '.join(told)}."
+
+
+CLAIM = Claim(
+    name="ablation",
+    heading="Every idea pays somewhere, and batching pays everywhere",
+    claimed=(
+        "Models run with everything: the policy score, planned memory, fused kernels, folded sums, plans that are "
+        "found again, compiled cells. Then one of these is switched off at a time. All ways take turns on the same "
+        "mini-batches of recorded graphs."
+    ),
+    settings=Config(),
+    quick=Config(dim=16, batch_size=8, minibatches=1, repeats=2),
+    parts=tuple(DATA),
+    quick_parts=("tree-lstm",),
+    measure=measure,
+    tabulate=tabulate,
+    draw=draw,
+    see=see,
+)
+
+if __name__ == "__main__":
+    run_claim(CLAIM)

@@ -1,0 +1,58 @@
+"""Measure every claim, and gather them in one page: `report.html`, which needs no network and no other file.
+
+    autobatch experiment all --out DIR
+    autobatch experiment all --quick
+
+The claims run one after the other, each in a process of its own. What was interrupted goes on where it was: a record
+that is there, of the same settings and the same code, is not measured again. `--quick` takes less than five minutes;
+its figures show that all works, and mean nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from autobatch.cli.ending import INTERRUPTED, run_to_the_end
+from claims import NAMES, QUICK, load_claim, require
+from harness import read_words
+from records import RESULTS
+from report import write_report
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def main(words: list[str]) -> int:
+    """Measure all, or say that it was interrupted; give the exit status."""
+    try:
+        return measure_all(words)
+    except KeyboardInterrupt:  # which has killed the claim's process
+        said = "interrupted; the records that were written are complete, and the same command goes on from there"
+        print(f"\nautobatch: {said}.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def measure_all(words: list[str]) -> int:
+    """Run every claim with the words of the command line, then write the report; give the exit status."""
+    told = read_words(words)
+    out = Path(told.get("out", QUICK if told.get("quick") == "True" else RESULTS))
+    if unknown := sorted(told.keys() - {"out", "quick", "again"}):
+        sys.exit(f"{unknown[0]!r} is no setting of all; give it to one claim: autobatch experiment {NAMES[0]} ...")
+    require(sorted({"matplotlib", *(package for name in NAMES for package in load_claim(name).needs)}), "measuring all")
+    for name in NAMES:
+        began = time.perf_counter()
+        print(f"== {name}\n", flush=True)
+        # out of reach of Ctrl-C, which ends it through this process only
+        claim = subprocess.run([sys.executable, FOLDER / f"{name}.py", *words], check=False, start_new_session=True)
+        if claim.returncode:
+            return claim.returncode
+        print(f"{name} took {time.perf_counter() - began:.0f} s\n", flush=True)
+    print(f"{os.path.relpath(write_report(out))} gathers all")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_to_the_end(lambda: main(sys.argv[1:])))

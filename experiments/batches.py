@@ -1,0 +1,235 @@
+"""Claim 1: compacted, a fixed rule plans as few batches as machines that are learned on the workload.
+
+Every policy plans the first mini-batch of a workload, on which machines learn, and held-out ones, the next. Counts do
+not depend on the machine; a workload is a part:
+
+    python experiments/batches.py only=tree-lstm-2type,lattice-lstm-variadic sizes=32,256
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from autobatch.policies.rules.rules import LEARNED
+from charts import COLORS, entitle
+from claims import Claim, Published, Records, run_claim
+from counted_plans import BOTH, PLANS, RAW, Effort, compare
+from digest import STRUCTURE
+from records import Findings
+from table import Table
+from workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = "32"
+"""The size of mini-batches in the figure and in sentences, where a record has it."""
+DRAWN = {
+    "tree-lstm": "trees", "bilstm-tagger": "tagger", "tree-lstm-2type": "two-type trees",
+    "lattice-lstm-folded": "lattices, sums folded", "lattice-lstm-variadic": "lattices, one type of sum",
+    "lattice-lstm-arity": "lattices, a type per arity", "random-dag-8": "random graphs, 8 types",
+}  # fmt: skip
+"""Workloads of the figure, and their names there."""
+LINES = {
+    "agenda, raw": ("agenda", RAW),
+    "published machine, raw": ("published fsm", RAW),
+    "agenda, compacted": ("agenda", BOTH),
+    "learned machines, compacted": ("fsm", BOTH),
+    "rule score, compacted": ("score", BOTH),
+}
+"""Of the figure: the policy, and which of its plans."""
+IN_DOCUMENT = (
+    ("trees", "tree-lstm", "256"), ("two-type trees", "tree-lstm-2type", "32"),
+    ("two-type trees", "tree-lstm-2type", "256"), ("lattices, arity", "lattice-lstm-arity", "32"),
+    ("lattices, variadic", "lattice-lstm-variadic", "32"), ("lattices, folded", "lattice-lstm-folded", "32"),
+    ("tagger", "bilstm-tagger", "32"), ("random dags of 4 types", "random-dag-4", "64"),
+    ("random dags of 8 types", "random-dag-8", "64"),
+)  # fmt: skip
+HEADER = (
+    "", "chain bound", "better bound", "fewest known", "agenda, raw", "and compacted", "published FSM, raw",
+    "and compacted", "our FSM, compacted", "`score`, raw", "and compacted",
+)  # fmt: skip
+
+
+def measure(effort: Effort, workload: str) -> Findings:
+    """Compare the policies on mini-batches of every size."""
+    seconds: dict[str, list[float]] = {}
+    by_size: dict[str, Any] = {}
+    for size in effort.sizes:
+        data, graphs = WORKLOADS[workload].minibatches(size, 1 + effort.held_out, effort.seed)
+        by_size[str(size)] = compare(graphs, effort, partial(seconds.__setitem__), size)
+    figures = {"workload": workload, "data": data, "plans": PLANS, "weights": LEARNED._asdict(), "sizes": by_size}
+    rows = [to_row(f"{workload}, {size}", found) for size, found in by_size.items()]
+    return Findings(seconds, figures, Table("", HEADER, rows).text())
+
+
+def to_row(name: str, found: Any) -> list[str]:
+    """Write means over held-out mini-batches."""
+    reached, plans = found["reached"], {policy: counted["held-out"] for policy, counted in found["policies"].items()}
+    proven = reached["optimal"][1:]
+    counts = [(policy, plan) for policy in ("agenda", "published fsm") for plan in (RAW, BOTH)]
+    counts += [("fsm", BOTH), ("score", RAW), ("score", BOTH)]
+    return [
+        name,
+        *(f"{statistics.fmean(reached[bound][1:]):.1f}" for bound in ("chain bound", "better bound")),
+        f"{statistics.fmean(reached['fewest'][1:]):.1f} ({sum(proven)} of {len(proven)})",
+        *(f"{plans[policy][plan]:.1f}" for policy, plan in counts),
+    ]
+
+
+def tabulate(records: Records) -> list[Table]:
+    """Show every workload and size; and what planning and learning cost."""
+    sizes = [(name, size, found) for name, one in records.items() for size, found in one.figures["sizes"].items()]
+    rows = [to_row(f"{name}, {size}", found) for name, size, found in sizes]
+    title = "Batches of a held-out mini-batch, mean; in brackets, how many of the fewest known are proven optimal"
+    costs = []
+    for name, size, found in sizes:
+        score, learned = (found["policies"][policy] for policy in ("score", "fsm"))
+        timed = [*score["ns/node"].values(), *learned["ns/node"].values()]
+        learning = f"{sum(learned['learning s'].values()):.2f}", f"{learned['episodes']:g}", f"{learned['states']:g}"
+        costs.append((f"{name}, {size}", *(f"{ns:.0f}" for ns in timed), *learning))
+    ways = "one direction", "both, compacted"
+    header = ("", *(f"{who}, {way}" for who in ("score", "FSM") for way in ways), "learning, s", "episodes", "states")
+    return [Table(title, HEADER, rows), Table("Planning, in ns per node, and learning of both machines", header, costs)]
+
+
+def tabulate_some(records: Records) -> Table:
+    """Show the workloads and sizes of the page on policies."""
+    rows = [
+        to_row(f"{title}, {size}", records[workload].figures["sizes"][size])
+        for title, workload, size in IN_DOCUMENT
+        if workload in records and size in records[workload].figures["sizes"]
+    ]
+    return Table("", HEADER, rows)
+
+
+def tabulate_first(records: Records) -> Table:
+    """Show the first 32 trees, with one loss for all."""
+    if "tree-lstm" not in records or SHOWN not in records["tree-lstm"].figures["sizes"]:
+        return Table("", ("", "batches"), ())
+    found = records["tree-lstm"].figures["sizes"][SHOWN]
+    rows = [("lower bound", f"{found['reached']['chain bound'][0]}")]
+    rows += [(policy, f"{found['policies'][policy]['first'][RAW]:.0f}") for policy in ("depth", "agenda", "score")]
+    return Table(
+        "", ("", "batches"), [*rows, ("`score`, compacted", f"{found['policies']['score']['first'][BOTH]:.0f}")]
+    )
+
+
+def shown_size(record: Any) -> str:
+    """The size to show: 32, or the first that was measured."""
+    sizes = record.figures["sizes"]
+    return SHOWN if SHOWN in sizes else str(next(iter(sizes)))
+
+
+def draw(records: Records, figure: Figure) -> None:
+    """Draw how far above the bound each policy is, on average and at most."""
+    figure.set_figheight(4.2)
+    axes = figure.subplots()
+    rows = [workload for workload in DRAWN if workload in records]
+    for k, (label, (policy, plan)) in enumerate(LINES.items()):
+        means, most = [], []
+        for workload in rows:
+            found = records[workload].figures["sizes"][shown_size(records[workload])]
+            bound = statistics.fmean(found["reached"]["better bound"][1:])
+            counted = found["policies"][policy]
+            means.append(100 * max(0.0, counted["held-out"][plan] / bound - 1))
+            most.append(max(means[-1], 100 * counted["most above bound"][plan] / bound))
+        spread = [[0.0] * len(rows), [top - mean for mean, top in zip(means, most, strict=True)]]
+        places = [row + 0.14 * (k - 2) for row in range(len(rows))]
+        axes.errorbar(means, places, xerr=spread, fmt="o", color=COLORS[k], label=label, elinewidth=1)
+    axes.set_yticks(range(len(rows)), [DRAWN[workload] for workload in rows])
+    axes.invert_yaxis()
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(left=-0.1)
+    ticks = (0, 1, 3, 10, 30, 100, 300)
+    axes.set_xticks(ticks, [f"{tick} %" for tick in ticks])
+    sizes = sorted({shown_size(records[workload]) for workload in rows}, key=int)
+    measured = f"batches above the better bound, held-out mini-batches of {' and '.join(sizes)}"
+    axes.set_xlabel(f"{measured}: mean (dot), worst (end of line)")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3)
+    entitle(figure, "Compaction brings every policy near the bound; which policy it is hardly matters then")
+
+
+def see(records: Records) -> str:
+    """Say how far above the bound the policies are."""
+    far = {label: [above_bound(record, *which) for record in records.values()] for label, which in LINES.items()}
+    most = dict(zip(records, far["rule score, compacted"], strict=True))
+    worst = max(most, key=most.__getitem__)
+    told = "; ".join(f"{label}: {100 * statistics.fmean(found):.1f}%" for label, found in far.items())
+    return (
+        f"On {len(records)} workloads, held-out mini-batches need this many batches more than the better bound, on "
+        f"average: {told}. The rule score is farthest above on {worst}, by {100 * most[worst]:.1f}%."
+    )
+
+
+def above_bound(record: Any, policy: str, plan: int) -> float:
+    """How far a policy is above the better bound, as a fraction of it."""
+    found = record.figures["sizes"][shown_size(record)]
+    return float(
+        found["policies"][policy]["held-out"][plan] / statistics.fmean(found["reached"]["better bound"][1:]) - 1
+    )
+
+
+def ours_on(workload: str, size: str, records: Records) -> str:
+    """Say what we count on the first mini-batch of a size."""
+    if workload not in records or size not in records[workload].figures["sizes"]:
+        return ""
+    found = records[workload].figures["sizes"][size]
+    published, ours = found["policies"]["published fsm"]["first"][RAW], found["policies"]["fsm"]["first"][BOTH]
+    return f"{published:.0f} (its machine, here), {ours:.0f} (ours), {found['reached']['better bound'][0]} (bound)"
+
+
+def published(rows: Sequence[tuple[str, str, str, str]]) -> list[Published]:
+    """Put the machine-found batches of the paper beside ours."""
+    source = "ED-Batch (arXiv:2302.03851)"
+    return [Published(what, theirs, source, partial(ours_on, workload, size)) for what, theirs, workload, size in rows]
+
+
+CLAIM = Claim(
+    name="batches",
+    heading="Compacted, a fixed rule plans as few batches as machines that are learned on the workload",
+    claimed=(
+        "The rule score, whose weights were learned on other graphs, plans from the inputs and from the outputs, "
+        "deletes batches that are superfluous, and keeps the shorter plan. It then needs as few batches as machines "
+        "that were learned on the workload; on trees and sentences, as few as a bound that no policy goes below. State "
+        "machines learn on the first mini-batch; all policies are counted on later ones."
+    ),
+    settings=Effort(),
+    quick=Effort(
+        sizes=(8,), held_out=2, learning_seeds=1, search_steps=100, bound_states=20_000, exact_states=2_000, repeats=1
+    ),
+    parts=tuple(WORKLOADS),
+    quick_parts=tuple(DRAWN),
+    measure=measure,
+    tabulate=tabulate,
+    draw=draw,
+    see=see,
+    published=[
+        *published((
+            ("batches, 32 lattices, a type per arity of sums", "314", "lattice-lstm-arity", "32"),
+            ("batches, 32 lattices, one type of sums", "273", "lattice-lstm-variadic", "32"),
+            ("batches, 32 lattices, sums folded", "155", "lattice-lstm-folded", "32"),
+            ("batches, 256 two-type trees", "38", "tree-lstm-2type", "256"),
+        )),
+        Published(
+            "batches of its system, 32 lattices", "309", "measured elsewhere",
+            partial(ours_on, "lattice-lstm-arity", "32"),
+        ),
+        Published(
+            "batches of DyNet's agenda on elementary ops, 32 lattices", "4,520", "measured elsewhere",
+            lambda records: "no counterpart: cells are recorded, not elementary ops",
+        ),
+    ],
+    disagreement=(
+        "The form of the sum decides more than the policy: the same computation has half as many batches with sums "
+        "folded into their readers. Compaction, which the paper does not have, takes away most of what is left."
+    ),
+    modules=STRUCTURE,
+    needs=("scipy",),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    run_claim(CLAIM)

@@ -1,0 +1,69 @@
+"""What the figures of all claims share: size, type, colours, and a title that says what there is to see."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 7.5  # inches, of a page
+DPI = 160
+STYLE: Any = {
+    "font.size": 8.5,
+    "axes.titlesize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4,
+    "errorbar.capsize": 2,
+}
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
+"""Distinct also for the colour-blind (Okabe and Ito 2008); a panel has at most as many lines."""
+OURS, THEIRS, EACH = COLORS[0], COLORS[1], COLORS[6]
+
+
+def draw_into(path: Path, draw: Callable[[Figure], None]) -> None:
+    """Draw a figure of a page's width into a PNG file, whole or not at all."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 4), layout="constrained")
+        draw(figure)
+        beside = path.with_name(f".{path.name}")
+        figure.savefig(beside, dpi=DPI, format="png")
+    Image.open(beside).convert("RGB").quantize(128).save(beside, format="png", optimize=True)
+    os.replace(beside, path)
+
+
+def entitle(figure: Figure, message: str) -> None:
+    """Put the message of a figure above it."""
+    figure.suptitle(message, x=0.01, ha="left", fontsize=10, fontweight="bold", wrap=True)
+
+
+def panels(figure: Figure, n_rows: int, n_columns: int, height: float) -> list[Axes]:
+    """Divide a figure into panels, each of this height in inches; row by row."""
+    figure.set_figheight(height * n_rows + 0.5)
+    return list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+
+
+def legend_below(figure: Figure, axes: Axes, n_columns: int = 4) -> None:
+    """Put one legend, that of a panel, below all panels."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(n_columns, len(labels)))
+
+
+def whiskers(values: Sequence[float], lows: Sequence[float], highs: Sequence[float]) -> list[list[float]]:
+    """Give the lengths of error bars from the ends of a spread."""
+    down = [max(0.0, value - low) for value, low in zip(values, lows, strict=True)]
+    return [down, [max(0.0, high - value) for value, high in zip(values, highs, strict=True)]]

@@ -1,0 +1,167 @@
+"""The eight claims of the project: each is a file here, and `autobatch experiment all` measures them all.
+
+A claim measures *parts*, such as one for each model, and writes a record of each. Its table, its figure and its
+sentences are made from the records alone, so that they can be made again without measuring. A part whose record is
+there already, of the same settings and the same code, is not measured again; `again=True` does. `only=tree-lstm` picks
+parts, and `--quick` measures so little that all claims together take minutes:
+
+    python experiments/batches.py only=tree-lstm,lattice-lstm-arity sizes=32,256
+    python experiments/batches.py --quick --out /tmp/report
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from autobatch.cli.ending import run_process
+from autobatch.errors import AutobatchError
+from digest import RUNTIME
+from harness import change, read_words, use_threads
+from records import RESULTS, Findings, Record, Settings, Start, origins, place_of, read_record, write_whole
+from table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAMES = (
+    "batches", "learned_policies", "memory_plan", "throughput", "step_time", "ablation", "scale", "training"
+)  # fmt: skip
+"""Of the claims, in the order of the report."""
+QUICK = RESULTS / "quick"
+"""Where records of `--quick` go: not to those that the documents are made from."""
+
+Records = Mapping[str, Record]
+"""By part."""
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure of the literature, and ours beside it."""
+
+    what: str
+    theirs: str
+    source: str
+    ours: Callable[[Records], str]
+    """From the records; empty where they do not tell."""
+
+
+@dataclass(frozen=True)
+class Claim(Generic[S]):
+    """A claim, and how it is measured and shown.
+
+    Attributes:
+        name: of its file and its records.
+        heading: what is claimed, in a line.
+        claimed: the same in a paragraph, with how it is measured.
+        settings, quick: what is measured, and what little of it `--quick` measures.
+        parts, quick_parts: names of what has a record each; one claim has a single part, whose name is empty.
+        measure: measures a part.
+        tabulate: makes tables of what was found.
+        draw: draws a figure of it, for the width of a page.
+        see: says in sentences what was seen.
+        published: what the literature found.
+        disagreement: says where we differ from it, and why.
+        modules: prefixes of what is measured.
+        needs: packages.
+    """
+
+    name: str
+    heading: str
+    claimed: str
+    settings: S
+    quick: S
+    parts: Sequence[str]
+    quick_parts: Sequence[str]
+    measure: Callable[[S, str], Findings]
+    tabulate: Callable[[Records], Sequence[Table]]
+    draw: Callable[[Records, Figure], None]
+    see: Callable[[Records], str]
+    published: Sequence[Published] = ()
+    disagreement: str = ""
+    modules: Sequence[str] = RUNTIME
+    needs: Sequence[str] = ()
+
+    def records(self, folder: Path) -> dict[str, Record]:
+        """Read the records that a folder has, by part."""
+        places = {part: place_of(folder, self.name, part) for part in self.parts}
+        return {part: read_record(place) for part, place in places.items() if place.is_file()}
+
+    def beside(self, records: Records) -> Table:
+        """Put the literature's figures beside ours."""
+        rows = [(one.what, one.theirs, one.source, one.ours(records) or "–") for one in self.published]
+        return Table("", ("", "published or measured elsewhere", "source", "ours"), rows)
+
+
+def load_claim(name: str) -> Claim[Any]:
+    """Load a claim by the name of its file."""
+    claim: Claim[Any] = importlib.import_module(name).CLAIM
+    return claim
+
+
+def run_claim(claim: Claim[Any]) -> None:
+    """Read the command line, measure the parts that have no record yet, and make table and figure from the records."""
+    changes = read_words(sys.argv[1:])
+    is_quick, again = (changes.pop(name, "False") == "True" for name in ("quick", "again"))
+    out = Path(changes.pop("out", QUICK if is_quick else RESULTS))
+    parts = changes.pop("only").split(",") if "only" in changes else claim.quick_parts if is_quick else claim.parts
+    if unknown := [part for part in parts if part not in claim.parts]:
+        sys.exit(f"{unknown[0]!r} is no part of {claim.name}; give some of {', '.join(claim.parts)}")
+    settings = change(claim.quick if is_quick else claim.settings, changes)
+    use_threads(settings.threads)
+    run_process(lambda: measure_parts(claim, settings, parts, out, again))
+
+
+def measure_parts(claim: Claim[Any], settings: Settings, parts: Sequence[str], out: Path, again: bool) -> None:
+    """Measure parts, each unless its record is there already; then show what the folder's records say."""
+    require((*claim.needs, "matplotlib"), f"measuring {claim.name}")
+    for part in parts:
+        start, place = Start.now(claim.name, settings, claim.modules), place_of(out, claim.name, part)
+        if start.is_finished(place) and not again:
+            print(f"{os.path.relpath(place)} is there already, of the same settings and the same code\n")
+            continue
+        findings = claim.measure(settings, part)
+        start.write(place, findings)
+        print(f"{findings.table}\n\nwritten to {os.path.relpath(place)}\n", flush=True)
+    show(claim, out)
+
+
+def show(claim: Claim[Any], folder: Path) -> None:
+    """Write the table and the figure of a claim beside its records."""
+    from charts import draw_into
+
+    records = claim.records(folder)
+    write_whole(folder / f"{claim.name}.md", to_markdown(claim, records))
+    draw_into(folder / f"{claim.name}.png", lambda figure: claim.draw(records, figure))
+
+
+def to_markdown(claim: Claim[Any], records: Records) -> str:
+    """Write a claim, its figure and its tables as a page."""
+    blocks = [f"# {claim.heading}", claim.claimed, claim.see(records), f"![{claim.heading}]({claim.name}.png)"]
+    blocks += [table.markdown() for table in claim.tabulate(records)]
+    if claim.published:
+        blocks += ["## Beside the literature", claim.beside(records).markdown(), claim.disagreement]
+    return "\n\n".join(filter(None, [*blocks, origins(records.values())])) + "\n"
+
+
+def as_sentence(text: str) -> str:
+    """Begin with a capital, end with a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def require(packages: Sequence[str], what: str) -> None:
+    """Refuse to begin what needs packages that are not installed.
+
+    Raises:
+        AutobatchError: names them.
+    """
+    if missing := [name for name in packages if find_spec(name) is None]:
+        some = f"package{'s'[: len(missing) > 1]} {', '.join(missing)}"
+        raise AutobatchError(f"{what}: it needs the {some}; pip install --editable '.[experiments]' in the checkout.")

@@ -1,0 +1,89 @@
+"""The digest of the code that a record measures: it changes with what the code does, not with how it is explained.
+
+A record names modules by prefix: `autobatch.schedule` is that folder and all in it. Comments, docstrings, blank lines
+and the layout of lines are no part of the digest. Folders named `cuda` belong to it only where a prefix names one, for
+nothing that runs on a processor depends on them.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+STRUCTURE = ("autobatch.graph", "autobatch.schedule", "autobatch.policies", "autobatch.models.shapes")
+"""What decides which nodes run together."""
+RUNTIME = tuple(
+    f"autobatch.{station}"
+    for station in (
+        "batched", "engine", "policies", "memplan", "runtime", "compiler", "blas", "plan", "nn", "trace", "schedule",
+        "graph", "optim", "ir", "params", "ops", "jit",
+    )
+)  # fmt: skip
+"""All that a mini-batch passes on a processor."""
+GPU = (*RUNTIME, "autobatch.devices", "autobatch.compiler.cuda", "autobatch.runtime.cuda")
+
+
+def digest_of(prefixes: Iterable[str], root: Path = ROOT) -> str:
+    """Digest the code of all modules under some prefixes, such as `autobatch.schedule` or `autobatch.models.shapes`.
+
+    Raises:
+        FileNotFoundError: a prefix names nothing.
+    """
+    found = hashlib.sha256()
+    for path in sorted({path for prefix in prefixes for path in find_files(prefix, root)}):
+        code = _digest_of_code(path.read_bytes(), path.suffix)
+        found.update(f"{path.relative_to(root).as_posix()} {code}\n".encode())
+    return found.hexdigest()
+
+
+def find_files(prefix: str, root: Path = ROOT) -> list[Path]:
+    """Find the files of a module, or of a package and all in it."""
+    place = root.joinpath(*prefix.split("."))
+    if place.with_suffix(".py").is_file():
+        return [place.with_suffix(".py")]
+    wanted = [path for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    if not wanted:
+        raise FileNotFoundError(f"an experiment measures {prefix}, but there is no such module in {root}")
+    return [path for path in wanted if "cuda" in prefix or "cuda" not in path.relative_to(place).parts]
+
+
+@cache
+def _digest_of_code(content: bytes, suffix: str) -> str:
+    if suffix == ".py":
+        content = "".join(spell(ast.parse(content))).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def spell(node: Any) -> Iterator[str]:
+    """Spell a syntax tree without docstrings, alike in all versions of Python: fields that are empty are left out."""
+    if isinstance(node, list):
+        yield "["
+        for one in node:
+            yield from spell(one)
+        yield "]"
+    elif isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for name, value in ast.iter_fields(node):
+            if name == "body" and isinstance(value, list):
+                value = _without_docstring(value)
+            if value is not None and value != []:
+                yield f" {name}="
+                yield from spell(value)
+        yield ")"
+    else:
+        yield repr(node)
+
+
+def _without_docstring(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Leave out strings that stand by themselves: docstrings, also those below a constant or a field."""
+    return [
+        one
+        for one in body
+        if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str))
+    ]

@@ -1,0 +1,180 @@
+"""The record of a run: how an experiment was run, on what, on which code, and what it found.
+
+A record is one JSON file. It is *stale* when the code that it measures is no longer the code of the checkout: then the
+tables made from it say so (`tables.py`), and the experiment runs again where it would otherwise be found done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from autobatch.cli.machine import describe_machine
+from digest import ROOT, digest_of
+
+RESULTS = ROOT / "experiments" / "results"
+
+Seconds: TypeAlias = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every experiment can be told."""
+
+    seed: int = 0
+    threads: int = 1
+    """Of every matrix product."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an experiment found: raw seconds by name, the figures made of them, and those as text."""
+
+    seconds: Seconds
+    figures: Mapping[str, Any]
+    table: str
+    part: str = ""
+    """Names the record, where an experiment makes several."""
+    draw: Callable[[Path], None] | None = None
+    """Draws them into a PNG file, which lies beside the record."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record that was read."""
+
+    name: str
+    """Of its file, without the suffix."""
+    content: Mapping[str, Any]
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        """What was found."""
+        found: Mapping[str, Any] = self.content["figures"]
+        return found
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the experiment was told."""
+        found: Mapping[str, Any] = self.content["settings"]
+        return found
+
+    @property
+    def seconds(self) -> Seconds:
+        """Raw times."""
+        found: Seconds = self.content["seconds"]
+        return found
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the code that it measures has changed since, or is not known."""
+        code = self.content.get("code")
+        return code is None or digest_of(code["modules"]) != code["digest"]
+
+
+def origins(records: Iterable[Record]) -> str:
+    """Say when and on what some records were measured, and which are stale."""
+    found = list(records)
+    commits: dict[str, dict[str, None]] = {}
+    for content in (record.content for record in found):
+        machine = content["machine"]
+        place = f"{content['started'][:10]}, {machine['cpu']}, {machine['cores']} core{'s'[: machine['cores'] > 1]}"
+        commits.setdefault(place, {}).setdefault(content["commit"][:7])
+    told = "; ".join(f"{place}, commit{'s'[: len(some) > 1]} {', '.join(some)}" for place, some in commits.items())
+    stale = [record.name for record in found if record.is_stale]
+    which = f" ({', '.join(stale)})" if len(stale) < len(found) else ""
+    return f"Measured {told}; stale{which}: the code has changed since." if stale else f"Measured {told}."
+
+
+def place_of(folder: Path, experiment: str, part: str = "") -> Path:
+    """Give the place of a record."""
+    return folder / ("-".join(filter(None, (experiment, part))) + ".json")
+
+
+def read_record(path: Path) -> Record:
+    """Read a record."""
+    return Record(path.stem, json.loads(path.read_text(encoding="utf-8")))
+
+
+def read_records(folder: Path) -> dict[str, Record]:
+    """Read all records of a folder, by name."""
+    return {path.stem: read_record(path) for path in sorted(folder.glob("*.json"))}
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known when a run begins: the code and the machine are those of the beginning."""
+
+    experiment: str
+    settings: Settings
+    code: Mapping[str, Any]
+    """Prefixes of the modules that are measured, and the digest of these."""
+    time: str
+    load: float
+    """Of the machine."""
+
+    @classmethod
+    def now(cls, experiment: str, settings: Settings, modules: Sequence[str]) -> Start:
+        """Note what is known."""
+        code = {"modules": list(modules), "digest": digest_of(modules)}
+        return cls(experiment, settings, code, time.strftime("%Y-%m-%d %H:%M"), round(os.getloadavg()[0], 2))
+
+    def write(self, path: Path, findings: Findings) -> None:
+        """Write a record whole or not at all, and what it draws beside it."""
+        record = {
+            "experiment": self.experiment,
+            "command": " ".join(["python", f"experiments/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+            "settings": asdict(self.settings),
+            "commit": _commit(),
+            "code": self.code,
+            "started": self.time,
+            "machine": {**describe_machine(), **_torch_version(), "load_at_start": self.load},
+            "figures": findings.figures,
+            "seconds": {way: [float(f"{t:.4g}") for t in times] for way, times in findings.seconds.items()},
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, to_json(record))
+        if findings.draw is not None:
+            findings.draw(path.with_suffix(".png"))
+
+    def is_finished(self, path: Path) -> bool:
+        """Whether a record of the same settings and the same code is there."""
+        if not path.is_file():
+            return False
+        record = read_record(path).content
+        return bool(
+            record["settings"] == json.loads(json.dumps(asdict(self.settings))) and record.get("code") == self.code
+        )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all: whoever is interrupted leaves the one that was there."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+def to_json(record: Mapping[str, Any]) -> str:
+    """JSON with a line per entry; the numbers of a list share one."""
+    text = json.dumps(record, indent=2)
+    return re.sub(r"\[[^][{}]*\]", lambda numbers: " ".join(numbers[0].split()), text) + "\n"
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", ":!experiments/results")
+    return (git("rev-parse", "HEAD") or "unknown") + (", with changes" if changed else "")
+
+
+def _torch_version() -> dict[str, str]:
+    return {"torch": sys.modules["torch"].__version__} if "torch" in sys.modules else {}

@@ -1,0 +1,35 @@
+"""Tables for people: text on a terminal, Markdown in documents, HTML in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from autobatch.cli.results import format_table
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows below a header; the first column names them."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def text(self) -> str:
+        """Lay it out for a terminal."""
+        return "\n\n".join(filter(None, (self.title, format_table(self.header, self.rows))))
+
+    def markdown(self) -> str:
+        """Write it as Markdown."""
+        head, *rows = (f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in (self.header, *self.rows))
+        title = f"{self.title}\n\n" if self.title else ""
+        return title + "\n".join((head, "|---" * len(self.header) + "|", *rows))
+
+    def html(self) -> str:
+        """Write it as HTML."""
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.header)
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in self.rows)
+        caption = f"<caption>{escape(self.title)}</caption>\n" if self.title else ""
+        return f"<table>\n{caption}<tr>{head}</tr>\n{rows}</table>"

@@ -1,0 +1,178 @@
+"""Write the tables of the documents anew from the records, and say which records are older than their code.
+
+    python experiments/tables.py
+
+A document has each table between two marks, of which the first names it:
+
+    <!-- table: throughput -->
+    <!-- end of table -->
+
+Below a table stands where its figures were measured, and whether the code that they measure has changed since. A test
+fails while a document does not say what the records say. The pages and figures of the claims, and the list of all
+records, `experiments/results/README.md`, are written too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import ablation
+import batches
+import scale
+import step_time
+import throughput
+import training
+from autobatch.cli.ending import run_process
+from autobatch.errors import DataError
+from claims import NAMES, Records, load_claim, require, show, to_markdown
+from digest import ROOT
+from records import RESULTS, origins, place_of, read_record, read_records, write_whole
+from table import Table
+
+DOCUMENTS = ("README.md", "docs/results.md", "docs/batching_policies.md")
+INDEX = "experiments/results/README.md"
+TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+LATENCY = {
+    "PyTorch, each": "PyTorch, each", "PyTorch, batched": "PyTorch, batched by hand", "instances": "instances",
+    "recorded": "recorded graphs", "plan found": "plan found",
+}  # fmt: skip
+DECODING = {
+    "rounds": "rounds", "replayed": "known in advance", "torch, batched": "PyTorch, padded mini-batch",
+    "torch, one by one": "PyTorch, one by one", "training, rounds": "training, rounds",
+    "training, replayed": "training, known in advance",
+}  # fmt: skip
+RAGGED = {
+    "padded": "PyTorch, padded", "nested": "PyTorch, nested", "recorded in the call": "ours, recorded in the call",
+    "plan found": "plan found",
+}  # fmt: skip
+
+
+def tabulate_latency(records: Records) -> Table:
+    """Show microseconds of inference by the size of mini-batches."""
+    rows = []
+    for what, found in records[""].figures.items():
+        mode, size = what.split(", ")
+        if mode == "inference":
+            rows.append((size, *(f"{found['us'][way]:,.0f}" for way in LATENCY)))
+    return Table("", ("instances", *LATENCY.values()), rows)
+
+
+def tabulate_decoding(records: Records) -> Table:
+    """Show milliseconds of the first mini-batch."""
+    ms = records[""].figures["0"]["ms"]
+    return Table("", [*DECODING.values()], [[f"{ms[way]:.0f}" for way in DECODING]])
+
+
+def tabulate_ragged(records: Records) -> Table:
+    """Show milliseconds by mode and width."""
+    rows = []
+    for what, ms in records[""].figures.items():
+        mode, width = what.split(", dim ")
+        rows.append((mode, width, *(f"{ms[way]:.1f}" for way in RAGGED)))
+    return Table("", ("", "width", *RAGGED.values()), rows)
+
+
+def tabulate_planning(records: Records) -> Table:
+    """Show what a node costs."""
+    return scale.table_of_planning(records[scale.PLANNING].figures)
+
+
+def tabulate_policies(records: Records) -> Table:
+    """Show what policies give on the reference backend."""
+    return throughput.table_of_policies(records[throughput.POLICIES].figures)
+
+
+class Source(NamedTuple):
+    """Where a table of a document is from."""
+
+    experiment: str
+    parts: Sequence[str]
+    make: Callable[[Records], Table]
+
+    def records(self) -> Records:
+        """Read the records that are there."""
+        places = {part: place_of(RESULTS, self.experiment, part) for part in self.parts}
+        return {part: read_record(place) for part, place in places.items() if place.is_file()}
+
+    def markdown(self) -> str:
+        """Write the table, and where its figures are from."""
+        if not (records := self.records()):
+            return f"*Not measured yet: `autobatch experiment {self.experiment}`.*"
+        return f"{self.make(records).markdown()}\n\n*{origins(records.values())}*"
+
+
+TABLES = {
+    "throughput": Source("throughput", tuple(throughput.MODELS), throughput.tabulate_some),
+    "policies": Source("throughput", (throughput.POLICIES,), tabulate_policies),
+    "planning": Source("scale", (scale.PLANNING,), tabulate_planning),
+    "step-time": Source("step_time", step_time.CLAIM.parts, step_time.tabulate_steps),
+    "ablation": Source("ablation", ablation.CLAIM.parts, ablation.tabulate_training),
+    "training": Source("training", tuple(training.TASKS), training.tabulate_last),
+    "batches": Source("batches", batches.CLAIM.parts, batches.tabulate_some),
+    "first-trees": Source("batches", ("tree-lstm",), batches.tabulate_first),
+    "latency": Source("latency", ("",), tabulate_latency),
+    "ragged": Source("ragged", ("",), tabulate_ragged),
+    "decoding": Source("decoding", ("",), tabulate_decoding),
+}
+"""By the name in the mark."""
+
+
+def renew(text: str) -> str:
+    """Write the tables between the marks of a document anew.
+
+    Raises:
+        DataError: a mark names no table.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        if found[2] not in TABLES:
+            raise DataError(f"there is no table {found[2]!r} of records; there are {', '.join(TABLES)}.")
+        return f"{found[1]}{TABLES[found[2]].markdown()}\n{found[3]}"
+
+    return TABLE.sub(table, text)
+
+
+def list_records() -> str:
+    """List all records, with what they were measured on, and whether their code has changed since."""
+    rows = []
+    for name, record in read_records(RESULTS).items():
+        machine, commit = record.content["machine"], record.content["commit"]
+        state = "stale" if record.is_stale else "current"
+        rows.append((f"[{name}]({name}.json)", record.content["started"][:10], commit[:7], machine["cpu"], state))
+    table = Table("", ("record", "measured", "commit", "processor", "its code is"), rows)
+    return (
+        "# Records\n\nEach is one run of an experiment: what it was told, the commit, the machine, raw seconds and "
+        "figures. A record is stale\nwhen the code that it measures has changed since. `python experiments/tables.py` "
+        f"writes this list.\n\n{table.markdown()}\n"
+    )
+
+
+def pages() -> dict[str, str]:
+    """Write every document, by its path in the checkout."""
+    written = {path: renew((ROOT / path).read_text(encoding="utf-8")) for path in DOCUMENTS}
+    for claim in map(load_claim, NAMES):
+        if records := claim.records(RESULTS):
+            written[f"experiments/results/{claim.name}.md"] = to_markdown(claim, records)
+    return written | {INDEX: list_records()}
+
+
+def write_all() -> None:
+    """Write every document whose tables have changed, and every figure."""
+    require(("matplotlib",), "writing the tables of the documents")
+    from charts import draw_into
+
+    for path, text in pages().items():
+        if not (ROOT / path).is_file() or (ROOT / path).read_text(encoding="utf-8") != text:
+            write_whole(ROOT / path, text)
+            print(f"{path} is written anew")
+    for claim in map(load_claim, NAMES):
+        if claim.records(RESULTS):
+            show(claim, RESULTS)
+    models = load_claim("throughput").records(RESULTS)
+    draw_into(ROOT / "docs" / "throughput.png", lambda figure: throughput.draw_summary(models, figure))
+
+
+if __name__ == "__main__":
+    run_process(write_all)

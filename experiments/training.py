@@ -1,0 +1,303 @@
+"""Claim 8: `autobatch train` learns what the same model learns in PyTorch, one instance at a time, epoch by epoch.
+
+Both start from the same parameters, see the same mini-batches in the same order and take the same steps of Adam; ours
+run by the code of the command. Their losses drift apart only by rounding. Parts are tasks; where the real data of one
+do not lie beside the checkout, the model's own are drawn.
+
+    python experiments/training.py only=sst,wikiner epochs=3
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.cli.progress import show_progress
+from autobatch.cli.training.fitting import Epoch, Fitting, in_words
+from autobatch.cli.workload import Workload, load_workload
+from autobatch.models import find_model
+from charts import OURS, THEIRS, entitle, legend_below, panels
+from claims import Claim, Records, run_claim
+from digest import ROOT, RUNTIME
+from harness import find_data, name_of
+from records import Findings, Settings
+from table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """As `autobatch train MODEL --dim 64 --batch-size 32 --epochs 5`, with the `--lr` of `TASKS`."""
+
+    dim: int = 64
+    batch_size: int = 32
+    epochs: int = 5
+    instances: int = 0
+    """To train and to measure on, at most; 0 for all."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and what it learns from.
+
+    Attributes:
+        model: its name.
+        data: a folder of real data, or a generator.
+        lr: so high that a few epochs get beyond naming the most frequent class.
+        metric: of those of the model, the one that is drawn.
+        twin: makes the same model in PyTorch.
+    """
+
+    model: str
+    data: str
+    lr: float
+    metric: str
+    twin: Callable[[Workload], Twin]
+
+
+class Twin(NamedTuple):
+    """A model in PyTorch: the module, what it needs of an instance, the loss of that, and what it predicts of many."""
+
+    module: Any
+    prepare: Callable[[Any], Any]
+    loss: Callable[[Any], Any]
+    predict: Callable[[Sequence[Any]], Any]
+
+
+def make_peer(name: str) -> Callable[[Workload], Twin]:
+    """Make what makes the twin that throughput is compared with, which scores places."""
+
+    def make(workload: Workload) -> Twin:
+        from peers import torch_models
+
+        model = getattr(torch_models, name)(dim=workload.dim, **workload.dataset.sizes)
+        model.copy_parameters(workload.model.state_dict())
+
+        def predict(examples: Sequence[Any]) -> Any:
+            scores = [model.scores(example).numpy() for example in examples]
+            return (np.stack([nodes[-1] for nodes in scores]), scores) if name == "TorchTreeLSTM" else scores
+
+        return Twin(model, model.prepare, model.loss, predict)
+
+    return make
+
+
+def make_translator(workload: Workload) -> Twin:
+    """Make the twin of the translator, which the tests compare with."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from twins.seq2seq import Seq2SeqTwin
+
+    twin = Seq2SeqTwin.with_state(workload.model.state_dict())
+    return Twin(twin, lambda pair: pair, twin.loss, lambda pairs: [twin.translate(pair.source) for pair in pairs])
+
+
+TREES, TAGGER, LATTICES = map(make_peer, ("TorchTreeLSTM", "TorchBiLSTMTagger", "TorchLatticeLSTM"))
+TASKS = {
+    "sst": Task("tree-lstm", "sst", 1e-3, "root_accuracy", TREES),
+    "wikiner": Task("bilstm-tagger", "wikiner", 1e-2, "entity_f1", TAGGER),
+    "lattice": Task("lattice-lstm", "lattice", 1e-2, "tag_accuracy", LATTICES),
+    "iwslt15": Task("seq2seq", "iwslt15", 3e-3, "bleu", make_translator),
+    "listops": Task("tree-lstm", "listops", 3e-3, "root_accuracy", TREES),
+    "python-ast": Task("tree-lstm", "python-ast", 1e-3, "root_accuracy", TREES),
+}
+NAMES = {
+    "sst": "SST, trees", "wikiner": "WikiNER, tagger", "lattice": "Chinese NER, lattices",
+    "iwslt15": "English–Vietnamese", "listops": "ListOps, trees", "python-ast": "Python AST, trees",
+}  # fmt: skip
+
+
+def measure(config: Config, part: str) -> Findings:
+    """Train a model and its twin, an epoch of each in turn."""
+    import torch
+
+    torch.set_num_threads(config.threads)
+    task = TASKS[part]
+    data = find_data(task.data) or (task.data if task.data in find_model(task.model).generators else None)
+    workload = cut(load_workload(task.model, data, config.dim, config.seed), config.instances)
+    theirs = Theirs(task, workload, config)
+    ours = Fitting(workload, policy="auto", backend="auto", batch_size=config.batch_size, lr=task.lr)
+    seconds: dict[str, list[float]] = {"autobatch, epoch": [], "PyTorch, epoch": []}
+    epochs = []
+    with show_progress(config.epochs * ours.steps_per_epoch) as progress:
+        for epoch in ours.epochs(config.epochs, progress):
+            start = time.perf_counter()
+            loss = theirs.epoch()
+            seconds["PyTorch, epoch"].append(time.perf_counter() - start)
+            seconds["autobatch, epoch"].append(epoch.seconds)
+            epochs.append((epoch, loss, theirs.metrics()))
+    figures = compare(task, workload, epochs)
+    return Findings(seconds, figures, table_of(part, figures).text())
+
+
+def cut(workload: Workload, n_instances: int) -> Workload:
+    """Take the first instances, to train and to measure on."""
+    if not n_instances:
+        return workload
+    data = workload.dataset
+    return replace(workload, dataset=replace(data, train=data.train[:n_instances], dev=data.dev[:n_instances]))
+
+
+class Theirs:
+    """Training with PyTorch, from the parameters and in the order of a workload that is yet to be trained."""
+
+    def __init__(self, task: Task, workload: Workload, config: Config) -> None:
+        import torch
+
+        self.workload, self.batch_size, self.twin = workload, config.batch_size, task.twin(workload)
+        self.train = [self.twin.prepare(instance) for instance in workload.dataset.train]
+        self.dev = [self.twin.prepare(instance) for instance in workload.dataset.dev]
+        self.rng = deepcopy(workload.rng)
+        self.optimizer = torch.optim.Adam(self.twin.module.parameters(), lr=task.lr)
+
+    def epoch(self) -> float:
+        """See every instance once; give the mean loss."""
+        from torch import autograd
+
+        total = 0.0
+        for batch in ab.minibatches(self.train, self.batch_size, rng=self.rng):
+            self.optimizer.zero_grad()
+            for example in batch:
+                loss = self.twin.loss(example)
+                autograd.backward(loss / len(batch))
+                total += loss.item()
+            self.optimizer.step()
+        return total / len(self.train)
+
+    def metrics(self) -> dict[str, float]:
+        """Measure as our model is measured, on the development data."""
+        import torch
+
+        with torch.no_grad():
+            outputs = self.twin.predict(self.dev)
+        dataset, spec = self.workload.dataset, self.workload.spec
+        assert spec.count_correct is not None
+        counted = spec.count_correct(outputs, dataset.dev, dataset.vocabularies)
+        return {metric: spec.metrics.get(metric, share)(*counts) for metric, counts in counted.items()}
+
+
+def share(n_right: int, n_all: int) -> float:
+    """The share of what is right."""
+    return n_right / max(n_all, 1)
+
+
+def compare(task: Task, workload: Workload, epochs: Sequence[tuple[Epoch, float, dict[str, float]]]) -> dict[str, Any]:
+    """Put the two next to each other."""
+    gaps = [abs(ours.metrics[metric] - theirs[metric]) for ours, _, theirs in epochs for metric in theirs]
+    return {
+        "model": task.model,
+        "data": name_of(workload.dataset),
+        "lr": task.lr,
+        "largest_gap_points": 100 * max(gaps),
+        "autobatch": [{"loss": ours.loss, **ours.metrics} for ours, _, _ in epochs],
+        "torch": [{"loss": loss, **theirs} for _, loss, theirs in epochs],
+    }
+
+
+def table_of(part: str, figures: Any) -> Table:
+    """Show loss and metrics of every epoch."""
+    metrics = [name for name in figures["autobatch"][0] if name != "loss"]
+    rows = []
+    for number, pair in enumerate(zip(figures["autobatch"], figures["torch"], strict=True), start=1):
+        losses = (f"{one['loss']:.4f}" for one in pair)
+        rows.append((f"{number}", *losses, *(f"{100 * one[metric]:.2f}%" for metric in metrics for one in pair)))
+    header = ("epoch", *(f"{what}, {who}" for what in ("loss", *map(in_words, metrics)) for who in ("ours", "PyTorch")))
+    title = (
+        f"{NAMES[part]} ({figures['model']}, {figures['data']}, learning rate {figures['lr']:g}): mean training loss, "
+        f"and metrics on the development data, at most {figures['largest_gap_points']:.2f} points apart"
+    )
+    return Table(title, header, rows)
+
+
+def tabulate(records: Records) -> list[Table]:
+    """Show all tasks."""
+    return [table_of(part, record.figures) for part, record in records.items()]
+
+
+def tabulate_last(records: Records) -> Table:
+    """Show all tasks after the last epoch."""
+    rows = []
+    for part, record in records.items():
+        figures, metric = record.figures, TASKS[part].metric
+        ours, theirs = figures["autobatch"][-1], figures["torch"][-1]
+        numbers = (f"{100 * one[metric]:.2f}%" for one in (ours, theirs))
+        gap = f"{figures['largest_gap_points']:.2f} points"
+        rows.append((NAMES[part], figures["model"], f"{len(figures['torch'])}", in_words(metric), *numbers, gap))
+    header = ("", "model", "epochs", "metric", "ours", "PyTorch", "largest gap, all metrics and epochs")
+    return Table("", header, rows)
+
+
+def draw(records: Records, figure: Figure) -> None:
+    """Draw loss and metric of every task by epoch, ours over the twin's."""
+    from matplotlib.ticker import MaxNLocator
+
+    parts = list(records)
+    n_columns = min(3, len(parts))
+    n_bands = -(-len(parts) // n_columns)
+    axes = panels(figure, 2 * n_bands, n_columns, 1.6)
+    for ax in axes:
+        ax.set_visible(False)
+    for k, part in enumerate(parts):
+        first = 2 * n_columns * (k // n_columns) + k % n_columns
+        figures, metric = records[part].figures, TASKS[part].metric
+        for ax, what, scale in ((axes[first], "loss", 1), (axes[first + n_columns], metric, 100)):
+            ax.set_visible(True)
+            for who, color, mark, width in (("torch", THEIRS, "-", 4), ("autobatch", OURS, "o--", 1.2)):
+                values = [scale * one[what] for one in figures[who]]
+                label = {"torch": "PyTorch, one instance at a time", "autobatch": "autobatch"}[who]
+                ax.plot(range(1, len(values) + 1), values, mark, color=color, lw=width, label=label)
+            ax.set_ylabel("training loss" if what == "loss" else f"{in_words(what)}, %", fontsize=7.5)
+            ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes[first].set_title(NAMES[part], loc="left")
+        axes[first + n_columns].set_xlabel("epoch")
+    legend_below(figure, axes[0])
+    entitle(figure, "Trained batched, models learn what PyTorch learns one instance at a time (one seed)")
+
+
+def see(records: Records) -> str:
+    """Say how far apart the two end, and how much faster ours is."""
+    told = []
+    for part, record in records.items():
+        metric, figures = TASKS[part].metric, record.figures
+        last = 100 * figures["autobatch"][-1][metric]
+        text = (
+            f"{NAMES[part]}: {in_words(metric)} {last:.1f}%, at most {figures['largest_gap_points']:.2f} points apart"
+        )
+        if record.seconds:
+            ours, theirs = (statistics.median(record.seconds[f"{who}, epoch"]) for who in ("autobatch", "PyTorch"))
+            text += f", {theirs / ours:.0f} times as fast"
+        told.append(text)
+    return f"After the last epoch: {'; '.join(told)}."
+
+
+CLAIM = Claim(
+    name="training",
+    heading="Trained batched, models learn what PyTorch learns one instance at a time",
+    claimed=(
+        "From the same parameters, over the same mini-batches in the same order, with the same steps of Adam, the loss "
+        "of every epoch and the metrics on the development data are those of the same model in PyTorch, up to "
+        "rounding. One seed."
+    ),
+    settings=Config(),
+    quick=Config(dim=16, batch_size=16, epochs=2, instances=48),
+    parts=tuple(TASKS),
+    quick_parts=("sst", "lattice", "iwslt15"),
+    measure=measure,
+    tabulate=tabulate,
+    draw=draw,
+    see=see,
+    modules=(*RUNTIME, "autobatch.models"),
+    needs=("torch", "sacrebleu"),
+)
+
+if __name__ == "__main__":
+    run_claim(CLAIM)

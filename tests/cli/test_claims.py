@@ -1,0 +1,228 @@
+"""The claims of the project: measured once, shown in one page, and the same in every document."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import subprocess
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import claims
+import report
+import tables
+from autobatch.errors import AutobatchError, DataError
+from claims import Claim, Published, Records, load_claim, measure_parts, require
+from commands import Command
+from digest import ROOT
+from records import RESULTS, Findings, Settings, read_records
+from table import Table
+from ways import each
+
+PNG = b"\x89PNG\r\n"
+
+
+class Page(HTMLParser):
+    """Pictures and text of a page, and what it would load or leave for."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.pictures: list[bytes] = []
+        self.elsewhere: list[str] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("src", "href", "data", "action") and value is not None:
+                if value.startswith("data:image/png;base64,"):
+                    self.pictures.append(base64.b64decode(value.partition(",")[2], validate=True))
+                elif not value.startswith("#"):
+                    self.elsewhere.append(value)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def make_claim(name: str, measured: list[str]) -> Claim[Settings]:
+    """A claim of two parts that notes what it measures."""
+
+    def measure(settings: Settings, part: str) -> Findings:
+        measured.append(part)
+        return Findings({part: [0.5]}, {"number": len(part)}, f"{part}: {len(part)}")
+
+    def tabulate(records: Records) -> Sequence[Table]:
+        return [Table("Lengths", ("", "number"), [(part, f"{one.figures['number']}") for part, one in records.items()])]
+
+    def draw(records: Records, figure: Any) -> None:
+        figure.subplots().plot([one.figures["number"] for one in records.values()])
+
+    return Claim(
+        name=name,
+        heading=f"{name} is < claimed",
+        claimed="Words have letters.",
+        settings=Settings(),
+        quick=Settings(),
+        parts=("one", "three"),
+        quick_parts=("one",),
+        measure=measure,
+        tabulate=tabulate,
+        draw=draw,
+        see=lambda records: f"Seen: {len(records)}.",
+        published=[Published("letters of three", "6", "elsewhere", lambda records: "5")],
+        disagreement="They count otherwise.",
+        modules=("autobatch.errors",),
+    )
+
+
+@pytest.fixture
+def measured() -> list[str]:
+    """What the two claims have measured."""
+    return []
+
+
+@pytest.fixture
+def two(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Claim[Settings]]:
+    """Two claims in place of ours."""
+    pytest.importorskip("matplotlib", reason="draws with it")
+    made = {name: make_claim(name, measured) for name in ("first", "second")}
+    monkeypatch.setattr(report, "NAMES", tuple(made))
+    monkeypatch.setattr(report, "load_claim", made.__getitem__)
+    return [*made.values()]
+
+
+def test_a_part_is_measured_once_for_the_same_settings_and_code(
+    two: list[Claim[Settings]],
+    measured: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    claim, _ = two
+    measure_parts(claim, Settings(), ["three"], tmp_path, again=False)
+    measure_parts(claim, Settings(), ["one", "three"], tmp_path, again=False)
+    assert measured == ["three", "one"]
+    assert "first-three.json is there already, of the same settings and the same code" in capsys.readouterr().out
+    measure_parts(claim, Settings(seed=1), ["one"], tmp_path, again=False)
+    measure_parts(claim, Settings(seed=1), ["one"], tmp_path, again=True)
+    assert measured == ["three", "one", "one", "one"]
+    monkeypatch.setattr("records.digest_of", lambda modules: "other")
+    measure_parts(claim, Settings(seed=1), ["one"], tmp_path, again=False)
+    assert measured == ["three", "one", "one", "one", "one"]
+
+
+def test_what_is_interrupted_leaves_complete_records(
+    two: list[Claim[Settings]], measured: list[str], tmp_path: Path
+) -> None:
+    claim, _ = two
+
+    def measure(settings: Settings, part: str) -> Findings:
+        if part == "three":
+            raise KeyboardInterrupt
+        return Findings({}, {"number": 3}, "")
+
+    interrupted = Claim(**{**vars(claim), "measure": measure})
+    with pytest.raises(KeyboardInterrupt):
+        measure_parts(interrupted, Settings(), claim.parts, tmp_path, again=False)
+    assert list(claim.records(tmp_path)) == ["one"]
+    measure_parts(claim, Settings(), claim.parts, tmp_path, again=False)
+    assert measured == ["three"]
+
+
+def test_the_report_has_every_figure_and_needs_nothing_else(two: list[Claim[Settings]], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no record of a claim; autobatch experiment all --out DIR measures them"):
+        report.write_report(tmp_path)
+    for claim in two:
+        measure_parts(claim, Settings(), claim.parts, tmp_path, again=False)
+    (tmp_path / "second-one.json").unlink()
+    stale = (tmp_path / "second-three.json").read_text().replace('"digest": "', '"digest": "0')
+    (tmp_path / "second-three.json").write_text(stale)
+    page = Page(report.write_report(tmp_path))
+    assert [picture[: len(PNG)] for picture in page.pictures] == [PNG, PNG]
+    assert page.elsewhere == []
+    for said in ("first is < claimed", "Words have letters.", "Seen: 2.", "They count otherwise.", "letters of three"):
+        assert said in page.text
+    assert "Stale, for the code has changed since: second-three." in page.text
+    assert "Not measured here: one." in page.text
+
+
+def test_missing_packages_are_named_before_anything_is_measured() -> None:
+    require(("numpy",), "measuring")
+    with pytest.raises(AutobatchError, match=r"measuring all: it needs the packages no_such, none; pip install"):
+        require(("numpy", "no_such", "none"), "measuring all")
+
+
+def test_all_claims_run_in_turn_until_one_fails_or_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    everything: Any = importlib.import_module("all")
+    for name, status in (("batches", 0), ("learned_policies", 3)):
+        (tmp_path / f"{name}.py").write_text(f"import sys\nprint('told', *sys.argv[1:])\nsys.exit({status})\n")
+    monkeypatch.setattr(everything, "FOLDER", tmp_path)
+    monkeypatch.setattr(everything, "require", lambda packages, what: None)
+    assert everything.main([f"out={tmp_path}", "quick=True"]) == 3
+    assert capfd.readouterr().out.count(f"told out={tmp_path} quick=True") == 2
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", interrupt)
+    assert everything.main([f"out={tmp_path}"]) == 130
+    assert "interrupted; the records that were written are complete" in capfd.readouterr().err
+    with pytest.raises(SystemExit, match="'dim' is no setting of all; give it to one claim"):
+        everything.main(["dim=3"])
+
+
+def test_documents_say_what_the_records_say() -> None:
+    """Where it fails, `python experiments/tables.py` writes the documents anew."""
+    for path, text in tables.pages().items():
+        assert (ROOT / path).read_text(encoding="utf-8") == text, f"{path} is old; run python experiments/tables.py"
+
+
+def test_every_table_of_a_stale_record_says_so() -> None:
+    written = {path: (ROOT / path).read_text(encoding="utf-8") for path in tables.DOCUMENTS}
+    marked = [(found[2], found[0]) for text in written.values() for found in tables.TABLE.finditer(text)]
+    assert {name for name, _ in marked} == set(tables.TABLES)
+    for name, block in marked:
+        source = tables.TABLES[name]
+        stale = [record.is_stale for record in source.records().values()]
+        assert ("stale" in block) is any(stale), name
+    index = (ROOT / tables.INDEX).read_text(encoding="utf-8")
+    assert index.count("| stale |") == sum(record.is_stale for record in read_records(RESULTS).values())
+
+
+def test_a_mark_that_names_no_table_is_refused() -> None:
+    with pytest.raises(DataError, match="there is no table 'nothing' of records; there are throughput, "):
+        tables.renew("<!-- table: nothing -->\n<!-- end of table -->")
+
+
+@each("name", claims.NAMES)
+def test_every_claim_is_one_of_this_checkout(name: str) -> None:
+    claim = load_claim(name)
+    assert claim.name == name
+    assert set(claim.quick_parts) <= set(claim.parts)
+    assert (ROOT / "experiments" / f"{name}.py").is_file()
+    records = claim.records(RESULTS)
+    if records:
+        assert claim.see(records)
+        assert all(len(row) == len(table.header) for table in claim.tabulate(records) for row in table.rows)
+        assert all(one.ours(records) for one in claim.published)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", claims.NAMES)
+def test_every_claim_is_measured_quickly_and_drawn(command: Command, tmp_path: Path, name: str) -> None:
+    for package in ("matplotlib", *load_claim(name).needs):
+        pytest.importorskip(package, reason="the claim needs it")
+    only = [f"only={part}" for part in load_claim(name).quick_parts[:1] if part]
+    status, _, err = command("experiment", name, *only, "--quick", "--out", tmp_path)
+    assert (status, err) == (0, "")
+    (page,) = tmp_path.glob("*.md")
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
+    assert load_claim(name).heading in page.read_text()
+    found = Page(report.write_report(tmp_path))
+    assert (len(found.pictures), found.elsewhere) == (1, [])
