@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +55,19 @@ def panels(figure: Figure, n_rows: int, n_columns: int, height: float) -> list[A
     """Divide a figure into panels, each of this height in inches; row by row."""
     figure.set_figheight(height * n_rows + 0.5)
     return list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+
+
+def use_log(axes: Axes, *directions: Literal["x", "y"]) -> None:
+    """Make scales logarithmic, with ticks as people write numbers."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set(**{f"{direction}scale": "log" for direction in directions})
+    for direction in directions:
+        axis = axes.xaxis if direction == "x" else axes.yaxis
+        low, high = axes.get_xlim() if direction == "x" else axes.get_ylim()
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,), numticks=12))
+        axis.set_major_formatter("{x:,g}")
+        axis.set_minor_locator(NullLocator())
 
 
 def legend_below(figure: Figure, axes: Axes, n_columns: int = 4) -> None:

@@ -141,9 +141,9 @@ def draw(records: Records, figure: Figure) -> None:
     for ax in axes[::2]:
         ax.set_ylabel("batches / better bound")
     for ax in axes[2:] if len(records) > 2 else axes:
-        ax.set_xlabel("episodes; best machine so far")
+        ax.set_xlabel("episodes (best so far; median and range of seeds)")
     legend_below(figure, axes[0])
-    entitle(figure, "Machines that mark critical types come nearer the bound, and sooner (median; range of seeds)")
+    entitle(figure, "Machines that mark critical types come nearer the bound, and sooner")
 
 
 def best_until(curve: list[list[float]], episodes: float) -> float:

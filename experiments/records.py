@@ -155,6 +155,12 @@ class Start:
         )
 
 
+def in_json(settings: Settings) -> Mapping[str, Any]:
+    """Give settings as a record has them."""
+    found: Mapping[str, Any] = json.loads(json.dumps(asdict(settings)))
+    return found
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all: whoever is interrupted leaves the one that was there."""
     beside = path.with_name(f".{path.name}.new")

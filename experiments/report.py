@@ -15,16 +15,17 @@ from autobatch.cli.ending import run_process
 from autobatch.errors import DataError
 from claims import NAMES, Claim, Records, load_claim, require, show
 from harness import read_words
-from records import RESULTS, origins, write_whole
+from records import RESULTS, in_json, origins, write_whole
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; color: #1c1c1c; }
 h1, h2 { line-height: 1.2; } h2 { margin-top: 3rem; }
-img { width: 100%; height: auto; } figure { margin: 1rem 0; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.8rem; margin: 1rem 0; }
+figure { margin: 1rem 0; } figure, .scroll { overflow-x: auto; } img { width: 100%; min-width: 36rem; height: auto; }
+table { border-collapse: collapse; font-size: 0.8rem; margin: 1rem 0; }
 caption { text-align: left; font-weight: 600; padding: 0.3rem 0; }
 th, td { padding: 0.15rem 0.6rem; text-align: right; border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .words th, .words td { text-align: left; }
+.numbers td { white-space: nowrap; }
 .origin { color: #555; font-size: 0.85rem; } .stale { color: #a33; font-weight: 600; } nav li { margin: 0.2rem 0; }
 """
 
@@ -67,12 +68,14 @@ def to_section(claim: Claim[Any], records: Records, folder: Path) -> str:
         f"<p>{escape(claim.see(records))}</p>",
         f'<figure><img src="data:image/png;base64,{image}" alt="{escape(claim.heading)}"></figure>',
     ]
+    if all(record.settings == in_json(claim.quick) for record in records.values()):
+        parts.append('<p class="stale">Measured with --quick: this shows that all works, and no more.</p>')
     if stale:
         parts.append(f'<p class="stale">Stale, for the code has changed since: {escape(", ".join(stale))}.</p>')
     if missing:
         parts.append(f'<p class="origin">Not measured here: {escape(", ".join(missing))}.</p>')
     if claim.published:
-        parts += ["<h3>Beside the literature</h3>", _scroll(claim.beside(records).html())]
+        parts += ["<h3>Beside the literature</h3>", _scroll(claim.beside(records).html("words"))]
         parts.append(f"<p>{escape(claim.disagreement)}</p>")
     parts += [_scroll(table.html()) for table in claim.tabulate(records)]
     return "\n".join([*parts, f'<p class="origin">{escape(origins(records.values()))}</p>'])

@@ -1,4 +1,4 @@
-"""Claim 7: the cost of a node does not grow with the mini-batch, and learning a policy grows no faster than the graph.
+"""Claim 7: planning is linear in the nodes of a mini-batch, but for the caches, and so is learning a policy.
 
 *Planning*: trees are recorded, merged, rewritten, scheduled by the rule that `auto` starts with on the cpu backend, and
 placed for training, in mini-batches of a thousand to two million nodes. A node is one of the merged graph, a call of a
@@ -36,15 +36,16 @@ from autobatch.policies.fsm.machine import Machine, TypeNames
 from autobatch.policies.fsm.qlearning import learn_fsm
 from autobatch.schedule.make import make_schedule
 from autobatch.trace.record import Recorder
-from charts import COLORS, entitle, panels, whiskers
+from charts import COLORS, entitle, panels, use_log, whiskers
 from claims import Claim, Records, run_claim
 from counted_plans import OURS
 from harness import load_sst_or_listops, medians, name_of, take_turns
-from records import Findings, Settings
+from records import Findings, Record, Settings
 from table import Table
 from workloads import make_random_graph
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 STAGES = ("recording", "merge", "rewrite", "schedule", "place")
@@ -206,43 +207,56 @@ def tabulate(records: Records) -> list[Table]:
 
 def draw(records: Records, figure: Figure) -> None:
     """Draw the cost of a node, by stage, and of an episode of learning, by types."""
-    left, right = panels(figure, 1, 2, 3)
-    if PLANNING in records:
-        sizes = records[PLANNING].figures["sizes"]
-        for k, stage in enumerate((BARE, *STAGES)):
-            known = [one for one in sizes if stage in one["ns_per_node"]]
-            ns = [one["ns_per_node"][stage] for one in known]
-            nodes = [one["nodes"] for one in known]
-            laps = [np.array(records[PLANNING].seconds[f"{stage}, {n} nodes"]) / n for n in nodes]
-            ends = [[1e9 * float(np.percentile(lap, percent)) for lap in laps] for percent in (25, 75)]
-            left.errorbar(nodes, ns, yerr=whiskers(ns, *ends), fmt="o-", color=COLORS[k], label=stage)
-        left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize=7)
-    if LEARNING in records:
-        sizes = records[LEARNING].figures["sizes"]
-        for k, n_types in enumerate(sorted({one["types"] for one in sizes})):
-            known = [one for one in sizes if one["types"] == n_types]
-            laps = [records[LEARNING].seconds[f"an episode, {n_types} types, {one['nodes']} nodes"] for one in known]
-            ends = [[1e3 * end(lap) for lap in laps] for end in (min, max)]
-            ms = [one["ms"] for one in known]
-            places = [one["nodes"] for one in known]
-            right.errorbar(places, ms, yerr=whiskers(ms, *ends), fmt="o-", color=COLORS[k], label=f"{n_types} types")
-        right.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, fontsize=7)
-    left.set(xscale="log", yscale="log", xlabel="nodes of a mini-batch", ylabel="ns per node (median, quartiles)")
-    right.set(xscale="log", yscale="log", xlabel="nodes of a mini-batch", ylabel="ms per episode (median, range)")
-    entitle(figure, "The cost of a node hardly depends on how many there are; learning takes time in proportion")
+    axes = panels(figure, 1, len(records), 3)
+    message = "Learning takes time in proportion to the nodes"
+    for ax, (part, record) in zip(axes, records.items(), strict=True):
+        if part == PLANNING:
+            draw_planning(record, ax)
+            message = f"Planning takes {planning_ns(record)}"
+        else:
+            draw_learning(record, ax)
+        use_log(ax, "x", "y")
+        ax.set_xlabel("nodes of a mini-batch")
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize=7)
+    entitle(figure, message)
+
+
+def draw_planning(record: Record, axes: Axes) -> None:
+    """Draw a line for each stage."""
+    for k, stage in enumerate((BARE, *STAGES)):
+        known = [one for one in record.figures["sizes"] if stage in one["ns_per_node"]]
+        nodes, ns = [one["nodes"] for one in known], [one["ns_per_node"][stage] for one in known]
+        laps = [np.array(record.seconds[f"{stage}, {n} nodes"]) / n for n in nodes]
+        spread = [[1e9 * float(np.percentile(lap, percent)) for lap in laps] for percent in (25, 75)]
+        axes.errorbar(nodes, ns, yerr=whiskers(ns, *spread), fmt="o-", color=COLORS[k], label=stage)
+    axes.set_ylabel("ns per node (median, quartiles)")
+
+
+def draw_learning(record: Record, axes: Axes) -> None:
+    """Draw a line for each number of types."""
+    sizes = record.figures["sizes"]
+    for k, n_types in enumerate(sorted({one["types"] for one in sizes})):
+        known = [one for one in sizes if one["types"] == n_types]
+        nodes, ms = [one["nodes"] for one in known], [one["ms"] for one in known]
+        laps = [record.seconds[f"an episode, {n_types} types, {n} nodes"] for n in nodes]
+        spread = [[1e3 * end(lap) for lap in laps] for end in (min, max)]
+        axes.errorbar(nodes, ms, yerr=whiskers(ms, *spread), fmt="o-", color=COLORS[k], label=f"{n_types} types")
+    axes.set_ylabel("ms per episode (median, range)")
+
+
+def planning_ns(record: Record) -> str:
+    """Say what planning a recorded graph takes, in the smallest and the largest mini-batch."""
+    sizes = record.figures["sizes"]
+    totals = [sum(one["ns_per_node"][stage] for stage in STAGES[1:]) for one in sizes]
+    nodes = f"{sizes[0]['nodes']:,} to {sizes[-1]['nodes']:,}"
+    return f"{min(totals):.0f} to {max(totals):.0f} ns per node, in mini-batches of {nodes} nodes"
 
 
 def see(records: Records) -> str:
-    """Say what a node costs in the smallest and the largest mini-batch."""
+    """Say what a node costs."""
     told = []
     if PLANNING in records:
-        first, *_, last = records[PLANNING].figures["sizes"]
-        stages = [stage for stage in STAGES[1:] if stage in first["ns_per_node"]]
-        total = [sum(one["ns_per_node"][stage] for stage in stages) for one in (first, last)]
-        told.append(
-            f"Planning a recorded graph takes {total[0]:.0f} ns per node in mini-batches of {first['nodes']:,} nodes, "
-            f"and {total[1]:.0f} ns in those of {last['nodes']:,}."
-        )
+        told.append(f"Planning a recorded graph takes {planning_ns(records[PLANNING])}.")
     if LEARNING in records:
         largest = {one["types"]: one for one in records[LEARNING].figures["sizes"]}
         per_node = ", ".join(f"{1e6 * one['ms'] / one['nodes']:.0f} ns ({n} types)" for n, one in largest.items())
@@ -252,7 +266,7 @@ def see(records: Records) -> str:
 
 CLAIM = Claim(
     name="scale",
-    heading="The cost of a node hardly grows with the mini-batch, and learning takes time in proportion",
+    heading="Planning is linear in the nodes of a mini-batch, but for the caches, and so is learning a policy",
     claimed=(
         "Recording, merging, rewriting, scheduling and placing are linear in the nodes of a mini-batch; what grows is "
         "the share of accesses that miss the caches. An episode of learning visits every node once."

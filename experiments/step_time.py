@@ -1,4 +1,4 @@
-"""Claim 5: the wider the model, the more of a training step is matrix products; where the rest goes.
+"""Claim 5: where the time of a training step goes, in matrix products and besides.
 
 On each mini-batch a whole step, its matrix products alone, and both with a clock around every part take turns, on one
 thread of the cpu backend (`roofline.py`, which shows the parts of one model in detail). A step merges recorded graphs,
@@ -131,7 +131,14 @@ def draw(records: Records, figure: Figure) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("% of a training step; lines: range of whole steps over the rounds")
     axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1), ncols=4)
-    entitle(figure, "The wider the model, the more of a training step is matrix products")
+    products = [100 * share_of_products(one) for _, _, one in bars]
+    entitle(figure, f"Matrix products are {min(products):.0f}% to {max(products):.0f}% of a training step")
+
+
+def share_of_products(one: Any) -> float:
+    """The share of matrix products in a step."""
+    shares = one["shares_ms"]
+    return float(sum(ms for share, ms in shares.items() if share.startswith("products")) / sum(shares.values()))
 
 
 def step_range(record: Record, dim: str) -> tuple[float, float]:
@@ -147,16 +154,14 @@ def see(records: Records) -> str:
     told = []
     for model, found in records.items():
         for dim, one in found.figures["dims"].items():
-            whole = sum(one["shares_ms"].values())
-            products = sum(ms for share, ms in one["shares_ms"].items() if share.startswith("products"))
-            planning = one["shares_ms"]["planning"]
-            told.append(f"{model} at width {dim}: {products / whole:.0%} products, {planning / whole:.0%} planning")
+            planning = one["shares_ms"]["planning"] / sum(one["shares_ms"].values())
+            told.append(f"{model} at width {dim}: {share_of_products(one):.0%} products, {planning:.0%} planning")
     return f"Of a training step: {'; '.join(told)}."
 
 
 CLAIM = Claim(
     name="step_time",
-    heading="Where the time of a training step goes: the wider the model, the more into matrix products",
+    heading="Where the time of a training step goes",
     claimed=(
         "A clock runs around every part of a step: planning (merge, rewrite, schedule, place), forward and backward, "
         "each divided into its matrix products, as long as they take alone, and what is besides; the optimizer; and "

@@ -27,9 +27,12 @@ class Table:
         title = f"{self.title}\n\n" if self.title else ""
         return title + "\n".join((head, "|---" * len(self.header) + "|", *rows))
 
-    def html(self) -> str:
-        """Write it as HTML."""
-        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.header)
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in self.rows)
+    def html(self, kind: str = "numbers") -> str:
+        """Write it as HTML, of a class for its style."""
+        head, *rows = (
+            "".join(f"<{tag}>{escape(cell.replace('`', ''))}</{tag}>" for cell in cells)
+            for tag, cells in (("th", self.header), *(("td", row) for row in self.rows))
+        )
         caption = f"<caption>{escape(self.title)}</caption>\n" if self.title else ""
-        return f"<table>\n{caption}<tr>{head}</tr>\n{rows}</table>"
+        lines = "".join(f"<tr>{row}</tr>\n" for row in rows)
+        return f'<table class="{kind}">\n{caption}<tr>{head}</tr>\n{lines}</table>'

@@ -25,7 +25,7 @@ import autobatch as ab
 from autobatch.cli.measuring.racing import MODES
 from autobatch.cli.workload import load_workload
 from autobatch.models.tree_lstm import TreeLSTM
-from charts import EACH, OURS, THEIRS, entitle, legend_below, panels, whiskers
+from charts import EACH, OURS, THEIRS, entitle, legend_below, panels, use_log, whiskers
 from claims import Claim, Published, Records, as_sentence, run_claim
 from harness import find_data, load_sst_or_listops, medians, name_of, take_turns
 from records import Findings, Record, Settings
@@ -236,15 +236,17 @@ def draw(records: Records, figure: Figure) -> None:
                 ends = [spread(record, *pair, way, "train") for pair, way in zip(row, ways, strict=True)]
                 bars = whiskers(rates, *zip(*ends, strict=True))
                 ax.errorbar(places, rates, yerr=bars, fmt="o-", color=color, label=line)
-            ax.set(xscale="log", yscale="log", xlabel=what)
+            use_log(ax, "x", "y")
             ax.set_xticks(places, map(str, places))
-            ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+            ax.set_xlabel(what)
         axes[k].set_title(f"{MODELS[model]}, width {dim}", loc="left")
         axes[len(models) + k].set_title(f"{MODELS[model]}, mini-batches of {size}", loc="left")
     for ax in axes[:: len(models)]:
-        ax.set_ylabel("instances trained / s")
+        ax.set_ylabel("instances trained / s\n(median, range of rounds)")
     legend_below(figure, axes[0])
-    entitle(figure, "Batched automatically, models train faster than batched by hand (medians; range of rounds)")
+    over_hand = [by_hand for model in models for _, by_hand in ratios_of(records[model]).values()]
+    times = f"{min(over_hand):.2g} to {max(over_hand):.2g} times"
+    entitle(figure, f"Batched automatically, models train {times} as fast as batched by hand")
 
 
 def draw_summary(records: Records, figure: Figure) -> None:
@@ -267,17 +269,22 @@ def draw_summary(records: Records, figure: Figure) -> None:
     entitle(figure, f"Instances trained a second; width {SHOWN}, mini-batches of {SHOWN}, one thread")
 
 
+def ratios_of(record: Record) -> dict[tuple[int, int], tuple[float, float]]:
+    """How many times as fast we train as one at a time, and as the best by hand, at each width and size."""
+    ratios = {}
+    for one in record.figures["settings"]:
+        if one["n_threads"] == 1:
+            pair, rates = (one["dim"], one["batch_size"]), one["instances_per_s"]
+            single, by_hand, own = (rates[way]["train"] for way in three_lines(record, *pair).values())
+            ratios[pair] = own / single, own / by_hand
+    return ratios
+
+
 def see(records: Records) -> str:
     """Say how much faster, and from which size of mini-batches on."""
     told = []
     for model in (model for model in MODELS if model in records):
-        pairs = [(one["dim"], one["batch_size"]) for one in records[model].figures["settings"] if one["n_threads"] == 1]
-        ratios: dict[tuple[int, int], tuple[float, float]] = {}
-        for pair in pairs:
-            single, by_hand, own = (
-                find(records[model], *pair)[way]["train"] for way in three_lines(records[model], *pair).values()
-            )
-            ratios[pair] = own / single, own / by_hand
+        ratios = ratios_of(records[model])
         each, hand = ([ratio[k] for ratio in ratios.values()] for k in (0, 1))
         pays = min((size for (_, size), (ratio, _) in ratios.items() if ratio > 1), default=None)
         even = f"ahead of one at a time from mini-batches of {pays} on" if pays else "never ahead of one at a time"
