@@ -21,6 +21,7 @@ from autobatch.graph.rewrite.passes import DEFAULT
 from autobatch.memplan.planner import MemoryPlanner
 from charts import COLORS, entitle, panels, use_log, whiskers
 from claims import Claim, Records, run_claim
+from digest import STEP
 from harness import find_data, medians, name_of, take_turns
 from records import Findings, Record, Settings
 from table import Table
@@ -186,6 +187,7 @@ CLAIM = Claim(
     tabulate=tabulate,
     draw=draw,
     see=see,
+    modules=STEP,
 )
 
 if __name__ == "__main__":

@@ -16,23 +16,13 @@ import sys
 import time
 from pathlib import Path
 
-from autobatch.cli.ending import INTERRUPTED, run_to_the_end
+from autobatch.cli.ending import run_process
 from claims import NAMES, QUICK, load_claim, require
 from harness import read_words
 from records import RESULTS
 from report import write_report
 
 FOLDER = Path(__file__).resolve().parent
-
-
-def main(words: list[str]) -> int:
-    """Measure all, or say that it was interrupted; give the exit status."""
-    try:
-        return measure_all(words)
-    except KeyboardInterrupt:  # which has killed the claim's process
-        said = "interrupted; the records that were written are complete, and the same command goes on from there"
-        print(f"\nautobatch: {said}.", file=sys.stderr)
-        return INTERRUPTED
 
 
 def measure_all(words: list[str]) -> int:
@@ -45,14 +35,12 @@ def measure_all(words: list[str]) -> int:
     for name in NAMES:
         began = time.perf_counter()
         print(f"== {name}\n", flush=True)
-        # out of reach of Ctrl-C, which ends it through this process only
-        claim = subprocess.run([sys.executable, FOLDER / f"{name}.py", *words], check=False, start_new_session=True)
-        if claim.returncode:
-            return claim.returncode
+        if status := subprocess.run([sys.executable, FOLDER / f"{name}.py", *words], check=False).returncode:
+            return status
         print(f"{name} took {time.perf_counter() - began:.0f} s\n", flush=True)
     print(f"{os.path.relpath(write_report(out))} gathers all")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_to_the_end(lambda: main(sys.argv[1:])))
+    run_process(lambda: measure_all(sys.argv[1:]))

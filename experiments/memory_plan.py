@@ -32,7 +32,7 @@ from autobatch.models import find_model
 from autobatch.plan.plan import PlannedCell
 from charts import COLORS, EACH, OURS, THEIRS, entitle
 from claims import Claim, Published, Records, run_claim
-from digest import ROOT
+from digest import ROOT, STEP
 from harness import find_data
 from records import Findings, Settings
 from table import Table
@@ -288,7 +288,7 @@ CLAIM = Claim(
         "The published planner lays out batches of single operations, which must read operands side by side. Here "
         "element-wise operations are fused, read their operands wherever they lie, and need no copies for them."
     ),
-    modules=("autobatch.memplan", "autobatch.ir", "autobatch.ops", "autobatch.trace", "autobatch.graph.rewrite"),
+    modules=STEP,
 )  # fmt: skip
 
 if __name__ == "__main__":

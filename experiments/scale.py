@@ -39,6 +39,7 @@ from autobatch.trace.record import Recorder
 from charts import COLORS, entitle, panels, use_log, whiskers
 from claims import Claim, Records, run_claim
 from counted_plans import OURS
+from digest import STEP
 from harness import load_sst_or_listops, medians, name_of, take_turns
 from records import Findings, Record, Settings
 from table import Table
@@ -281,6 +282,7 @@ CLAIM = Claim(
     tabulate=tabulate,
     draw=draw,
     see=see,
+    modules=STEP,
 )
 
 if __name__ == "__main__":

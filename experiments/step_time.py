@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from autobatch.cli.workload import load_workload, record
 from charts import COLORS, entitle, whiskers
 from claims import Claim, Records, run_claim
+from digest import STEP
 from harness import find_data, name_of
 from records import Findings, Record, Settings
 from table import Table
@@ -175,6 +176,7 @@ CLAIM = Claim(
     tabulate=tabulate,
     draw=draw,
     see=see,
+    modules=STEP,
 )
 
 if __name__ == "__main__":

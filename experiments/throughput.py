@@ -27,6 +27,7 @@ from autobatch.cli.workload import load_workload
 from autobatch.models.tree_lstm import TreeLSTM
 from charts import EACH, OURS, THEIRS, entitle, legend_below, panels, use_log, whiskers
 from claims import Claim, Published, Records, as_sentence, run_claim
+from digest import STEP
 from harness import find_data, load_sst_or_listops, medians, name_of, take_turns
 from records import Findings, Record, Settings
 from table import Table
@@ -325,6 +326,7 @@ CLAIM = Claim(
     tabulate=tabulate,
     draw=draw,
     see=see,
+    modules=STEP,
     published=[
         Published(
             "trees/s, inference, mini-batches of 64, width 64 / 256", "6,600 / 1,200; ours then 12,200 / 1,650",

@@ -26,7 +26,7 @@ from autobatch.cli.workload import Workload, load_workload
 from autobatch.models import find_model
 from charts import OURS, THEIRS, entitle, legend_below, panels
 from claims import Claim, Records, run_claim
-from digest import ROOT, RUNTIME
+from digest import ROOT, STEP
 from harness import find_data, name_of
 from records import Findings, Settings
 from table import Table
@@ -295,7 +295,7 @@ CLAIM = Claim(
     tabulate=tabulate,
     draw=draw,
     see=see,
-    modules=(*RUNTIME, "autobatch.models"),
+    modules=(*STEP, "autobatch.models.seq2seq", "autobatch.cli.training.fitting"),
     needs=("torch", "sacrebleu"),
 )
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 import click
 
 import autobatch as ab
+from autobatch.cli.ending import INTERRUPTED
 from autobatch.errors import DataError
 
 FOLDER = Path(ab.__file__).resolve().parents[1] / "experiments"
@@ -52,19 +55,26 @@ def experiment(name: str, settings: tuple[str, ...], out: Path | None, quick: bo
 
 
 def run_script(name: str, words: Sequence[str]) -> int:
-    """Run a script of the folder in a process of its own; give its exit status."""
-    with _leaving_interrupts():
-        return subprocess.run([sys.executable, FOLDER / f"{name}.py", *words], check=False).returncode
+    """Run a script of the folder in a process group of its own, which Ctrl-C ends; give its exit status."""
+    process = subprocess.Popen([sys.executable, FOLDER / f"{name}.py", *words], start_new_session=True)
+    interrupts: list[int] = []
 
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
 
-@contextmanager
-def _leaving_interrupts() -> Iterator[None]:
-    """Let a script that Ctrl-C interrupts say so by itself."""
-    before = signal.signal(signal.SIGINT, lambda *_: None)
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
+        status = process.wait()
     finally:
         signal.signal(signal.SIGINT, before)
+    if not interrupts:
+        return status
+    click.echo(
+        "\nautobatch: interrupted; records that were written are complete, and claims go on from there.", err=True
+    )
+    return INTERRUPTED
 
 
 def list_experiments() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import importlib
-import subprocess
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -156,7 +155,7 @@ def test_missing_packages_are_named_before_anything_is_measured() -> None:
         require(("numpy", "no_such", "none"), "measuring all")
 
 
-def test_all_claims_run_in_turn_until_one_fails_or_is_interrupted(
+def test_all_claims_run_in_turn_until_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     everything: Any = importlib.import_module("all")
@@ -164,17 +163,10 @@ def test_all_claims_run_in_turn_until_one_fails_or_is_interrupted(
         (tmp_path / f"{name}.py").write_text(f"import sys\nprint('told', *sys.argv[1:])\nsys.exit({status})\n")
     monkeypatch.setattr(everything, "FOLDER", tmp_path)
     monkeypatch.setattr(everything, "require", lambda packages, what: None)
-    assert everything.main([f"out={tmp_path}", "quick=True"]) == 3
+    assert everything.measure_all([f"out={tmp_path}", "quick=True"]) == 3
     assert capfd.readouterr().out.count(f"told out={tmp_path} quick=True") == 2
-
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess, "run", interrupt)
-    assert everything.main([f"out={tmp_path}"]) == 130
-    assert "interrupted; the records that were written are complete" in capfd.readouterr().err
     with pytest.raises(SystemExit, match="'dim' is no setting of all; give it to one claim"):
-        everything.main(["dim=3"])
+        everything.measure_all(["dim=3"])
 
 
 def test_documents_say_what_the_records_say() -> None:
@@ -213,9 +205,18 @@ def test_every_claim_is_one_of_this_checkout(name: str) -> None:
         assert all(one.ours(records) for one in claim.published)
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache of compiled cells that claims share."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", claims.NAMES)
-def test_every_claim_is_measured_quickly_and_drawn(command: Command, tmp_path: Path, name: str) -> None:
+def test_every_claim_is_measured_quickly_and_drawn(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str, name: str
+) -> None:
+    monkeypatch.setenv("AUTOBATCH_CACHE", cache)
     for package in ("matplotlib", *load_claim(name).needs):
         pytest.importorskip(package, reason="the claim needs it")
     only = [f"only={part}" for part in load_claim(name).quick_parts[:1] if part]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from autobatch.cli import experiment
+from autobatch.cli.ending import INTERRUPTED
 from commands import Command
 
 SCRIPT = """
@@ -16,6 +18,14 @@ if __name__ == "__main__":
     print("{name} was told", *sys.argv[1:])
     sys.exit({status})
 """
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended; nobody may have waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 @pytest.fixture
@@ -39,6 +49,20 @@ def test_a_quick_run_is_told_so(command: Command, folder: Path) -> None:
 
 def test_the_status_is_that_of_the_script(command: Command, folder: Path) -> None:
     assert command("experiment", "third")[0] == 3
+
+
+def test_what_is_interrupted_ends_in_a_sentence(command: Command, folder: Path) -> None:
+    """The script interrupts the command and then waits for a day, as does one that it has started; both are ended."""
+    waiting = "import os, signal, subprocess, sys, time\n" + 'if __name__ == "__main__":\n'
+    start = "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(86400)'])\n"
+    told = "    open(sys.argv[1], 'w').write(str(child.pid))\n    os.kill(os.getppid(), signal.SIGINT)\n"
+    (folder / "second.py").write_text(waiting + start + told + "    time.sleep(86400)\n")
+    status, _, err = command("experiment", "second", folder / "pid")
+    assert status == INTERRUPTED
+    assert err == "\nautobatch: interrupted; records that were written are complete, and claims go on from there.\n"
+    child_id = int((folder / "pid").read_text())
+    while not has_ended(child_id):
+        time.sleep(0.01)
 
 
 def test_an_unknown_experiment_is_refused(command: Command, folder: Path) -> None:
