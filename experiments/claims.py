@@ -113,7 +113,8 @@ def run_claim(claim: Claim[Any]) -> None:
     out = Path(changes.pop("out", QUICK if is_quick else RESULTS))
     parts = changes.pop("only").split(",") if "only" in changes else claim.quick_parts if is_quick else claim.parts
     if unknown := [part for part in parts if part not in claim.parts]:
-        sys.exit(f"{unknown[0]!r} is no part of {claim.name}; give some of {', '.join(claim.parts)}")
+        others = f"give some of {', '.join(claim.parts)}" if any(claim.parts) else "it has none, leave out only="
+        sys.exit(f"{unknown[0]!r} is no part of {claim.name}; {others}")
     settings = change(claim.quick if is_quick else claim.settings, changes)
     use_threads(settings.threads)
     run_process(lambda: measure_parts(claim, settings, parts, out, again))

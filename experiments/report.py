@@ -86,4 +86,8 @@ def _scroll(table: str) -> str:
 
 
 if __name__ == "__main__":
-    run_process(lambda: print(write_report(Path(read_words(sys.argv[1:]).get("out", RESULTS)))))
+    told = read_words(sys.argv[1:])
+    folder = Path(told.pop("out", RESULTS))
+    if told:
+        sys.exit(f"{next(iter(told))!r} is no setting of report; give the folder of the records, out=DIR")
+    run_process(lambda: print(write_report(folder)))

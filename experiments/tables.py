@@ -15,6 +15,7 @@ records, `experiments/results/README.md`, are written too.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -175,4 +176,6 @@ def write_all() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(f"{sys.argv[1]!r} is not understood; tables are made from the records in experiments/results")
     run_process(write_all)
