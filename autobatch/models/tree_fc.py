@@ -4,8 +4,8 @@ A leaf's state is the embedding of its word; a node with the children's states h
 
     h = relu(W [h_l; h_r] + b)
 
-Source: the benchmark of Looks et al. 2017, Deep learning with dynamic computation graphs (arXiv:1702.02181), section 3,
-which Fegade et al. 2021, Cortex (arXiv:2011.01383), call TreeFC.
+Source: TreeFC, a benchmark of Fegade et al. 2021, Cortex: a compiler for recursive deep learning models
+(arXiv:2011.01383), after Looks et al. 2017, Deep learning with dynamic computation graphs (arXiv:1702.02181).
 """
 
 from __future__ import annotations

@@ -32,8 +32,10 @@ from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import draw_operations, to_brackets
 from autobatch.models.data.listops import draw_trees as draw_listops
+from autobatch.models.data.picture import Picture
 from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_labelled_tree, to_tree
 from autobatch.models.data.scenes import COLOURS, THINGS, draw_scenes
+from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
@@ -382,6 +384,21 @@ def test_ids_that_training_never_used_are_unknown(tmp_path: Path) -> None:
     assert data.train[0] == Lattice([UNKNOWN, 1, 1], [[], [(0, 1)], [(1, 1), (0, 1)]])
     assert data.dev[0] == Lattice([UNKNOWN, 1, UNKNOWN], [[], [(0, UNKNOWN)], [(1, 1), (0, UNKNOWN)]])
     assert dict(data.sizes) == {"n_characters": 2, "n_words": 2, "n_tags": 2}
+
+
+def test_trees_and_pictures_are_encoded(tmp_path: Path) -> None:
+    """Files of lines of JSON have names of their own; what training never used is unknown, and no label stays none."""
+    (tmp_path / "train.jsonl").write_text('{"word": "a", "label": 3, "children": [{"word": "b"}, {"word": "a"}]}\n')
+    (tmp_path / "dev.jsonl").write_text('{"word": "a", "label": 4, "children": [{"word": "b", "label": 3}]}\n')
+    trees = load_labelled_trees(str(tmp_path), np.random.default_rng(0))
+    assert trees.train == [LabelledTree(1, [LabelledTree(UNKNOWN), LabelledTree(1)], 1)]
+    assert trees.dev == [LabelledTree(1, [LabelledTree(UNKNOWN, label=1)], UNKNOWN)]
+    assert dict(trees.sizes) == {"n_words": 2, "n_labels": 2}
+    folder = write_folder(tmp_path, "a|X b|X\na|Y b|X\n", "b|Y c|Z\n")
+    pictures = load_pictures(folder, np.random.default_rng(0))
+    assert pictures.train == [Picture([Sentence([1, 2], [1, 1]), Sentence([1, 2], [2, 1])])]
+    assert pictures.dev == [Picture([Sentence([2, UNKNOWN], [2, UNKNOWN])])]
+    assert dict(pictures.sizes) == {"n_words": 3, "n_tags": 3}
 
 
 @pytest.mark.parametrize("name", LOADERS)

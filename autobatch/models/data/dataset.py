@@ -211,7 +211,9 @@ def load_labelled_trees(
     train, dev, sizes = LABELLED_TREES.find(data, rng)
     known = vocabularies or {
         "words": _count((node.word for node in tree.postorder()) for tree in train),
-        "labels": _count((node.label for node in tree.postorder() if node.label is not None) for tree in train),
+        "labels": _count(
+            ((node.label for node in tree.postorder() if node.label is not None) for tree in train), min_count=1
+        ),
     }
     word, label = known["words"].id, known["labels"].id
 
