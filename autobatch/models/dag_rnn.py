@@ -31,14 +31,13 @@ class Sweep(ab.Module):
 
     def __init__(self, n_words: int, dim: int, down: int, right: int, rng: np.random.Generator) -> None:
         self.words = ab.Parameter(0.1 * rng.standard_normal((n_words, dim)))
-        self.before = ab.Linear(dim, dim, rng=rng)
-        self.down, self.right = down, right
+        self.weigh = ab.Linear(dim, dim, rng=rng)
+        self.dim, self.down, self.right = dim, down, right
 
     @ab.cell
-    def read(self, word: int, before: Sequence[Any]) -> Any:
-        """Read a pixel after the states of those before it, of which there may be none: a state (H,)."""
-        x = ab.lookup(self.words, word)
-        return ab.tanh(x + self.before(ab.sum_n(before, shape=x.shape)))
+    def read(self, word: int, before: Any) -> Any:
+        """Read a pixel after those before it, whose states add up to `before` (H,): a state (H,)."""
+        return ab.tanh(ab.lookup(self.words, word) + self.weigh(before))
 
     def states(self, picture: Picture[int]) -> list[Any]:
         """Compute the states of all pixels, row by row."""
@@ -46,8 +45,9 @@ class Sweep(ab.Module):
         states: dict[tuple[int, int], Any] = {}
         for y in range(len(rows))[:: self.down]:
             for x in range(len(rows[y]))[:: self.right]:
-                before = (y - self.down, x), (y, x - self.right), (y - self.down, x - self.right)
-                states[y, x] = self.read(rows[y][x], [states[place] for place in before if place in states])
+                near = (y - self.down, x), (y, x - self.right), (y - self.down, x - self.right)
+                before = ab.sum_n([states[place] for place in near if place in states], shape=self.dim)
+                states[y, x] = self.read(rows[y][x], before)
         return [states[place] for place in sorted(states)]
 
 

@@ -139,8 +139,8 @@ MODELS = {
 }
 
 # Values that are copied inside cells: vectors that a product reads as one, and what lies per edge on the one side and
-# per node on the other, as where the gradient of a sum inside a cell is that of each summand.
-COPIES = {"mv-rnn": 2, "tree-lstm-childsum": 4, "dag-rnn": 4, "tree-transformer": 8}
+# per node on the other.
+COPIES = {"mv-rnn": 2, "tree-lstm-childsum": 4, "tree-transformer": 8}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -18,7 +18,7 @@ class DagRNNTwin(nn.Module):
     def __init__(self, n_words: int, n_tags: int, dim: int) -> None:
         super().__init__()
         self.sweeps = nn.ModuleList(
-            nn.ModuleDict({"table": nn.Embedding(n_words, dim), "before": nn.Linear(dim, dim)}) for _ in range(4)
+            nn.ModuleDict({"table": nn.Embedding(n_words, dim), "weigh": nn.Linear(dim, dim)}) for _ in range(4)
         )
         self.output = nn.Linear(4 * dim, n_tags)
 
@@ -40,14 +40,14 @@ class DagRNNTwin(nn.Module):
 
     def read(self, words: Tensor, number: int) -> Tensor:
         """Read a picture (H, W) from its upper left corner in a sweep: states (H, W, dim)."""
-        table, before = (self.get_submodule(f"sweeps.{number}.{name}") for name in ("table", "before"))
+        table, weigh = (self.get_submodule(f"sweeps.{number}.{name}") for name in ("table", "weigh"))
         height, width = words.shape
         x = table(words)
         frame = [[x.new_zeros(x.shape[2]) for _ in range(width + 1)] for _ in range(height + 1)]
         for row in range(height):
             for column in range(width):
                 total = frame[row][column] + frame[row][column + 1] + frame[row + 1][column]
-                frame[row + 1][column + 1] = torch.tanh(x[row, column] + before(total))
+                frame[row + 1][column + 1] = torch.tanh(x[row, column] + weigh(total))
         return torch.stack([torch.stack(states[1:]) for states in frame[1:]])
 
     def loss(self, picture: Picture[int]) -> Tensor:
