@@ -11,7 +11,7 @@ import pytest
 
 from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
 from planned import place_batch
-from twin_cases import CASES
+from twin_cases import CASES, MORE
 from zoo import cases
 from zoo.case import Case
 
@@ -25,10 +25,11 @@ def _draw(case: Case) -> Drawn:
 
 
 MODELS: dict[str, Callable[[], Drawn]] = {
-    **{case.name: partial(case.draw, seed=3, n_instances=4, dim=5) for case in CASES},
+    **{case.name: partial(case.draw, seed=3, n_instances=4, dim=5) for case in (*CASES, *MORE)},
     **{case.name: partial(_draw, case) for case in cases.CASES},
 }
 """Draws a model and instances, by name."""
+assert len(MODELS) == len(CASES) + len(MORE) + len(cases.CASES), "names differ"
 
 LITERATURE = (
     "tree-lstm", "lattice-lstm", "bilstm-tagger, 1 layers", "child-sum tree-lstm", "n-ary tree-lstm", "tree-gru",

@@ -133,6 +133,12 @@ CASES = [
     Case("lattice-lstm", draw_lattices_case, LatticeLSTMTwin.with_state),
     *tree_cases.CASES,
 ]
+"""Models whose kinds of cells and graphs the tests of all stages and backends run through."""
+
+MORE = [
+    *tree_cases.MORE,
+]
+"""Models which have much in common with those, and are tested as wholes, on all backends."""
 
 AWAITING = [
     Case("seq2seq", draw_pairs_case, Seq2SeqTwin.with_state, seq2seq.name_in_twin),

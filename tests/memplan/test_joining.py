@@ -130,17 +130,13 @@ MODELS = {
     "bilstm-tagger, 1 layers": (5, 5),
     "bilstm-tagger, 2 layers": (9, 7),
     "lattice-lstm": (5, 5),
-    "tree-gru": (7, 7),
-    "tree-fc": (2, 2),
     "mv-rnn": (6, 6),
     "tree-lstm-childsum": (6, 6),
-    "dag-rnn": (5, 5),
-    "tree-transformer": (7, 7),
 }
 
 # Values that are copied inside cells: vectors that a product reads as one, and what lies per edge on the one side and
 # per node on the other.
-COPIES = {"mv-rnn": 2, "tree-lstm-childsum": 4, "tree-transformer": 8}
+COPIES = {"mv-rnn": 2, "tree-lstm-childsum": 4}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -196,12 +196,8 @@ MODELS = {
     "bilstm-tagger, 1 layers": (2, 0),
     "bilstm-tagger, 2 layers": (4, 0),
     "lattice-lstm": (2, 0),
-    "tree-gru": (0, 0),
-    "tree-fc": (0, 0),
     "mv-rnn": (0, 0),
     "tree-lstm-childsum": (3, 2),
-    "dag-rnn": (0, 0),
-    "tree-transformer": (0, 0),
 }
 
 

@@ -338,8 +338,8 @@ def autoencoder(w: Weights, tree: Tree) -> Tensor:
 CASES = [
     Case("child-sum tree-lstm", ChildSumTreeLSTM, partial(draw_tree, most=4, depth=2), child_sum),
     Case("n-ary tree-lstm", NaryTreeLSTM, partial(draw_tree, most=3), nary),
-    Case("tree-gru", TreeGRU, partial(draw_tree, most=4), tree_gru),
+    Case("tree-gru of a GRU cell", TreeGRU, partial(draw_tree, most=4), tree_gru),
     Case("gated tensor network", GatedTensorNetwork, draw_binary, tensor_network),
-    Case("mv-rnn", MVRNN, draw_binary, mv_rnn),
+    Case("mv-rnn of full rank", MVRNN, draw_binary, mv_rnn),
     Case("recursive autoencoder", RecursiveAutoencoder, draw_binary, autoencoder),
 ]
