@@ -203,6 +203,11 @@ def compare(task: Task, workload: Workload, epochs: Sequence[tuple[Epoch, float,
     }
 
 
+def name_of_task(part: str, figures: Any) -> str:
+    """Name a task, by its data where these are not the real ones."""
+    return NAMES[part] if figures["data"] == TASKS[part].data else f"{figures['model']} on {figures['data']}"
+
+
 def table_of(part: str, figures: Any) -> Table:
     """Show loss and metrics of every epoch."""
     metrics = [name for name in figures["autobatch"][0] if name != "loss"]
@@ -212,8 +217,8 @@ def table_of(part: str, figures: Any) -> Table:
         rows.append((f"{number}", *losses, *(f"{100 * one[metric]:.2f}%" for metric in metrics for one in pair)))
     header = ("epoch", *(f"{what}, {who}" for what in ("loss", *map(in_words, metrics)) for who in ("ours", "PyTorch")))
     title = (
-        f"{NAMES[part]} ({figures['model']}, {figures['data']}, learning rate {figures['lr']:g}): mean training loss, "
-        f"and metrics on the development data, at most {figures['largest_gap_points']:.2f} points apart"
+        f"{name_of_task(part, figures)} ({figures['model']}, {figures['data']}, learning rate {figures['lr']:g}): mean "
+        f"training loss, and metrics on the development data, at most {figures['largest_gap_points']:.2f} points apart"
     )
     return Table(title, header, rows)
 
@@ -231,7 +236,9 @@ def tabulate_last(records: Records) -> Table:
         ours, theirs = figures["autobatch"][-1], figures["torch"][-1]
         numbers = (f"{100 * one[metric]:.2f}%" for one in (ours, theirs))
         gap = f"{figures['largest_gap_points']:.2f} points"
-        rows.append((NAMES[part], figures["model"], f"{len(figures['torch'])}", in_words(metric), *numbers, gap))
+        rows.append(
+            (name_of_task(part, figures), figures["model"], f"{len(figures['torch'])}", in_words(metric), *numbers, gap)
+        )
     header = ("", "model", "epochs", "metric", "ours", "PyTorch", "largest gap, all metrics and epochs")
     return Table("", header, rows)
 
@@ -257,7 +264,7 @@ def draw(records: Records, figure: Figure) -> None:
                 ax.plot(range(1, len(values) + 1), values, mark, color=color, lw=width, label=label)
             ax.set_ylabel("training loss" if what == "loss" else f"{in_words(what)}, %", fontsize=7.5)
             ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes[first].set_title(NAMES[part], loc="left")
+        axes[first].set_title(name_of_task(part, figures), loc="left")
         axes[first + n_columns].set_xlabel("epoch")
     legend_below(figure, axes[0])
     entitle(figure, "Trained batched, models learn what PyTorch learns one instance at a time (one seed)")
