@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import ablation
@@ -34,6 +35,11 @@ from table import Table
 
 DOCUMENTS = ("README.md", "docs/results.md", "docs/batching_policies.md")
 INDEX = "experiments/results/README.md"
+FIGURES = {
+    "docs/throughput.png": ("throughput", throughput.draw_summary),
+    "docs/batches.png": ("batches", batches.draw),
+}
+"""Of the documents: the claim that each is of, and what draws it."""
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 LATENCY = {
     "PyTorch, each": "PyTorch, each", "PyTorch, batched": "PyTorch, batched by hand", "instances": "instances",
@@ -171,8 +177,8 @@ def write_all() -> None:
     for claim in map(load_claim, NAMES):
         if claim.records(RESULTS):
             show(claim, RESULTS)
-    models = load_claim("throughput").records(RESULTS)
-    draw_into(ROOT / "docs" / "throughput.png", lambda figure: throughput.draw_summary(models, figure))
+    for path, (name, draw) in FIGURES.items():
+        draw_into(ROOT / path, partial(draw, load_claim(name).records(RESULTS)))
 
 
 if __name__ == "__main__":
