@@ -76,9 +76,9 @@ def move_rows(
         now: the number of the round.
     """
     kept, in_slot, in_run = values[KEPT], values[SLOT], values[ROW]
-    n_slots, n_rows = held.shape
+    n_slots = len(held)
     for slot in range(n_slots):
-        for row in range(n_rows):
+        for row in range(size[slot]):
             v = held[slot, row]
             if v != NOWHERE and not may_be_read(values, v, now):
                 kept[v] = held[slot, row] = NOWHERE
