@@ -205,6 +205,7 @@ def test_words_labels_and_children_may_be_left_out(path: Path) -> None:
         ("9" * 5_000, "column 1: expected JSON"),
         ("[]", r"column 1: the root is \[\]; expected an object with"),
         ('  {"text": "a"}', 'column 3: the root is {"text": "a"}; expected an object'),
+        ('{"word": "a\\ud800"}', r'word of the root is "a\\ud800"; expected whole characters'),
         ('{"children": {}}', "column 1: children of the root is {}; expected a list"),
         ('{"children": [{}, {"word": 2.5}]}', "word of child 2 of the root is 2.5; expected a string or a whole"),
         ('{"children": [{"children": [{"label": true}]}]}', "label of child 1 of child 1 of the root is true"),

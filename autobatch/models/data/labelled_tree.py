@@ -131,7 +131,10 @@ def parse_labelled_tree(line: Line) -> LabelledTree[str]:
 def _read_word(line: Line, where: str, found: object) -> str:
     if isinstance(found, bool) or not isinstance(found, str | int):
         raise _fault(line, where, found, "expected a string or a whole number")
-    return str(found)
+    text = str(found)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise _fault(line, where, found, "expected whole characters, not halves of a surrogate pair")
+    return text
 
 
 def _fault(line: Line, where: str, found: object, expected: str) -> DataError:
