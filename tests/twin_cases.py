@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 
 import tree_cases
+from autobatch.models.bilstm_crf import BiLSTMCRF
 from autobatch.models.bilstm_tagger import BiLSTMTagger
 from autobatch.models.data import brackets
 from autobatch.models.data.commands import draw_commands
@@ -33,6 +34,7 @@ from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.models.tree_lstm_2type import TwoTypeTree, TwoTypeTreeLSTM, draw_kinds
 from twin_case import Case as Case
 from twins import bilstm_tagger, doubly_recurrent, early_exit, seq2seq, stack_lstm_parser
+from twins.bilstm_crf import BiLSTMCRFTwin
 from twins.bilstm_tagger import BiLSTMTaggerTwin
 from twins.doubly_recurrent import DoublyRecurrentTwin
 from twins.early_exit import EarlyExitTwin
@@ -53,15 +55,15 @@ def draw_two_type_case(seed: int, n_instances: int, dim: int) -> tuple[TwoTypeTr
 
 
 def draw_sentences_case(
-    seed: int, n_instances: int, dim: int, n_layers: int
+    seed: int, n_instances: int, dim: int, n_layers: int = 1, model: type[BiLSTMTagger] = BiLSTMTagger
 ) -> tuple[BiLSTMTagger, list[Sentence[int]]]:
     """One of the sentences is a single word."""
     rng = np.random.default_rng(seed)
     drawn = [Sentence(["song"], ["O"]), *draw_sentences(n_instances - 1, rng)]
     words = Vocabulary.count(word for sentence in drawn for word in sentence.words)
     tags = Vocabulary.count(tag for sentence in drawn for tag in sentence.tags)
-    model = BiLSTMTagger(len(words), len(tags), dim, rng, n_layers).astype("float64")
-    return model, [Sentence(list(map(words.id, s.words)), list(map(tags.id, s.tags))) for s in drawn]
+    encoded = [Sentence(list(map(words.id, s.words)), list(map(tags.id, s.tags))) for s in drawn]
+    return model(len(words), len(tags), dim, rng, n_layers).astype("float64"), encoded
 
 
 def draw_lattices_case(seed: int, n_instances: int, dim: int) -> tuple[LatticeLSTM, list[Lattice[int]]]:
@@ -137,6 +139,12 @@ CASES = [
 
 MORE = [
     *tree_cases.MORE,
+    Case(
+        "bilstm-crf",
+        partial(draw_sentences_case, model=BiLSTMCRF),
+        BiLSTMCRFTwin.with_state,
+        bilstm_tagger.name_in_twin,
+    ),
 ]
 """Models which have much in common with those, and are tested as wholes, on all backends."""
 

@@ -15,7 +15,7 @@ import autobatch as ab
 from autobatch.models.data.dataset import SENTENCES, load_sentences
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_entities, count_tags, name_tags, pick_best, predict_tags
+from autobatch.models.metric import count_tagged, pick_best, predict_tags
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -89,19 +89,14 @@ class BiLSTMTagger(ab.Module):
 
 
 def count_correct(outputs: Any, sentences: Sequence[Sentence[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right and all tags; and for F1, which is their ratio, twice the right entities and all meant and found.
+    """Count right tags and entities, as `count_tagged`.
 
     Args:
         outputs: of batched `BiLSTMTagger.scores`: per sentence the logits of its words.
         sentences: one per output.
         vocabularies: the names of the tags, such as I-LOC.
     """
-    found, meant = pick_best(outputs), [sentence.tags for sentence in sentences]
-    names = vocabularies["tags"]
-    return {
-        "tag_accuracy": count_tags(found, meant),
-        "entity_f1": count_entities(name_tags(found, names), name_tags(meant, names)),
-    }
+    return count_tagged(pick_best(outputs), sentences, vocabularies)
 
 
 SPEC = ModelSpec(

@@ -89,11 +89,35 @@ def name_tags(tags: Sequence[Sequence[int]], names: Vocabulary) -> list[list[str
     return [[names.word(tag) for tag in sentence] for sentence in tags]
 
 
+def count_tagged(
+    found: Sequence[Sequence[int]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> dict[str, tuple[int, int]]:
+    """Count right and all tags; and for F1, which is their ratio, twice the right entities and all meant and found.
+
+    Args:
+        found: the tags that were predicted, per instance.
+        instances: each with its `tags`.
+        vocabularies: the names of the tags, such as I-LOC.
+    """
+    meant, names = [instance.tags for instance in instances], vocabularies["tags"]
+    return {
+        "tag_accuracy": count_tags(found, meant),
+        "entity_f1": count_entities(name_tags(found, names), name_tags(meant, names)),
+    }
+
+
+def tell_tags(
+    found: Sequence[Sequence[int]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Name the tags that were predicted, {"tags": [...]} for each instance; a `ModelSpec.predict`."""
+    return [{"tags": tags} for tags in name_tags(found, vocabularies["tags"])]
+
+
 def predict_tags(
     outputs: Sequence[Sequence[Any]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Name the best tag at every position, {"tags": [...]} for each instance; a `ModelSpec.predict`."""
-    return [{"tags": tags} for tags in name_tags(pick_best(outputs), vocabularies["tags"])]
+    """Name the best tag at every position, by its logits; a `ModelSpec.predict`."""
+    return tell_tags(pick_best(outputs), instances, vocabularies)
 
 
 def predict_labels(outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str, Vocabulary]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ MODELS = {
     "tree-fc": "autobatch.models.tree_fc:SPEC",
     "mv-rnn": "autobatch.models.mv_rnn:SPEC",
     "bilstm-tagger": "autobatch.models.bilstm_tagger:SPEC",
+    "bilstm-crf": "autobatch.models.bilstm_crf:SPEC",
     "lattice-lstm": "autobatch.models.lattice_lstm:SPEC",
     "dag-rnn": "autobatch.models.dag_rnn:SPEC",
     "seq2seq": "autobatch.models.seq2seq:SPEC",

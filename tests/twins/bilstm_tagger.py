@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ class BiLSTMTaggerTwin(nn.Module):
         self.output = nn.Linear(2 * dim, n_tags)
 
     @classmethod
-    def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> BiLSTMTaggerTwin:
+    def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> Self:
         """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["embedding"].shape
         n_layers = sum(name.startswith("leftward.") and name.endswith("weight_hh") for name in state)

@@ -1,0 +1,49 @@
+"""Bidirectional LSTM with a conditional random field on top, which tags a sentence as a whole, one instance at a time.
+
+The tagger's logits are the scores P_i of the words; see `autobatch.models.crf` for the equations.
+
+Source: Huang, Xu and Yu 2015, Bidirectional LSTM-CRF models for sequence tagging (arXiv:1508.01991), section 2.4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autobatch.models.bilstm_tagger import BiLSTMTagger
+from autobatch.models.crf import CRF
+from autobatch.models.data.dataset import SENTENCES, load_sentences
+from autobatch.models.data.sentence import Sentence
+from autobatch.models.metric import count_tagged, tell_tags
+from autobatch.models.spec import ModelSpec
+
+
+class BiLSTMCRF(BiLSTMTagger):
+    """A `BiLSTMTagger` with learned transitions between tags; arguments are those of the tagger."""
+
+    def __init__(self, n_words: int, n_tags: int, dim: int, rng: np.random.Generator, n_layers: int = 1) -> None:
+        super().__init__(n_words, n_tags, dim, rng, n_layers)
+        self.crf = CRF(n_tags, rng)
+
+    def loss(self, sentence: Sentence[int]) -> Any:
+        """Compute minus the logarithm of the probability of the tags: a scalar."""
+        return self.crf.loss(self.scores(sentence), sentence.tags)
+
+    def tags(self, sentence: Sentence[int]) -> list[Any]:
+        """Find the likeliest tags: a list of ints."""
+        return self.crf.best(self.scores(sentence))
+
+
+SPEC = ModelSpec(
+    name="bilstm-crf",
+    summary="bidirectional LSTM and a CRF that tag the words of a sentence (Huang, Xu and Yu 2015)",
+    model=BiLSTMCRF,
+    generators=tuple(SENTENCES.generators),
+    reads=SENTENCES.reads,
+    default_data="tagging",
+    load=load_sentences,
+    count_correct=count_tagged,
+    predict=tell_tags,
+    predictor="tags",
+)

@@ -1,0 +1,96 @@
+"""Linear-chain conditional random field: scores sequences of tags as wholes, on top of any tagger.
+
+The score of tags y of a sentence is s(y) = Σ P_i[y_i] + start[y_1] + Σ T[y_i, y_(i-1)] + end[y_n]: the scores P_i (C,)
+of single words, which a network computes, and learned transitions between neighbours. The loss is minus the logarithm
+of the right tags' probability, log Z - s(y), with Z = Σ exp s(y') over all sequences y'. The forward algorithm sums
+them along the sentence, in log space; the algorithm of Viterbi has a maximum in place of the sum, and finds the best:
+
+    paths_1 = start + P_1,    paths_i[t] = P_i[t] + log Σ_u exp(T[t, u] + paths_(i-1)[u])
+    Z = Σ_t exp(paths_n[t] + end[t])
+
+Source: Lafferty, McCallum and Pereira 2001, Conditional random fields; in the form of Lample et al. 2016, Neural
+architectures for named entity recognition (arXiv:1603.01360), section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+
+
+class CRF(ab.Module):
+    """Transitions between tags, with their sums over all sequences and the best of these.
+
+    Args:
+        n_tags: C, tags are 0 to C - 1.
+        rng: draws the initial parameters.
+    """
+
+    def __init__(self, n_tags: int, rng: np.random.Generator) -> None:
+        self.transitions = ab.Parameter(0.1 * rng.standard_normal((n_tags, n_tags)))  # rows: to, columns: from
+        self.start = ab.Parameter(0.1 * rng.standard_normal(n_tags))
+        self.end = ab.Parameter(0.1 * rng.standard_normal(n_tags))
+
+    @ab.cell
+    def begin(self, scores: Any) -> Any:
+        """Score the paths of one word, by its tag: (C,)."""
+        return self.start + scores
+
+    @ab.cell
+    def sum_paths(self, paths: Any, scores: Any) -> Any:
+        """Make all paths longer by a word with these scores: by its tag, the logarithm of their sum (C,)."""
+        return scores + ab.logsumexp(self.transitions + paths, axis=1)
+
+    @ab.cell
+    def pick_paths(self, paths: Any, scores: Any) -> Any:
+        """Make the best paths longer by a word: by its tag, the score of the best (C,)."""
+        return scores + ab.max(self.transitions + paths, axis=1)
+
+    @ab.cell
+    def last_tag(self, paths: Any) -> Any:
+        """Find the tag at which the best path ends: an int."""
+        return ab.argmax(paths + self.end)
+
+    @ab.cell
+    def tag_before(self, paths: Any, tag: Any) -> Any:
+        """Find the tag from which the best path came to a tag of the next word: an int."""
+        return ab.argmax(paths + ab.lookup(self.transitions, tag))
+
+    @ab.cell
+    def first_score(self, scores: Any, tag: int) -> Any:
+        """Score the tag of the first word: a scalar."""
+        return ab.lookup(self.start + scores, tag)
+
+    @ab.cell
+    def next_score(self, scores: Any, tag: int, before: int) -> Any:
+        """Score the tag of a word after another one: a scalar."""
+        return ab.lookup(scores, tag) + ab.lookup(ab.lookup(self.transitions, tag), before)
+
+    @ab.cell
+    def compare(self, paths: Any, tag: int, right: Sequence[Any]) -> Any:
+        """Compare all paths with the scores along the right one, which ends at a tag: a scalar."""
+        return ab.logsumexp(paths + self.end) - ab.lookup(self.end, tag) - ab.sum_n(right)
+
+    def loss(self, scores: Sequence[Any], tags: Sequence[int]) -> Any:
+        """Compute minus the logarithm of the probability of the tags of a sentence: a scalar, 0 of no words."""
+        if not tags:
+            return ab.sum_n([], shape=())
+        paths, right = self.begin(scores[0]), [self.first_score(scores[0], tags[0])]
+        for place in range(1, len(tags)):
+            paths = self.sum_paths(paths, scores[place])
+            right.append(self.next_score(scores[place], tags[place], tags[place - 1]))
+        return self.compare(paths, tags[-1], right)
+
+    def best(self, scores: Sequence[Any]) -> list[Any]:
+        """Find the likeliest tags of a sentence (Viterbi): a list of ints."""
+        best: list[Any] = []
+        for word in scores:
+            best.append(self.pick_paths(best[-1], word) if best else self.begin(word))
+        tags: list[Any] = []
+        for paths in reversed(best):
+            tags.append(self.tag_before(paths, tags[-1]) if tags else self.last_tag(paths))
+        return tags[::-1]
