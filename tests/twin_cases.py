@@ -15,7 +15,7 @@ from autobatch.models.bilstm_crf import BiLSTMCRF
 from autobatch.models.bilstm_tagger import BiLSTMTagger
 from autobatch.models.data import brackets
 from autobatch.models.data.commands import draw_commands
-from autobatch.models.data.dag import draw_dags, draw_lattices
+from autobatch.models.data.dag import draw_dags, draw_lattices, draw_named_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import N_CLASSES
 from autobatch.models.data.ordered_tree import OrderedTree, Told
@@ -28,6 +28,7 @@ from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.doubly_recurrent import DoublyRecurrent
 from autobatch.models.early_exit import EarlyExit
 from autobatch.models.lattice_lstm import LatticeLSTM
+from autobatch.models.lattice_lstm_ner import LatticeLSTMNER
 from autobatch.models.seq2seq import Seq2Seq
 from autobatch.models.stack_lstm_parser import StackLSTMParser
 from autobatch.models.tree_lstm import TreeLSTM
@@ -39,6 +40,7 @@ from twins.bilstm_tagger import BiLSTMTaggerTwin
 from twins.doubly_recurrent import DoublyRecurrentTwin
 from twins.early_exit import EarlyExitTwin
 from twins.lattice_lstm import LatticeLSTMTwin
+from twins.lattice_lstm_ner import LatticeLSTMNERTwin
 from twins.seq2seq import Seq2SeqTwin
 from twins.stack_lstm_parser import StackLSTMParserTwin
 from twins.tree_lstm import TreeLSTMTwin
@@ -66,11 +68,27 @@ def draw_sentences_case(
     return model(len(words), len(tags), dim, rng, n_layers).astype("float64"), encoded
 
 
-def draw_lattices_case(seed: int, n_instances: int, dim: int) -> tuple[LatticeLSTM, list[Lattice[int]]]:
+def draw_lattices_case(
+    seed: int, n_instances: int, dim: int, model: type[LatticeLSTM] = LatticeLSTM
+) -> tuple[LatticeLSTM, list[Lattice[int]]]:
     """Lattices of both kinds, the first without a position to tag; what is rare is an unknown word."""
     rng = np.random.default_rng(seed)
     half = n_instances // 2
     drawn = [Lattice(["0"], [[]]), *draw_lattices(half - 1, rng), *draw_dags(n_instances - half, rng, max_nodes=10)]
+    encoded, sizes = encode_lattices(drawn)
+    return model(*sizes, dim, rng).astype("float64"), encoded
+
+
+def draw_names_case(seed: int, n_instances: int, dim: int) -> tuple[LatticeLSTMNER, list[Lattice[int]]]:
+    """Texts with names in them, the first without a character."""
+    rng = np.random.default_rng(seed)
+    drawn = [Lattice(["0"], [[]]), *draw_named_lattices(n_instances - 1, rng, max_words=4)]
+    encoded, sizes = encode_lattices(drawn)
+    return LatticeLSTMNER(*sizes, dim, rng).astype("float64"), encoded
+
+
+def encode_lattices(drawn: list[Lattice[str]]) -> tuple[list[Lattice[int]], tuple[int, int, int]]:
+    """Give numbers to characters, words and tags, of each of which there are so many."""
     characters = Vocabulary.count(chain.from_iterable(x.characters() for x in drawn), min_count=2)
     words = Vocabulary.count(chain.from_iterable(x.words() for x in drawn), min_count=2)
     tags = Vocabulary.count(chain.from_iterable(x.tags[1:] for x in drawn))
@@ -84,7 +102,7 @@ def draw_lattices_case(seed: int, n_instances: int, dim: int) -> tuple[LatticeLS
         )
         for x in drawn
     ]
-    return LatticeLSTM(len(characters), len(words), len(tags), dim, rng).astype("float64"), encoded
+    return encoded, (len(characters), len(words), len(tags))
 
 
 def draw_pairs_case(seed: int, n_instances: int, dim: int) -> tuple[Seq2Seq, list[Pair[int]]]:
@@ -145,6 +163,7 @@ MORE = [
         BiLSTMCRFTwin.with_state,
         bilstm_tagger.name_in_twin,
     ),
+    Case("lattice-lstm-ner", draw_names_case, LatticeLSTMNERTwin.with_state),
 ]
 """Models which have much in common with those, and are tested as wholes, on all backends."""
 

@@ -7,6 +7,7 @@ Source: Huang, Xu and Yu 2015, Bidirectional LSTM-CRF models for sequence taggin
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from autobatch.models.bilstm_tagger import BiLSTMTagger
 from autobatch.models.crf import CRF
 from autobatch.models.data.dataset import SENTENCES, load_sentences
 from autobatch.models.data.sentence import Sentence
+from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.metric import count_tagged, tell_tags
-from autobatch.models.spec import ModelSpec
+from autobatch.models.spec import Counts, ModelSpec
 
 
 class BiLSTMCRF(BiLSTMTagger):
@@ -35,6 +37,11 @@ class BiLSTMCRF(BiLSTMTagger):
         return self.crf.best(self.scores(sentence))
 
 
+def count_correct(found: Any, sentences: Sequence[Sentence[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
+    """Count right tags and entities, from what batched `BiLSTMCRF.tags` found."""
+    return count_tagged(found, [sentence.tags for sentence in sentences], vocabularies["tags"])
+
+
 SPEC = ModelSpec(
     name="bilstm-crf",
     summary="bidirectional LSTM and a CRF that tag the words of a sentence (Huang, Xu and Yu 2015)",
@@ -43,7 +50,7 @@ SPEC = ModelSpec(
     reads=SENTENCES.reads,
     default_data="tagging",
     load=load_sentences,
-    count_correct=count_tagged,
+    count_correct=count_correct,
     predict=tell_tags,
     predictor="tags",
 )

@@ -89,14 +89,14 @@ class BiLSTMTagger(ab.Module):
 
 
 def count_correct(outputs: Any, sentences: Sequence[Sentence[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right tags and entities, as `count_tagged`.
+    """Count right tags and entities.
 
     Args:
         outputs: of batched `BiLSTMTagger.scores`: per sentence the logits of its words.
         sentences: one per output.
         vocabularies: the names of the tags, such as I-LOC.
     """
-    return count_tagged(pick_best(outputs), sentences, vocabularies)
+    return count_tagged(pick_best(outputs), [sentence.tags for sentence in sentences], vocabularies["tags"])
 
 
 SPEC = ModelSpec(

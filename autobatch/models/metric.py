@@ -90,16 +90,15 @@ def name_tags(tags: Sequence[Sequence[int]], names: Vocabulary) -> list[list[str
 
 
 def count_tagged(
-    found: Sequence[Sequence[int]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+    found: Sequence[Sequence[int]], meant: Sequence[Sequence[int]], names: Vocabulary
 ) -> dict[str, tuple[int, int]]:
     """Count right and all tags; and for F1, which is their ratio, twice the right entities and all meant and found.
 
     Args:
-        found: the tags that were predicted, per instance.
-        instances: each with its `tags`.
-        vocabularies: the names of the tags, such as I-LOC.
+        found: the tags that were predicted, per sentence.
+        meant: the right ones.
+        names: of the tags, such as I-LOC.
     """
-    meant, names = [instance.tags for instance in instances], vocabularies["tags"]
     return {
         "tag_accuracy": count_tags(found, meant),
         "entity_f1": count_entities(name_tags(found, names), name_tags(meant, names)),

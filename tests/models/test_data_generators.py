@@ -15,7 +15,7 @@ import pytest
 from autobatch.errors import DataError
 from autobatch.models.data import brackets, python_ast, reviews, translation
 from autobatch.models.data.commands import ACTIONS, ADVERBS, draw_commands
-from autobatch.models.data.dag import draw_dags, draw_lattices
+from autobatch.models.data.dag import draw_dags, draw_lattices, draw_named_lattices
 from autobatch.models.data.dataset import (
     FORMATS,
     GENERATORS,
@@ -25,6 +25,7 @@ from autobatch.models.data.dataset import (
     load_pairs,
     load_pictures,
     load_sentences,
+    load_texts,
     load_told,
     load_trees,
 )
@@ -49,6 +50,7 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "functions": python_ast.draw_functions,
     "tagging": draw_sentences,
     "lattices": draw_lattices,
+    "lattice-names": draw_named_lattices,
     "random-dag": draw_dags,
     "scenes": draw_scenes,
     "translation": translation.draw_pairs,
@@ -197,6 +199,21 @@ def test_arcs_spell_the_text_and_every_word_that_is_meant() -> None:
         assert set(lattice.tags[1:]) <= set("BMES")
 
 
+def test_names_in_lattices_are_words_of_one_kind_each() -> None:
+    kinds: dict[str, str] = {}
+    n_spelled = n_names = 0
+    for lattice in draw_named_lattices(300, np.random.default_rng(0)):
+        check_lattice(lattice)
+        text, entities = "".join(lattice.characters()), find_entities(lattice.tags[1:])
+        for kind, first, last in entities:
+            assert (first, text[first : last + 1]) in lattice.arcs[last + 1]
+            assert kinds.setdefault(text[first : last + 1], kind) == kind
+        n_names += len(entities)
+        n_spelled += sum(word in kinds for word in lattice.words())
+    assert sorted(set(kinds.values())) == ["LOC", "ORG", "PER"]
+    assert n_names < 0.9 * n_spelled, "all that look like names are names"
+
+
 def test_the_tag_of_a_node_is_its_longest_way() -> None:
     """Counted by following every way, in graphs of up to 9 nodes."""
     for dag in draw_dags(200, np.random.default_rng(0), max_nodes=9):
@@ -325,6 +342,7 @@ LOADERS = {
     "operations": load_labelled_trees,
     "tagging": load_sentences,
     "lattices": load_lattices,
+    "lattice-names": load_texts,
     "random-dag": load_lattices,
     "scenes": load_pictures,
     "translation": load_pairs,
@@ -340,6 +358,7 @@ LOADERS = {
         ("operations", {"n_words": 15, "n_labels": 11}),
         ("tagging", {"n_words": 49, "n_tags": 8}),
         ("lattices", {"n_characters": 9, "n_words": 73, "n_tags": 5}),
+        ("lattice-names", {"n_characters": 9, "n_words": 73, "n_tags": 11}),
         ("random-dag", {"n_characters": 9, "n_words": 9, "n_tags": 7}),
         ("scenes", {"n_words": 6, "n_tags": 7}),
         ("translation", {"n_source_words": 27, "n_target_words": 25}),
@@ -399,6 +418,15 @@ def test_trees_and_pictures_are_encoded(tmp_path: Path) -> None:
     assert pictures.train == [Picture([Sentence([1, 2], [1, 1]), Sentence([1, 2], [2, 1])])]
     assert pictures.dev == [Picture([Sentence([2, UNKNOWN], [2, UNKNOWN])])]
     assert dict(pictures.sizes) == {"n_words": 3, "n_tags": 3}
+
+
+def test_lattices_that_are_no_texts_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="lattice 1 of random-dag as a text: 0 characters lead from position 3 to 4"):
+        load_texts("random-dag", np.random.default_rng(1))
+    path = tmp_path / "two.txt"
+    path.write_text("1\n2\n0 1\n0\n2 0 4 0 5\n")
+    with pytest.raises(DataError, match=f"lattice 1 of {path} as a text: 2 characters lead from position 0 to 1; give"):
+        load_texts(str(path), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("name", LOADERS)

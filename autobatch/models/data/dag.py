@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from autobatch.models.data.lattice import Lattice
@@ -10,6 +12,8 @@ LETTERS = "abcdefgh"
 N_DEPTHS = 6
 _LEXICON_SEED = 0  # the language is the same in every data set; `rng` draws the texts
 _WORDS_PER_LENGTH = 24
+KINDS = ("PER", "LOC", "ORG")
+_NAMED = 2 * len(KINDS)  # one word in so many is a name of each kind
 
 
 def draw_lattices(n_lattices: int, rng: np.random.Generator, *, max_words: int = 5) -> list[Lattice[str]]:
@@ -32,7 +36,33 @@ def draw_lattices(n_lattices: int, rng: np.random.Generator, *, max_words: int =
     1 3 a
     """
     lexicon = _make_lexicon()
-    return [_draw_lattice(rng, lexicon, max_words) for _ in range(n_lattices)]
+    return [_draw_lattice(rng, lexicon, max_words, _tag_word) for _ in range(n_lattices)]
+
+
+def draw_named_lattices(n_lattices: int, rng: np.random.Generator, *, max_words: int = 8) -> list[Lattice[str]]:
+    """Draw texts of the same language, every second of whose words is a person's, a place's or a group's name.
+
+    The characters of a name are tagged B-PER, I-PER and E-PER, those of other words and single letters O. Names stand
+    in the texts by chance as well, across the words that were drawn: then they are none.
+
+    >>> print(draw_named_lattices(1, np.random.default_rng(0), max_words=2)[0])
+    5
+    0 O O O O
+    0
+    1 0 g
+    2 1 f 0 gf
+    2 2 b 0 gfb
+    1 3 a
+    """
+    lexicon = _make_lexicon()
+    kinds = {word: KINDS[number % _NAMED] for number, word in enumerate(lexicon) if number % _NAMED < len(KINDS)}
+
+    def tag_word(word: str) -> list[str]:
+        if word not in kinds:
+            return ["O"] * len(word)
+        return [f"{place}-{kinds[word]}" for place in ("B", *"I" * (len(word) - 2), "E")]
+
+    return [_draw_lattice(rng, lexicon, max_words, tag_word) for _ in range(n_lattices)]
 
 
 def draw_dags(n_dags: int, rng: np.random.Generator, *, max_nodes: int = 16, max_arcs: int = 3) -> list[Lattice[str]]:
@@ -61,17 +91,20 @@ def _make_lexicon() -> list[str]:
     return list(words)
 
 
-def _draw_lattice(rng: np.random.Generator, lexicon: list[str], max_words: int) -> Lattice[str]:
+def _draw_lattice(
+    rng: np.random.Generator, lexicon: list[str], max_words: int, tag_word: Callable[[str], list[str]]
+) -> Lattice[str]:
     text, tags = "", ["0"]
     for _ in range(rng.integers(1, max_words, endpoint=True)):
-        if rng.random() < 0.25:
-            text += LETTERS[rng.integers(len(LETTERS))]
-            tags.append("S")
-        else:
-            word = lexicon[rng.integers(len(lexicon))]
-            text += word
-            tags += ["B", *"M" * (len(word) - 2), "E"]
+        letter = rng.random() < 0.25
+        word = LETTERS[rng.integers(len(LETTERS))] if letter else lexicon[rng.integers(len(lexicon))]
+        text += word
+        tags += tag_word(word)
     return Lattice(tags, read_words(text, set(lexicon)))
+
+
+def _tag_word(word: str) -> list[str]:
+    return ["B", *"M" * (len(word) - 2), "E"] if len(word) > 1 else ["S"]
 
 
 def read_words(text: str, lexicon: set[str]) -> list[list[tuple[int, str]]]:

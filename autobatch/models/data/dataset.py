@@ -157,6 +157,9 @@ LATTICES = Format(
     read=read_lattices,
     generators={
         "lattices": Generator("characters with the words that they may be read as, tagged by words", dag.draw_lattices),
+        "lattice-names": Generator(
+            "the same, some of whose words are names of people, places and groups", dag.draw_named_lattices
+        ),
         "random-dag": Generator("random graphs, each node tagged with its longest way from the start", dag.draw_dags),
     },
 )
@@ -287,6 +290,24 @@ def load_pictures(data: str, rng: np.random.Generator, vocabularies: Mapping[str
         return picture.map(word, tag)
 
     return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**_lengths(known), **sizes})
+
+
+def load_texts(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
+    """Load lattices of texts, which have one character to each position; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, it is malformed, or a position has no character, or several.
+    """
+    dataset = load_lattices(data, rng, vocabularies)
+    for number, lattice in enumerate(dataset.items, start=1):
+        for end, arcs in enumerate(lattice.arcs[1:], start=1):
+            n_characters = sum(start == end - 1 for start, _ in arcs)
+            if n_characters != 1:
+                raise DataError(
+                    f"cannot read lattice {number} of {data} as a text: {n_characters} characters lead from position "
+                    f"{end - 1} to {end}; give one."
+                )
+    return dataset
 
 
 def load_pairs(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:

@@ -1,0 +1,92 @@
+"""Lattice-LSTM and random field that find names in a text written without spaces, one instance at a time.
+
+Two `LatticeReader`s read in opposite directions, a layer scores the tags of each character by the states of both, and
+a `CRF` tags the text as a whole: see these two for the equations.
+
+Source: Zhang and Yang 2018, Chinese NER using lattice LSTM (arXiv:1805.02023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.models.crf import CRF
+from autobatch.models.data.dataset import LATTICES, load_texts
+from autobatch.models.data.lattice import Lattice
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.lattice_reader import LatticeReader
+from autobatch.models.metric import count_tagged, count_tags, tell_tags
+from autobatch.models.spec import Counts, ModelSpec
+
+
+class LatticeLSTMNER(ab.Module):
+    """Tables of characters and words, two readers of the lattice, an output layer and a random field.
+
+    Args:
+        n_characters: character ids are 0 to n_characters - 1.
+        n_words: word ids are 0 to n_words - 1.
+        n_tags: C, tags are 0 to C - 1.
+        dim: H, width of embeddings and of the states of each direction.
+        rng: draws the initial parameters.
+    """
+
+    def __init__(self, n_characters: int, n_words: int, n_tags: int, dim: int, rng: np.random.Generator) -> None:
+        self.characters = ab.Parameter(0.1 * rng.standard_normal((n_characters, dim)))
+        self.words = ab.Parameter(0.1 * rng.standard_normal((n_words, dim)))
+        self.rightward = LatticeReader(self.characters, self.words, dim, rng)
+        self.leftward = LatticeReader(self.characters, self.words, dim, rng)
+        self.output = ab.Linear(2 * dim, n_tags, rng=rng)
+        self.crf = CRF(n_tags, rng)
+
+    @ab.cell
+    def tag_scores(self, right: Any, left: Any) -> Any:
+        """Score the tags of a character: (C,)."""
+        return self.output(ab.concat((right[0], left[0])))
+
+    def scores(self, lattice: Lattice[int]) -> list[Any]:
+        """Score the tags of the characters each by itself: a list of (C,)."""
+        n, characters = len(lattice.arcs) - 1, list(lattice.characters())
+        ending: list[list[tuple[int, int]]] = [[] for _ in range(n)]
+        beginning: list[list[tuple[int, int]]] = [[] for _ in range(n)]  # at each character, counted from the last one
+        for end, arcs in enumerate(lattice.arcs):
+            for start, word in arcs:
+                if start < end - 1:
+                    ending[end - 1].append((start, word))
+                    beginning[n - 1 - start].append((n - end, word))
+        right = self.rightward.states(characters, ending)
+        left = self.leftward.states(characters[::-1], beginning)[::-1]
+        return [self.tag_scores(*both) for both in zip(right, left, strict=True)]
+
+    def loss(self, lattice: Lattice[int]) -> Any:
+        """Compute minus the logarithm of the probability of the tags: a scalar."""
+        return self.crf.loss(self.scores(lattice), lattice.tags[1:])
+
+    def tags(self, lattice: Lattice[int]) -> list[Any]:
+        """Find the likeliest tags: a list of ints."""
+        return self.crf.best(self.scores(lattice))
+
+
+def count_correct(found: Any, lattices: Sequence[Lattice[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
+    """Count right tags, and entities unless tags are numbers, from what batched `LatticeLSTMNER.tags` found."""
+    meant, names = [lattice.tags[1:] for lattice in lattices], vocabularies["tags"]
+    if all(map(str.isdecimal, names.words)):
+        return {"tag_accuracy": count_tags(found, meant)}
+    return count_tagged(found, meant, names)
+
+
+SPEC = ModelSpec(
+    name="lattice-lstm-ner",
+    summary="LSTM of characters with gated words and a CRF, which finds names (Zhang and Yang 2018)",
+    model=LatticeLSTMNER,
+    generators=("lattice-names", "lattices"),
+    reads=LATTICES.reads,
+    default_data="lattice-names",
+    load=load_texts,
+    count_correct=count_correct,
+    predict=tell_tags,
+    predictor="tags",
+)

@@ -1,0 +1,49 @@
+"""The gated Lattice-LSTM's batches and metrics; test_twins.py compares it with its twin."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.models.data.lattice import Lattice
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.lattice_lstm_ner import SPEC, LatticeLSTMNER
+
+
+def make_model() -> LatticeLSTMNER:
+    return LatticeLSTMNER(n_characters=4, n_words=4, n_tags=3, dim=3, rng=np.random.default_rng(0))
+
+
+def test_a_text_without_characters_has_no_loss_and_no_tags() -> None:
+    model, empty, other = make_model(), Lattice([0], [[]]), Lattice([0, 1], [[], [(0, 1)]])
+    assert ab.batched(model.loss)([empty, other])[0] == 0.0
+    assert [len(tags) for tags in ab.batched(model.tags)([empty, other])] == [0, 1]
+
+
+def test_words_of_any_number_are_read_once_in_each_direction() -> None:
+    """abcd with the words ab, bc, abc and bcd: two words end at c, one at b and one at d; two begin at a, two at b."""
+    lattice = Lattice([0, 1, 2, 1, 2], [[], [(0, 1)], [(1, 2), (0, 1)], [(2, 3), (1, 2), (0, 3)], [(3, 1), (1, 1)]])
+    model = make_model()
+    loss = ab.batched(model.scores, backend="reference")
+    loss([lattice])
+    assert loss.last is not None
+    graph = loss.last.graph
+    names = [graph.types.names[kind].partition("#")[0] for kind in graph.type_id]
+    assert {name: names.count(name) for name in names} == {
+        "constant": 1, "read_character": 8, "read_word": 8, "tag_scores": 4
+    }  # fmt: skip
+    of_type = [graph.types.names[kind] for kind in range(len(graph.types.names))]
+    assert sum(name.startswith("read_character") for name in of_type) == 2 * 2, "two directions, with and without words"
+
+
+def test_parameters_of_tables_are_shared_by_the_directions() -> None:
+    names = list(make_model().parameters())
+    assert [name for name in names if "characters" in name or name.endswith("words")] == ["characters", "words"]
+
+
+def test_entities_are_counted_unless_tags_are_numbers() -> None:
+    lattice = Lattice([0, 1, 2], [[], [(0, 1)], [(1, 1)]])
+    assert SPEC.count_correct is not None
+    named, numbered = Vocabulary(["B-PER", "E-PER", "O"]), Vocabulary(["1", "2"])
+    assert SPEC.count_correct([[1, 2]], [lattice], {"tags": named}) == {"tag_accuracy": (2, 2), "entity_f1": (2, 2)}
+    assert SPEC.count_correct([[1, 1]], [lattice], {"tags": numbered}) == {"tag_accuracy": (1, 2)}
