@@ -27,7 +27,8 @@ from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.doubly_recurrent import DoublyRecurrent
 from autobatch.models.early_exit import EarlyExit
-from autobatch.models.lattice_lstm import LatticeLSTM
+from autobatch.models.lattice_gru import LatticeGRU
+from autobatch.models.lattice_lstm import LatticeLSTM, LatticeTagger
 from autobatch.models.lattice_lstm_ner import LatticeLSTMNER
 from autobatch.models.seq2seq import Seq2Seq
 from autobatch.models.stack_lstm_parser import StackLSTMParser
@@ -39,6 +40,7 @@ from twins.bilstm_crf import BiLSTMCRFTwin
 from twins.bilstm_tagger import BiLSTMTaggerTwin
 from twins.doubly_recurrent import DoublyRecurrentTwin
 from twins.early_exit import EarlyExitTwin
+from twins.lattice_gru import LatticeGRUTwin
 from twins.lattice_lstm import LatticeLSTMTwin
 from twins.lattice_lstm_ner import LatticeLSTMNERTwin
 from twins.seq2seq import Seq2SeqTwin
@@ -69,8 +71,8 @@ def draw_sentences_case(
 
 
 def draw_lattices_case(
-    seed: int, n_instances: int, dim: int, model: type[LatticeLSTM] = LatticeLSTM
-) -> tuple[LatticeLSTM, list[Lattice[int]]]:
+    seed: int, n_instances: int, dim: int, model: Callable[..., LatticeTagger] = LatticeLSTM
+) -> tuple[LatticeTagger, list[Lattice[int]]]:
     """Lattices of both kinds, the first without a position to tag; what is rare is an unknown word."""
     rng = np.random.default_rng(seed)
     half = n_instances // 2
@@ -163,6 +165,7 @@ MORE = [
         BiLSTMCRFTwin.with_state,
         bilstm_tagger.name_in_twin,
     ),
+    Case("lattice-gru", partial(draw_lattices_case, model=LatticeGRU), LatticeGRUTwin.with_state),
     Case("lattice-lstm-ner", draw_names_case, LatticeLSTMNERTwin.with_state),
 ]
 """Models which have much in common with those, and are tested as wholes, on all backends."""

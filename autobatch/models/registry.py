@@ -20,6 +20,7 @@ MODELS = {
     "bilstm-tagger": "autobatch.models.bilstm_tagger:SPEC",
     "bilstm-crf": "autobatch.models.bilstm_crf:SPEC",
     "lattice-lstm": "autobatch.models.lattice_lstm:SPEC",
+    "lattice-gru": "autobatch.models.lattice_gru:SPEC",
     "lattice-lstm-ner": "autobatch.models.lattice_lstm_ner:SPEC",
     "seq2seq": "autobatch.models.seq2seq:SPEC",
     "early-exit": "autobatch.models.early_exit:SPEC",

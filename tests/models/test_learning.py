@@ -26,6 +26,7 @@ class Course:
 
 COURSES = [
     Course("bilstm-crf", dim=48, lr=0.005, n_epochs=2, at_least={"tag_accuracy": 0.96, "entity_f1": 0.88}),
+    Course("lattice-gru", dim=48, lr=0.005, n_epochs=2, at_least={"tag_accuracy": 0.72}),
     Course("lattice-lstm-ner", dim=64, lr=0.004, n_epochs=3, at_least={"tag_accuracy": 0.92, "entity_f1": 0.75}),
     Course("seq2seq", dim=48, lr=0.008, n_epochs=3, at_least={"bleu": 0.9, "exact": 0.8}),
     Course("early-exit", dim=48, lr=0.01, n_epochs=3, at_least={"accuracy": 0.95}, at_most={"words_read": 0.75}),
