@@ -5,6 +5,7 @@ Models that await values are cases of their own: their losses are of kinds that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 
@@ -30,12 +31,23 @@ from autobatch.models.early_exit import EarlyExit
 from autobatch.models.lattice_gru import LatticeGRU
 from autobatch.models.lattice_lstm import LatticeLSTM, LatticeTagger
 from autobatch.models.lattice_lstm_ner import LatticeLSTMNER
+from autobatch.models.lstm_nmt import LSTMNMT
+from autobatch.models.lstm_nmt_attention import LSTMNMTAttention
 from autobatch.models.seq2seq import Seq2Seq
 from autobatch.models.stack_lstm_parser import StackLSTMParser
+from autobatch.models.translator import Translator
 from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.models.tree_lstm_2type import TwoTypeTree, TwoTypeTreeLSTM, draw_kinds
 from twin_case import Case as Case
-from twins import bilstm_tagger, doubly_recurrent, early_exit, seq2seq, stack_lstm_parser
+from twins import (
+    bilstm_tagger,
+    doubly_recurrent,
+    early_exit,
+    lstm_nmt,
+    lstm_nmt_attention,
+    seq2seq,
+    stack_lstm_parser,
+)
 from twins.bilstm_crf import BiLSTMCRFTwin
 from twins.bilstm_tagger import BiLSTMTaggerTwin
 from twins.doubly_recurrent import DoublyRecurrentTwin
@@ -43,6 +55,8 @@ from twins.early_exit import EarlyExitTwin
 from twins.lattice_gru import LatticeGRUTwin
 from twins.lattice_lstm import LatticeLSTMTwin
 from twins.lattice_lstm_ner import LatticeLSTMNERTwin
+from twins.lstm_nmt import LSTMNMTTwin
+from twins.lstm_nmt_attention import LSTMNMTAttentionTwin
 from twins.seq2seq import Seq2SeqTwin
 from twins.stack_lstm_parser import StackLSTMParserTwin
 from twins.tree_lstm import TreeLSTMTwin
@@ -107,14 +121,15 @@ def encode_lattices(drawn: list[Lattice[str]]) -> tuple[list[Lattice[int]], tupl
     return encoded, (len(characters), len(words), len(tags))
 
 
-def draw_pairs_case(seed: int, n_instances: int, dim: int) -> tuple[Seq2Seq, list[Pair[int]]]:
+def draw_pairs_case(
+    seed: int, n_instances: int, dim: int, model: Callable[..., Translator] = Seq2Seq
+) -> tuple[Translator, list[Pair[int]]]:
     """One of the pairs is empty; what is rare is an unknown word."""
     rng = np.random.default_rng(seed)
     drawn = [make_pair("", ""), *draw_pairs(n_instances - 1, rng)]
     source = Vocabulary.count(chain.from_iterable(pair.source for pair in drawn), min_count=2)
     target = Vocabulary.count(chain.from_iterable(pair.target for pair in drawn), min_count=2)
-    model = Seq2Seq(len(source), len(target), dim, rng).astype("float64")
-    return model, [
+    return model(len(source), len(target), dim, rng).astype("float64"), [
         Pair(list(map(source.id, pair.source)), list(map(target.id, pair.target)), pair.reference) for pair in drawn
     ]
 
@@ -177,6 +192,13 @@ AWAITING = [
         partial(tree_cases.draw_reviews_case, make=EarlyExit),
         EarlyExitTwin.with_state,
         early_exit.name_in_twin,
+    ),
+    Case("lstm-nmt", partial(draw_pairs_case, model=LSTMNMT), LSTMNMTTwin.with_state, lstm_nmt.name_in_twin),
+    Case(
+        "lstm-nmt-attention",
+        partial(draw_pairs_case, model=LSTMNMTAttention),
+        LSTMNMTAttentionTwin.with_state,
+        lstm_nmt_attention.name_in_twin,
     ),
     Case("stack-lstm-parser", draw_brackets_case, StackLSTMParserTwin.with_state, stack_lstm_parser.name_in_twin),
     Case("doubly-recurrent", draw_commands_case, DoublyRecurrentTwin.with_state, doubly_recurrent.name_in_twin),

@@ -23,6 +23,8 @@ MODELS = {
     "lattice-gru": "autobatch.models.lattice_gru:SPEC",
     "lattice-lstm-ner": "autobatch.models.lattice_lstm_ner:SPEC",
     "seq2seq": "autobatch.models.seq2seq:SPEC",
+    "lstm-nmt": "autobatch.models.lstm_nmt:SPEC",
+    "lstm-nmt-attention": "autobatch.models.lstm_nmt_attention:SPEC",
     "early-exit": "autobatch.models.early_exit:SPEC",
     "stack-lstm-parser": "autobatch.models.stack_lstm_parser:SPEC",
     "doubly-recurrent": "autobatch.models.doubly_recurrent:SPEC",

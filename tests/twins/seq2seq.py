@@ -9,12 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from autobatch.models.data.pair import Pair
-
-State = tuple[Tensor, Tensor]
+from twins.translator import TranslatorTwin
 
 
-class Seq2SeqTwin(nn.Module):
+class Seq2SeqTwin(TranslatorTwin):
     """The decoder reads all words at once, and attends to all states of the encoder by products of matrices."""
 
     def __init__(self, n_source_words: int, n_target_words: int, dim: int) -> None:
@@ -47,21 +45,6 @@ class Seq2SeqTwin(nn.Module):
         weights = torch.softmax(self.attention(h) @ memory.T, dim=1)
         logits: Tensor = self.output(torch.tanh(self.combine(torch.cat((weights @ memory, h), dim=1))))
         return logits
-
-    def loss(self, pair: Pair[int]) -> Tensor:
-        """Sum the cross-entropies of the words of the translation and of its end: a scalar."""
-        logits = self.scores(pair.source, [self.end, *pair.target])
-        return nn.functional.cross_entropy(logits, torch.tensor([*pair.target, self.end]), reduction="sum")
-
-    def translate(self, source: Sequence[int]) -> list[int]:
-        """Find the likeliest word by reading all words before it anew."""
-        words: list[int] = []
-        while len(words) < 10 + 2 * len(source):
-            word = int(self.scores(source, [self.end, *words])[-1].argmax())
-            if word == self.end:
-                break
-            words.append(word)
-        return words
 
 
 def name_in_twin(name: str) -> str:

@@ -1,0 +1,136 @@
+"""What translators of any cells share: their loss, how they translate, and how translations are measured.
+
+They learn from right words (teacher forcing: an ordinary loss), and translate by their own: they await the word that
+they find most likely, and stop where that is the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import autobatch as ab
+from autobatch.models.data.pair import Pair
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.metric import count_ngrams
+from autobatch.models.spec import Counts
+
+
+class Translator(ab.Module):
+    """A model adds its parameters and the three methods below; V is the number of words of translations.
+
+    The end of a sentence is word V, after the last of the vocabulary; it also stands before the first word.
+    """
+
+    end: int
+
+    def encode(self, source: Sequence[int]) -> tuple[Any, list[Any]]:
+        """Read a sentence: the state before the first word, and what the model attends to, if it does."""
+        raise NotImplementedError
+
+    def step(self, word: int, state: Any, memory: Sequence[Any]) -> Any:
+        """Note that a word of the translation was written, in a state: the next state."""
+        raise NotImplementedError
+
+    def scores(self, state: Any, memory: Sequence[Any]) -> Any:
+        """Score the words that may follow, inside a cell: logits (V + 1,), the last for the end."""
+        raise NotImplementedError
+
+    @ab.cell
+    def word_loss(self, state: Any, memory: Sequence[Any], word: int) -> Any:
+        """Compare the next word with the right one: a scalar."""
+        return ab.cross_entropy(self.scores(state, memory), word)
+
+    @ab.cell
+    def best_word(self, state: Any, memory: Sequence[Any]) -> Any:
+        """Choose the next word: an int."""
+        return ab.argmax(self.scores(state, memory))
+
+    @ab.cell(static=("width",))
+    def best_words(self, state: Any, memory: Sequence[Any], width: int) -> Any:
+        """Choose the `width` most likely next words: logarithms of their probabilities (width,), and ids (width,)."""
+        return ab.top_k(ab.log_softmax(self.scores(state, memory)), width)
+
+    def loss(self, pair: Pair[int]) -> Any:
+        """Sum the cross-entropies of the words of the translation and of its end: a scalar."""
+        state, memory = self.encode(pair.source)
+        losses = []
+        for before, word in zip([self.end, *pair.target], [*pair.target, self.end], strict=True):
+            state = self.step(before, state, memory)
+            losses.append(self.word_loss(state, memory, word))
+        return ab.sum_n(losses)
+
+    async def translate(self, source: Sequence[int]) -> list[int]:
+        """Write the word that is most likely, one after the other."""
+        state, memory = self.encode(source)
+        word, words = self.end, list[int]()
+        while len(words) < max_words(source):
+            state = self.step(word, state, memory)
+            word = int(await ab.value(self.best_word(state, memory)))
+            if word == self.end:
+                break
+            words.append(word)
+        return words
+
+    async def beam(self, source: Sequence[int], width: int = 4) -> list[int]:
+        """Search for the translation whose words are most likely, per word, among `width` at a time.
+
+        A step makes of each unfinished translation those with its `width` likeliest next words, and keeps the `width`
+        likeliest of all; one that has ended is put aside. The search ends when `width` have ended.
+        """
+        state, memory = self.encode(source)
+        beam, ended = [Hypothesis(0.0, [], state)], list[Hypothesis]()
+        for _ in range(max_words(source)):
+            before = [one.words[-1] if one.words else self.end for one in beam]
+            states = [self.step(word, one.state, memory) for word, one in zip(before, beam, strict=True)]
+            found = await ab.value([self.best_words(state, memory, width) for state in states])
+            grown = [
+                Hypothesis(one.score + float(score), [*one.words, int(word)], state)
+                for one, state, (scores, words) in zip(beam, states, found, strict=True)
+                for score, word in zip(scores, words, strict=True)
+            ]
+            best = sorted(grown, key=lambda one: -one.score)[:width]
+            ended += [one for one in best if one.words[-1] == self.end]
+            beam = [one for one in best if one.words[-1] != self.end]
+            if len(ended) >= width or not beam:
+                break
+        likeliest = max(ended or beam, key=lambda one: one.score / len(one.words))
+        return [word for word in likeliest.words if word != self.end]
+
+
+class Hypothesis(NamedTuple):
+    """The beginning of a translation: the logarithm of its probability, its words, and the state before the last."""
+
+    score: float
+    words: list[int]
+    state: Any
+
+
+def max_words(source: Sequence[int]) -> int:
+    """Limit the length of a translation, which might never end."""
+    return 10 + 2 * len(source)
+
+
+def count_correct(outputs: Sequence[list[int]], pairs: Sequence[Pair[int]], names: Mapping[str, Vocabulary]) -> Counts:
+    """Count what BLEU is computed of, and the translations that are the reference's, word for word.
+
+    Args:
+        outputs: of batched `Translator.translate`: per pair the ids of the words.
+        pairs: one per output.
+        names: the vocabulary of the translations.
+    """
+    found, meant = _spell(outputs, names), [pair.reference for pair in pairs]
+    right = sum(text.split() == reference.split() for text, reference in zip(found, meant, strict=True))
+    return {"bleu": count_ngrams(found, meant), "exact": (right, len(pairs))}
+
+
+def predict(
+    outputs: Sequence[list[int]], pairs: Sequence[Pair[int]], names: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Spell the translations, {"translation": "..."} for each pair."""
+    return [{"translation": text} for text in _spell(outputs, names)]
+
+
+def _spell(outputs: Sequence[list[int]], names: Mapping[str, Vocabulary]) -> list[str]:
+    word = names["target_words"].word
+    return [" ".join(map(word, words)) for words in outputs]
