@@ -12,6 +12,7 @@ from itertools import chain
 import numpy as np
 
 import tree_cases
+from autobatch.models.bilstm_char_tagger import BiLSTMCharTagger
 from autobatch.models.bilstm_crf import BiLSTMCRF
 from autobatch.models.bilstm_tagger import BiLSTMTagger
 from autobatch.models.data import brackets
@@ -21,8 +22,8 @@ from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import N_CLASSES
 from autobatch.models.data.ordered_tree import OrderedTree, Told
 from autobatch.models.data.pair import Pair, make_pair
-from autobatch.models.data.sentence import Sentence
-from autobatch.models.data.tagging import draw_sentences
+from autobatch.models.data.sentence import Sentence, SpelledSentence
+from autobatch.models.data.tagging import draw_rare_names, draw_sentences
 from autobatch.models.data.translation import draw_pairs
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
@@ -40,6 +41,7 @@ from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.models.tree_lstm_2type import TwoTypeTree, TwoTypeTreeLSTM, draw_kinds
 from twin_case import Case as Case
 from twins import (
+    bilstm_char_tagger,
     bilstm_tagger,
     doubly_recurrent,
     early_exit,
@@ -48,6 +50,7 @@ from twins import (
     seq2seq,
     stack_lstm_parser,
 )
+from twins.bilstm_char_tagger import BiLSTMCharTaggerTwin
 from twins.bilstm_crf import BiLSTMCRFTwin
 from twins.bilstm_tagger import BiLSTMTaggerTwin
 from twins.doubly_recurrent import DoublyRecurrentTwin
@@ -82,6 +85,20 @@ def draw_sentences_case(
     tags = Vocabulary.count(tag for sentence in drawn for tag in sentence.tags)
     encoded = [Sentence(list(map(words.id, s.words)), list(map(tags.id, s.tags))) for s in drawn]
     return model(len(words), len(tags), dim, rng, n_layers).astype("float64"), encoded
+
+
+def draw_spelled_case(seed: int, n_instances: int, dim: int) -> tuple[BiLSTMCharTagger, list[SpelledSentence]]:
+    """Half of the words are spelled, one of them by a single character."""
+    rng = np.random.default_rng(seed)
+    drawn = [Sentence(["a"], ["O"]), *draw_rare_names(n_instances - 1, rng, max_parts=3)]
+    characters = Vocabulary.count("".join(word for sentence in drawn for word in sentence.words), min_count=3)
+    tags = Vocabulary.count(tag for sentence in drawn for tag in sentence.tags)
+
+    def read(word: str) -> int | list[int]:
+        return len(word) % 5 if len(word) % 2 == 0 else list(map(characters.id, word))
+
+    encoded = [SpelledSentence(list(map(read, s.words)), list(map(tags.id, s.tags))) for s in drawn]
+    return BiLSTMCharTagger(5, len(characters), len(tags), dim, rng).astype("float64"), encoded
 
 
 def draw_lattices_case(
@@ -174,6 +191,7 @@ CASES = [
 
 MORE = [
     *tree_cases.MORE,
+    Case("bilstm-char-tagger", draw_spelled_case, BiLSTMCharTaggerTwin.with_state, bilstm_char_tagger.name_in_twin),
     Case(
         "bilstm-crf",
         partial(draw_sentences_case, model=BiLSTMCRF),

@@ -18,6 +18,7 @@ MODELS = {
     "mv-rnn": "autobatch.models.mv_rnn:SPEC",
     "dag-rnn": "autobatch.models.dag_rnn:SPEC",
     "bilstm-tagger": "autobatch.models.bilstm_tagger:SPEC",
+    "bilstm-char-tagger": "autobatch.models.bilstm_char_tagger:SPEC",
     "bilstm-crf": "autobatch.models.bilstm_crf:SPEC",
     "lattice-lstm": "autobatch.models.lattice_lstm:SPEC",
     "lattice-gru": "autobatch.models.lattice_gru:SPEC",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import statistics
+from collections import Counter
 from collections.abc import Callable, Collection
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from autobatch.models.data.dataset import (
     load_pairs,
     load_pictures,
     load_sentences,
+    load_spelled_sentences,
     load_texts,
     load_told,
     load_trees,
@@ -37,7 +39,7 @@ from autobatch.models.data.picture import Picture
 from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_labelled_tree, to_tree
 from autobatch.models.data.scenes import COLOURS, THINGS, draw_scenes
 from autobatch.models.data.sentence import Sentence
-from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_sentences
+from autobatch.models.data.tagging import ENDINGS, GROUP_VERBS, PREPOSITIONS, TITLES, draw_rare_names, draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 from autobatch.models.metric import find_entities
@@ -49,6 +51,7 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "operations": draw_operations,
     "functions": python_ast.draw_functions,
     "tagging": draw_sentences,
+    "rare-names": draw_rare_names,
     "lattices": draw_lattices,
     "lattice-names": draw_named_lattices,
     "random-dag": draw_dags,
@@ -92,6 +95,16 @@ def test_names_alone_tell_nothing() -> None:
 
 
 # --- the small language and its translation ---
+
+
+def test_rare_names_are_told_by_their_endings_alone() -> None:
+    sentences = draw_rare_names(500, np.random.default_rng(0))
+    pairs = [pair for sentence in sentences for pair in zip(sentence.words, sentence.tags, strict=True)]
+    for word, tag in pairs:
+        kinds = [kind for kind, endings in ENDINGS.items() if word[0].isupper() and word.endswith(endings)]
+        assert [tag] == ([f"B-{kind}" for kind in kinds] or ["O"]), word
+    names = Counter(word for word, tag in pairs if tag != "O")
+    assert sum(count for count in names.values() if count < 3) > 0.6 * names.total()
 
 
 def test_translations_have_another_order() -> None:
@@ -341,6 +354,7 @@ LOADERS = {
     "listops": load_trees,
     "operations": load_labelled_trees,
     "tagging": load_sentences,
+    "rare-names": load_spelled_sentences,
     "lattices": load_lattices,
     "lattice-names": load_texts,
     "random-dag": load_lattices,
@@ -357,6 +371,7 @@ LOADERS = {
     [
         ("operations", {"n_words": 15, "n_labels": 11}),
         ("tagging", {"n_words": 49, "n_tags": 8}),
+        ("rare-names", {"n_words": 207, "n_characters": 30, "n_tags": 5}),
         ("lattices", {"n_characters": 9, "n_words": 73, "n_tags": 5}),
         ("lattice-names", {"n_characters": 9, "n_words": 73, "n_tags": 11}),
         ("random-dag", {"n_characters": 9, "n_words": 9, "n_tags": 7}),
@@ -418,15 +433,6 @@ def test_trees_and_pictures_are_encoded(tmp_path: Path) -> None:
     assert pictures.train == [Picture([Sentence([1, 2], [1, 1]), Sentence([1, 2], [2, 1])])]
     assert pictures.dev == [Picture([Sentence([2, UNKNOWN], [2, UNKNOWN])])]
     assert dict(pictures.sizes) == {"n_words": 3, "n_tags": 3}
-
-
-def test_lattices_that_are_no_texts_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="lattice 1 of random-dag as a text: 0 characters lead from position 3 to 4"):
-        load_texts("random-dag", np.random.default_rng(1))
-    path = tmp_path / "two.txt"
-    path.write_text("1\n2\n0 1\n0\n2 0 4 0 5\n")
-    with pytest.raises(DataError, match=f"lattice 1 of {path} as a text: 2 characters lead from position 0 to 1; give"):
-        load_texts(str(path), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("name", LOADERS)

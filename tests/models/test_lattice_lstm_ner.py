@@ -1,10 +1,15 @@
-"""The gated Lattice-LSTM's batches and metrics; test_twins.py compares it with its twin."""
+"""The gated Lattice-LSTM's cells, data and metrics; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 import autobatch as ab
+from autobatch.errors import DataError
+from autobatch.models.data.dataset import load_texts
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.lattice_lstm_ner import SPEC, LatticeLSTMNER
@@ -47,3 +52,12 @@ def test_entities_are_counted_unless_tags_are_numbers() -> None:
     named, numbered = Vocabulary(["B-PER", "E-PER", "O"]), Vocabulary(["1", "2"])
     assert SPEC.count_correct([[1, 2]], [lattice], {"tags": named}) == {"tag_accuracy": (2, 2), "entity_f1": (2, 2)}
     assert SPEC.count_correct([[1, 1]], [lattice], {"tags": numbered}) == {"tag_accuracy": (1, 2)}
+
+
+def test_lattices_that_are_no_texts_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="lattice 1 of random-dag as a text: 0 characters lead from position 3 to 4"):
+        load_texts("random-dag", np.random.default_rng(1))
+    path = tmp_path / "two.txt"
+    path.write_text("1\n2\n0 1\n0\n2 0 4 0 5\n")
+    with pytest.raises(DataError, match=f"lattice 1 of {path} as a text: 2 characters lead from position 0 to 1; give"):
+        load_texts(str(path), np.random.default_rng(0))

@@ -25,6 +25,7 @@ class Course:
 
 
 COURSES = [
+    Course("bilstm-char-tagger", dim=48, lr=0.005, n_epochs=3, at_least={"tag_accuracy": 0.98, "entity_f1": 0.95}),
     Course("bilstm-crf", dim=48, lr=0.005, n_epochs=2, at_least={"tag_accuracy": 0.96, "entity_f1": 0.88}),
     Course("lattice-gru", dim=48, lr=0.005, n_epochs=2, at_least={"tag_accuracy": 0.72}),
     Course("lattice-lstm-ner", dim=64, lr=0.004, n_epochs=3, at_least={"tag_accuracy": 0.92, "entity_f1": 0.75}),

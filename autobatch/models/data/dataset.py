@@ -28,11 +28,12 @@ from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.ordered_tree import Told, read_told
 from autobatch.models.data.pair import Pair, read_pairs
 from autobatch.models.data.picture import Picture, read_pictures
-from autobatch.models.data.sentence import Sentence, read_sentences
-from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.data.sentence import Sentence, SpelledSentence, read_sentences
+from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 
 N_DRAWN = 4500  # training and development instances of a generator
 HELD_OUT = 9, 10  # the last ninth of drawn instances, or the last tenth of a single file, is development data
+MIN_COUNT_READ_WHOLE = 6  # rarer words are spelled, by models that read characters
 MIN_COUNT = 2  # rarer words of the training data share the unknown word's id and so train it
 
 
@@ -149,7 +150,10 @@ SENTENCES = Format(
     reads="tagged sentences, one a line: Paris|I-LOC is|O; a file, or a folder with train.txt and dev.txt",
     read=read_sentences,
     generators={
-        "tagging": Generator("sentences of a made-up language with people, places and groups", tagging.draw_sentences)
+        "tagging": Generator("sentences of a made-up language with people, places and groups", tagging.draw_sentences),
+        "rare-names": Generator(
+            "the same with names that tell by their endings what they name", tagging.draw_rare_names
+        ),
     },
 )
 LATTICES = Format(
@@ -243,6 +247,31 @@ def load_sentences(
 
     def encode(sentence: Sentence[str]) -> Sentence[int]:
         return Sentence([word(w) for w in sentence.words], [tag(t) for t in sentence.tags])
+
+    return Dataset(data, [encode(s) for s in train], [encode(s) for s in dev], known, {**_lengths(known), **sizes})
+
+
+def load_spelled_sentences(
+    data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None
+) -> Dataset:
+    """Load tagged sentences, whose words with fewer than 6 uses are given by characters; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = SENTENCES.find(data, rng)
+    known = vocabularies or {
+        "words": _count((sentence.words for sentence in train), MIN_COUNT_READ_WHOLE),
+        "characters": _count(word for sentence in train for word in sentence.words),
+        "tags": _count((sentence.tags for sentence in train), min_count=1),
+    }
+    word, character, tag = known["words"].id, known["characters"].id, known["tags"].id
+
+    def read(text: str) -> int | list[int]:
+        return [character(c) for c in text] if word(text) == UNKNOWN else word(text)
+
+    def encode(sentence: Sentence[str]) -> SpelledSentence:
+        return SpelledSentence([read(w) for w in sentence.words], [tag(t) for t in sentence.tags])
 
     return Dataset(data, [encode(s) for s in train], [encode(s) for s in dev], known, {**_lengths(known), **sizes})
 

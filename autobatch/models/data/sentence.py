@@ -32,6 +32,14 @@ class Sentence(Generic[W]):
         return " ".join(f"{word}|{tag}" for word, tag in zip(self.words, self.tags, strict=True))
 
 
+@dataclass(frozen=True)
+class SpelledSentence:
+    """The ids of words with the ids of their tags; a rare word is the list of the ids of its characters."""
+
+    words: list[int | list[int]]
+    tags: list[int]
+
+
 def read_sentences(path: Path) -> list[Sentence[str]]:
     """Read every sentence of a file.
 

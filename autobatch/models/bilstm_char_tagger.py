@@ -1,0 +1,98 @@
+"""Bidirectional LSTM that tags every word of a sentence, and spells the words that are rare, one instance at a time.
+
+A word that training saw often has a vector of its own. Any other is read by two LSTMs, character by character in
+opposite directions, and its vector is W [h; h'] + b, of their last states. So words of a sentence differ in what is
+computed of them, and in how much: no two mini-batches have the same shape.
+
+Source: the benchmark bilstm-tagger-withchar of Neubig et al. 2017, DyNet (arXiv:1701.03980), without the hidden layer
+before its outputs; vectors of characters as in Ling et al. 2015, Finding function in form (arXiv:1508.02096).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.models.bilstm_tagger import BiLSTMTagger, count_correct
+from autobatch.models.data.dataset import SENTENCES, load_spelled_sentences
+from autobatch.models.metric import predict_tags
+from autobatch.models.spec import ModelSpec
+
+
+class BiLSTMCharTagger(BiLSTMTagger):
+    """A `BiLSTMTagger` of one layer, with a table and two LSTMs of characters.
+
+    Args:
+        n_words: V, ids of words with a vector are 0 to V - 1.
+        n_characters: character ids are 0 to n_characters - 1.
+        n_tags: C, tags are 0 to C - 1.
+        dim: H, width of embeddings and of the states of each direction.
+        rng: draws the initial parameters.
+    """
+
+    def __init__(self, n_words: int, n_characters: int, n_tags: int, dim: int, rng: np.random.Generator) -> None:
+        super().__init__(n_words, n_tags, dim, rng)
+        self.characters = ab.Parameter(0.1 * rng.standard_normal((n_characters, dim)))
+        self.spell_rightward = ab.LSTMCell(dim, dim, rng=rng)
+        self.spell_leftward = ab.LSTMCell(dim, dim, rng=rng)
+        self.join = ab.Linear(2 * dim, dim, rng=rng)
+
+    @ab.cell
+    def look_up(self, word: int) -> Any:
+        """Give the vector of a word (H,)."""
+        return ab.lookup(self.embedding, word)
+
+    @ab.cell
+    def read_character(self, lstm: ab.LSTMCell, character: int, state: Any) -> Any:
+        """Read a character in a state, h (H,) and c (H,): the next state."""
+        return lstm(ab.lookup(self.characters, character), state)
+
+    @ab.cell
+    def join_directions(self, right: Any, left: Any) -> Any:
+        """Make the vector of a word of the last states of its characters (H,)."""
+        return self.join(ab.concat((right[0], left[0])))
+
+    @ab.cell
+    def read_vector(self, lstm: ab.LSTMCell, vector: Any, state: Any) -> Any:
+        """Read the vector of a word in a state: the next state."""
+        return lstm(vector, state)
+
+    def spell(self, characters: Sequence[int]) -> Any:
+        """Read a word in both directions: its vector (H,)."""
+        right = left = (self.zeros, self.zeros)
+        for character in characters:
+            right = self.read_character(self.spell_rightward, character, right)
+        for character in reversed(characters):
+            left = self.read_character(self.spell_leftward, character, left)
+        return self.join_directions(right, left)
+
+    def states(self, words: Sequence[int | list[int]]) -> list[Any]:
+        """Compute the states at each word: pairs of a rightward and a leftward state."""
+        vectors = [self.spell(word) if isinstance(word, list) else self.look_up(word) for word in words]
+        right = self.chain(self.rightward[0], vectors)
+        left = self.chain(self.leftward[0], vectors[::-1])[::-1]
+        return list(zip(right, left, strict=True))
+
+    def chain(self, lstm: ab.LSTMCell, vectors: Sequence[Any]) -> list[Any]:
+        """Read vectors one after the other: the state after each."""
+        states, state = [], (self.zeros, self.zeros)
+        for vector in vectors:
+            state = self.read_vector(lstm, vector, state)
+            states.append(state)
+        return states
+
+
+SPEC = ModelSpec(
+    name="bilstm-char-tagger",
+    summary="bidirectional LSTM that tags words, and reads rare ones by their characters (DyNet's benchmark)",
+    model=BiLSTMCharTagger,
+    generators=tuple(SENTENCES.generators),
+    reads=SENTENCES.reads,
+    default_data="rare-names",
+    load=load_spelled_sentences,
+    count_correct=count_correct,
+    predict=predict_tags,
+)
