@@ -21,9 +21,10 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli.progress import show_progress
-from autobatch.cli.training.fitting import Epoch, Fitting, in_words
+from autobatch.cli.training.fitting import Epoch, Fitting
 from autobatch.cli.workload import Workload, load_workload
 from autobatch.models import find_model
+from autobatch.models.spec import in_words
 from charts import OURS, THEIRS, entitle, legend_below, panels
 from claims import Claim, Records, run_claim
 from digest import ROOT, STEP

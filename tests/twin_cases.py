@@ -16,6 +16,7 @@ from autobatch.models.bilstm_char_tagger import BiLSTMCharTagger
 from autobatch.models.bilstm_crf import BiLSTMCRF
 from autobatch.models.bilstm_tagger import BiLSTMTagger
 from autobatch.models.data import brackets
+from autobatch.models.data.agreement import draw_texts
 from autobatch.models.data.commands import draw_commands
 from autobatch.models.data.dag import draw_dags, draw_lattices, draw_named_lattices
 from autobatch.models.data.lattice import Lattice
@@ -32,6 +33,7 @@ from autobatch.models.early_exit import EarlyExit
 from autobatch.models.lattice_gru import LatticeGRU
 from autobatch.models.lattice_lstm import LatticeLSTM, LatticeTagger
 from autobatch.models.lattice_lstm_ner import LatticeLSTMNER
+from autobatch.models.lstm_lm import LSTMLM
 from autobatch.models.lstm_nmt import LSTMNMT
 from autobatch.models.lstm_nmt_attention import LSTMNMTAttention
 from autobatch.models.seq2seq import Seq2Seq
@@ -45,6 +47,7 @@ from twins import (
     bilstm_tagger,
     doubly_recurrent,
     early_exit,
+    lstm_lm,
     lstm_nmt,
     lstm_nmt_attention,
     seq2seq,
@@ -58,6 +61,7 @@ from twins.early_exit import EarlyExitTwin
 from twins.lattice_gru import LatticeGRUTwin
 from twins.lattice_lstm import LatticeLSTMTwin
 from twins.lattice_lstm_ner import LatticeLSTMNERTwin
+from twins.lstm_lm import LSTMLMTwin
 from twins.lstm_nmt import LSTMNMTTwin
 from twins.lstm_nmt_attention import LSTMNMTAttentionTwin
 from twins.seq2seq import Seq2SeqTwin
@@ -138,6 +142,14 @@ def encode_lattices(drawn: list[Lattice[str]]) -> tuple[list[Lattice[int]], tupl
     return encoded, (len(characters), len(words), len(tags))
 
 
+def draw_texts_case(seed: int, n_instances: int, dim: int) -> tuple[LSTMLM, list[list[int]]]:
+    """One of the sentences has no word; what is rare is an unknown word."""
+    rng = np.random.default_rng(seed)
+    drawn = [list[str](), *draw_texts(n_instances - 1, rng)]
+    words = Vocabulary.count(chain.from_iterable(drawn), min_count=2)
+    return LSTMLM(len(words), dim, rng).astype("float64"), [list(map(words.id, text)) for text in drawn]
+
+
 def draw_pairs_case(
     seed: int, n_instances: int, dim: int, model: Callable[..., Translator] = Seq2Seq
 ) -> tuple[Translator, list[Pair[int]]]:
@@ -200,6 +212,7 @@ MORE = [
     ),
     Case("lattice-gru", partial(draw_lattices_case, model=LatticeGRU), LatticeGRUTwin.with_state),
     Case("lattice-lstm-ner", draw_names_case, LatticeLSTMNERTwin.with_state),
+    Case("lstm-lm", draw_texts_case, LSTMLMTwin.with_state, lstm_lm.name_in_twin),
 ]
 """Models which have much in common with those, and are tested as wholes, on all backends."""
 

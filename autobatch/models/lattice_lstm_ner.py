@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
+from autobatch.errors import DataError
 from autobatch.models.crf import CRF
-from autobatch.models.data.dataset import LATTICES, load_texts
+from autobatch.models.data.dataset import LATTICES, Dataset, load_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.lattice_reader import LatticeReader
@@ -70,6 +71,26 @@ class LatticeLSTMNER(ab.Module):
         return self.crf.best(self.scores(lattice))
 
 
+def load_character_lattices(
+    data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None
+) -> Dataset:
+    """Load lattices of texts, which have one character to each position; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, it is malformed, or a position has no character, or several.
+    """
+    dataset = load_lattices(data, rng, vocabularies)
+    for number, lattice in enumerate(dataset.items, start=1):
+        for end, arcs in enumerate(lattice.arcs[1:], start=1):
+            n_characters = sum(start == end - 1 for start, _ in arcs)
+            if n_characters != 1:
+                raise DataError(
+                    f"cannot read lattice {number} of {data} as a text: {n_characters} characters lead from position "
+                    f"{end - 1} to {end}; give one."
+                )
+    return dataset
+
+
 def count_correct(found: Any, lattices: Sequence[Lattice[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
     """Count right tags, and entities unless tags are numbers, from what batched `LatticeLSTMNER.tags` found."""
     meant, names = [lattice.tags[1:] for lattice in lattices], vocabularies["tags"]
@@ -85,7 +106,7 @@ SPEC = ModelSpec(
     generators=("lattice-names", "lattices"),
     reads=LATTICES.reads,
     default_data="lattice-names",
-    load=load_texts,
+    load=load_character_lattices,
     count_correct=count_correct,
     predict=tell_tags,
     predictor="tags",

@@ -1,4 +1,4 @@
-"""Metrics: of tags, the share of right ones and F1 of the entities that they mark; of translations, BLEU.
+"""Metrics: of tags, the share of right ones and F1 of their entities; of translations, BLEU; of texts, perplexity.
 
 An entity is a run of words tagged with one type. B-type begins an entity, I-type continues one of the same type or else
 begins one (this reads both IOB2 and IOB1, where B- only separates neighbours of one type); E-type ends an entity,
@@ -11,6 +11,7 @@ BLEU is computed by sacrebleu, of words as they are in the data: Post 2018, A ca
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -127,6 +128,11 @@ def predict_labels(outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str
     """
     _, nodes = outputs
     return [{"label": labels[-1], "labels": labels} for labels in pick_best(nodes)]
+
+
+def perplexity(log_probability: float, n_words: float) -> float:
+    """Compute perplexity from the logarithm of the probability of so many words; 1 of no words."""
+    return math.exp(-log_probability / max(n_words, 1))
 
 
 def count_ngrams(found: Sequence[str], meant: Sequence[str]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ MODELS = {
     "lattice-lstm": "autobatch.models.lattice_lstm:SPEC",
     "lattice-gru": "autobatch.models.lattice_gru:SPEC",
     "lattice-lstm-ner": "autobatch.models.lattice_lstm_ner:SPEC",
+    "lstm-lm": "autobatch.models.lstm_lm:SPEC",
     "seq2seq": "autobatch.models.seq2seq:SPEC",
     "lstm-nmt": "autobatch.models.lstm_nmt:SPEC",
     "lstm-nmt-attention": "autobatch.models.lstm_nmt_attention:SPEC",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -17,7 +17,7 @@ from autobatch.models.data.vocabulary import Vocabulary
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-Counts = Mapping[str, tuple[int, ...]]
+Counts = Mapping[str, tuple[float, ...]]
 Measure = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], Counts]
 Predict = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], list[dict[str, Any]]]
 
@@ -43,7 +43,8 @@ class ModelSpec:
         predictor: the method that predicts, which the module has if there is one of these two; it may be `async`, and
             then decide by values that it awaits.
         given: what of an instance the predictor is given; all of it by default.
-        metrics: by name, the metrics that are no share: functions of the summed counts, which give 0 to 1.
+        metrics: by name, the metrics that are no share of two counts: functions of the summed counts.
+        costs: the metrics of which less is better, such as perplexity; all others are from 0 to 1, the best.
         requires: packages that `count_correct` imports, with the extra of autobatch that installs each.
     """
 
@@ -59,6 +60,7 @@ class ModelSpec:
     predictor: str = "scores"
     given: Callable[[Any], Any] = lambda instance: instance
     metrics: Mapping[str, Callable[..., float]] = field(default_factory=dict)
+    costs: Collection[str] = ()
     requires: Mapping[str, str] = field(default_factory=dict)
 
     def takes(self, argument: str) -> bool:
@@ -81,6 +83,14 @@ class ModelSpec:
             )
         return self.model(**{p.name: offered[p.name] for p in wanted if p.name in offered})
 
+    def say(self, metric: str, value: float, digits: int = 1) -> str:
+        """Say a metric in words: "tag accuracy 97.4%", with so many digits of percents, or "perplexity 4.06"."""
+        return f"{in_words(metric)} {f'{value:.2f}' if metric in self.costs else f'{value:.{digits}%}'}"
+
+    def is_better(self, metric: str, value: float, than: float) -> bool:
+        """Whether a model is better by this value of a metric than by another."""
+        return value < than if metric in self.costs else value > than
+
     def require_metrics(self) -> None:
         """Refuse to measure if the metrics need a package that is not installed.
 
@@ -95,3 +105,8 @@ class ModelSpec:
 
     def _arguments(self) -> list[inspect.Parameter]:
         return [p for p in inspect.signature(self.model).parameters.values() if p.kind in _NAMED]
+
+
+def in_words(metric: str) -> str:
+    """Spell the name of a metric for people."""
+    return metric.replace("_", " ")

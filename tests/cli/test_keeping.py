@@ -13,6 +13,8 @@ import pytest
 
 from autobatch.cli.training import keeping
 from autobatch.cli.training.keeping import Keeper, Stopped
+from autobatch.cli.training.stored import BEST
+from autobatch.models import find_model
 
 N_STEPS = 6
 
@@ -25,7 +27,8 @@ class Run:
         self.written: list[int] = []
         monkeypatch.setattr(keeping, "store_run", lambda *run: self.written.append(self.position.steps))
         keeper_of: Any = Keeper
-        self.keeper: Keeper = keeper_of(Path(), None, None, self, 3, None)
+        workload = SimpleNamespace(spec=find_model("tree-lstm"))
+        self.keeper: Keeper = keeper_of(Path(), None, workload, self, 3, None)
 
     def train(self) -> None:
         with self.keeper.catch_signals():
@@ -85,3 +88,20 @@ def test_a_signal_at_any_line_ends_the_run_with_the_checkpoint_of_its_last_step(
         elif run.position.steps == N_STEPS and stopped_after:
             break
     assert set(stopped_after) == set(range(1, N_STEPS + 1))
+
+
+@pytest.mark.parametrize(
+    ("model", "metric", "best"),
+    [("bilstm-tagger", "tag_accuracy", [0.5, 0.6, 0.7]), ("lstm-lm", "perplexity", [0.5, 0.4])],
+)
+def test_the_best_epoch_is_that_of_the_highest_share_or_of_the_lowest_perplexity(
+    model: str, metric: str, best: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[str, float]] = []
+    monkeypatch.setattr(keeping, "store_run", lambda path, *run: written.append((path.name, run[-1])))
+    keeper_of: Any = Keeper
+    keeper: Keeper = keeper_of(Path(), None, SimpleNamespace(spec=find_model(model)), None, 3, None)
+    for value in (0.5, 0.4, 0.6, 0.7, 0.7):
+        epoch: Any = SimpleNamespace(metrics={metric: value, "another": -value})
+        keeper.after_epoch(epoch)
+    assert [value for name, value in written if name == BEST] == best

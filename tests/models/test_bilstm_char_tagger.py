@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import autobatch as ab
 from autobatch.models.bilstm_char_tagger import BiLSTMCharTagger
 from autobatch.models.data.dataset import load_spelled_sentences
 from autobatch.models.data.sentence import SpelledSentence
+from autobatch.models.data.tagging import ENDINGS, draw_rare_names
 from autobatch.models.data.vocabulary import UNKNOWN
 
 
@@ -40,3 +42,13 @@ def test_rare_words_are_spelled(tmp_path: Path) -> None:
     assert data.train[0].words == [*[1] * 6, [UNKNOWN, a, x], [UNKNOWN, a, x]]
     assert (data.dev[0].words, data.dev[0].tags) == ([[data.vocabularies["characters"].id("P"), a, x], 1], [1, 2])
     assert dict(data.sizes) == {"n_words": 2, "n_characters": 7, "n_tags": 3}
+
+
+def test_rare_names_are_told_by_their_endings_alone() -> None:
+    sentences = draw_rare_names(500, np.random.default_rng(0))
+    pairs = [pair for sentence in sentences for pair in zip(sentence.words, sentence.tags, strict=True)]
+    for word, tag in pairs:
+        kinds = [kind for kind, endings in ENDINGS.items() if word[0].isupper() and word.endswith(endings)]
+        assert [tag] == ([f"B-{kind}" for kind in kinds] or ["O"]), word
+    names = Counter(word for word, tag in pairs if tag != "O")
+    assert sum(count for count in names.values() if count < 3) > 0.6 * names.total()

@@ -20,7 +20,7 @@ from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.lines import read_lines
 from autobatch.models.data.ordered_tree import OrderedTree, Told, read_told
 from autobatch.models.data.picture import Picture, read_pictures
-from autobatch.models.data.sentence import Sentence, read_sentences
+from autobatch.models.data.sentence import Sentence, read_sentences, read_texts
 from autobatch.models.data.sst import read_trees
 from counting import count_lines
 from datasets import SMALL, draw_files, real
@@ -41,6 +41,7 @@ LATTICES = """2
 
 """
 PICTURES = "\nblue|sky red|a|b \n green|land  |||O\n \n\nblue|sea\n"
+TEXTS = "the key  falls\n\n a|b \n"
 TOLD = "turn  twice\t(do (turn left left) turn)\n\tdo\n\nturn\t (do(turn left) )\n"
 LABELLED = """{"word": "MAX", "label": 9, "children": [{"word": "2 x"}, {"word": 9, "children": [{}]}]}
  {"label": "no"}
@@ -66,6 +67,7 @@ READERS = {
     "trees": Reader(read_trees, TREES, lambda trees: "\n".join(map(repr, trees))),
     "sentences": Reader(read_sentences, SENTENCES, lambda sentences: "\n".join(map(str, sentences))),
     "pictures": Reader(read_pictures, PICTURES, lambda read: "\n\n".join(map(str, read))),
+    "texts": Reader(read_texts, TEXTS, lambda texts: "\n".join(map(" ".join, texts))),
     "texts with trees": Reader(
         read_told, TOLD, lambda read: "\n".join(f"{' '.join(one.words)}\t{one.tree}" for one in read)
     ),
@@ -171,6 +173,7 @@ def test_the_cost_per_byte_of_a_long_line_does_not_grow(name: str, path: Path) -
             "trees": "(2 (1 a) " * n + "(0 b)" + ")" * n,
             "sentences": "a|O " * n,
             "pictures": "a|O " * n + "\n" + "a|O " * n,
+            "texts": "a " * n,
             "texts with trees": "a\t" + "(b (c d) " * n + ")" * n,
             "labelled trees": '{"children": [' + '{"word": "a"}, ' * n + "{}]}",
             "lattices": f"1\n{n}\n{'0 ' * n}\n0\n" + "".join(f"1 {k} 7\n" for k in range(n - 1)),

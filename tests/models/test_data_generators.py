@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import statistics
-from collections import Counter
 from collections.abc import Callable, Collection
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from autobatch.errors import DataError
 from autobatch.models.data import brackets, python_ast, reviews, translation
+from autobatch.models.data.agreement import draw_texts
 from autobatch.models.data.commands import ACTIONS, ADVERBS, draw_commands
 from autobatch.models.data.dag import draw_dags, draw_lattices, draw_named_lattices
 from autobatch.models.data.dataset import (
@@ -39,9 +39,10 @@ from autobatch.models.data.picture import Picture
 from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_labelled_tree, to_tree
 from autobatch.models.data.scenes import COLOURS, THINGS, draw_scenes
 from autobatch.models.data.sentence import Sentence
-from autobatch.models.data.tagging import ENDINGS, GROUP_VERBS, PREPOSITIONS, TITLES, draw_rare_names, draw_sentences
+from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_rare_names, draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
+from autobatch.models.lattice_lstm_ner import load_character_lattices
 from autobatch.models.metric import find_entities
 from ways import each
 
@@ -60,6 +61,7 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "reviews": reviews.draw_reviews,
     "brackets": brackets.draw_brackets,
     "commands": draw_commands,
+    "agreement": draw_texts,
 }
 
 
@@ -95,16 +97,6 @@ def test_names_alone_tell_nothing() -> None:
 
 
 # --- the small language and its translation ---
-
-
-def test_rare_names_are_told_by_their_endings_alone() -> None:
-    sentences = draw_rare_names(500, np.random.default_rng(0))
-    pairs = [pair for sentence in sentences for pair in zip(sentence.words, sentence.tags, strict=True)]
-    for word, tag in pairs:
-        kinds = [kind for kind, endings in ENDINGS.items() if word[0].isupper() and word.endswith(endings)]
-        assert [tag] == ([f"B-{kind}" for kind in kinds] or ["O"]), word
-    names = Counter(word for word, tag in pairs if tag != "O")
-    assert sum(count for count in names.values() if count < 3) > 0.6 * names.total()
 
 
 def test_translations_have_another_order() -> None:
@@ -210,21 +202,6 @@ def test_arcs_spell_the_text_and_every_word_that_is_meant() -> None:
             begin = end - 1 if tag in "BS" else begin
             assert tag not in "ES" or (begin, text[begin:end]) in lattice.arcs[end]
         assert set(lattice.tags[1:]) <= set("BMES")
-
-
-def test_names_in_lattices_are_words_of_one_kind_each() -> None:
-    kinds: dict[str, str] = {}
-    n_spelled = n_names = 0
-    for lattice in draw_named_lattices(300, np.random.default_rng(0)):
-        check_lattice(lattice)
-        text, entities = "".join(lattice.characters()), find_entities(lattice.tags[1:])
-        for kind, first, last in entities:
-            assert (first, text[first : last + 1]) in lattice.arcs[last + 1]
-            assert kinds.setdefault(text[first : last + 1], kind) == kind
-        n_names += len(entities)
-        n_spelled += sum(word in kinds for word in lattice.words())
-    assert sorted(set(kinds.values())) == ["LOC", "ORG", "PER"]
-    assert n_names < 0.9 * n_spelled, "all that look like names are names"
 
 
 def test_the_tag_of_a_node_is_its_longest_way() -> None:
@@ -356,13 +333,14 @@ LOADERS = {
     "tagging": load_sentences,
     "rare-names": load_spelled_sentences,
     "lattices": load_lattices,
-    "lattice-names": load_texts,
+    "lattice-names": load_character_lattices,
     "random-dag": load_lattices,
     "scenes": load_pictures,
     "translation": load_pairs,
     "reviews": load_trees,
     "brackets": load_trees,
     "commands": load_told,
+    "agreement": load_texts,
 }
 
 
@@ -379,6 +357,7 @@ LOADERS = {
         ("translation", {"n_source_words": 27, "n_target_words": 25}),
         ("reviews", {"n_words": 25, "n_classes": 3}),
         ("brackets", {"n_words": 10, "n_classes": 4}),
+        ("agreement", {"n_words": 37}),
         ("commands", {"n_words": 12, "n_labels": 28}),
     ],
 )

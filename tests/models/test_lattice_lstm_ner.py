@@ -9,10 +9,11 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import DataError
-from autobatch.models.data.dataset import load_texts
+from autobatch.models.data.dag import draw_named_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.lattice_lstm_ner import SPEC, LatticeLSTMNER
+from autobatch.models.lattice_lstm_ner import SPEC, LatticeLSTMNER, load_character_lattices
+from autobatch.models.metric import find_entities
 
 
 def make_model() -> LatticeLSTMNER:
@@ -56,8 +57,22 @@ def test_entities_are_counted_unless_tags_are_numbers() -> None:
 
 def test_lattices_that_are_no_texts_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="lattice 1 of random-dag as a text: 0 characters lead from position 3 to 4"):
-        load_texts("random-dag", np.random.default_rng(1))
+        load_character_lattices("random-dag", np.random.default_rng(1))
     path = tmp_path / "two.txt"
     path.write_text("1\n2\n0 1\n0\n2 0 4 0 5\n")
     with pytest.raises(DataError, match=f"lattice 1 of {path} as a text: 2 characters lead from position 0 to 1; give"):
-        load_texts(str(path), np.random.default_rng(0))
+        load_character_lattices(str(path), np.random.default_rng(0))
+
+
+def test_names_in_lattices_are_words_of_one_kind_each() -> None:
+    kinds: dict[str, str] = {}
+    n_spelled = n_names = 0
+    for lattice in draw_named_lattices(300, np.random.default_rng(0)):
+        text, entities = "".join(lattice.characters()), find_entities(lattice.tags[1:])
+        for kind, first, last in entities:
+            assert (first, text[first : last + 1]) in lattice.arcs[last + 1]
+            assert kinds.setdefault(text[first : last + 1], kind) == kind
+        n_names += len(entities)
+        n_spelled += sum(word in kinds for word in lattice.words())
+    assert sorted(set(kinds.values())) == ["LOC", "ORG", "PER"]
+    assert n_names < 0.9 * n_spelled, "all that look like names are names"

@@ -30,6 +30,7 @@ COURSES = [
     Course("lattice-gru", dim=48, lr=0.005, n_epochs=2, at_least={"tag_accuracy": 0.72}),
     Course("lattice-lstm-ner", dim=64, lr=0.004, n_epochs=3, at_least={"tag_accuracy": 0.92, "entity_f1": 0.75}),
     Course("seq2seq", dim=48, lr=0.008, n_epochs=3, at_least={"bleu": 0.9, "exact": 0.8}),
+    Course("lstm-lm", dim=48, lr=0.01, n_epochs=4, at_least={}, at_most={"perplexity": 4.2}),
     Course("lstm-nmt", dim=96, lr=0.005, n_epochs=8, at_least={"bleu": 0.7, "exact": 0.5}),
     Course("lstm-nmt-attention", dim=48, lr=0.008, n_epochs=3, at_least={"bleu": 0.9, "exact": 0.75}),
     Course("early-exit", dim=48, lr=0.01, n_epochs=3, at_least={"accuracy": 0.95}, at_most={"words_read": 0.75}),

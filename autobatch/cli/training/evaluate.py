@@ -13,7 +13,6 @@ from autobatch.cli import options
 from autobatch.cli.completion import complete_data
 from autobatch.cli.results import JsonLines, describe_run, open_json
 from autobatch.cli.threads import use_threads
-from autobatch.cli.training.fitting import in_words
 from autobatch.cli.training.scoring import Scorer
 from autobatch.cli.training.stored import StoredRun, read_trained
 from autobatch.cli.workload import Workload
@@ -70,7 +69,7 @@ def evaluate(
     instances, backend = select_instances(workload, data), backend or stored.settings.backend
     with open_json(json_path) as results:
         metrics = make_scorer(workload, instances, stored, backend, max_bytes).measure()
-        words = "  ".join(f"{in_words(metric)} {share:.1%}" for metric, share in metrics.items())
+        words = "  ".join(workload.spec.say(metric, value) for metric, value in metrics.items())
         click.echo(f"{workload.dataset.name}, {len(instances):,} instances:  {words}")
         settings = stored.settings
         described = describe_run(workload, settings.batch_size, settings.policy, backend, mode="eval")

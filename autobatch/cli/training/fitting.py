@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -33,7 +33,9 @@ class Epoch:
     loss: float
     """Mean over the training instances, each measured in the mini-batch that learned from it."""
     metrics: dict[str, float]
-    """On the development data after the epoch, 0 to 1 per metric; empty if the model or the data has none."""
+    """On the development data after the epoch; empty if the model or the data has none."""
+    told: Sequence[str]
+    """The metrics in words."""
     seconds: float
     """Spent training; measuring is not counted."""
     instances_per_s: float
@@ -44,7 +46,7 @@ class Epoch:
 
     def line(self) -> str:
         """Say it in one line."""
-        metrics = "".join(f"  dev {in_words(metric)} {share:.1%}" for metric, share in self.metrics.items())
+        metrics = "".join(f"  dev {metric}" for metric in self.told)
         return f"epoch {self.number}:  loss {self.loss:.4f}{metrics}  {self.instances_per_s:,.0f} instances/s"
 
 
@@ -100,6 +102,7 @@ class Fitting:
         self._last_loss = math.nan
         self._unread: list[tuple[int, Any, int]] = []  # of the last steps: number, loss, and size of the mini-batch
         self._rng = workload.rng
+        self._say = workload.spec.say
         self._batch_size = batch_size
         self._graphs = record(self.loss, workload.dataset.train)
         self._dev = Scorer(workload, workload.dataset.dev, policy, backend, batch_size, max_bytes)
@@ -172,7 +175,7 @@ class Fitting:
         """Take the steps that are left of an epoch."""
         position = self.position
         self._rng.bit_generator.state = position.order
-        shown = "".join(f"  {in_words(metric)} {share:.0%}" for metric, share in position.metrics.items())
+        shown = "".join(f"  {self._say(metric, value, 0)}" for metric, value in position.metrics.items())
         batches = ab.minibatches(self._graphs, self._batch_size, rng=self._rng)
         start = time.perf_counter() - position.seconds
         for batch in islice(batches, position.steps, None):
@@ -210,13 +213,9 @@ class Fitting:
             number=self.position.epochs,
             loss=done.total_loss / done.n_seen,
             metrics=metrics,
+            told=[self._say(metric, value) for metric, value in metrics.items()],
             seconds=done.seconds,
             instances_per_s=done.n_seen / done.seconds,
             ms=1e3 * done.seconds / self.steps_per_epoch,
             counts=done.tally.means(),
         )
-
-
-def in_words(metric: str) -> str:
-    """Spell the name of a metric for people."""
-    return metric.replace("_", " ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -56,10 +57,11 @@ class Keeper:
 
     def after_epoch(self, epoch: Epoch) -> None:
         """Write the best checkpoint, if this epoch is, and the last; raises what `after_step` does."""
-        metric = next(iter(epoch.metrics.values()), None)
-        if metric is not None and (self._best is None or metric > self._best):
-            self._best = metric
-            self._write(BEST)
+        _, workload, _ = self._run
+        for metric, value in islice(epoch.metrics.items(), 1):
+            if self._best is None or workload.spec.is_better(metric, value, self._best):
+                self._best = value
+                self._write(BEST)
         self._write(LAST)
         self._stop_if_asked()
 

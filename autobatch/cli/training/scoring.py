@@ -48,11 +48,11 @@ class Scorer:
                 self._given = record(self._predictor, self._given)
 
     def measure(self) -> dict[str, float]:
-        """Compute the metrics, 0 to 1 each, none if the model has none; what nothing counts towards is 0."""
+        """Compute the metrics, none if the model has none; a share that nothing counts towards is 0."""
         spec, vocabularies = self._workload.spec, self._workload.dataset.vocabularies
         if spec.count_correct is None:
             return {}
-        totals: dict[str, list[int]] = {}
+        totals: dict[str, list[float]] = {}
         for outputs, instances in self._outputs():
             for metric, counts in spec.count_correct(outputs, instances, vocabularies).items():
                 before = totals.get(metric, [0] * len(counts))
@@ -78,5 +78,5 @@ class Scorer:
             yield outputs, self._instances[part]
 
 
-def _share(n_right: int, n_all: int) -> float:
+def _share(n_right: float, n_all: float) -> float:
     return n_right / max(n_all, 1)

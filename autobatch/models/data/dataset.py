@@ -12,6 +12,7 @@ import numpy as np
 
 from autobatch.errors import DataError
 from autobatch.models.data import (
+    agreement,
     brackets,
     commands,
     dag,
@@ -28,7 +29,7 @@ from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.ordered_tree import Told, read_told
 from autobatch.models.data.pair import Pair, read_pairs
 from autobatch.models.data.picture import Picture, read_pictures
-from autobatch.models.data.sentence import Sentence, SpelledSentence, read_sentences
+from autobatch.models.data.sentence import Sentence, SpelledSentence, read_sentences, read_texts
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 
 N_DRAWN = 4500  # training and development instances of a generator
@@ -190,7 +191,14 @@ TOLD = Format(
         "commands": Generator("commands of a few words, and trees of what they make a robot do", commands.draw_commands)
     },
 )
-FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD
+TEXTS = Format(
+    reads="sentences without tags, one a line: the key falls; a file, or a folder with train.txt and dev.txt",
+    read=read_texts,
+    generators={
+        "agreement": Generator("sentences whose verb agrees with a noun that may be far away", agreement.draw_texts)
+    },
+)
+FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD, TEXTS
 GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
 
@@ -321,24 +329,6 @@ def load_pictures(data: str, rng: np.random.Generator, vocabularies: Mapping[str
     return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**_lengths(known), **sizes})
 
 
-def load_texts(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
-    """Load lattices of texts, which have one character to each position; arguments are those of `Load`.
-
-    Raises:
-        DataError: there is no such data, it is malformed, or a position has no character, or several.
-    """
-    dataset = load_lattices(data, rng, vocabularies)
-    for number, lattice in enumerate(dataset.items, start=1):
-        for end, arcs in enumerate(lattice.arcs[1:], start=1):
-            n_characters = sum(start == end - 1 for start, _ in arcs)
-            if n_characters != 1:
-                raise DataError(
-                    f"cannot read lattice {number} of {data} as a text: {n_characters} characters lead from position "
-                    f"{end - 1} to {end}; give one."
-                )
-    return dataset
-
-
 def load_pairs(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
     """Load sentences with translations, words encoded; arguments are those of `Load`.
 
@@ -375,6 +365,19 @@ def load_told(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vo
         return Told([word(w) for w in told.words], told.tree.map(label))
 
     return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**_lengths(known), **sizes})
+
+
+def load_texts(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
+    """Load sentences without tags, as lists of the ids of their words; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = TEXTS.find(data, rng)
+    known = vocabularies or {"words": _count(train)}
+    word = known["words"].id
+    train, dev = ([[word(w) for w in text] for text in part] for part in (train, dev))
+    return Dataset(data, train, dev, known, {**_lengths(known), **sizes})
 
 
 def _hold_out(instances: list[Any], one_in: int) -> tuple[list[Any], list[Any]]:

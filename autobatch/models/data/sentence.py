@@ -1,5 +1,7 @@
 """Sentences with a tag at every word, one a line as in WikiNER: `Mad|I-ORG Capsule|I-ORG Markets|I-ORG .|O`.
 
+Sentences without tags are lines of words, as in the Penn Treebank of language models.
+
 A word may hold any character but the plain space, also `|`: the tag follows the last `|`. Blank lines are skipped.
 
 Source of the format: Nothman et al. 2013, Learning multilingual named entity recognition from Wikipedia.
@@ -55,6 +57,18 @@ def read_sentences(path: Path) -> list[Sentence[str]]:
             f"cannot read sentences from {path}: the file holds none; expected one sentence a line, {_EXAMPLE}."
         )
     return sentences
+
+
+def read_texts(path: Path) -> list[list[str]]:
+    """Read the words of every line of a file, separated by plain spaces; lines without words are skipped.
+
+    Raises:
+        DataError: the file cannot be read, or holds no word; names file, line and column.
+    """
+    texts = [words for line in read_lines(path, "texts") if (words := _TOKEN.findall(line.text))]
+    if not texts:
+        raise DataError(f"cannot read texts from {path}: the file holds none; expected one sentence a line.")
+    return texts
 
 
 def parse_sentence(line: Line) -> Sentence[str]:
