@@ -11,7 +11,7 @@ import pytest
 
 from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
 from planned import place_batch
-from twin_cases import CASES
+from twin_cases import CASES, MORE
 from zoo import cases
 from zoo.case import Case
 
@@ -25,7 +25,7 @@ def _draw(case: Case) -> Drawn:
 
 
 MODELS: dict[str, Callable[[], Drawn]] = {
-    **{case.name: partial(case.draw, seed=3, n_instances=4, dim=5) for case in CASES},
+    **{case.name: partial(case.draw, seed=3, n_instances=4, dim=5) for case in (*CASES, *MORE)},
     **{case.name: partial(_draw, case) for case in cases.CASES},
 }
 """Draws a model and instances, by name."""

@@ -10,6 +10,7 @@ from itertools import chain
 
 import numpy as np
 
+import graph_cases
 import tree_cases
 from autobatch.models.bilstm_tagger import BiLSTMTagger
 from autobatch.models.data import brackets
@@ -133,6 +134,12 @@ CASES = [
     Case("lattice-lstm", draw_lattices_case, LatticeLSTMTwin.with_state),
     *tree_cases.CASES,
 ]
+"""Models whose kinds of cells and graphs the tests of all stages and backends run through."""
+
+MORE = [
+    *graph_cases.CASES,
+]
+"""Models which have much in common with those, and are tested as wholes, on all backends."""
 
 AWAITING = [
     Case("seq2seq", draw_pairs_case, Seq2SeqTwin.with_state, seq2seq.name_in_twin),

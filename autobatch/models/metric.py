@@ -1,4 +1,5 @@
-"""Metrics: of tags, the share of right ones and F1 of the entities that they mark; of translations, BLEU.
+"""Metrics: of tags, the share of right ones and F1 of the entities that they mark; of translations, BLEU; of numbers,
+the share of their variance that is explained.
 
 An entity is a run of words tagged with one type. B-type begins an entity, I-type continues one of the same type or else
 begins one (this reads both IOB2 and IOB1, where B- only separates neighbours of one type); E-type ends an entity,
@@ -77,6 +78,41 @@ def count_tags(found: Sequence[Sequence[int]], meant: Sequence[Sequence[int]]) -
     """Count right tags and all tags; a tag that is not in the vocabulary is never right."""
     pairs = [pair for tags, right in zip(found, meant, strict=True) for pair in zip(tags, right, strict=True)]
     return sum(tag == right != UNKNOWN for tag, right in pairs), len(pairs)
+
+
+def count_squares(found: Any, meant: Any) -> tuple[float, ...]:
+    """Sum what `explained_variance` is computed of: how many numbers, they, their squares, and squares of the errors.
+
+    Args:
+        found: the numbers that were predicted (N,).
+        meant: the right ones (N,).
+
+    >>> count_squares([1.0, 2.5], [1.0, 2.0])
+    (2, 3.0, 5.0, 0.25)
+    """
+    right = np.asarray(meant, np.float64)
+    errors = np.asarray(found, np.float64) - right
+    return len(right), float(right.sum()), float(right @ right), float(errors @ errors)
+
+
+def explained_variance(n: float, total: float, squares: float, errors: float) -> float:
+    """Compute the share of the variance of numbers that predictions explain, of the sums of what `count_squares` gives.
+
+    1 is perfect; predicting the mean for all is 0, and what is worse is less. Numbers that do not vary have no such
+    share: it is 1 if there is no error, else 0.
+
+    >>> explained_variance(2, 3.0, 5.0, 0.25)
+    0.5
+    """
+    variance = squares - total * total / max(n, 1)
+    return 1 - errors / variance if variance > 0 else float(errors == 0)
+
+
+def predict_numbers(
+    outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Give the number that was predicted for each instance, {"value": -2.42}; a `ModelSpec.predict`."""
+    return [{"value": float(found)} for found in outputs]
 
 
 def pick_best(outputs: Sequence[Sequence[Any]]) -> list[list[int]]:

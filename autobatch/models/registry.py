@@ -23,6 +23,7 @@ MODELS = {
     "early-exit": "autobatch.models.early_exit:SPEC",
     "stack-lstm-parser": "autobatch.models.stack_lstm_parser:SPEC",
     "doubly-recurrent": "autobatch.models.doubly_recurrent:SPEC",
+    "graph-network": "autobatch.models.graph_network:SPEC",
 }
 
 

@@ -17,7 +17,7 @@ from autobatch.models.data.vocabulary import Vocabulary
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-Counts = Mapping[str, tuple[int, ...]]
+Counts = Mapping[str, tuple[float, ...]]
 Measure = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], Counts]
 Predict = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], list[dict[str, Any]]]
 

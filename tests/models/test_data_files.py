@@ -18,6 +18,7 @@ from autobatch.errors import DataError
 from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.lines import read_lines
+from autobatch.models.data.molecule import Molecule, read_molecules
 from autobatch.models.data.ordered_tree import OrderedTree, Told, read_told
 from autobatch.models.data.picture import Picture, read_pictures
 from autobatch.models.data.sentence import Sentence, read_sentences
@@ -46,6 +47,7 @@ LABELLED = """{"word": "MAX", "label": 9, "children": [{"word": "2 x"}, {"word"
  {"label": "no"}
 {"word": "\\"\\u00e9", "label": null, "children": []}
 """
+MOLECULES = "CC(=O)N -2.5\nc1cc[nH]c1,3\n\n[NH4+].C%10C/C=%10\t1e-3\n"
 TREES = "(3 (2 good) (2 film))\n(1 (2 bad) (1 (2 long) (2 film)))\n"
 
 
@@ -62,6 +64,15 @@ def write_told(told: Told[str]) -> str:
     return f"{' '.join(told.words)}\t{told.tree}"
 
 
+def write_molecule(molecule: Molecule[str]) -> str:
+    """Write the atoms apart, and every bond as a ring that a number of its own closes."""
+    ends = [""] * len(molecule.atoms)
+    for number, (one, other, kind) in enumerate(molecule.bonds):
+        ends[one] += f"{kind}%{number:02}"
+        ends[other] += f"%{number:02}"
+    return ".".join(map("".join, zip(molecule.atoms, ends, strict=True))) + f" {molecule.target!r}"
+
+
 READERS = {
     "trees": Reader(read_trees, TREES, lambda trees: "\n".join(map(repr, trees))),
     "sentences": Reader(read_sentences, SENTENCES, lambda sentences: "\n".join(map(str, sentences))),
@@ -70,6 +81,7 @@ READERS = {
         read_told, TOLD, lambda read: "\n".join(f"{' '.join(one.words)}\t{one.tree}" for one in read)
     ),
     "labelled trees": Reader(read_labelled_trees, LABELLED, lambda trees: "\n".join(map(repr, trees))),
+    "molecules": Reader(read_molecules, MOLECULES, lambda read: "\n".join(map(write_molecule, read))),
     "lattices": Reader(read_lattices, LATTICES, lambda read: "\n\n".join([str(len(read)), *map(str, read)])),
 }
 
@@ -173,6 +185,7 @@ def test_the_cost_per_byte_of_a_long_line_does_not_grow(name: str, path: Path) -
             "pictures": "a|O " * n + "\n" + "a|O " * n,
             "texts with trees": "a\t" + "(b (c d) " * n + ")" * n,
             "labelled trees": '{"children": [' + '{"word": "a"}, ' * n + "{}]}",
+            "molecules": "C" + "(=C1CC1)" * n + " 0",
             "lattices": f"1\n{n}\n{'0 ' * n}\n0\n" + "".join(f"1 {k} 7\n" for k in range(n - 1)),
         }
         path.write_text(long[name])

@@ -15,6 +15,7 @@ import pytest
 from autobatch.errors import DataError
 from autobatch.models.data import brackets, python_ast, reviews, translation
 from autobatch.models.data.commands import ACTIONS, ADVERBS, draw_commands
+from autobatch.models.data.compounds import draw_compounds
 from autobatch.models.data.dag import draw_dags, draw_lattices
 from autobatch.models.data.dataset import (
     FORMATS,
@@ -22,6 +23,7 @@ from autobatch.models.data.dataset import (
     Dataset,
     load_labelled_trees,
     load_lattices,
+    load_molecules,
     load_pairs,
     load_pictures,
     load_sentences,
@@ -53,6 +55,7 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "reviews": reviews.draw_reviews,
     "brackets": brackets.draw_brackets,
     "commands": draw_commands,
+    "compounds": draw_compounds,
 }
 
 
@@ -329,6 +332,7 @@ LOADERS = {
     "reviews": load_trees,
     "brackets": load_trees,
     "commands": load_told,
+    "compounds": load_molecules,
 }
 
 
@@ -344,6 +348,7 @@ LOADERS = {
         ("reviews", {"n_words": 25, "n_classes": 3}),
         ("brackets", {"n_words": 10, "n_classes": 4}),
         ("commands", {"n_words": 12, "n_labels": 28}),
+        ("compounds", {"n_atoms": 5, "n_bonds": 4}),
     ],
 )
 def test_a_generator_is_data(name: str, sizes: dict[str, int]) -> None:

@@ -10,15 +10,17 @@ import torch
 
 import autobatch as ab
 from autobatch.models import find_model
-from twin_cases import AWAITING, CASES, Case
+from twin_cases import AWAITING, CASES, MORE, Case
 from ways import each
 
 SEEDS = range(3)
 TO_EAGER = 1e-10
 TO_TWIN = 1e-9
 
-every_case = pytest.mark.parametrize("case", [*CASES, *AWAITING], ids=lambda case: case.name)
-scoring_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+SCORING = [*CASES, *MORE]
+
+every_case = pytest.mark.parametrize("case", [*SCORING, *AWAITING], ids=lambda case: case.name)
+scoring_case = pytest.mark.parametrize("case", SCORING, ids=lambda case: case.name)
 awaiting_case = pytest.mark.parametrize("case", AWAITING, ids=lambda case: case.name)
 POLICIES = ("unbatched", "depth", "agenda")
 every_policy = each("policy", POLICIES)

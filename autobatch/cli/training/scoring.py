@@ -52,7 +52,7 @@ class Scorer:
         spec, vocabularies = self._workload.spec, self._workload.dataset.vocabularies
         if spec.count_correct is None:
             return {}
-        totals: dict[str, list[int]] = {}
+        totals: dict[str, list[float]] = {}
         for outputs, instances in self._outputs():
             for metric, counts in spec.count_correct(outputs, instances, vocabularies).items():
                 before = totals.get(metric, [0] * len(counts))
@@ -78,5 +78,5 @@ class Scorer:
             yield outputs, self._instances[part]
 
 
-def _share(n_right: int, n_all: int) -> float:
+def _share(n_right: float, n_all: float) -> float:
     return n_right / max(n_all, 1)

@@ -14,6 +14,7 @@ from autobatch.errors import DataError
 from autobatch.models.data import (
     brackets,
     commands,
+    compounds,
     dag,
     listops,
     python_ast,
@@ -25,6 +26,7 @@ from autobatch.models.data import (
 )
 from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
+from autobatch.models.data.molecule import Molecule, read_molecules
 from autobatch.models.data.ordered_tree import Told, read_told
 from autobatch.models.data.pair import Pair, read_pairs
 from autobatch.models.data.picture import Picture, read_pictures
@@ -183,7 +185,18 @@ TOLD = Format(
         "commands": Generator("commands of a few words, and trees of what they make a robot do", commands.draw_commands)
     },
 )
-FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD
+MOLECULES = Format(
+    reads="molecules in SMILES, one a line with a number to predict: CC(=O)O -4.48; a file, or a folder with train.txt "
+    "and dev.txt",
+    read=read_molecules,
+    generators={
+        "compounds": Generator(
+            "small organic molecules with heats of formation that follow from their bonds and rings",
+            compounds.draw_compounds,
+        )
+    },
+)
+FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD, MOLECULES
 GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
 
@@ -323,6 +336,28 @@ def load_told(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vo
         return Told([word(w) for w in told.words], told.tree.map(label))
 
     return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**_lengths(known), **sizes})
+
+
+def load_molecules(
+    data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None
+) -> Dataset:
+    """Load molecules with numbers, kinds of atoms and bonds encoded; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = MOLECULES.find(data, rng)
+    known = vocabularies or {
+        "atoms": _count(molecule.atoms for molecule in train),
+        "bonds": _count((bond for _, _, bond in molecule.bonds) for molecule in train),
+    }
+    atom, bond = known["atoms"].id, known["bonds"].id
+
+    def encode(molecule: Molecule[str]) -> Molecule[int]:
+        bonds = [(one, other, bond(kind)) for one, other, kind in molecule.bonds]
+        return Molecule([atom(kind) for kind in molecule.atoms], bonds, molecule.target)
+
+    return Dataset(data, [encode(m) for m in train], [encode(m) for m in dev], known, {**_lengths(known), **sizes})
 
 
 def _hold_out(instances: list[Any], one_in: int) -> tuple[list[Any], list[Any]]:

@@ -1,0 +1,42 @@
+"""Models over graphs, grids and nested loops, each with its PyTorch twin and instances to compare them on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from autobatch.models.data.compounds import draw_compounds
+from autobatch.models.data.molecule import SINGLE, Molecule
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.graph_network import AGGREGATES, GraphNetwork
+from twin_case import Case
+from twins.graph_network import GraphNetworkTwin
+
+
+def draw_molecules_case(
+    seed: int, n_instances: int, dim: int, aggregate: str = "sum"
+) -> tuple[GraphNetwork, list[Molecule[int]]]:
+    """One of the molecules is a single atom; bonds that are not single, and rare atoms, are of an unknown kind."""
+    rng = np.random.default_rng(seed)
+    drawn = [Molecule(["C"], [], -0.8), *draw_compounds(n_instances - 1, rng)]
+    atoms = Vocabulary.count((atom for molecule in drawn for atom in molecule.atoms), min_count=3)
+    bonds = Vocabulary([SINGLE])
+    model = GraphNetwork(len(atoms), len(bonds), dim, rng, aggregate=aggregate).astype("float64")
+    return model, [
+        Molecule(
+            [atoms.id(atom) for atom in one.atoms], [(a, b, bonds.id(bond)) for a, b, bond in one.bonds], one.target
+        )
+        for one in drawn
+    ]
+
+
+CASES = [
+    Case(
+        f"graph-network, {aggregate}",
+        partial(draw_molecules_case, aggregate=aggregate),
+        partial(GraphNetworkTwin.with_state, aggregate=aggregate),
+        place_scores=lambda outputs: outputs[:, None],
+    )
+    for aggregate in AGGREGATES
+]
