@@ -6,12 +6,16 @@ from functools import partial
 
 import numpy as np
 
+from autobatch.models.data.comparison import Comparison
 from autobatch.models.data.compounds import draw_compounds
+from autobatch.models.data.edits import draw_edits
 from autobatch.models.data.molecule import SINGLE, Molecule
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.graph_network import AGGREGATES, GraphNetwork
+from autobatch.models.grid_lstm import GridLSTM
 from twin_case import Case
 from twins.graph_network import GraphNetworkTwin
+from twins.grid_lstm import GridLSTMTwin
 
 
 def draw_molecules_case(
@@ -31,12 +35,28 @@ def draw_molecules_case(
     ]
 
 
+def draw_comparisons_case(seed: int, n_instances: int, dim: int) -> tuple[GridLSTM, list[Comparison[int]]]:
+    """One of the grids is a single block."""
+    rng = np.random.default_rng(seed)
+    drawn = [Comparison(["a"], ["b"], "1"), *draw_edits(n_instances - 1, rng)]
+    words = Vocabulary.count(word for pair in drawn for word in (*pair.left, *pair.right))
+    classes = Vocabulary.count(pair.label for pair in drawn)
+    model = GridLSTM(len(words), len(classes), dim, rng).astype("float64")
+    return model, [
+        Comparison(list(map(words.id, pair.left)), list(map(words.id, pair.right)), classes.id(pair.label))
+        for pair in drawn
+    ]
+
+
 CASES = [
-    Case(
-        f"graph-network, {aggregate}",
-        partial(draw_molecules_case, aggregate=aggregate),
-        partial(GraphNetworkTwin.with_state, aggregate=aggregate),
-        place_scores=lambda outputs: outputs[:, None],
-    )
-    for aggregate in AGGREGATES
+    Case("grid-lstm", draw_comparisons_case, GridLSTMTwin.with_state, place_scores=lambda outputs: outputs[:, None]),
+    *(
+        Case(
+            f"graph-network, {aggregate}",
+            partial(draw_molecules_case, aggregate=aggregate),
+            partial(GraphNetworkTwin.with_state, aggregate=aggregate),
+            place_scores=lambda outputs: outputs[:, None],
+        )
+        for aggregate in AGGREGATES
+    ),
 ]

@@ -132,6 +132,24 @@ def predict_tags(
     return [{"tags": tags} for tags in name_tags(pick_best(outputs), vocabularies["tags"])]
 
 
+def count_classes(
+    outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> dict[str, tuple[int, int]]:
+    """Count right and all classifications of instances that have a `label`; a `ModelSpec.count_correct`.
+
+    Args:
+        outputs: logits (B, C).
+    """
+    return {"accuracy": count_tags([np.argmax(outputs, axis=1)], [[instance.label for instance in instances]])}
+
+
+def predict_classes(
+    outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Name the best class of each instance, {"label": "..."}, of logits (B, C); a `ModelSpec.predict`."""
+    return [{"label": vocabularies["classes"].word(label)} for label in np.argmax(outputs, axis=1)]
+
+
 def predict_labels(outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str, Vocabulary]) -> list[dict[str, Any]]:
     """Give the best label of each tree, and of all its nodes in postorder; a `ModelSpec.predict`.
 

@@ -24,6 +24,7 @@ MODELS = {
     "stack-lstm-parser": "autobatch.models.stack_lstm_parser:SPEC",
     "doubly-recurrent": "autobatch.models.doubly_recurrent:SPEC",
     "graph-network": "autobatch.models.graph_network:SPEC",
+    "grid-lstm": "autobatch.models.grid_lstm:SPEC",
 }
 
 

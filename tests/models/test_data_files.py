@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autobatch.errors import DataError
+from autobatch.models.data.comparison import read_comparisons
 from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.lines import read_lines
@@ -48,6 +49,7 @@ LABELLED = """{"word": "MAX", "label": 9, "children": [{"word": "2 x"}, {"word"
 {"word": "\\"\\u00e9", "label": null, "children": []}
 """
 MOLECULES = "CC(=O)N -2.5\nc1cc[nH]c1,3\n\n[NH4+].C%10C/C=%10\t1e-3\n"
+COMPARISONS = "a cat  sleeps\t an animal sleeps\tyes\n\nall\tnone of these\tnot known\n"
 TREES = "(3 (2 good) (2 film))\n(1 (2 bad) (1 (2 long) (2 film)))\n"
 
 
@@ -82,6 +84,7 @@ READERS = {
     ),
     "labelled trees": Reader(read_labelled_trees, LABELLED, lambda trees: "\n".join(map(repr, trees))),
     "molecules": Reader(read_molecules, MOLECULES, lambda read: "\n".join(map(write_molecule, read))),
+    "pairs of texts": Reader(read_comparisons, COMPARISONS, lambda read: "\n".join(map(str, read))),
     "lattices": Reader(read_lattices, LATTICES, lambda read: "\n\n".join([str(len(read)), *map(str, read)])),
 }
 
@@ -185,6 +188,7 @@ def test_the_cost_per_byte_of_a_long_line_does_not_grow(name: str, path: Path) -
             "pictures": "a|O " * n + "\n" + "a|O " * n,
             "texts with trees": "a\t" + "(b (c d) " * n + ")" * n,
             "labelled trees": '{"children": [' + '{"word": "a"}, ' * n + "{}]}",
+            "pairs of texts": "a " * n + "\t" + "b " * n + "\tno",
             "molecules": "C" + "(=C1CC1)" * n + " 0",
             "lattices": f"1\n{n}\n{'0 ' * n}\n0\n" + "".join(f"1 {k} 7\n" for k in range(n - 1)),
         }

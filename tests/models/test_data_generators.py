@@ -14,28 +14,28 @@ import pytest
 
 from autobatch.errors import DataError
 from autobatch.models.data import brackets, python_ast, reviews, translation
+from autobatch.models.data.catalogue import FORMATS, GENERATORS
 from autobatch.models.data.commands import ACTIONS, ADVERBS, draw_commands
 from autobatch.models.data.compounds import draw_compounds
 from autobatch.models.data.dag import draw_dags, draw_lattices
 from autobatch.models.data.dataset import (
-    FORMATS,
-    GENERATORS,
     Dataset,
     load_labelled_trees,
     load_lattices,
-    load_molecules,
     load_pairs,
     load_pictures,
     load_sentences,
     load_told,
     load_trees,
 )
+from autobatch.models.data.edits import draw_edits
 from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import draw_operations, to_brackets
 from autobatch.models.data.listops import draw_trees as draw_listops
 from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_labelled_tree, to_tree
 from autobatch.models.data.scenes import COLOURS, THINGS, draw_scenes
+from autobatch.models.data.structures import load_comparisons, load_molecules
 from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
@@ -56,6 +56,7 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "brackets": brackets.draw_brackets,
     "commands": draw_commands,
     "compounds": draw_compounds,
+    "edits": draw_edits,
 }
 
 
@@ -333,6 +334,7 @@ LOADERS = {
     "brackets": load_trees,
     "commands": load_told,
     "compounds": load_molecules,
+    "edits": load_comparisons,
 }
 
 
@@ -349,6 +351,7 @@ LOADERS = {
         ("brackets", {"n_words": 10, "n_classes": 4}),
         ("commands", {"n_words": 12, "n_labels": 28}),
         ("compounds", {"n_atoms": 5, "n_bonds": 4}),
+        ("edits", {"n_words": 5, "n_classes": 6}),
     ],
 )
 def test_a_generator_is_data(name: str, sizes: dict[str, int]) -> None:
