@@ -10,12 +10,16 @@ from autobatch.models.data.comparison import Comparison
 from autobatch.models.data.compounds import draw_compounds
 from autobatch.models.data.edits import draw_edits
 from autobatch.models.data.molecule import SINGLE, Molecule
+from autobatch.models.data.moves import draw_moves
+from autobatch.models.data.repeats import Repeats
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.graph_network import AGGREGATES, GraphNetwork
 from autobatch.models.grid_lstm import GridLSTM
+from autobatch.models.nested_rnn import NestedRNN
 from twin_case import Case
 from twins.graph_network import GraphNetworkTwin
 from twins.grid_lstm import GridLSTMTwin
+from twins.nested_rnn import NestedRNNTwin
 
 
 def draw_molecules_case(
@@ -48,8 +52,19 @@ def draw_comparisons_case(seed: int, n_instances: int, dim: int) -> tuple[GridLS
     ]
 
 
+def draw_repeats_case(seed: int, n_instances: int, dim: int) -> tuple[NestedRNN, list[Repeats[int]]]:
+    """One of the texts is a word that is not done at all."""
+    rng = np.random.default_rng(seed)
+    drawn = [Repeats(["left"], [0], ["A"]), *draw_moves(n_instances - 1, rng)]
+    words = Vocabulary.count(word for text in drawn for word in text.words)
+    tags = Vocabulary.count(tag for text in drawn for tag in text.tags)
+    model = NestedRNN(len(words), len(tags), dim, rng).astype("float64")
+    return model, [Repeats(list(map(words.id, x.words)), x.counts, list(map(tags.id, x.tags))) for x in drawn]
+
+
 CASES = [
     Case("grid-lstm", draw_comparisons_case, GridLSTMTwin.with_state, place_scores=lambda outputs: outputs[:, None]),
+    Case("nested-rnn", draw_repeats_case, NestedRNNTwin.with_state),
     *(
         Case(
             f"graph-network, {aggregate}",

@@ -25,6 +25,7 @@ MODELS = {
     "doubly-recurrent": "autobatch.models.doubly_recurrent:SPEC",
     "graph-network": "autobatch.models.graph_network:SPEC",
     "grid-lstm": "autobatch.models.grid_lstm:SPEC",
+    "nested-rnn": "autobatch.models.nested_rnn:SPEC",
 }
 
 

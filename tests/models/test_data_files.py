@@ -22,6 +22,7 @@ from autobatch.models.data.lines import read_lines
 from autobatch.models.data.molecule import Molecule, read_molecules
 from autobatch.models.data.ordered_tree import OrderedTree, Told, read_told
 from autobatch.models.data.picture import Picture, read_pictures
+from autobatch.models.data.repeats import read_repeats
 from autobatch.models.data.sentence import Sentence, read_sentences
 from autobatch.models.data.sst import read_trees
 from counting import count_lines
@@ -50,6 +51,7 @@ LABELLED = """{"word": "MAX", "label": 9, "children": [{"word": "2 x"}, {"word"
 """
 MOLECULES = "CC(=O)N -2.5\nc1cc[nH]c1,3\n\n[NH4+].C%10C/C=%10\t1e-3\n"
 COMPARISONS = "a cat  sleeps\t an animal sleeps\tyes\n\nall\tnone of these\tnot known\n"
+REPEATS = " right*3|F  left*0|E\n\na*b|c*999|d\nleft*1|F across*20|A\n"
 TREES = "(3 (2 good) (2 film))\n(1 (2 bad) (1 (2 long) (2 film)))\n"
 
 
@@ -85,6 +87,7 @@ READERS = {
     "labelled trees": Reader(read_labelled_trees, LABELLED, lambda trees: "\n".join(map(repr, trees))),
     "molecules": Reader(read_molecules, MOLECULES, lambda read: "\n".join(map(write_molecule, read))),
     "pairs of texts": Reader(read_comparisons, COMPARISONS, lambda read: "\n".join(map(str, read))),
+    "repeated words": Reader(read_repeats, REPEATS, lambda read: "\n".join(map(str, read))),
     "lattices": Reader(read_lattices, LATTICES, lambda read: "\n\n".join([str(len(read)), *map(str, read)])),
 }
 
@@ -189,6 +192,7 @@ def test_the_cost_per_byte_of_a_long_line_does_not_grow(name: str, path: Path) -
             "texts with trees": "a\t" + "(b (c d) " * n + ")" * n,
             "labelled trees": '{"children": [' + '{"word": "a"}, ' * n + "{}]}",
             "pairs of texts": "a " * n + "\t" + "b " * n + "\tno",
+            "repeated words": "a*3|O " * n,
             "molecules": "C" + "(=C1CC1)" * n + " 0",
             "lattices": f"1\n{n}\n{'0 ' * n}\n0\n" + "".join(f"1 {k} 7\n" for k in range(n - 1)),
         }

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
-from autobatch.models.data.dataset import (
-    LABELLED_TREES,
-    LATTICES,
-    PAIRS,
-    PICTURES,
-    SENTENCES,
-    TOLD,
-    TREES,
-    Generator,
-)  # fmt: skip
-from autobatch.models.data.structures import COMPARISONS, MOLECULES
+from autobatch.models.data.dataset import LABELLED_TREES, LATTICES, PAIRS, PICTURES, SENTENCES, TOLD, TREES, Generator
+from autobatch.models.data.structures import COMPARISONS, MOLECULES, REPEATS
 
-FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD, MOLECULES, COMPARISONS
+FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD, MOLECULES, COMPARISONS, REPEATS
 GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))

@@ -1,4 +1,4 @@
-"""Load molecules and pairs of texts, drawn or from files, and encode them for a model, as `dataset` does."""
+"""Load and encode more kinds of data, as `dataset` does: molecules, pairs of texts, repeated words."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autobatch.models.data import compounds, edits
+from autobatch.models.data import compounds, edits, moves
 from autobatch.models.data.comparison import Comparison, read_comparisons
 from autobatch.models.data.dataset import Dataset, Format, Generator, count_lengths, count_words
 from autobatch.models.data.molecule import Molecule, read_molecules
+from autobatch.models.data.repeats import Repeats, read_repeats
 from autobatch.models.data.vocabulary import Vocabulary
 
 MOLECULES = Format(
@@ -30,6 +31,12 @@ COMPARISONS = Format(
     generators={
         "edits": Generator("pairs of words, letter by letter, labelled with the edits between both", edits.draw_edits)
     },
+)
+REPEATS = Format(
+    reads="words with counts and tags, one text a line: right*3|F left*1|E; a file, or a folder with train.txt and "
+    "dev.txt",
+    read=read_repeats,
+    generators={"moves": Generator("walks around six seats, tagged with the seat after each move", moves.draw_moves)},
 )
 
 
@@ -74,3 +81,22 @@ def load_comparisons(
         return Comparison([word(w) for w in pair.left], [word(w) for w in pair.right], label(pair.label))
 
     return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**count_lengths(known), **sizes})
+
+
+def load_repeats(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
+    """Load repeated words with tags, words and tags encoded; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = REPEATS.find(data, rng)
+    known = vocabularies or {
+        "words": count_words(text.words for text in train),
+        "tags": count_words((text.tags for text in train), min_count=1),
+    }
+    word, tag = known["words"].id, known["tags"].id
+
+    def encode(text: Repeats[str]) -> Repeats[int]:
+        return Repeats([word(w) for w in text.words], text.counts, [tag(t) for t in text.tags])
+
+    return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**count_lengths(known), **sizes})
