@@ -6,9 +6,11 @@ from functools import partial
 
 import numpy as np
 
+from autobatch.models.data.circuit import Circuit
 from autobatch.models.data.comparison import Comparison
 from autobatch.models.data.compounds import draw_compounds
 from autobatch.models.data.edits import draw_edits
+from autobatch.models.data.gates import INPUTS, draw_circuits
 from autobatch.models.data.molecule import SINGLE, Molecule
 from autobatch.models.data.moves import draw_moves
 from autobatch.models.data.repeats import Repeats
@@ -16,10 +18,12 @@ from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.graph_network import AGGREGATES, GraphNetwork
 from autobatch.models.grid_lstm import GridLSTM
 from autobatch.models.nested_rnn import NestedRNN
+from autobatch.models.random_dag import RandomDag
 from twin_case import Case
 from twins.graph_network import GraphNetworkTwin
 from twins.grid_lstm import GridLSTMTwin
 from twins.nested_rnn import NestedRNNTwin
+from twins.random_dag import RandomDagTwin
 
 
 def draw_molecules_case(
@@ -62,9 +66,19 @@ def draw_repeats_case(seed: int, n_instances: int, dim: int) -> tuple[NestedRNN,
     return model, [Repeats(list(map(words.id, x.words)), x.counts, list(map(tags.id, x.tags))) for x in drawn]
 
 
+def draw_circuits_case(seed: int, n_instances: int, dim: int) -> tuple[RandomDag, list[Circuit[int]]]:
+    """One of the graphs is a single node; "and" and "or" are of an unknown kind."""
+    rng = np.random.default_rng(seed)
+    drawn = [Circuit(["true"], [[]], ["1"]), *draw_circuits(n_instances - 1, rng, max_gates=10)]
+    kinds, tags = Vocabulary([*INPUTS, "not", "xor"]), Vocabulary(["0", "1"])
+    model = RandomDag(len(kinds), len(tags), dim, rng).astype("float64")
+    return model, [Circuit(list(map(kinds.id, x.kinds)), x.inputs, list(map(tags.id, x.tags))) for x in drawn]
+
+
 CASES = [
     Case("grid-lstm", draw_comparisons_case, GridLSTMTwin.with_state, place_scores=lambda outputs: outputs[:, None]),
     Case("nested-rnn", draw_repeats_case, NestedRNNTwin.with_state),
+    Case("random-dag", draw_circuits_case, RandomDagTwin.with_state),
     *(
         Case(
             f"graph-network, {aggregate}",

@@ -26,6 +26,7 @@ MODELS = {
     "graph-network": "autobatch.models.graph_network:SPEC",
     "grid-lstm": "autobatch.models.grid_lstm:SPEC",
     "nested-rnn": "autobatch.models.nested_rnn:SPEC",
+    "random-dag": "autobatch.models.random_dag:SPEC",
 }
 
 

@@ -29,6 +29,7 @@ from autobatch.models.data.dataset import (
     load_trees,
 )
 from autobatch.models.data.edits import draw_edits
+from autobatch.models.data.gates import draw_circuits
 from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import draw_operations, to_brackets
@@ -36,7 +37,7 @@ from autobatch.models.data.listops import draw_trees as draw_listops
 from autobatch.models.data.moves import draw_moves
 from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_labelled_tree, to_tree
 from autobatch.models.data.scenes import COLOURS, THINGS, draw_scenes
-from autobatch.models.data.structures import load_comparisons, load_molecules, load_repeats
+from autobatch.models.data.structures import load_circuits, load_comparisons, load_molecules, load_repeats
 from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
@@ -58,6 +59,7 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "commands": draw_commands,
     "compounds": draw_compounds,
     "edits": draw_edits,
+    "circuits": draw_circuits,
     "moves": draw_moves,
 }
 
@@ -337,6 +339,7 @@ LOADERS = {
     "commands": load_told,
     "compounds": load_molecules,
     "edits": load_comparisons,
+    "circuits": load_circuits,
     "moves": load_repeats,
 }
 
@@ -355,6 +358,7 @@ LOADERS = {
         ("commands", {"n_words": 12, "n_labels": 28}),
         ("compounds", {"n_atoms": 5, "n_bonds": 4}),
         ("edits", {"n_words": 5, "n_classes": 6}),
+        ("circuits", {"n_kinds": 7, "n_tags": 3}),
         ("moves", {"n_words": 4, "n_tags": 7}),
     ],
 )

@@ -27,10 +27,10 @@ every_policy = each("policy", POLICIES)
 
 
 def relative(found: Any, expected: Any) -> float:
-    """The largest difference, relative to the largest expected number."""
+    """The largest difference, relative to the largest expected number; as it is where zeros are expected."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape
-    return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
+    return float(np.max(np.abs(found - expected)) / (np.max(np.abs(expected)) or 1.0))
 
 
 @every_case

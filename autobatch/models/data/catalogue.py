@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from autobatch.models.data.dataset import LABELLED_TREES, LATTICES, PAIRS, PICTURES, SENTENCES, TOLD, TREES, Generator
-from autobatch.models.data.structures import COMPARISONS, MOLECULES, REPEATS
+from autobatch.models.data.structures import CIRCUITS, COMPARISONS, MOLECULES, REPEATS
 
-FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD, MOLECULES, COMPARISONS, REPEATS
+FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD, MOLECULES, COMPARISONS, REPEATS, CIRCUITS
 GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))

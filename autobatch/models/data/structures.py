@@ -1,4 +1,4 @@
-"""Load and encode more kinds of data, as `dataset` does: molecules, pairs of texts, repeated words."""
+"""Load and encode more kinds of data, as `dataset` does: molecules, pairs of texts, repeated words, circuits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autobatch.models.data import compounds, edits, moves
+from autobatch.models.data import compounds, edits, gates, moves
+from autobatch.models.data.circuit import Circuit, read_circuits
 from autobatch.models.data.comparison import Comparison, read_comparisons
 from autobatch.models.data.dataset import Dataset, Format, Generator, count_lengths, count_words
 from autobatch.models.data.molecule import Molecule, read_molecules
@@ -37,6 +38,12 @@ REPEATS = Format(
     "dev.txt",
     read=read_repeats,
     generators={"moves": Generator("walks around six seats, tagged with the seat after each move", moves.draw_moves)},
+)
+CIRCUITS = Format(
+    reads="graphs, one a line, of nodes with what they read and tags: true|1 not(0)|0; a file, or a folder with "
+    "train.txt and dev.txt",
+    read=read_circuits,
+    generators={"circuits": Generator("random circuits of logic gates, tagged with their values", gates.draw_circuits)},
 )
 
 
@@ -100,3 +107,22 @@ def load_repeats(data: str, rng: np.random.Generator, vocabularies: Mapping[str,
         return Repeats([word(w) for w in text.words], text.counts, [tag(t) for t in text.tags])
 
     return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**count_lengths(known), **sizes})
+
+
+def load_circuits(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
+    """Load graphs of nodes of several kinds, kinds and tags encoded; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    train, dev, sizes = CIRCUITS.find(data, rng)
+    known = vocabularies or {
+        "kinds": count_words(circuit.kinds for circuit in train),
+        "tags": count_words((circuit.tags for circuit in train), min_count=1),
+    }
+    kind, tag = known["kinds"].id, known["tags"].id
+
+    def encode(circuit: Circuit[str]) -> Circuit[int]:
+        return Circuit([kind(k) for k in circuit.kinds], circuit.inputs, [tag(t) for t in circuit.tags])
+
+    return Dataset(data, [encode(c) for c in train], [encode(c) for c in dev], known, {**count_lengths(known), **sizes})
