@@ -1,4 +1,4 @@
-"""Every model that has a twin, by every policy on every backend: losses and gradients are the twin's.
+"""Every model, by every policy, on every backend: losses and gradients are those of the model's twin.
 
 The models of `CASES` are slow here: they are quick in the tests of each backend.
 """
@@ -6,22 +6,29 @@ The models of `CASES` are slow here: they are quick in the tests of each backend
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import autobatch as ab
+from autobatch import policies
 from autobatch.devices.host import HostDevice
+from autobatch.models import MODELS
 from autobatch.runtime.backend import Backend
 from autobatch.runtime.cpu.backend import Cpu
 from autobatch.runtime.cuda.backend import Cuda
 from autobatch.runtime.interpreter.reference import Reference
 from parity import assert_equal
-from twin_cases import AWAITING, CASES, MORE, Case
+from twin_case import Case
+from twin_cases import AWAITING, CASES, MORE
 
-POLICIES = ("auto", "unbatched", "depth", "agenda", "sufficient", "critical", "score+both+compact", "search")
+EVERY = [*CASES, *MORE, *AWAITING]
+POLICIES = ("auto", *policies.names(), "score+both+compact")
+LEARNED = "learned"
 TO_TWIN = 1e-9
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "reference": lambda: Reference(poison=True),
@@ -30,26 +37,42 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 }
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="builds kernels for the processor by g++")
 
-
 every_case = pytest.mark.parametrize(
     "case",
-    [*(pytest.param(case, marks=pytest.mark.slow) for case in CASES), *MORE, *AWAITING],
+    [pytest.param(case, marks=pytest.mark.slow) if case in CASES else case for case in EVERY],
     ids=lambda case: case.name,
 )
+
+
+def test_every_model_has_a_twin() -> None:
+    assert {case.name.partition(",")[0] for case in EVERY} == set(MODELS)
+
+
+@cache
+def ask_twin(case: Case) -> tuple[Any, list[Any], Any, Any, Mapping[str, Any]]:
+    """A model and instances; the losses of the twin, weights of them, and the gradients of the weighted sum."""
+    model, instances = case.draw(seed=2, n_instances=4, dim=4)
+    twin = case.make_twin(model.state_dict())
+    losses = torch.stack([twin.loss(instance) for instance in instances])
+    weights = np.random.default_rng(0).uniform(0.5, 2.0, len(instances))
+    (losses * torch.from_numpy(weights)).sum().backward()  # type: ignore[no-untyped-call]
+    gradients = {name: parameter.grad.numpy() for name, parameter in twin.named_parameters()}
+    return model, instances, losses.detach().numpy(), weights, dict(sorted(gradients.items()))
 
 
 @every_case
 @pytest.mark.parametrize("backend", ["reference", "cpu", pytest.param("cuda", marks=needs_a_compiler)])
 def test_every_policy_gives_what_the_twin_gives(case: Case, backend: str) -> None:
-    model, instances = case.draw(seed=2, n_instances=5, dim=4)
-    twin = case.make_twin(model.state_dict())
-    losses = torch.stack([twin.loss(instance) for instance in instances])
-    weights = np.random.default_rng(0).uniform(0.5, 2.0, len(instances))
-    (losses * torch.from_numpy(weights)).sum().backward()  # type: ignore[no-untyped-call]
-    expected = {name: parameter.grad.numpy() for name, parameter in twin.named_parameters()}
-    for policy in POLICIES:
-        loss = ab.batched(model.loss, policy=policy, backend=BACKENDS[backend]())
-        value, grads = loss.value_and_grad(instances, reduce=weights)
-        assert_equal(value, (losses.detach().numpy() * weights).sum(), TO_TWIN)
-        found = {case.name_in_twin(name): np.asarray(gradient) for name, gradient in grads.items()}
-        assert_equal(dict(sorted(found.items())), dict(sorted(expected.items())), TO_TWIN)
+    """Losses without gradients too, for which less is kept in memory."""
+    model, instances, losses, weights, expected = ask_twin(case)
+    loss = ab.batched(model.loss, backend=BACKENDS[backend]())
+    for policy in (*POLICIES, LEARNED):
+        if policy == LEARNED:
+            loss.learn_policy([instances], seed=0)
+        else:
+            loss.policy = policies.get(policy, backend)
+        assert_equal(loss(instances), losses, TO_TWIN)
+        value, gradients = loss.value_and_grad(instances, reduce=weights)
+        assert_equal(value, losses @ weights, TO_TWIN)
+        found = {case.name_in_twin(name): np.asarray(gradient) for name, gradient in gradients.items()}
+        assert_equal(dict(sorted(found.items())), expected, TO_TWIN)
