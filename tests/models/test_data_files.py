@@ -53,7 +53,7 @@ LABELLED = """{"word": "MAX", "label": 9, "children": [{"word": "2 x"}, {"word"
 MOLECULES = "CC(=O)N -2.5\nc1cc[nH]c1,3\n\n[NH4+].C%10C/C=%10\t1e-3\n"
 COMPARISONS = "a cat  sleeps\t an animal sleeps\tyes\n\nall\tnone of these\tnot known\n"
 REPEATS = " right*3|F  left*0|E\n\na*b|c*999|d\nleft*1|F across*20|A\n"
-CIRCUITS = "true|1  false|0 or(0,1)|1\n\n false|0 not(0)|1 and(1,0)|0 x-1(2,1,0)|yes\n"
+CIRCUITS = "true()|1  false()|0 or(0,1)|1\n\n false()|0 not(0)|1 and(1,0)|0 x-1(2,1,0)|yes\n"
 TREES = "(3 (2 good) (2 film))\n(1 (2 bad) (1 (2 long) (2 film)))\n"
 
 
@@ -196,7 +196,7 @@ def test_the_cost_per_byte_of_a_long_line_does_not_grow(name: str, path: Path) -
             "labelled trees": '{"children": [' + '{"word": "a"}, ' * n + "{}]}",
             "pairs of texts": "a " * n + "\t" + "b " * n + "\tno",
             "repeated words": "a*3|O " * n,
-            "circuits": "true|1 " + "".join(f"not({k})|0 " for k in range(n)),
+            "circuits": "true()|1 " + "".join(f"not({k})|0 " for k in range(n)),
             "molecules": "C" + "(=C1CC1)" * n + " 0",
             "lattices": f"1\n{n}\n{'0 ' * n}\n0\n" + "".join(f"1 {k} 7\n" for k in range(n - 1)),
         }

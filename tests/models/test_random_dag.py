@@ -16,28 +16,29 @@ from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.random_dag import SPEC, RandomDag
 from ways import each
 
-NODE = "a kind, the nodes that it reads in brackets, '|' and a tag, such as true|1 not(0)|0"
+NODE = "a kind, the nodes that it reads in brackets, '|' and a tag, such as true()|1 not(0)|0"
 
 
 def test_a_circuit_is_its_nodes() -> None:
-    parsed = parse_circuit(Line(Path("c.txt"), 1, " a|x  b,c(0)|y a(1,0,1)|x"))
+    parsed = parse_circuit(Line(Path("c.txt"), 1, " a()|x  b,c(0)|y a(1,0,1)|x"))
     assert parsed == Circuit(["a", "b,c", "a"], [[], [0], [1, 0, 1]], ["x", "y", "x"])
 
 
 @each(
     "token, found, expected",
     [
-        *((token, token, NODE) for token in ("and", "and|", "|1", "and|1|1")),
+        *((token, token, NODE) for token in ("and", "and|", "|1", "and|1", "and|1|1")),
         ("(0)|1", "(", NODE),
-        *((f"and({inputs}|1", "and", NODE) for inputs in (")", "0", "00)", "0,)", "0)1", "-1)", "٠)")),
+        ("and()", "and", NODE),
+        *((f"and({inputs}|1", "and", NODE) for inputs in ("", "0", "00)", "0,)", "0)1", "-1)", "٠)")),
         ("and(0,1)|1", "and", "a node that reads nodes before it, 0 to 0"),
     ],
 )
 def test_a_malformed_node_is_named(token: str, found: str, expected: str) -> None:
     with pytest.raises(DataError) as caught:
-        parse_circuit(Line(Path("c.txt"), 7, f"true|1 {token} not(0)|0"))
+        parse_circuit(Line(Path("c.txt"), 7, f"true()|1 {token} not(0)|0"))
     assert str(caught.value) == (
-        f"cannot read a circuit from c.txt, line 7, column 8: expected {expected}, found {found!r}."
+        f"cannot read a circuit from c.txt, line 7, column 10: expected {expected}, found {found!r}."
     )
 
 

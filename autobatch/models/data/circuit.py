@@ -1,8 +1,8 @@
 """Directed acyclic graphs of nodes of several kinds, with a tag at every node, one a line.
 
-    true|1 false|0 or(0,1)|1 not(2)|0 and(0,2,3)|0
+    true()|1 false()|0 or(0,1)|1 not(2)|0 and(0,2,3)|0
 
-A token is the kind of a node, the nodes before it that it reads, in brackets, `|` and a tag; nodes are numbered from 0.
+A token is the kind of a node, in brackets the nodes before it that it reads, `|` and a tag; nodes are numbered from 0.
 A kind may hold any character but blanks, brackets and `|`. Blank lines are skipped.
 """
 
@@ -20,8 +20,8 @@ W = TypeVar("W")
 
 _TOKEN = re.compile("[^ ]+")
 _NUMBER = "(?:0|[1-9][0-9]{0,8})"
-_PARTS = re.compile(rf"([^()|]+)(?:\(({_NUMBER}(?:,{_NUMBER})*)\))?\|([^|]+)", re.DOTALL)
-_EXAMPLE = "such as true|1 not(0)|0"
+_PARTS = re.compile(rf"([^()|]+)\(((?:{_NUMBER}(?:,{_NUMBER})*)?)\)\|([^|]+)", re.DOTALL)
+_EXAMPLE = "such as true()|1 not(0)|0"
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Circuit(Generic[W]):
     tags: list[W]
 
     def __str__(self) -> str:
-        read = [f"({','.join(map(str, inputs))})" if inputs else "" for inputs in self.inputs]
-        return " ".join(map("{}{}|{}".format, self.kinds, read, self.tags))
+        read = [",".join(map(str, inputs)) for inputs in self.inputs]
+        return " ".join(map("{}({})|{}".format, self.kinds, read, self.tags))
 
 
 def read_circuits(path: Path) -> list[Circuit[str]]:
@@ -64,7 +64,7 @@ def parse_circuit(line: Line) -> Circuit[str]:
     Raises:
         DataError: a token is no node, or reads one that is not before it; names the place and the column of the token.
 
-    >>> parse_circuit(Line(Path("x.txt"), 1, "true|1 false|0 or(0,1)|1")).inputs
+    >>> parse_circuit(Line(Path("x.txt"), 1, "true()|1 false()|0 or(0,1)|1")).inputs
     [[], [], [0, 1]]
     """
     circuit = Circuit[str]([], [], [])

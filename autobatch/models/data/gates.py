@@ -1,6 +1,6 @@
 """Draw random circuits of logic gates, each gate tagged with its value.
 
-    true|1 false|0 or(0,1)|1 not(2)|0 xor(0,2,3)|0
+    true()|1 false()|0 or(0,1)|1 not(2)|0 xor(0,2,3)|0
 
 A circuit begins with inputs, which are true or false; every other node is a gate of a random kind that reads any nodes
 before it. "xor" is true where an odd number of what it reads is.
@@ -33,7 +33,7 @@ def draw_circuits(
         Circuits of about 11 nodes in the mean, by default.
 
     >>> print(draw_circuits(1, np.random.default_rng(0), max_gates=4)[0])
-    true|1 true|1 false|0 false|0 not(0)|0
+    true()|1 true()|1 false()|0 false()|0 not(0)|0
     """
     return [_draw_circuit(rng, max_inputs, max_gates, max_fan_in) for _ in range(n_circuits)]
 

@@ -40,7 +40,7 @@ REPEATS = Format(
     generators={"moves": Generator("walks around six seats, tagged with the seat after each move", moves.draw_moves)},
 )
 CIRCUITS = Format(
-    reads="graphs, one a line, of nodes with what they read and tags: true|1 not(0)|0; a file, or a folder with "
+    reads="graphs, one a line, of nodes with what they read and tags: true()|1 not(0)|0; a file, or a folder with "
     "train.txt and dev.txt",
     read=read_circuits,
     generators={"circuits": Generator("random circuits of logic gates, tagged with their values", gates.draw_circuits)},
