@@ -20,3 +20,8 @@ class Case:
     """Translates the name of a parameter."""
     place_scores: Callable[[Any], Any] = list
     """From what batched `scores` gives to the logits of all places of each instance."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model, which may have several cases: "graph-network" of "graph-network, sum"."""
+        return self.name.partition(",")[0]

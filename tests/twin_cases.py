@@ -11,6 +11,7 @@ from itertools import chain
 
 import numpy as np
 
+import graph_cases
 import tree_cases
 from autobatch.models.bilstm_char_tagger import BiLSTMCharTagger
 from autobatch.models.bilstm_crf import BiLSTMCRF
@@ -213,6 +214,7 @@ MORE = [
     Case("lattice-gru", partial(draw_lattices_case, model=LatticeGRU), LatticeGRUTwin.with_state),
     Case("lattice-lstm-ner", draw_names_case, LatticeLSTMNERTwin.with_state),
     Case("lstm-lm", draw_texts_case, LSTMLMTwin.with_state, lstm_lm.name_in_twin),
+    *graph_cases.CASES,
 ]
 """Models which have much in common with those, and are tested as wholes, on all backends."""
 

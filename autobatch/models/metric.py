@@ -1,4 +1,5 @@
-"""Metrics: of tags, the share of right ones and F1 of their entities; of translations, BLEU; of texts, perplexity.
+"""Metrics: of tags, the share of right ones and F1 of their entities; of translations, BLEU; of texts, perplexity; of
+numbers, the share of their variance that is explained.
 
 An entity is a run of words tagged with one type. B-type begins an entity, I-type continues one of the same type or else
 begins one (this reads both IOB2 and IOB1, where B- only separates neighbours of one type); E-type ends an entity,
@@ -80,6 +81,41 @@ def count_tags(found: Sequence[Sequence[int]], meant: Sequence[Sequence[int]]) -
     return sum(tag == right != UNKNOWN for tag, right in pairs), len(pairs)
 
 
+def count_squares(found: Any, meant: Any) -> tuple[float, ...]:
+    """Sum what `explained_variance` is computed of: how many numbers, they, their squares, and squares of the errors.
+
+    Args:
+        found: the numbers that were predicted (N,).
+        meant: the right ones (N,).
+
+    >>> count_squares([1.0, 2.5], [1.0, 2.0])
+    (2, 3.0, 5.0, 0.25)
+    """
+    right = np.asarray(meant, np.float64)
+    errors = np.asarray(found, np.float64) - right
+    return len(right), float(right.sum()), float(right @ right), float(errors @ errors)
+
+
+def explained_variance(n: float, total: float, squares: float, errors: float) -> float:
+    """Compute the share of the variance of numbers that predictions explain, of the sums of what `count_squares` gives.
+
+    1 is perfect; predicting the mean for all is 0, and what is worse is less. Numbers that do not vary have no such
+    share: it is 1 if there is no error, else 0.
+
+    >>> explained_variance(2, 3.0, 5.0, 0.25)
+    0.5
+    """
+    variance = squares - total * total / max(n, 1)
+    return 1 - errors / variance if variance > 0 else float(errors == 0)
+
+
+def predict_numbers(
+    outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Give the number that was predicted for each instance, {"value": -2.42}; a `ModelSpec.predict`."""
+    return [{"value": float(found)} for found in outputs]
+
+
 def pick_best(outputs: Sequence[Sequence[Any]]) -> list[list[int]]:
     """Pick the class with the highest score, per instance and position, from lists of logits (C,)."""
     return [np.argmax(scores, axis=1).tolist() if len(scores) else [] for scores in outputs]
@@ -118,6 +154,24 @@ def predict_tags(
 ) -> list[dict[str, Any]]:
     """Name the best tag at every position, by its logits; a `ModelSpec.predict`."""
     return tell_tags(pick_best(outputs), instances, vocabularies)
+
+
+def count_classes(
+    outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> dict[str, tuple[int, int]]:
+    """Count right and all classifications of instances that have a `label`; a `ModelSpec.count_correct`.
+
+    Args:
+        outputs: logits (B, C).
+    """
+    return {"accuracy": count_tags([np.argmax(outputs, axis=1)], [[instance.label for instance in instances]])}
+
+
+def predict_classes(
+    outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Name the best class of each instance, {"label": "..."}, of logits (B, C); a `ModelSpec.predict`."""
+    return [{"label": vocabularies["classes"].word(label)} for label in np.argmax(outputs, axis=1)]
 
 
 def predict_labels(outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str, Vocabulary]) -> list[dict[str, Any]]:

@@ -38,13 +38,13 @@ class ModelSpec:
             `autobatch.models.data.dataset.load_trees`; `vocabularies` are those of a checkpoint.
         count_correct: makes metrics of what the model predicts.
             `count_correct(outputs of the batched predictor, instances, vocabularies)` gives for each, under a name such
-            as "tag_accuracy", counts that add up over mini-batches; the metric is the share of the first in the second.
+            as "tag_accuracy", numbers that add up over mini-batches; the metric is the share of the first in the other.
         predict: of the same arguments; gives the content of the JSON line of each instance.
         predictor: the method that predicts, which the module has if there is one of these two; it may be `async`, and
             then decide by values that it awaits.
         given: what of an instance the predictor is given; all of it by default.
         metrics: by name, the metrics that are no share of two counts: functions of the summed counts.
-        costs: the metrics of which less is better, such as perplexity; all others are from 0 to 1, the best.
+        costs: the metrics of which less is better, such as perplexity; of all others 1 is the best.
         requires: packages that `count_correct` imports, with the extra of autobatch that installs each.
     """
 

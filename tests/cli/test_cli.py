@@ -22,7 +22,7 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.training import demo
 from autobatch.models import MODELS
-from autobatch.models.data.dataset import GENERATORS
+from autobatch.models.data.catalogue import GENERATORS
 from autobatch.runtime import make_backend
 from commands import Command
 

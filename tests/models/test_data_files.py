@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import re
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,62 +16,13 @@ from autobatch.errors import DataError
 from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
 from autobatch.models.data.lines import read_lines
-from autobatch.models.data.ordered_tree import OrderedTree, Told, read_told
+from autobatch.models.data.ordered_tree import OrderedTree, read_told
 from autobatch.models.data.picture import Picture, read_pictures
-from autobatch.models.data.sentence import Sentence, read_sentences, read_texts
-from autobatch.models.data.sst import read_trees
+from autobatch.models.data.sentence import Sentence, read_sentences
 from counting import count_lines
 from datasets import SMALL, draw_files, real
+from readers import LABELLED, LATTICES, PICTURES, READERS, SENTENCES, TOLD, Reader
 from ways import each
-
-SENTENCES = """010|I-MISC is|O a|b|O ||O 8\u00a0m|O
- Founding|O  Kojima|I-PER
-"""
-LATTICES = """2
-3
-0 4 5
-0 \n1 0 17
-2 1 18 0 93
-
-1
-0
-0
-
-"""
-PICTURES = "\nblue|sky red|a|b \n green|land  |||O\n \n\nblue|sea\n"
-TEXTS = "the key  falls\n\n a|b \n"
-TOLD = "turn  twice\t(do (turn left left) turn)\n\tdo\n\nturn\t (do(turn left) )\n"
-LABELLED = """{"word": "MAX", "label": 9, "children": [{"word": "2 x"}, {"word": 9, "children": [{}]}]}
- {"label": "no"}
-{"word": "\\"\\u00e9", "label": null, "children": []}
-"""
-TREES = "(3 (2 good) (2 film))\n(1 (2 bad) (1 (2 long) (2 film)))\n"
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A reader, a file that it reads, and how what it read is written again."""
-
-    read: Callable[[Path], list[Any]]
-    valid: str
-    write: Callable[[list[Any]], str]
-
-
-def write_told(told: Told[str]) -> str:
-    return f"{' '.join(told.words)}\t{told.tree}"
-
-
-READERS = {
-    "trees": Reader(read_trees, TREES, lambda trees: "\n".join(map(repr, trees))),
-    "sentences": Reader(read_sentences, SENTENCES, lambda sentences: "\n".join(map(str, sentences))),
-    "pictures": Reader(read_pictures, PICTURES, lambda read: "\n\n".join(map(str, read))),
-    "texts": Reader(read_texts, TEXTS, lambda texts: "\n".join(map(" ".join, texts))),
-    "texts with trees": Reader(
-        read_told, TOLD, lambda read: "\n".join(f"{' '.join(one.words)}\t{one.tree}" for one in read)
-    ),
-    "labelled trees": Reader(read_labelled_trees, LABELLED, lambda trees: "\n".join(map(repr, trees))),
-    "lattices": Reader(read_lattices, LATTICES, lambda read: "\n\n".join([str(len(read)), *map(str, read)])),
-}
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +125,10 @@ def test_the_cost_per_byte_of_a_long_line_does_not_grow(name: str, path: Path) -
             "texts": "a " * n,
             "texts with trees": "a\t" + "(b (c d) " * n + ")" * n,
             "labelled trees": '{"children": [' + '{"word": "a"}, ' * n + "{}]}",
+            "pairs of texts": "a " * n + "\t" + "b " * n + "\tno",
+            "repeated words": "a*3|O " * n,
+            "circuits": "true()|1 " + "".join(f"not({k})|0 " for k in range(n)),
+            "molecules": "C" + "(=C1CC1)" * n + " 0",
             "lattices": f"1\n{n}\n{'0 ' * n}\n0\n" + "".join(f"1 {k} 7\n" for k in range(n - 1)),
         }
         path.write_text(long[name])

@@ -1,8 +1,7 @@
-"""Sentences, lattices, graphs and functions that are drawn, and data sets of all kinds with their vocabularies."""
+"""Sentences, lattices, graphs and scenes that are drawn, and data sets of all kinds with their vocabularies."""
 
 from __future__ import annotations
 
-import ast
 import statistics
 from collections.abc import Callable, Collection
 from itertools import groupby, pairwise
@@ -15,11 +14,11 @@ import pytest
 from autobatch.errors import DataError
 from autobatch.models.data import brackets, python_ast, reviews, translation
 from autobatch.models.data.agreement import draw_texts
+from autobatch.models.data.catalogue import FORMATS, GENERATORS
 from autobatch.models.data.commands import ACTIONS, ADVERBS, draw_commands
+from autobatch.models.data.compounds import draw_compounds
 from autobatch.models.data.dag import draw_dags, draw_lattices, draw_named_lattices
 from autobatch.models.data.dataset import (
-    FORMATS,
-    GENERATORS,
     Dataset,
     load_labelled_trees,
     load_lattices,
@@ -31,20 +30,23 @@ from autobatch.models.data.dataset import (
     load_told,
     load_trees,
 )
+from autobatch.models.data.edits import draw_edits
+from autobatch.models.data.gates import draw_circuits
 from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.lattice import Lattice
-from autobatch.models.data.listops import draw_operations, to_brackets
+from autobatch.models.data.listops import draw_operations
 from autobatch.models.data.listops import draw_trees as draw_listops
+from autobatch.models.data.moves import draw_moves
 from autobatch.models.data.picture import Picture
-from autobatch.models.data.python_ast import KINDS, N_CLASSES, VERBS, to_labelled_tree, to_tree
+from autobatch.models.data.python_ast import N_CLASSES
 from autobatch.models.data.scenes import COLOURS, THINGS, draw_scenes
 from autobatch.models.data.sentence import Sentence
+from autobatch.models.data.structures import load_circuits, load_comparisons, load_molecules, load_repeats
 from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_rare_names, draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 from autobatch.models.lattice_lstm_ner import load_character_lattices
 from autobatch.models.metric import find_entities
-from ways import each
 
 DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "listops": draw_listops,
@@ -62,6 +64,10 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "brackets": brackets.draw_brackets,
     "commands": draw_commands,
     "agreement": draw_texts,
+    "compounds": draw_compounds,
+    "edits": draw_edits,
+    "circuits": draw_circuits,
+    "moves": draw_moves,
 }
 
 
@@ -238,93 +244,6 @@ def test_scenes_are_sky_over_one_shore() -> None:
     assert sides == {"sea", "land"}
 
 
-# --- functions ---
-
-
-def tree_of(source: str) -> str:
-    (function,) = ast.parse(source).body
-    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-    return repr(to_tree(function))
-
-
-def kind(name: str) -> int:
-    return list(KINDS).index(name)
-
-
-@each(
-    "source, tree",
-    [
-        ("def size(self): return 1", "None"),
-        ("def get(): 'Only words.'", "None"),
-        ("def get(): pass", "({get} pass)"),
-        ("def _get_it(): return None", "({get} None)"),
-        ("def get(): 'Words.'; return -2.5", "({get} <float>)"),
-        ("async def is_it(x): await x", "({is} ({definition} x) ({name} x))"),
-        (
-            "def set(x): x.y = 10",
-            "({set} ({definition} x) ({assignment} ({attribute} ({name} x) ({attribute} y)) ({constant} <int>)))",
-        ),
-        (
-            "def read(f, n): return g(f, n)",
-            "({read} ({definition} ({name} f) ({name} n)) ({return} ({call} ({name} g) ({name} f)) ({name} n)))",
-        ),
-        (
-            "def add(a): b = a + 1; c(b)",
-            "({add} ({add} ({definition} a) ({assignment} ({name} b) ({operation} ({name} a) ({constant} 1)))) "
-            "({call} ({name} c) ({name} b)))",
-        ),
-    ],
-)
-def test_functions_become_trees(source: str, tree: str) -> None:
-    labels = {verb: len(KINDS) + number for number, verb in enumerate(VERBS)} | {name: kind(name) for name in KINDS}
-    assert tree_of(source) == tree.format(**labels)
-
-
-def test_functions_of_the_library_are_small_and_different() -> None:
-    trees = python_ast.draw_trees(60, np.random.default_rng(0), min_leaves=5, max_leaves=20)
-    assert len({repr(tree) for tree in trees}) == 60
-    for tree in trees:
-        assert 5 <= len(tree.words()) <= 20
-        labels = [node.label for node in tree.postorder()]
-        assert len(KINDS) <= labels[-1] < N_CLASSES
-        assert all(0 <= label < N_CLASSES for label in labels)
-
-
-def test_a_python_without_its_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "wrong.py").write_text("def get(: pass")
-    (tmp_path / "null.py").write_bytes(b"\0")
-    (tmp_path / "other.py").write_text("def other(): pass")
-    monkeypatch.setattr("autobatch.models.data.python_ast.sysconfig.get_path", lambda name: str(tmp_path))
-    with pytest.raises(DataError, match="holds no source of any; use a Python that comes with it"):
-        python_ast.draw_trees(1, np.random.default_rng(0))
-
-
-def test_constructs_have_all_their_parts_as_children() -> None:
-    (function,) = ast.parse("def add(a): b = f(a, 1, 2); c(b); return").body
-    assert isinstance(function, ast.FunctionDef)
-    tree = to_labelled_tree(function)
-    assert tree is not None
-    assert [node.word for node in tree.postorder()] == [
-        "a", "b", "f", "a", "1", "2", "", "", "c", "b", "", "return", ""
-    ]  # fmt: skip
-    assert [(node.label, len(node.children)) for node in tree.postorder() if node.children] == [
-        ("call", 4), ("assignment", 2), ("call", 2), ("add", 4)
-    ]  # fmt: skip
-
-
-def test_operations_are_the_list_operations_with_all_arguments_at_once() -> None:
-    """Their brackets are those of the binary trees, and their values."""
-
-    def write(tree: LabelledTree[str]) -> str:
-        return f"[{' '.join([tree.word, *map(write, tree.children)])}]" if tree.children else tree.word
-
-    binary = draw_listops(100, np.random.default_rng(0))
-    trees = draw_operations(100, np.random.default_rng(0))
-    assert [write(tree) for tree in trees] == list(map(to_brackets, binary))
-    assert [tree.label for tree in trees] == [str(tree.label) for tree in binary]
-    assert all((node.label is None) == (not node.children) for tree in trees for node in tree.postorder())
-
-
 # --- data sets ---
 
 LOADERS = {
@@ -341,6 +260,10 @@ LOADERS = {
     "brackets": load_trees,
     "commands": load_told,
     "agreement": load_texts,
+    "compounds": load_molecules,
+    "edits": load_comparisons,
+    "circuits": load_circuits,
+    "moves": load_repeats,
 }
 
 
@@ -359,6 +282,10 @@ LOADERS = {
         ("brackets", {"n_words": 10, "n_classes": 4}),
         ("agreement", {"n_words": 37}),
         ("commands", {"n_words": 12, "n_labels": 28}),
+        ("compounds", {"n_atoms": 5, "n_bonds": 4}),
+        ("edits", {"n_words": 5, "n_classes": 6}),
+        ("circuits", {"n_kinds": 7, "n_tags": 3}),
+        ("moves", {"n_words": 4, "n_tags": 7}),
     ],
 )
 def test_a_generator_is_data(name: str, sizes: dict[str, int]) -> None:

@@ -18,7 +18,7 @@ TO_EAGER = 1e-10
 TO_TWIN = 1e-9
 
 SCORING = [*CASES, *MORE]
-DECIDING = [case for case in MORE if find_model(case.name).predictor != "scores"] + AWAITING
+DECIDING = [case for case in MORE if find_model(case.model).predictor != "scores"] + AWAITING
 
 every_case = pytest.mark.parametrize("case", [*SCORING, *AWAITING], ids=lambda case: case.name)
 scoring_case = pytest.mark.parametrize("case", SCORING, ids=lambda case: case.name)
@@ -28,10 +28,10 @@ every_policy = each("policy", POLICIES)
 
 
 def relative(found: Any, expected: Any) -> float:
-    """The largest difference, relative to the largest expected number."""
+    """The largest difference, relative to the largest expected number; as it is where zeros are expected."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape
-    return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
+    return float(np.max(np.abs(found - expected)) / (np.max(np.abs(expected)) or 1.0))
 
 
 @every_case
@@ -81,7 +81,7 @@ def test_decisions_are_the_twins(case: Case) -> None:
     """After some steps of training, so that decisions differ from instance to instance; eagerly and in rounds."""
     model, instances = case.draw(0, n_instances=12, dim=8)
     train(model, instances, n_steps=20)
-    twin, spec = case.make_twin(model.state_dict()), find_model(case.name)
+    twin, spec = case.make_twin(model.state_dict()), find_model(case.model)
     given, predictor = [spec.given(instance) for instance in instances], getattr(model, spec.predictor)
     expected = [getattr(twin, spec.predictor)(one) for one in given]
     assert len(set(map(repr, expected))) > 2

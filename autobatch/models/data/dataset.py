@@ -198,8 +198,6 @@ TEXTS = Format(
         "agreement": Generator("sentences whose verb agrees with a noun that may be far away", agreement.draw_texts)
     },
 )
-FORMATS = TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, TOLD, TEXTS
-GENERATORS: Mapping[str, Generator] = dict(chain.from_iterable(form.generators.items() for form in FORMATS))
 
 
 def load_trees(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
@@ -209,7 +207,7 @@ def load_trees(data: str, rng: np.random.Generator, vocabularies: Mapping[str, V
         DataError: there is no such data, or it is malformed.
     """
     train, dev, sizes = TREES.find(data, rng)
-    known = vocabularies or {"words": _count(tree.words() for tree in train)}
+    known = vocabularies or {"words": count_words(tree.words() for tree in train)}
     encode = known["words"].encode
     sizes = {"n_words": len(known["words"]), **sizes}
     return Dataset(data, [encode(tree) for tree in train], [encode(tree) for tree in dev], known, sizes)
@@ -225,8 +223,8 @@ def load_labelled_trees(
     """
     train, dev, sizes = LABELLED_TREES.find(data, rng)
     known = vocabularies or {
-        "words": _count((node.word for node in tree.postorder()) for tree in train),
-        "labels": _count(
+        "words": count_words((node.word for node in tree.postorder()) for tree in train),
+        "labels": count_words(
             ((node.label for node in tree.postorder() if node.label is not None) for tree in train), min_count=1
         ),
     }
@@ -235,7 +233,7 @@ def load_labelled_trees(
     def encode(tree: LabelledTree[str]) -> LabelledTree[int]:
         return tree.map(word, label)
 
-    return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**_lengths(known), **sizes})
+    return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**count_lengths(known), **sizes})
 
 
 def load_sentences(
@@ -248,15 +246,15 @@ def load_sentences(
     """
     train, dev, sizes = SENTENCES.find(data, rng)
     known = vocabularies or {
-        "words": _count(sentence.words for sentence in train),
-        "tags": _count((sentence.tags for sentence in train), min_count=1),
+        "words": count_words(sentence.words for sentence in train),
+        "tags": count_words((sentence.tags for sentence in train), min_count=1),
     }
     word, tag = known["words"].id, known["tags"].id
 
     def encode(sentence: Sentence[str]) -> Sentence[int]:
         return Sentence([word(w) for w in sentence.words], [tag(t) for t in sentence.tags])
 
-    return Dataset(data, [encode(s) for s in train], [encode(s) for s in dev], known, {**_lengths(known), **sizes})
+    return Dataset(data, [encode(s) for s in train], [encode(s) for s in dev], known, {**count_lengths(known), **sizes})
 
 
 def load_spelled_sentences(
@@ -269,9 +267,9 @@ def load_spelled_sentences(
     """
     train, dev, sizes = SENTENCES.find(data, rng)
     known = vocabularies or {
-        "words": _count((sentence.words for sentence in train), MIN_COUNT_READ_WHOLE),
-        "characters": _count(word for sentence in train for word in sentence.words),
-        "tags": _count((sentence.tags for sentence in train), min_count=1),
+        "words": count_words((sentence.words for sentence in train), MIN_COUNT_READ_WHOLE),
+        "characters": count_words(word for sentence in train for word in sentence.words),
+        "tags": count_words((sentence.tags for sentence in train), min_count=1),
     }
     word, character, tag = known["words"].id, known["characters"].id, known["tags"].id
 
@@ -281,7 +279,7 @@ def load_spelled_sentences(
     def encode(sentence: Sentence[str]) -> SpelledSentence:
         return SpelledSentence([read(w) for w in sentence.words], [tag(t) for t in sentence.tags])
 
-    return Dataset(data, [encode(s) for s in train], [encode(s) for s in dev], known, {**_lengths(known), **sizes})
+    return Dataset(data, [encode(s) for s in train], [encode(s) for s in dev], known, {**count_lengths(known), **sizes})
 
 
 def load_lattices(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
@@ -292,9 +290,9 @@ def load_lattices(data: str, rng: np.random.Generator, vocabularies: Mapping[str
     """
     train, dev, sizes = LATTICES.find(data, rng)
     known = vocabularies or {
-        "characters": _count(lattice.characters() for lattice in train),
-        "words": _count(lattice.words() for lattice in train),
-        "tags": _count((lattice.tags[1:] for lattice in train), min_count=1),
+        "characters": count_words(lattice.characters() for lattice in train),
+        "words": count_words(lattice.words() for lattice in train),
+        "tags": count_words((lattice.tags[1:] for lattice in train), min_count=1),
     }
     character, word, tag = known["characters"].id, known["words"].id, known["tags"].id
 
@@ -307,7 +305,7 @@ def load_lattices(data: str, rng: np.random.Generator, vocabularies: Mapping[str
             ],
         )
 
-    return Dataset(data, [encode(x) for x in train], [encode(x) for x in dev], known, {**_lengths(known), **sizes})
+    return Dataset(data, [encode(x) for x in train], [encode(x) for x in dev], known, {**count_lengths(known), **sizes})
 
 
 def load_pictures(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
@@ -318,15 +316,15 @@ def load_pictures(data: str, rng: np.random.Generator, vocabularies: Mapping[str
     """
     train, dev, sizes = PICTURES.find(data, rng)
     known = vocabularies or {
-        "words": _count(picture.words() for picture in train),
-        "tags": _count((picture.tags() for picture in train), min_count=1),
+        "words": count_words(picture.words() for picture in train),
+        "tags": count_words((picture.tags() for picture in train), min_count=1),
     }
     word, tag = known["words"].id, known["tags"].id
 
     def encode(picture: Picture[str]) -> Picture[int]:
         return picture.map(word, tag)
 
-    return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**_lengths(known), **sizes})
+    return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**count_lengths(known), **sizes})
 
 
 def load_pairs(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
@@ -337,15 +335,15 @@ def load_pairs(data: str, rng: np.random.Generator, vocabularies: Mapping[str, V
     """
     train, dev, sizes = PAIRS.find(data, rng)
     known = vocabularies or {
-        "source_words": _count(pair.source for pair in train),
-        "target_words": _count(pair.target for pair in train),
+        "source_words": count_words(pair.source for pair in train),
+        "target_words": count_words(pair.target for pair in train),
     }
     source, target = known["source_words"].id, known["target_words"].id
 
     def encode(pair: Pair[str]) -> Pair[int]:
         return Pair([source(w) for w in pair.source], [target(w) for w in pair.target], pair.reference)
 
-    return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**_lengths(known), **sizes})
+    return Dataset(data, [encode(p) for p in train], [encode(p) for p in dev], known, {**count_lengths(known), **sizes})
 
 
 def load_told(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
@@ -356,15 +354,15 @@ def load_told(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vo
     """
     train, dev, sizes = TOLD.find(data, rng)
     known = vocabularies or {
-        "words": _count(told.words for told in train),
-        "labels": _count((node.label for node in told.tree.preorder()) for told in train),
+        "words": count_words(told.words for told in train),
+        "labels": count_words((node.label for node in told.tree.preorder()) for told in train),
     }
     word, label = known["words"].id, known["labels"].id
 
     def encode(told: Told[str]) -> Told[int]:
         return Told([word(w) for w in told.words], told.tree.map(label))
 
-    return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**_lengths(known), **sizes})
+    return Dataset(data, [encode(t) for t in train], [encode(t) for t in dev], known, {**count_lengths(known), **sizes})
 
 
 def load_texts(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None) -> Dataset:
@@ -374,20 +372,22 @@ def load_texts(data: str, rng: np.random.Generator, vocabularies: Mapping[str, V
         DataError: there is no such data, or it is malformed.
     """
     train, dev, sizes = TEXTS.find(data, rng)
-    known = vocabularies or {"words": _count(train)}
+    known = vocabularies or {"words": count_words(train)}
     word = known["words"].id
     train, dev = ([[word(w) for w in text] for text in part] for part in (train, dev))
-    return Dataset(data, train, dev, known, {**_lengths(known), **sizes})
+    return Dataset(data, train, dev, known, {**count_lengths(known), **sizes})
+
+
+def count_words(words: Iterable[Iterable[str]], min_count: int = MIN_COUNT) -> Vocabulary:
+    """Collect the words of training instances that occur often enough."""
+    return Vocabulary.count(chain.from_iterable(words), min_count)
+
+
+def count_lengths(vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
+    """Give the sizes that a model needs to know of vocabularies: `n_words` of "words"."""
+    return {f"n_{name}": len(vocabulary) for name, vocabulary in vocabularies.items()}
 
 
 def _hold_out(instances: list[Any], one_in: int) -> tuple[list[Any], list[Any]]:
     n_train = len(instances) - len(instances) // one_in
     return instances[:n_train], instances[n_train:]
-
-
-def _count(words: Iterable[Iterable[str]], min_count: int = MIN_COUNT) -> Vocabulary:
-    return Vocabulary.count(chain.from_iterable(words), min_count)
-
-
-def _lengths(vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
-    return {f"n_{name}": len(vocabulary) for name, vocabulary in vocabularies.items()}

@@ -1,0 +1,83 @@
+"""Directed acyclic graphs of nodes of several kinds, with a tag at every node, one a line.
+
+    true()|1 false()|0 or(0,1)|1 not(2)|0 and(0,2,3)|0
+
+A token is the kind of a node, in brackets the nodes before it that it reads, `|` and a tag; nodes are numbered from 0.
+A kind may hold any character but blanks, brackets and `|`. Blank lines are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from autobatch.errors import DataError
+from autobatch.models.data.lines import Line, read_lines
+
+W = TypeVar("W")
+
+_TOKEN = re.compile("[^ ]+")
+_NUMBER = "(?:0|[1-9][0-9]{0,8})"
+_PARTS = re.compile(rf"([^()|]+)\(((?:{_NUMBER}(?:,{_NUMBER})*)?)\)\|([^|]+)", re.DOTALL)
+_EXAMPLE = "such as true()|1 not(0)|0"
+
+
+@dataclass(frozen=True)
+class Circuit(Generic[W]):
+    """Nodes in an order in which each comes after those that it reads; kinds and tags are ints after encoding.
+
+    Attributes:
+        kinds: what each node is.
+        inputs: the nodes that each reads, of any number, all before it.
+        tags: what is to be said of each.
+    """
+
+    kinds: list[W]
+    inputs: list[list[int]]
+    tags: list[W]
+
+    def __str__(self) -> str:
+        read = [",".join(map(str, inputs)) for inputs in self.inputs]
+        return " ".join(map("{}({})|{}".format, self.kinds, read, self.tags))
+
+
+def read_circuits(path: Path) -> list[Circuit[str]]:
+    """Read every graph of a file.
+
+    Args:
+        path: a UTF-8 text file, one graph a line.
+
+    Raises:
+        DataError: the file cannot be read, holds no graph, or a line is malformed; names file, line and column.
+    """
+    circuits = [parse_circuit(line) for line in read_lines(path, "circuits") if line.text.strip(" ")]
+    if not circuits:
+        raise DataError(f"cannot read circuits from {path}: the file holds none; expected one a line, {_EXAMPLE}.")
+    return circuits
+
+
+def parse_circuit(line: Line) -> Circuit[str]:
+    """Read one graph.
+
+    Raises:
+        DataError: a token is no node, or reads one that is not before it; names the place and the column of the token.
+
+    >>> parse_circuit(Line(Path("x.txt"), 1, "true()|1 false()|0 or(0,1)|1")).inputs
+    [[], [], [0, 1]]
+    """
+    circuit = Circuit[str]([], [], [])
+    for number, token in enumerate(_TOKEN.finditer(line.text)):
+        parts = _PARTS.fullmatch(token[0])
+        if parts is None:
+            expected = f"a kind, the nodes that it reads in brackets, '|' and a tag, {_EXAMPLE}"
+            raise line.fault("a circuit", token.start(), expected)
+        inputs = [int(node) for node in parts[2].split(",")] if parts[2] else []
+        if any(node >= number for node in inputs):
+            expected = f"a node that reads nodes before it, 0 to {number - 1}" if number else "a node that reads none"
+            raise line.fault("a circuit", token.start(), expected)
+        circuit.kinds.append(parts[1])
+        circuit.inputs.append(inputs)
+        circuit.tags.append(parts[3])
+    return circuit

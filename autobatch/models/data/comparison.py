@@ -1,0 +1,70 @@
+"""Two texts and what there is to say about both, three parts of a line with tabs between them.
+
+    a cat sleeps<tab>an animal sleeps<tab>entailment
+
+Words are separated by plain spaces; each text has one or more. Blank lines are skipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from autobatch.errors import DataError
+from autobatch.models.data.lines import Line, read_lines
+
+W = TypeVar("W")
+
+_EXPECTED = "a word of the first text", "a tab and a word of the second text", "a tab and a label"
+
+
+@dataclass(frozen=True)
+class Comparison(Generic[W]):
+    """Two texts, of a word or more, and a label: strings as read, ints after encoding by vocabularies."""
+
+    left: list[W]
+    right: list[W]
+    label: W
+
+    def __str__(self) -> str:
+        return "\t".join([" ".join(map(str, self.left)), " ".join(map(str, self.right)), str(self.label)])
+
+
+def read_comparisons(path: Path) -> list[Comparison[str]]:
+    """Read every pair of texts of a file, with its label.
+
+    Args:
+        path: a UTF-8 text file, two texts and a label in each line.
+
+    Raises:
+        DataError: the file cannot be read, holds no pair, or a line is malformed; names file, line and column.
+    """
+    read = [parse_comparison(line) for line in read_lines(path, "pairs of texts") if line.text.strip(" ")]
+    if not read:
+        raise DataError(
+            f"cannot read pairs of texts from {path}: the file holds none; expected two texts and a label in each line."
+        )
+    return read
+
+
+def parse_comparison(line: Line) -> Comparison[str]:
+    """Read two texts and a label.
+
+    Raises:
+        DataError: a part is missing or one is too many; names the place, the column and what was expected.
+
+    >>> parse_comparison(Line(Path("x.txt"), 1, "a b c\\ta c\\tshorter"))
+    Comparison(left=['a', 'b', 'c'], right=['a', 'c'], label='shorter')
+    """
+    parts, here = list[list[str]](), 0
+    for expected in _EXPECTED:
+        part = line.text[here:].partition("\t")[0]
+        parts.append([word for word in part.split(" ") if word])
+        if not parts[-1]:
+            raise line.fault("a pair of texts", min(here, len(line.text)), expected)
+        here += len(part) + 1
+    if here <= len(line.text):
+        raise line.fault("a pair of texts", here - 1, "the end of the line after two texts and a label")
+    left, right, label = parts
+    return Comparison(left, right, " ".join(label))

@@ -1,0 +1,177 @@
+"""Molecules with a number to predict, one a line, written in SMILES: `CC(=O)O -4.48`.
+
+A letter is an atom, hydrogens are left out; `=`, `#` and `:` before an atom are its bond; brackets hold a branch; two
+atoms with one digit are bonded, which closes a ring. Lower-case atoms are aromatic. An atom in square brackets, such as
+`[NH3+]`, is a kind of its own; the side on which `/` and `\\` place atoms is not kept. Blanks, tabs or a comma separate
+the molecule from the number. Blank lines are skipped.
+
+Source of the form: Weininger 1988, SMILES, a chemical language and information system.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from autobatch.errors import DataError
+from autobatch.models.data.lines import Line, read_lines
+
+W = TypeVar("W")
+
+SINGLE, DOUBLE, TRIPLE, AROMATIC = "-", "=", "#", ":"
+_TOKEN = re.compile(
+    r"(?P<atom>Cl|Br|[BCNOPSFIbcnops*]|\[[^][ \t,]+\])|(?P<bond>[-=#$:/\\])|(?P<ring>[0-9]|%[0-9]{2})|."
+)
+_MOLECULE = re.compile(r"[^ \t,]*")
+_BLANKS = re.compile(r"[ \t]*,?[ \t]*")
+_EXAMPLE = "such as CC(=O)O"
+
+
+@dataclass(frozen=True)
+class Molecule(Generic[W]):
+    """A graph whose nodes are atoms and whose edges are bonds: strings as read, ints after encoding by vocabularies.
+
+    Attributes:
+        atoms: the kind of each atom.
+        bonds: two atoms by number, the earlier one first, and the kind of bond; a pair has one at most.
+        target: the number to predict.
+    """
+
+    atoms: list[W]
+    bonds: list[tuple[int, int, W]]
+    target: float
+
+    def neighbours(self) -> list[list[tuple[int, W]]]:
+        """List, for each atom, the atoms that are bonded to it, each with the kind of bond."""
+        near: list[list[tuple[int, W]]] = [[] for _ in self.atoms]
+        for one, other, bond in self.bonds:
+            near[one].append((other, bond))
+            near[other].append((one, bond))
+        return near
+
+
+def read_molecules(path: Path) -> list[Molecule[str]]:
+    """Read every molecule of a file, with its number.
+
+    Args:
+        path: a UTF-8 text file, a molecule in SMILES and a number in each line.
+
+    Raises:
+        DataError: the file cannot be read, holds no molecule, or a line is malformed; names file, line and column.
+    """
+    molecules = [parse_molecule(line) for line in read_lines(path, "molecules") if line.text.strip(" \t")]
+    if not molecules:
+        raise DataError(
+            f"cannot read molecules from {path}: the file holds none; expected one a line, {_EXAMPLE} -4.5."
+        )
+    return molecules
+
+
+def parse_molecule(line: Line) -> Molecule[str]:
+    """Read a molecule and its number.
+
+    Raises:
+        DataError: malformed text; names the place, the column, what was expected and what was found.
+
+    >>> parse_molecule(Line(Path("x.txt"), 1, "C1CC1=O 0.5"))
+    Molecule(atoms=['C', 'C', 'C', 'O'], bonds=[(0, 1, '-'), (0, 2, '-'), (1, 2, '-'), (2, 3, '=')], target=0.5)
+    """
+    found = _MOLECULE.match(line.text, len(line.text) - len(line.text.lstrip(" \t")))
+    assert found is not None
+    reader = _Reader(line)
+    for token in _TOKEN.finditer(line.text, found.start(), found.end()):
+        reader.take(token)
+    reader.end(found.end())
+    blanks = _BLANKS.match(line.text, found.end())
+    assert blanks is not None
+    bonds = sorted(reader.bonds, key=lambda bond: (bond[1], bond[0]))
+    return Molecule(reader.atoms, bonds, _read_number(line, blanks.end()))
+
+
+def _read_number(line: Line, start: int) -> float:
+    try:
+        number = float(line.text[start:])
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise line.fault("a molecule", start, "a number after the molecule, and the end of the line")
+    return number
+
+
+@dataclass
+class _Reader:
+    """What has been read of a molecule, from the left."""
+
+    line: Line
+    atoms: list[str] = field(default_factory=list)
+    bonds: list[tuple[int, int, str]] = field(default_factory=list)
+    joined: set[tuple[int, int]] = field(default_factory=set)
+    """The atoms of each bond, the earlier one first."""
+    before: int | None = None
+    """The atom that the next one is bonded to."""
+    bond: str = ""
+    """Written since the last atom."""
+    branches: list[tuple[int, int]] = field(default_factory=list)
+    """The atoms where open brackets began, and the columns of these."""
+    rings: dict[str, tuple[int, str, int]] = field(default_factory=dict)
+    """For the digit of an open ring its atom, its bond if that was written, and the column."""
+
+    def take(self, token: re.Match[str]) -> None:
+        """Read one more token."""
+        text, here = token[0], token.start()
+        if token["atom"]:
+            self.atoms.append(text)
+            if self.before is not None:
+                self.join(self.before, len(self.atoms) - 1, self.bond)
+            self.before, self.bond = len(self.atoms) - 1, ""
+        elif self.before is None:
+            raise self.fault(here, f"an atom, {_EXAMPLE}")
+        elif token["ring"]:
+            self.close_ring(text, self.before, here)
+        elif self.bond:
+            raise self.fault(here, f"an atom or the digit of a ring after {self.bond!r}")
+        elif token["bond"]:
+            self.bond = text
+        elif text == "(":
+            self.branches.append((self.before, here))
+        elif text == ")" and self.branches:
+            self.before, _ = self.branches.pop()
+        elif text == ".":
+            self.before = None
+        else:
+            raise self.fault(here, f"an atom, a bond, a branch in brackets or the digit of a ring, {_EXAMPLE}")
+
+    def close_ring(self, digit: str, atom: int, here: int) -> None:
+        """Begin a ring, or end it by a bond between its two atoms."""
+        if digit in self.rings:
+            other, bond, _ = self.rings.pop(digit)
+            if other == atom or (other, atom) in self.joined:
+                raise self.fault(here, "the digit of a ring of three or more atoms")
+            self.join(other, atom, self.bond or bond)
+        else:
+            self.rings[digit] = atom, self.bond, here
+        self.bond = ""
+
+    def join(self, one: int, other: int, written: str) -> None:
+        """Bond an atom to a later one; a bond that is not written is aromatic between aromatic atoms, else single."""
+        aromatic = all(self.atoms[atom].lstrip("[0123456789")[:1].islower() for atom in (one, other))
+        bond = written.replace("/", SINGLE).replace("\\", SINGLE) or (AROMATIC if aromatic else SINGLE)
+        self.bonds.append((one, other, bond))
+        self.joined.add((one, other))
+
+    def end(self, here: int) -> None:
+        """Refuse a molecule that lacks something at its end."""
+        if self.before is None or self.bond:
+            raise self.fault(here, f"an atom, {_EXAMPLE}")
+        if self.branches:
+            raise self.fault(here, f"')' for the branch that begins in column {self.branches[-1][1] + 1}")
+        if self.rings:
+            digit, (_, _, column) = next(iter(self.rings.items()))
+            raise self.fault(here, f"a second {digit} for the ring that begins in column {column + 1}")
+
+    def fault(self, position: int, expected: str) -> DataError:
+        """The error that something was expected at a position."""
+        return self.line.fault("a molecule", position, expected)

@@ -1,0 +1,99 @@
+"""Cells of several types over a random directed acyclic graph, one instance at a time.
+
+    h_v = tanh(V_k tanh(U_k Σ_w h_w + b_k) + c_k)     k is the kind of node v, w the nodes that it reads
+
+Each kind has parameters of its own, and so a type of its own for batching. Kinds come in any order and read nodes of
+any kind, so that which type to run next is a real choice: the more are ready of one, the fewer batches there are.
+
+Source: none but ours; it is the problem of batching in its general form, as in section 2 of Chen, Fegade, Chen, Gibbons
+and Mowry 2023, ED-Batch (arXiv:2302.03851).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import autobatch as ab
+from autobatch.models.data.circuit import Circuit
+from autobatch.models.data.structures import CIRCUITS, load_circuits
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.metric import count_tags, pick_best, predict_tags
+from autobatch.models.spec import Counts, ModelSpec
+
+
+class Kind(ab.Module):
+    """The parameters of one kind of node: two layers of width `dim`."""
+
+    def __init__(self, dim: int, rng: np.random.Generator) -> None:
+        self.inner = ab.Linear(dim, dim, rng=rng)
+        self.outer = ab.Linear(dim, dim, rng=rng)
+
+
+class RandomDag(ab.Module):
+    """Two layers for each kind of node, and one output layer for all.
+
+    Args:
+        n_kinds: kinds of nodes are 0 to n_kinds - 1.
+        n_tags: C, tags are 0 to C - 1.
+        dim: H, width of states.
+        rng: draws the initial parameters.
+    """
+
+    def __init__(self, n_kinds: int, n_tags: int, dim: int, rng: np.random.Generator) -> None:
+        self.kinds = [Kind(dim, rng) for _ in range(n_kinds)]
+        self.output = ab.Linear(dim, n_tags, rng=rng)
+        self.dim = dim
+
+    @ab.cell
+    def node(self, kind: Kind, inputs: Sequence[Any]) -> Any:
+        """Compute the state of a node (H,) from those that it reads, which may be none."""
+        total = ab.sum_n(inputs, shape=(self.dim,))
+        return ab.tanh(kind.outer(ab.tanh(kind.inner(total))))
+
+    @ab.cell
+    def tag_loss(self, h: Any, tag: int) -> Any:
+        """Compare a node with its tag: a scalar."""
+        return ab.cross_entropy(self.output(h), tag)
+
+    @ab.cell
+    def tag_scores(self, h: Any) -> Any:
+        """Score the tags of a node: logits (C,)."""
+        return self.output(h)
+
+    def states(self, circuit: Circuit[int]) -> list[Any]:
+        """Compute the states of all nodes, in their order."""
+        states: list[Any] = []
+        for kind, inputs in zip(circuit.kinds, circuit.inputs, strict=True):
+            states.append(self.node(self.kinds[kind], [states[node] for node in inputs]))
+        return states
+
+    def loss(self, circuit: Circuit[int]) -> Any:
+        """Sum the cross-entropies of all nodes: a scalar."""
+        return ab.sum_n([self.tag_loss(h, tag) for h, tag in zip(self.states(circuit), circuit.tags, strict=True)])
+
+    def scores(self, circuit: Circuit[int]) -> Any:
+        """Score the tags of all nodes: a list of (C,)."""
+        return [self.tag_scores(h) for h in self.states(circuit)]
+
+
+def count_correct(outputs: Any, circuits: Sequence[Circuit[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
+    """Count right and all tags, and the circuits whose tags are all right, of logits per circuit and node."""
+    pairs = list(zip(pick_best(outputs), [circuit.tags for circuit in circuits], strict=True))
+    n_right = sum(found == tags for found, tags in pairs)
+    return {"tag_accuracy": count_tags(*zip(*pairs, strict=True)), "exact": (n_right, len(pairs))}
+
+
+SPEC = ModelSpec(
+    name="random-dag",
+    summary="cells of several types over a random directed acyclic graph, tagging its nodes",
+    model=RandomDag,
+    generators=tuple(CIRCUITS.generators),
+    reads=CIRCUITS.reads,
+    default_data="circuits",
+    load=load_circuits,
+    count_correct=count_correct,
+    predict=predict_tags,
+)

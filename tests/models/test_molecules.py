@@ -1,0 +1,145 @@
+"""Molecules: their reader, those that are drawn, and the graph network; test_twins.py compares it with its twin."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.errors import DataError
+from autobatch.models.data.compounds import KJ_PER_EV, ORDER, VALENCE, draw_compounds
+from autobatch.models.data.lines import Line
+from autobatch.models.data.molecule import Molecule, parse_molecule
+from autobatch.models.graph_network import SPEC, GraphNetwork
+from autobatch.models.metric import count_squares, explained_variance
+from ways import each
+
+RING = (0, 1), (0, 2), (1, 2)
+
+
+def parse(text: str) -> Molecule[str]:
+    return parse_molecule(Line(Path("m.txt"), 7, text))
+
+
+@each(
+    "text, atoms, bonds",
+    [
+        ("C 1", "C", []),
+        ("CCl 1", "C Cl", [(0, 1, "-")]),
+        ("CC(=O)N,1", "C C O N", [(0, 1, "-"), (1, 2, "="), (1, 3, "-")]),
+        ("C(F)(F)C#N\t1", "C F F C N", [(0, 1, "-"), (0, 2, "-"), (0, 3, "-"), (3, 4, "#")]),
+        (" OC1CC1 , 1 ", "O C C C", [(0, 1, "-"), (1, 2, "-"), (1, 3, "-"), (2, 3, "-")]),
+        ("C%12CC=%12 1", "C C C", [(0, 1, "-"), (0, 2, "="), (1, 2, "-")]),
+        ("c1cO1 1", "c c O", [(0, 1, ":"), (0, 2, "-"), (1, 2, "-")]),
+        ("c1c[nH]1 1", "c c [nH]", [(0, 1, ":"), (0, 2, ":"), (1, 2, ":")]),
+        ("F/C=C\\F 1", "F C C F", [(0, 1, "-"), (1, 2, "="), (2, 3, "-")]),
+        ("[NH4+].Cl 1", "[NH4+] Cl", []),
+        ("C1CC1C1CC1 1", "C C C C C C", [(a, b, "-") for a, b in (*RING, (2, 3), (3, 4), (3, 5), (4, 5))]),
+    ],
+)  # fmt: skip
+def test_a_molecule_is_its_atoms_and_bonds(text: str, atoms: str, bonds: list[tuple[int, int, str]]) -> None:
+    assert parse(text) == Molecule(atoms.split(), bonds, 1.0)
+
+
+def test_neighbours_know_each_other() -> None:
+    assert parse("CC(=O)N -2.5").neighbours() == [[(1, "-")], [(0, "-"), (2, "="), (3, "-")], [(1, "=")], [(1, "-")]]
+
+
+@each(
+    "text, column, expected, found",
+    [
+        ("(C) 1", 1, "an atom, such as CC(=O)O", "'('"),
+        ("C..C 1", 3, "an atom, such as CC(=O)O", "'.C'"),
+        ("C= 1", 3, "an atom, such as CC(=O)O", "' '"),
+        ("C==C 1", 3, "an atom or the digit of a ring after '='", "'=C'"),
+        ("CQ 1", 2, "an atom, a bond, a branch in brackets or the digit of a ring, such as CC(=O)O", "'Q'"),
+        ("C)C 1", 2, "an atom, a bond, a branch in brackets or the digit of a ring, such as CC(=O)O", "')'"),
+        ("C(C 1", 4, "')' for the branch that begins in column 2", "' '"),
+        ("C1CC 1", 5, "a second 1 for the ring that begins in column 2", "' '"),
+        ("C11 1", 3, "the digit of a ring of three or more atoms", "'1'"),
+        ("C1C1 1", 4, "the digit of a ring of three or more atoms", "'1'"),
+        ("CC", 3, "a number after the molecule, and the end of the line", "the end of the line"),
+        ("CC 1 2", 4, "a number after the molecule, and the end of the line", "'1'"),
+        ("CC nan", 4, "a number after the molecule, and the end of the line", "'nan'"),
+    ],
+)
+def test_a_malformed_molecule_is_named(text: str, column: int, expected: str, found: str) -> None:
+    with pytest.raises(DataError) as caught:
+        parse(text)
+    assert str(caught.value) == (
+        f"cannot read a molecule from m.txt, line 7, column {column}: expected {expected}, found {found}."
+    )
+
+
+def test_drawn_molecules_obey_valences_and_have_the_heat_of_their_bonds_and_ring() -> None:
+    """Their rings are found again by networkx; the heat is summed anew, over all atoms with their hydrogens."""
+    sizes: Counter[int] = Counter()
+    for molecule in draw_compounds(300, np.random.default_rng(5)):
+        graph = nx.MultiGraph()
+        for atom, kind in enumerate(molecule.atoms):
+            graph.add_node(atom, kind=kind)
+        graph.add_edges_from((one, other, {"kind": kind}) for one, other, kind in molecule.bonds)
+        assert nx.is_connected(graph)
+        assert all("C" in (molecule.atoms[one], molecule.atoms[other]) for one, other, _ in molecule.bonds)
+        rings = nx.cycle_basis(nx.Graph(graph))
+        assert len(rings) <= 1
+        sizes.update(map(len, rings))
+        assert molecule.target == pytest.approx(heat_again(graph, rings))
+    assert set(sizes) == {3, 4, 5, 6}
+    assert 0.4 < sizes.total() / 300 < 0.6
+
+
+def heat_again(graph: nx.MultiGraph, rings: list[list[int]]) -> float:
+    """Break all bonds into atoms, and make the elements of them: electronvolts."""
+    energies = {
+        ("C", "C", 1): 345, ("C", "C", 2): 611, ("C", "C", 3): 837, ("C", "N", 1): 290, ("C", "N", 2): 615,
+        ("C", "N", 3): 891, ("C", "O", 1): 350, ("C", "O", 2): 741, ("C", "F", 1): 439, ("C", "H", 1): 415,
+        ("H", "N", 1): 390, ("H", "O", 1): 464,
+    }  # fmt: skip
+    full = graph.copy()
+    for atom, kind in graph.nodes(data="kind"):
+        n_hydrogens = VALENCE[kind] - sum(ORDER[bond] for *_, bond in graph.edges(atom, data="kind"))
+        assert n_hydrogens >= 0
+        for number in range(n_hydrogens):
+            full.add_node((atom, number), kind="H")
+            full.add_edge(atom, (atom, number), kind="-")
+    kinds = dict(full.nodes(data="kind"))
+    made = sum({"C": 717, "N": 473, "O": 249, "F": 79, "H": 218}[kind] for kind in kinds.values())
+    broken = sum(energies[*sorted((kinds[a], kinds[b])), ORDER[bond]] for a, b, bond in full.edges(data="kind"))
+    strain = sum({3: 115, 4: 110}.get(len(ring), 0) for ring in rings)
+    return (made - broken + strain) / KJ_PER_EV
+
+
+def test_an_atom_sends_one_message_along_all_bonds_of_a_kind() -> None:
+    """Acetamide has two kinds of bonds at its second atom, so 5 messages in each of 4 steps."""
+    model = GraphNetwork(n_atoms=4, n_bonds=3, dim=3, rng=np.random.default_rng(0))
+    loss = ab.batched(model.loss)
+    loss([Molecule([1, 1, 2, 3], [(0, 1, 1), (1, 2, 2), (1, 3, 1)], 0.0)])
+    assert loss.last is not None
+    graph = loss.last.graph
+    names = [graph.types.names[kind] for kind in graph.type_id]
+    sent = [name for name in names if name.startswith("send")]
+    assert len(sent) == 5 * 4
+    assert len(set(sent)) == 2
+
+
+def test_explained_variance_adds_up_over_mini_batches() -> None:
+    rng = np.random.default_rng(0)
+    meant = rng.standard_normal(50) + 3.0
+    found = meant + 0.3 * rng.standard_normal(50)
+    parts = [count_squares(found[part], meant[part].tolist()) for part in (slice(20), slice(20, None))]
+    summed = [sum(both) for both in zip(*parts, strict=True)]
+    expected = 1 - ((found - meant) ** 2).mean() / meant.var()
+    assert explained_variance(*summed) == pytest.approx(expected, rel=1e-12)
+    assert explained_variance(*count_squares([2.0], [2.0])) == 1.0
+    assert explained_variance(*count_squares([2.5], [2.0])) == 0.0
+    assert explained_variance(0, 0.0, 0.0, 0.0) == 1.0
+
+
+def test_numbers_are_predicted() -> None:
+    assert SPEC.predict is not None
+    assert SPEC.predict(np.array([0.5, -1.0], np.float32), [], {}) == [{"value": 0.5}, {"value": -1.0}]
