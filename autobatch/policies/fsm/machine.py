@@ -117,8 +117,8 @@ class Fsm(Directed):
             any one machine; planning time grows with their number.
 
     Attributes:
-        unseen, decided: for the last schedule, the batches that the rule decided, and all batches, over all machines
-            and directions.
+        unseen: for the last schedule, the batches that the rule decided, over all machines and directions.
+        decided: all batches of that schedule, over all machines and directions.
         learner: learns from a plan in which the rule decided; None if the tables are fixed.
     """
 
