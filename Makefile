@@ -33,7 +33,7 @@ lint: $(VENV)/development
 	@$(BIN)/lint-imports --no-cache --no-logo
 
 docs: $(VENV)/documents
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html, or see it with search: $(BIN)/python -m http.server --directory site"
 
 clean:
