@@ -7,13 +7,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo test test-all lint docs clean
 
 help:
 	@echo "make demo      train a Tree-LSTM, batched, and compare the batching policies"
 	@echo "make test      linters, type checker, tests, doctests and the packaging test"
 	@echo "make test-all  the same with the slow tests, which include runs for other processors"
 	@echo "make lint      linters and type checker only"
+	@echo "make docs      the documents as a site, in site/"
 	@echo "make clean     remove the virtual environment and all caches"
 
 demo: $(VENV)/runtime
@@ -31,8 +32,12 @@ lint: $(VENV)/development
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache --no-logo
 
+docs: $(VENV)/documents
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html, or see it with search: $(BIN)/python -m http.server --directory site"
+
 clean:
-	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist autobatch.egg-info
+	@rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist autobatch.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/runtime: pyproject.toml $(BIN)/python
@@ -43,6 +48,11 @@ $(VENV)/runtime: pyproject.toml $(BIN)/python
 $(VENV)/development: $(VENV)/runtime
 	@echo "Installing the development tools into $(VENV) (PyTorch takes a while) ..."
 	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/documents: $(VENV)/runtime
+	@echo "Installing MkDocs into $(VENV) ..."
+	@$(PIP) install --editable '.[docs]'
 	@touch $@
 
 $(BIN)/python:

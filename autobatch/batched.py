@@ -46,7 +46,8 @@ class Batched(Engine):
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked.
 
-        An async function runs in rounds, each of which computes what its instances wait for; see `docs/decode.md`.
+        An async function runs in rounds, each of which computes what its instances wait for; `docs/tutorials/decode.md`
+        is a tutorial.
 
         Args:
             instances: whatever the function takes, or graphs from `record_all`.
@@ -58,7 +59,7 @@ class Batched(Engine):
         Raises:
             PlanError: an instance needs more than `max_bytes` alone.
             GraphError: an instance of an async function still waits after `max_rounds`.
-            Whatever the function raises; the first error of an instance, unless `on_error` is "return".
+            Exception: whatever the function raises; the first error of an instance, unless `on_error` is "return".
         """
         read = self._read(instances)
         with run_lock(), self._planned(*read, training=False) as (step, rounds):

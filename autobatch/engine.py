@@ -37,13 +37,17 @@ class Engine:
 
     Attributes:
         last: counts and times of the last call, and of each round of an async function; None before the first.
-        seed, step: what random numbers depend on; `step` counts the calls of value_and_grad.
-        policy, planner, backend: the policy makes schedules, the planner assigns memory, the backend executes.
+        seed: what random numbers depend on.
+        step: what they depend on as well; it counts the calls of value_and_grad.
+        policy: makes schedules.
+        planner: assigns memory.
+        backend: executes.
         max_bytes: what a mini-batch's values may take before it is run in parts; None for no limit.
         precision: of matrix products, see `autobatch.ir.precision`.
         threads: that a mini-batch has, where they are not measured or pinned.
         waiting: how long async programs may wait, and what their errors do.
-        recorder, planning: record instances, and plan mini-batches as given; not to be assigned.
+        recorder: records instances, and knows the types of their nodes; not to be assigned.
+        planning: plans mini-batches as given; not to be assigned.
     """
 
     def __init__(

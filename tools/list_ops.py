@@ -1,4 +1,4 @@
-"""Write `docs/ops.md`, the list of all ops by kind, from their signatures and docstrings."""
+"""Write `docs/reference/ops.md`, all ops by kind, from their signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,30 @@ import autobatch as ab
 from autobatch import ops
 from checkout import ROOT
 
-PAGE = ROOT / "docs" / "ops.md"
+PAGE = ROOT / "docs" / "reference" / "ops.md"
 INTRODUCTION = """# All ops
 
 What a cell's body computes with. Shapes are per node, without a batch axis. `help(ab.tanh)`, or `ab.tanh?` in Jupyter,
-shows the shapes, the gradient and an example of an op.
+shows what this page shows. [Write an op of your own](../tutorials/own_op.md) is a tutorial. The examples need
+
+```python
+>>> import numpy as np
+>>> import autobatch as ab
+```
 """
+ENDING = """
+## Define an op
+
+::: autobatch.ops.define.define_op
+    options: {heading_level: 3}
+
+::: autobatch.ops.define.Op
+    options: {heading_level: 3, members: []}
+"""
+SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
+ARGUMENT = re.compile(r"^    (\w+(?:, \w+)*): ", re.MULTILINE)
+FIELD = re.compile(r"^(\w+): ", re.MULTILINE)
+EXAMPLE = re.compile(r"(?:^>>>.*\n(?:.+\n)*\n?)+", re.MULTILINE)
 
 
 def public_ops() -> dict[str, Any]:
@@ -26,25 +44,43 @@ def public_ops() -> dict[str, Any]:
 
 
 def list_ops() -> str:
-    """The text of the page: a table for each module of ops, with a line for each op."""
+    """The text of the page: for each module of ops a table with a line for each op, then all that there is to say."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for name, op in public_ops().items():
-        full_name = f"ab.{name}" if name in ab.__all__ else f"ab.ops.{name}"
-        summary = " ".join((inspect.getdoc(op) or "").split("\n\n")[0].split()).replace("|", "\\|")
-        kinds[op.__module__].append(f"| `{full_name}{_arguments(op)}` | {summary} |\n")
-    head = "\n\n| op | result |\n|---|---|\n"
-    return INTRODUCTION + "".join(f"\n## {_title(module)}{head}{''.join(kinds[module])}" for module in sorted(kinds))
+        kinds[op.__module__].append(name)
+    return INTRODUCTION + "".join(_list_kind(module, kinds[module]) for module in sorted(kinds)) + ENDING
 
 
-def _arguments(op: Any) -> str:
-    """The arguments of an op without their types, in brackets."""
-    arguments = inspect.signature(op).parameters.values()
-    return str(inspect.Signature([p.replace(annotation=p.empty) for p in arguments]))
+def _list_kind(module: str, names: list[str]) -> str:
+    """The table of one kind of ops, and a section for each."""
+    title = re.split("[:.,]", sys.modules[module].__doc__ or module)[0]
+    lines = [f"| [`{_full_name(name)}`](#{_full_name(name).replace('.', '')}) | {_summary(name)} |\n" for name in names]
+    return f"\n## {title}\n\n| op | result |\n|---|---|\n{''.join(lines)}{''.join(map(_describe, names))}"
 
 
-def _title(module: str) -> str:
-    """What the docstring of a module names first."""
-    return re.split("[:.]", sys.modules[module].__doc__ or module)[0]
+def _full_name(name: str) -> str:
+    return f"ab.{name}" if name in ab.__all__ else f"ab.ops.{name}"
+
+
+def _summary(name: str) -> str:
+    return " ".join((inspect.getdoc(getattr(ops, name)) or "").split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def _describe(name: str) -> str:
+    """The section of an op: its arguments without their types, and its docstring as Markdown."""
+    op = getattr(ops, name)
+    parameters = inspect.signature(op).parameters.values()
+    arguments = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
+    return f"\n### {_full_name(name)}\n\n```python\n{_full_name(name)}{arguments}\n```\n\n{_to_markdown(op.__doc__)}"
+
+
+def _to_markdown(doc: str) -> str:
+    """A docstring as Markdown: sections and fields become paragraphs, arguments a list, examples blocks of code."""
+    text = inspect.cleandoc(doc) + "\n"
+    text = FIELD.sub(r"\n**\1:** ", ARGUMENT.sub(r"- `\1`: ", SECTION.sub(r"**\1:**\n", text)))
+    text = re.sub(r"^ {8}", "  ", text, flags=re.MULTILINE)
+    text = EXAMPLE.sub(lambda found: f"```python\n{found[0].rstrip()}\n```\n", text)
+    return re.sub(r"\n{3,}", "\n\n", text)
 
 
 if __name__ == "__main__":

@@ -72,14 +72,17 @@ class Report:
     Attributes:
         compacted: batches that would be left if superfluous ones were deleted; `batches` counts those that ran.
         lower_bound: batches that no schedule can go below, by `bound_kind`: "chain", or "pairs" for the better one.
-        gap, optimal: by how much `batches` exceeds the bound, and whether they are equal.
-        launches, copied_bytes: as counted by the backend.
-        planned_bytes, buffer_bytes: bytes of the values of the largest part, as planned, and as held by the backend.
-        parts, whole_bytes: the number of parts that the mini-batch ran in, and the bytes of its values as a whole.
+        launches: as counted by the backend.
+        copied_bytes: as counted by the backend.
+        planned_bytes: bytes of the values of the largest part, as planned.
+        buffer_bytes: the same, as held by the backend.
+        parts: the number of parts that the mini-batch ran in.
+        whole_bytes: bytes of the values of the mini-batch as a whole.
         max_bytes: the limit of these bytes; None for no limit.
         unseen_share: the share of batches in which a learned policy did not know the state.
         why: the reason for the policy, unless the user chose it.
-        plan_hit, plan_hit_rate: as in `LastCall`.
+        plan_hit: as in `LastCall`.
+        plan_hit_rate: as in `LastCall`.
         memory: the places of values and the copies; None unless asked for.
         precision: of matrix products.
         decided: how mini-batches of this class run, and why, if that is measured or pinned.

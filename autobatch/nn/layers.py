@@ -192,7 +192,8 @@ class LSTMCell(_RecurrentCell):
     Attributes:
         weight_ih: Parameter of shape (4 H, D): the rows of gate i, then f, g and o.
         weight_hh: Parameter of shape (4 H, H).
-        bias_ih, bias_hh: Parameters of shape (4 H,), or None.
+        bias_ih: Parameter of shape (4 H,), or None.
+        bias_hh: Parameter of shape (4 H,), or None.
 
     Raises:
         ShapeError: a size is below 1.
@@ -243,7 +244,8 @@ class GRUCell(_RecurrentCell):
     Attributes:
         weight_ih: Parameter of shape (3 H, D): the rows of gate r, then z and n.
         weight_hh: Parameter of shape (3 H, H).
-        bias_ih, bias_hh: Parameters of shape (3 H,), or None.
+        bias_ih: Parameter of shape (3 H,), or None.
+        bias_hh: Parameter of shape (3 H,), or None.
 
     Raises:
         ShapeError: a size is below 1.

@@ -1,7 +1,7 @@
 """Batching policies: how a graph becomes a schedule. They see types, edges and counts, never tensors.
 
 To write your own, subclass `FrontierPolicy`, which is asked for a type before every batch, or make a `Policy`, which
-turns the types and edges of a graph (`to_dag`) into a `Schedule`; `docs/guide.md` has an example of both.
+turns the types and edges of a graph (`to_dag`) into a `Schedule`; `docs/tutorials/own_policy.md` has examples of both.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ PUBLISHED: Mapping[str, Any] = MappingProxyType(
         "rival": False,
     }
 )
+"""Options of `learn_policy` for the machine as ED-Batch published it."""
 MACHINE: Mapping[str, Any] = MappingProxyType({"encoding": "sort", "critical": True, "mask": True})
 SETTINGS: Mapping[str, Any] = MappingProxyType({"reward": "critical", "optimism": False})
 EVALUATE_EVERY: Mapping[DeviceName, int] = MappingProxyType({"cpu": QLearning.evaluate_every, "cuda": 16})

@@ -63,7 +63,8 @@ class RoundCounts(NamedTuple):
     """What a round of async programs did.
 
     Attributes:
-        batches, nodes: that it ran; nodes of type `kept`, which only read what an earlier round computed, count too.
+        batches: that it ran.
+        nodes: that it ran; those of type `kept`, which only read what an earlier round computed, count too.
         waited: the instances that waited for it, by their positions in the call.
     """
 

@@ -109,15 +109,16 @@ class Fsm(Directed):
         machine: how it sees and chooses.
         types: its types.
         tables: the learned tables, for "forward", "backward" or both; a direction without a table knows no state.
-        direction, compact: see `Directed`.
+        direction: "forward", "backward" or "both", see `Directed`.
+        compact: delete superfluous batches, see `Directed`.
         about: how it was learned; saved with it.
         weights: of the rule that decides in unknown states.
         rivals: other machines for the same types. All plan, so the kept schedule never has more batches than that of
             any one machine; planning time grows with their number.
 
     Attributes:
-        unseen, decided: for the last schedule, the batches that the rule decided, and all batches, over all machines
-            and directions.
+        unseen: for the last schedule, the batches that the rule decided, over all machines and directions.
+        decided: all batches of that schedule, over all machines and directions.
         learner: learns from a plan in which the rule decided; None if the tables are fixed.
     """
 

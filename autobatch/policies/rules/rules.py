@@ -76,7 +76,8 @@ class Score(Directed):
     lattice and no tree with two kinds of nodes was among them.
 
     Args:
-        direction, compact: see `Directed`.
+        direction: "forward", "backward" or "both", see `Directed`.
+        compact: delete superfluous batches, see `Directed`.
         weights: other weights.
     """
 
