@@ -1,4 +1,7 @@
-"""Every model: batched against eager, against its PyTorch twin, and learning."""
+"""Every model: batched against eager, against its PyTorch twin, and learning; on the backend that compiles cells.
+
+The models of `MORE` are slow here: `test_every_way.py` compares them with their twins uncompiled.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,19 @@ SEEDS = range(3)
 TO_EAGER = 1e-10
 TO_TWIN = 1e-9
 
-SCORING = [*CASES, *MORE]
 DECIDING = [case for case in MORE if find_model(case.model).predictor != "scores"] + AWAITING
 
-every_case = pytest.mark.parametrize("case", [*SCORING, *AWAITING], ids=lambda case: case.name)
-scoring_case = pytest.mark.parametrize("case", SCORING, ids=lambda case: case.name)
-deciding_case = pytest.mark.parametrize("case", DECIDING, ids=lambda case: case.name)
+
+def each_case(*cases: Case) -> pytest.MarkDecorator:
+    """Run a test for each of these cases."""
+    slow = pytest.mark.slow
+    params = [pytest.param(case, marks=slow) if case in MORE else case for case in cases]
+    return pytest.mark.parametrize("case", params, ids=lambda case: case.name)
+
+
+every_case = each_case(*CASES, *MORE, *AWAITING)
+scoring_case = each_case(*CASES, *MORE)
+deciding_case = each_case(*DECIDING)
 POLICIES = ("unbatched", "depth", "agenda")
 every_policy = each("policy", POLICIES)
 
