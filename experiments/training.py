@@ -27,7 +27,7 @@ from autobatch.models import find_model
 from autobatch.models.spec import in_words
 from charts import OURS, THEIRS, entitle, legend_below, panels
 from claims import Claim, Records, run_claim
-from digest import ROOT, STEP
+from digest import ROOT, RUNTIME
 from harness import find_data, name_of
 from records import Findings, Settings
 from table import Table
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """As `autobatch train MODEL --dim 64 --batch-size 32 --epochs 5`, with the `--lr` of `TASKS`."""
+    """As `autobatch train MODEL --dim 64 --batch-size 32`, with the `--lr` and the `--epochs` of `TASKS`."""
 
     dim: int = 64
     batch_size: int = 32
-    epochs: int = 5
+    epochs: int = 0
+    """0 for those of each task."""
     instances: int = 0
     """To train and to measure on, at most; 0 for all."""
 
@@ -55,6 +56,7 @@ class Task:
         model: its name.
         data: a folder of real data, or a generator.
         lr: so high that a few epochs get beyond naming the most frequent class.
+        epochs: more where there is little data.
         metric: of those of the model, the one that is drawn.
         twin: makes the same model in PyTorch.
     """
@@ -62,6 +64,7 @@ class Task:
     model: str
     data: str
     lr: float
+    epochs: int
     metric: str
     twin: Callable[[Workload], Twin]
 
@@ -75,42 +78,49 @@ class Twin(NamedTuple):
     predict: Callable[[Sequence[Any]], Any]
 
 
-def make_peer(name: str) -> Callable[[Workload], Twin]:
-    """Make what makes the twin that throughput is compared with, which scores places."""
+def make_peer(workload: Workload) -> Twin:
+    """Make the Tree-LSTM that throughput is compared with, whose scores of the leaves come from one product."""
+    from peers.torch_models import TorchTreeLSTM
 
-    def make(workload: Workload) -> Twin:
-        from peers import torch_models
+    model = TorchTreeLSTM(dim=workload.dim, **workload.dataset.sizes)
+    model.copy_parameters(workload.model.state_dict())
 
-        model = getattr(torch_models, name)(dim=workload.dim, **workload.dataset.sizes)
-        model.copy_parameters(workload.model.state_dict())
+    def predict(examples: Sequence[Any]) -> Any:
+        scores = [model.scores(example).numpy() for example in examples]
+        return np.stack([nodes[-1] for nodes in scores]), scores
 
-        def predict(examples: Sequence[Any]) -> Any:
-            scores = [model.scores(example).numpy() for example in examples]
-            return (np.stack([nodes[-1] for nodes in scores]), scores) if name == "TorchTreeLSTM" else scores
-
-        return Twin(model, model.prepare, model.loss, predict)
-
-    return make
+    return Twin(model, model.prepare, model.loss, predict)
 
 
-def make_translator(workload: Workload) -> Twin:
-    """Make the twin of the translator, which the tests compare with."""
+def make_tested(workload: Workload) -> Twin:
+    """Make the twin that the tests compare a model with."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from twins.seq2seq import Seq2SeqTwin
+    from twin_cases import AWAITING, CASES, MORE
 
-    twin = Seq2SeqTwin.with_state(workload.model.state_dict())
-    return Twin(twin, lambda pair: pair, twin.loss, lambda pairs: [twin.translate(pair.source) for pair in pairs])
+    spec = workload.spec
+    case = next(case for case in (*CASES, *MORE, *AWAITING) if case.model == spec.name)
+    twin = case.make_twin(workload.model.state_dict())
+
+    def predict(instances: Sequence[Any]) -> list[Any]:
+        found = (getattr(twin, spec.predictor)(spec.given(instance)) for instance in instances)
+        return [one.numpy() if hasattr(one, "numpy") else one for one in found]
+
+    return Twin(twin, lambda instance: instance, twin.loss, predict)
 
 
-TREES, TAGGER, LATTICES = map(make_peer, ("TorchTreeLSTM", "TorchBiLSTMTagger", "TorchLatticeLSTM"))
 TASKS = {
-    "sst": Task("tree-lstm", "sst", 1e-3, "root_accuracy", TREES),
-    "wikiner": Task("bilstm-tagger", "wikiner", 1e-2, "entity_f1", TAGGER),
-    "lattice": Task("lattice-lstm", "lattice", 1e-2, "tag_accuracy", LATTICES),
-    "iwslt15": Task("seq2seq", "iwslt15", 3e-3, "bleu", make_translator),
-    "listops": Task("tree-lstm", "listops", 3e-3, "root_accuracy", TREES),
-    "python-ast": Task("tree-lstm", "python-ast", 1e-3, "root_accuracy", TREES),
+    "sst": Task("tree-lstm", "sst", 1e-3, 5, "root_accuracy", make_peer),
+    "wikiner": Task("bilstm-char-tagger", "wikiner", 5e-3, 10, "entity_f1", make_tested),
+    "lattice": Task("lattice-lstm-ner", "lattice", 5e-3, 10, "tag_accuracy", make_tested),
+    "iwslt15": Task("lstm-nmt-attention", "iwslt15", 3e-3, 10, "bleu", make_tested),
+    "listops": Task("tree-lstm", "listops", 3e-3, 10, "root_accuracy", make_peer),
+    "python-ast": Task("tree-lstm", "python-ast", 1e-3, 5, "root_accuracy", make_peer),
 }
+MODELS = (
+    "tree_classifier", "tree_lstm", "bilstm_tagger", "bilstm_char_tagger", "crf", "lattice_reader", "lattice_lstm_ner",
+    "translator", "lstm_nmt_attention",
+)  # fmt: skip
+"""The modules of the models of `TASKS`."""
 NAMES = {
     "sst": "SST, trees", "wikiner": "WikiNER, tagger", "lattice": "Chinese NER, lattices",
     "iwslt15": "English–Vietnamese", "listops": "ListOps, trees", "python-ast": "Python AST, trees",
@@ -128,9 +138,9 @@ def measure(config: Config, part: str) -> Findings:
     theirs = Theirs(task, workload, config)
     ours = Fitting(workload, policy="auto", backend="auto", batch_size=config.batch_size, lr=task.lr)
     seconds: dict[str, list[float]] = {"autobatch, epoch": [], "PyTorch, epoch": []}
-    epochs = []
-    with show_progress(config.epochs * ours.steps_per_epoch) as progress:
-        for epoch in ours.epochs(config.epochs, progress):
+    n_epochs, epochs = config.epochs or task.epochs, []
+    with show_progress(n_epochs * ours.steps_per_epoch) as progress:
+        for epoch in ours.epochs(n_epochs, progress):
             start = time.perf_counter()
             loss = theirs.epoch()
             seconds["PyTorch, epoch"].append(time.perf_counter() - start)
@@ -303,7 +313,7 @@ CLAIM = Claim(
     tabulate=tabulate,
     draw=draw,
     see=see,
-    modules=(*STEP, "autobatch.models.seq2seq", "autobatch.cli.training.fitting"),
+    modules=(*RUNTIME, *(f"autobatch.models.{name}" for name in MODELS), "autobatch.cli.training.fitting"),
     needs=("torch", "sacrebleu"),
 )
 
