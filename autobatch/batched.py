@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,6 @@ from autobatch.runtime.step import Step
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import list_instances, refuse_inside
 from autobatch.trace.results import join_columns, list_results, stack_results
-
-if TYPE_CHECKING:
-    pass
 
 Array = NDArray[Any]
 

@@ -117,7 +117,7 @@ class Engine:
         return self._tuning
 
     def _prepare(
-        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool = False, tried: bool = True
+        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool | None = False, tried: bool = True
     ) -> Step:
         """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan.
 
@@ -130,7 +130,7 @@ class Engine:
             return self.planning.prepare(minibatch, choices, clock)
         return tuning.prepare(minibatch, choices, clock, tried)
 
-    def _choose(self, training: bool, has_aux: bool) -> Choices:
+    def _choose(self, training: bool, has_aux: bool | None) -> Choices:
         """Look up what the call depends on."""
         self._executor.refresh()
         self.recorder.refresh(self._executor.dtype)
@@ -143,7 +143,7 @@ class Engine:
 
     @contextmanager
     def _planned(
-        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool = False, tried: bool = True
+        self, minibatch: MiniBatch, clock: Clock, training: bool, has_aux: bool | None = False, tried: bool = True
     ) -> Iterator[tuple[Step, Rounds | None]]:
         """Within the context, the last step of a mini-batch is ready to run, and the rounds before it have run."""
         if self._profile is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.inspect.plotting import Picture, plot_schedules
 from autobatch.ir.arguments import Key
+from autobatch.ir.program import Instruction
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
 from autobatch.runtime.step import RoundCounts, Step, add_up
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
@@ -87,6 +88,7 @@ class Report:
         precision: of matrix products.
         decided: how mini-batches of this class run, and why, if that is measured or pinned.
         of_one_length: cells that have a type for each length of an argument; which, why, and what to do.
+        told: what else there is to say about cells.
         rounds: what each round of async programs did.
     """
 
@@ -115,6 +117,7 @@ class Report:
     precision: str = "float32"
     decided: str = ""
     of_one_length: tuple[tuple[str, str], ...] = ()
+    told: tuple[tuple[str, str], ...] = ()
     rounds: tuple[RoundCounts, ...] = ()
 
     @property
@@ -166,6 +169,7 @@ class Report:
             others = f" and {len(single) - 1} like it" if len(single) > 1 else ""
             lines += [f"  {t.name}{others} ran one node at a time: {t.why}" for t in single[:1]]
         lines += [f"  {name} has a type for each length {told}" for name, told in self.of_one_length]
+        lines += [f"  {name} {told}" for name, told in self.told]
         return "\n".join(lines + ([str(self.memory)] if self.memory is not None else []))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -216,7 +220,8 @@ def make_report(
         counts.launches, counts.copied_bytes, step.planned_bytes, counts.buffer_bytes, len(step.parts),
         step.whole_bytes, step.max_bytes, step.rewrites, tuple(_report_types(step, schedule, types)),
         Picture(title, schedule, types.names), step.unseen_share, getattr(policy, "why", ""), step.plan_hit,
-        step.plan_hit_rate, memory, precision, decided, _cells_of_one_length(schedule, types), step.rounds,
+        step.plan_hit_rate, memory, precision, decided, _cells_of_one_length(schedule, types),
+        tuple(_told(schedule, types)), step.rounds,
     )  # fmt: skip
 
 
@@ -250,6 +255,17 @@ def _cells_of_one_length(schedule: Schedule, types: TypeTable) -> tuple[tuple[st
     """The cells that ran and have a type for each length of a list."""
     present = {types[number].name for number in set(schedule.batch_type.tolist())}
     return tuple((name, told) for name, told in types.of_one_length.items() if name in present)
+
+
+def _told(schedule: Schedule, types: TypeTable) -> dict[tuple[str, str], None]:
+    """What ops have to say about the cells that ran, each once."""
+    ran = (types[number] for number in sorted(set(schedule.batch_type.tolist())))
+    sources = ((kind.name, var.source) for kind in ran for var in kind.program.vars)
+    return {
+        (name, source.op.told(**source.static)): None
+        for name, source in sources
+        if isinstance(source, Instruction) and source.op.told is not None
+    }
 
 
 def what_sets_apart(node_type: NodeType, siblings: Sequence[NodeType]) -> str:

@@ -61,6 +61,7 @@ class Op:
             kernels receive `segments=`, the edges of each row. "move" goes from edges to those of other groups, see
             `autobatch.ops.rows`, and receives the segments of each argument.
         doc: the docstring: what the op computes, the shapes, the gradient, an example.
+        told: of the static arguments, what `explain` says of a cell that applies the op.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Op:
     below: Callable[..., int] | None = None
     segments: Literal["reduce", "spread", "edge", "move"] | None = None
     doc: str | None = None
+    told: Callable[..., str] | None = None
 
     def __post_init__(self) -> None:
         taken = list(signature(self.kernel).parameters.values())

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -47,6 +48,7 @@ class Module:
 
     Attributes:
         other_names: of a class: names that its parameters may have in a state dict, and the attributes that these are.
+        methods: of a class: other classes whose methods the values have that its functions record.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -82,6 +84,11 @@ class Module:
 
     training = True
     other_names: ClassVar[Mapping[str, str]] = {}
+    methods: ClassVar[tuple[type, ...]] = ()
+
+    def recording(self) -> AbstractContextManager[Any]:
+        """The context in which functions of it are recorded, beside that of every recording."""
+        return nullcontext()
 
     def __getstate__(self) -> Any:
         """The attributes that copies and pickles contain: all but the functions that replace cells during recording."""

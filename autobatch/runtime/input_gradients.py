@@ -18,11 +18,14 @@ class InputGradients:
     Args:
         inputs: None if they are not asked for; then there is nothing to add, and no structure.
         dtype: of the computation.
+
+    Attributes:
+        flat: of all numbers, one after the other.
     """
 
     def __init__(self, inputs: Inputs | None, dtype: np.dtype[Any]) -> None:
         self._inputs = inputs
-        self._flat: NDArray[Any] = np.zeros(inputs.size if inputs is not None else 0, dtype)
+        self.flat: NDArray[Any] = np.zeros(inputs.size if inputs is not None else 0, dtype)
 
     def add(self, plan: Plan, run: Run) -> None:
         """Add what a run of some of the instances contributes; it has been differentiated."""
@@ -32,8 +35,8 @@ class InputGradients:
             numbers = plan.data(kind)[0][:, 0].tolist()
             if numbers:
                 positions = np.concatenate([self._inputs.reads[number].ravel() for number in numbers])
-                np.add.at(self._flat, positions, run.gradients(kind).ravel())
+                np.add.at(self.flat, positions, run.gradients(kind).ravel())
 
     def structures(self) -> list[Any]:
         """Per instance, its structure with gradients; see `Inputs.structures`."""
-        return [] if self._inputs is None else self._inputs.structures(self._flat)
+        return [] if self._inputs is None else self._inputs.structures(self.flat)

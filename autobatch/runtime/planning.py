@@ -39,7 +39,7 @@ class Choices:
         matmul: the library that multiplies matrices; None: the backend chooses.
         store: the memory of the device on which the parameters are.
         threads: how many threads the run asks for.
-        has_aux: in training, whether the function returns more than the loss.
+        has_aux: in training, whether the function returns more than the loss; None if all may have gradients.
     """
 
     policy: Policy
@@ -50,7 +50,7 @@ class Choices:
     backend: Backend
     precision: str
     threads: int = 1
-    has_aux: bool = False
+    has_aux: bool | None = False
     matmul: str | None = None
     store: Store = HOST
 
@@ -103,7 +103,7 @@ class Planning:
         graph = self._recorder.to_graph(minibatch)
         if minibatch.graph is None:
             clock.lap("merge")
-        if choices.purpose is not None and graph.n_instances:
+        if choices.purpose is not None and graph.n_instances and choices.has_aux is not None:
             graph, cells = self._stop(graph, choices, cells, clock)
         planned = self._plan(graph, choices, cells, clock)
         if key is not None:
@@ -139,7 +139,7 @@ class Planning:
     def _stop(self, graph: Graph, choices: Choices, cells: PlannedTypes, clock: Clock) -> tuple[Graph, PlannedTypes]:
         """Stop gradients at outputs that the loss does not depend on, where they may not be finite."""
         slots = self._recorder.slots
-        slot = loss_slot(graph, slots, choices.has_aux)
+        slot = loss_slot(graph, slots, bool(choices.has_aux))
         stopped = self._stopping.stop(graph, cells.flows, len(slots.shapes), slot)
         if stopped is not graph:
             cells = self.cells(choices.purpose)

@@ -58,9 +58,12 @@ class Calls:
         forms: the call forms met so far, by number.
         handles: the values that calls return; lifting: turns arrays and parameters into values.
         stand_ins: the functions that replace cells at the moment.
+
+    Args:
+        methods: classes whose methods recorded values have, before their own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, methods: tuple[type, ...] = ()) -> None:
         self.log: list[int] = []
         self.floats = array("d")
         self.traces = Traces(lambda: self._entries.get(SUM_N) or self._add_function(SUM_N), self._renew)
@@ -75,7 +78,7 @@ class Calls:
                 "__log_floats": self.floats.frombytes,
             }
         )
-        self.handles = Handles(self, self._namespace.names)
+        self.handles = Handles(self, self._namespace.names, methods)
         self.lifting = Lifting(self.handles, self._record_source)
         self._entries: dict[Any, Entry] = {}
         self._tables = form_tables([], [])
@@ -144,7 +147,7 @@ class Calls:
                 (Static(cell), Static(owner)),
                 signature,
                 run=lambda arguments: invoke(function, signature, arguments),
-                is_static=lambda name, x: name in cell.static,
+                is_static=cell.is_static,
                 ragged=cell.ragged,
                 plain=cell if owner is None else BoundCell(cell, owner),
             ),

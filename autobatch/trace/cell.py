@@ -51,6 +51,10 @@ class Cell:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _call(self, None, args, kwargs)
 
+    def is_static(self, name: str, x: Any) -> bool:
+        """Whether an argument of this name, or a value in it, is part of the type."""
+        return name in self.static
+
     def __reduce__(self) -> str:
         """A copy is the cell itself; a pickle holds its name, as that of a function does."""
         return self.function.__qualname__

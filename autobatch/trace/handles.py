@@ -272,13 +272,14 @@ class Handles:
     Args:
         recording: records the ops that values meet outside cells.
         namespace: the globals of the generated functions, told the classes of values, and each form's pool.
+        methods: classes whose methods values have, before their own.
 
     Attributes:
         form_of: for each handle made so far, by id, the form that gives it out.
     """
 
-    def __init__(self, recording: Recording, namespace: dict[str, Any]) -> None:
-        self._recording, self._namespace = recording, namespace
+    def __init__(self, recording: Recording, namespace: dict[str, Any], methods: tuple[type, ...] = ()) -> None:
+        self._recording, self._namespace, self._methods = recording, namespace, methods
         self.form_of: list[int] = []
         self._classes: dict[Key, Any] = {}
         self._pools: list[HandlePool] = []
@@ -341,7 +342,8 @@ class Handles:
             own |= {"row": self.class_of(key.children[0])} if base is Rows else {}
             name = f"{base.__name__}_{len(self._classes)}"
             own |= {"key": key, "recording": self._recording, "class_name": name, "__slots__": ()}
-            self._classes[key] = self._namespace[name] = type(base.__name__, (base,), own)
+            bases = (base,) if base is Outputs else (*self._methods, base)
+            self._classes[key] = self._namespace[name] = type(base.__name__, bases, own)
             self._namespace["__tuples"] = (tuple, *(kind for kind in self._classes.values() if issubclass(kind, tuple)))
         return self._classes[key]
 

@@ -64,6 +64,19 @@ def hearing(hear: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
 
 
 @contextmanager
+def unheard() -> Iterator[None]:
+    """Within the context, report nothing in this thread: no body is running, but what stands for a library's ops."""
+    hear, listener = sys.getprofile(), LISTENING.current
+    sys.setprofile(None)
+    LISTENING.current = None
+    try:
+        yield
+    finally:
+        LISTENING.current = listener
+        sys.setprofile(hear)
+
+
+@contextmanager
 def hooked(kind: type) -> Iterator[None]:
     """Within the context, report reads of attributes of this class's instances."""
     own = vars(kind).get("__getattribute__")

@@ -7,7 +7,7 @@ and returns a handle. At the end one compiled pass turns the log into a `Graph`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from inspect import iscoroutinefunction
 from typing import Any, NamedTuple
 
@@ -70,7 +70,7 @@ class Recorder:
         self.known = None if module is None else KnownModule(module)
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
         self.slots = SlotTable()
-        self.calls = Calls()
+        self.calls = Calls(() if module is None else module.methods)
         self.node_of = np.zeros(0, np.int64)
         self.kept = KeptTables()
         self._serial = 1
@@ -116,7 +116,8 @@ class Recorder:
     def standing_in(self, in_place: bool) -> Iterator[None]:
         """Within the context, no other thread records, and the functions of entries replace the module's cells."""
         modules = [] if self.known is None or not in_place else self.known.modules()
-        with recording_lock(), self.calls.stand_ins.in_place(modules, self.calls.entry):
+        recording = nullcontext() if self.module is None else self.module.recording()
+        with recording_lock(), self.calls.stand_ins.in_place(modules, self.calls.entry), recording:
             yield
 
     def parameters(self) -> dict[str, Parameter]:

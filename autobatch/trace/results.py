@@ -57,6 +57,11 @@ class SlotTable:
             )
         return slot
 
+    @property
+    def ints(self) -> list[int]:
+        """The numbers of the slots of ints."""
+        return [slot.number for slot in self._slots.values() if slot.is_int]
+
     def share(self, structure: Key) -> Key:
         """The same object for equal structures of slots alone, so that one comparison tells that they are equal."""
         children = tuple(map(id, structure.children))

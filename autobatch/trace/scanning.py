@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from autobatch.trace.cell import BoundCell, Cell
 
-LIBRARIES = {*sys.stdlib_module_names, "autobatch", "numpy"}
+LIBRARIES = {*sys.stdlib_module_names, "autobatch", "numpy", "torch"}
 READS = {
     "LOAD_GLOBAL": "globals", "LOAD_NAME": "globals", "LOAD_ATTR": "attributes", "LOAD_METHOD": "attributes",
     "IMPORT_FROM": "attributes", "IMPORT_NAME": "modules",

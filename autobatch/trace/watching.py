@@ -34,6 +34,8 @@ from autobatch.trace.live import Live, LiveValue, can_be_live
 from autobatch.trace.scanning import functions_in, is_library, names_in, special_methods
 
 LARGE = 2**20  # bytes; a larger array is an input of the program from the first trace on, and is not compared
+KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
+LAYERS = "torch.nn.modules"
 CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
@@ -177,7 +179,8 @@ class Watch:
 
     def _instance(self, value: Any, text: str) -> None:
         kind = type(value)
-        if kind.__module__.partition(".")[0] in ("autobatch", "numpy") and is_library(kind.__module__):
+        is_known = kind.__module__.partition(".")[0] in KNOWN and is_library(kind.__module__)
+        if is_known and not kind.__module__.startswith(LAYERS):
             return
         self._may_call(special_methods(kind))
         if not isinstance(value, Module) and not self._hook(kind) and hasattr(value, "__dict__"):

@@ -1,0 +1,4 @@
+"""autobatch for PyTorch: keep your modules, your optimizer and your loop, and write one instance."""
+
+from autobatch.torch.batched import batched as batched
+from autobatch.torch.cells import cell as cell

@@ -1,0 +1,229 @@
+"""A function over one instance that calls modules of torch, run on mini-batches, as one function in torch's own graph.
+
+The outputs are tensors. Their `grad_fn` is a single function: it runs our backward stages, and gives torch the gradient
+of each parameter and of each tensor among the instances, which torch accumulates and passes on as ever.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import update_wrapper
+from typing import Any, Self, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from autobatch.batched import Batched
+from autobatch.door import batched as batched_arrays
+from autobatch.errors import GraphError
+from autobatch.params.sparse_rows import Gradient
+from autobatch.plan.budget import Part
+from autobatch.runtime.backend import Run
+from autobatch.runtime.input_gradients import InputGradients
+from autobatch.runtime.step import Clock, Step
+from autobatch.system.turns import run_lock
+from autobatch.torch.entering import TensorInputs
+from autobatch.torch.modules import TorchModule
+from autobatch.torch.parameters import TensorParameter
+from autobatch.trace.record import MiniBatch
+from autobatch.trace.results import join_columns, stack_results
+
+
+class TorchBatched(Batched):
+    """A function over one instance, run on mini-batches; made by `abt.batched`."""
+
+    def __call__(self, instances: Iterable[Any]) -> Any:
+        """Compute `[function(x) for x in instances]`, stacked, as tensors that can be differentiated once.
+
+        Args:
+            instances: whatever the function takes, or graphs from `record_all`.
+
+        Returns:
+            What the function returns, with tensors (B, *shape); lists, and what is in them, come back per instance.
+            A tensor of shape (0,) for no instances.
+        """
+        if not torch.is_grad_enabled():
+            return _to_tensors(super().__call__(instances))
+        clock = Clock(profiled=self._profile is not None)
+        inputs = TensorInputs(self.recorder.calls)
+        with inputs.recording_tensors():
+            minibatch = self.recorder.read(instances)._replace(inputs=inputs)
+            with run_lock(), self._planned(minibatch, clock, training=True, has_aux=None) as (step, rounds):
+                if not step.graph.n_instances:
+                    return torch.zeros(0)
+                passing = Passing(self, step, minibatch)
+                self.step += 1
+                self._finish(step, rounds)
+        columns: list[Any] = list(_Passed.apply(passing, *passing.tensors))  # type: ignore[no-untyped-call]
+        for slot in self.recorder.slots.ints:
+            columns[slot] = passing.columns[slot]
+        return _to_tensors(stack_results(step.graph.structures, columns))
+
+    @classmethod
+    def of(cls, made: Batched) -> Self:
+        """The same function, giving tensors."""
+        self = object.__new__(cls)
+        vars(self).update(vars(made))
+        return self
+
+
+class Passing:
+    """A mini-batch that has run forward, until it runs backward or nobody has its outputs.
+
+    Args:
+        batched: runs it.
+        step: the mini-batch, planned.
+        minibatch: the same, as it was read.
+
+    Attributes:
+        tensors: what has gradients: parameters, and then tensors among the instances.
+        columns: per slot, the values of all instances.
+    """
+
+    def __init__(self, batched: TorchBatched, step: Step, minibatch: MiniBatch) -> None:
+        self._executor, self._step = batched._executor, step
+        self._trainable: dict[str, TensorParameter] = self._executor.trainable()  # type: ignore[assignment]
+        assert isinstance(minibatch.inputs, TensorInputs)
+        self._inputs = minibatch.inputs
+        self._versions = self._look()
+        self._is_done = False
+        self.tensors = [*(p.tensor for p in self._trainable.values()), *self._inputs.tensors]
+        types = [batched.recorder.types[number] for number in np.unique(step.graph.type_id).tolist()]
+        weights = {id(weight.parameter) for kind in types for weight in kind.program.weights}
+        self._read = {name for name, p in self._trainable.items() if id(p) in weights}
+        draws = any(kind.program.draws for kind in types)
+        self._draw = (int(torch.randint(2**31, ())), 0) if draws else (batched.seed, batched.step)
+        self._runs: list[tuple[Part, Run]] = []
+        columns = []
+        for part, instances in self._executor.parts(step):
+            run = self._executor.start(step, part, instances, self._draw)
+            columns.append(run.outputs)
+            step.counts.append(run.counts())
+            if len(step.parts) > 1:
+                run.close()  # there is no memory for all of them: each runs once more before it is differentiated
+                continue
+            self._runs.append((part, run))
+            weakref.finalize(self, run.close)
+        self.columns = join_columns(columns)
+        self._ends = np.cumsum([[len(column) for column in part] for part in columns], axis=0)
+
+    def backward(self, gradients: Mapping[int, NDArray[Any]]) -> list[Any]:
+        """Differentiate: the gradient of each of `tensors`.
+
+        Raises:
+            GraphError: it has run backward before, or a parameter has changed since it ran forward.
+        """
+        if self._is_done:
+            raise GraphError("a mini-batch is differentiated once, also with retain_graph=True; call it anew.")
+        if self._look() != self._versions:
+            raise GraphError(
+                "a parameter has changed since the mini-batch ran forward; call backward() before optimizer.step()."
+            )
+        self._is_done = True
+        executor, step = self._executor, self._step
+        found: dict[str, Gradient] = {name: np.zeros(p.shape, p.dtype) for name, p in self._trainable.items()}
+        read = InputGradients(self._inputs, executor.dtype)
+        with run_lock():
+            executor.refresh()
+            again = ((part, executor.start(step, part, rows, self._draw)) for part, rows in executor.parts(step))
+            firsts = np.zeros(len(self.columns), int)
+            for (part, run), ends in zip(self._runs or again, self._ends, strict=True):
+                seeds = {slot: gradient[firsts[slot] : ends[slot]] for slot, gradient in gradients.items()}
+                firsts = ends
+                executor.backward(step, run, seeds, found)
+                read.add(part.plan, run)
+                run.close()
+        grads = [torch.from_numpy(found[name]) if name in self._read else None for name in self._trainable]
+        return [*grads, *self._inputs.split(read.flat)]
+
+    def _look(self) -> list[int]:
+        return [p.tensor._version for p in self._trainable.values()]
+
+
+class _Passed(torch.autograd.Function):
+    """A mini-batch in torch's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, passing: Passing, *tensors: torch.Tensor) -> Any:
+        ctx.passing = passing
+        ctx.set_materialize_grads(False)
+        return tuple(map(torch.from_numpy, passing.columns))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        given = {slot: np.ascontiguousarray(g.numpy()) for slot, g in enumerate(gradients) if g is not None}
+        return None, *ctx.passing.backward(given)
+
+
+class BatchedMethod:
+    """A method of a module of torch that takes mini-batches; made by `@abt.batched`.
+
+    Args:
+        function: over one instance.
+        options: of `ab.batched`.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        update_wrapper(self, function)
+        self._function, self._options = function, options
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        if owner is None:
+            return self
+        made = vars(owner).setdefault("_batched_methods", _Made())
+        name = self._function.__name__
+        if name not in made:
+            made[name] = batched(self._function.__get__(owner), module=owner, **self._options)
+        return made[name]
+
+    def __call__(self, *args: Any) -> Any:
+        raise GraphError(
+            f"{self._function.__name__!r} is a function of no module; give the module whose parameters it reads, "
+            f"abt.batched(function, module=model)."
+        )
+
+
+class _Made(dict[str, Any]):
+    """The batched methods of a module, which its copies make anew."""
+
+    def __reduce__(self) -> Any:
+        return _Made, ()
+
+
+@overload
+def batched(function: Callable[[Any], Any], *, module: torch.nn.Module | None = None, **options: Any) -> Any: ...
+@overload
+def batched(*, module: torch.nn.Module | None = None, **options: Any) -> Callable[[Callable[..., Any]], Any]: ...
+def batched(function: Any = None, *, module: torch.nn.Module | None = None, **options: Any) -> Any:
+    """Turn a function over one instance into one over mini-batches, whose results are tensors with a `grad_fn`.
+
+    Args:
+        function: takes one instance and calls cells; a method of a module of torch, a module, or a function. As
+            `@abt.batched` it marks a method in the body of a class.
+        module: the owner of the parameters; by default that which `function` is, or is a method of.
+        options: those of `ab.batched`: policy, backend, max_bytes, seed, ...
+    """
+    if function is None:
+        return lambda function: batched(function, module=module, **options)
+    owner = getattr(function, "__self__", function) if module is None else module
+    if module is None and not isinstance(owner, torch.nn.Module) and hasattr(function, "__get__"):
+        return BatchedMethod(function, options)
+    if not isinstance(owner, torch.nn.Module):
+        raise GraphError(
+            f"abt.batched(function, module=...) takes a method of a module of torch, or a function and the module "
+            f"whose parameters it reads, not {function!r} and {module!r}."
+        )
+    return TorchBatched.of(batched_arrays(function, module=TorchModule(owner), **options))
+
+
+def _to_tensors(x: Any) -> Any:
+    """Arrays in a structure of results as tensors."""
+    if isinstance(x, np.ndarray):
+        return torch.from_numpy(x)
+    if isinstance(x, (list, tuple)):
+        parts: Sequence[Any] = [_to_tensors(part) for part in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
+    return {key: _to_tensors(part) for key, part in x.items()} if isinstance(x, dict) else x

@@ -1,0 +1,114 @@
+"""Bodies of cells made of torch: traced, so that each op becomes one of ours, or recorded as one op that torch runs."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from functools import cache, wraps
+from types import MemberDescriptorType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from autobatch.errors import GraphError
+from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.torch.entering import CURRENT
+from autobatch.torch.opaque import run_by_torch
+from autobatch.torch.parameters import TENSOR_TYPES
+from autobatch.torch.tracing import NoCounterpart, Reading, Traced, Tracing
+from autobatch.trace.hooks import unheard
+
+RUNS = ("auto", "autobatch", "torch")
+"""What may run a cell; "auto" is autobatch, and torch for a body with an op that autobatch lacks."""
+
+
+def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
+    """Make the body of a cell of a function of tensors: it takes values, and gives values.
+
+    Args:
+        runs: one of `RUNS`.
+    """
+
+    @wraps(function)
+    def body(*args: Any, **kwargs: Any) -> Any:
+        tracing = Tracing(_dtype_of(args))
+        given = on_leaves(tracing.enter, (args, kwargs))
+        if runs == "torch":
+            return _run_by_torch(function, given, "the cell asks for it")
+        try:
+            with tracing.running():
+                result = function(*given[0], **given[1])
+        except NoCounterpart as lack:
+            if runs == "autobatch":
+                raise
+            return _run_by_torch(function, given, str(lack))
+        return on_leaves(tracing.value, result)
+
+    return body
+
+
+@cache
+def _named(kind: Any) -> Any:
+    """The named tuple of the fields of what a function of torch returns, such as `torch.return_types.max`."""
+    fields = [name for name, member in vars(kind).items() if type(member) is MemberDescriptorType]
+    return namedtuple(kind.__name__, fields)
+
+
+def on_leaves(function: Callable[[Any], Any], x: Any) -> Any:
+    """`x` with a function applied to all that is in its tuples, lists, dicts and dataclasses."""
+    if type(x).__module__ == "torch.return_types":
+        kind: Any = type(x)
+        return _named(kind)(*(on_leaves(function, part) for part in x))
+    if is_structure(x):
+        return Key.of_structure(x, ()).build([on_leaves(function, part) for part in parts_of(x)])
+    return function(x)
+
+
+def _dtype_of(args: tuple[Any, ...]) -> torch.dtype:
+    """The dtype of the parameters of the module that a body belongs to; without any, that of the recording."""
+    tensors = args[0].parameters() if args and isinstance(args[0], nn.Module) else ()
+    return next((x.dtype for x in tensors if x.dtype in TENSOR_TYPES.values()), CURRENT.dtype)
+
+
+def _run_by_torch(function: Callable[..., Any], given: Any, why: str) -> Any:
+    """Record the call of a function as one op."""
+    leaves = _tensors_in(given)
+
+    def call(*tensors: torch.Tensor) -> Any:
+        left = iter(tensors)
+        args, kwargs = on_leaves(lambda x: next(left) if isinstance(x, Traced) else x, given)
+        with _TakingRows():
+            return function(*args, **kwargs)
+
+    with unheard():
+        examples = [torch.zeros(x.shape, dtype=x.dtype) for x in leaves]
+        try:
+            with torch.no_grad(), Reading() as reading:
+                result = call(*examples)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise GraphError(f"torch cannot run it: {str(error).splitlines()[0]}") from error
+        values = [(x.value, x.dtype) for x in leaves]
+        outputs = run_by_torch(
+            function.__qualname__, lambda *xs: _tensors_in(call(*xs)), values, [*reading.found.values()], why
+        )
+    left = iter(outputs)
+    return on_leaves(lambda x: next(left) if isinstance(x, torch.Tensor) else x, result)
+
+
+class _TakingRows(TorchFunctionMode):
+    """Takes the row that a tensor of one int numbers, for which torch itself would ask for the int."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor):
+            x, index = args
+            if not index.dim() and index.dtype == torch.int64:
+                return torch.index_select(x, 0, index.reshape(1)).squeeze(0)
+        return function(*args, **(kwargs or {}))
+
+
+def _tensors_in(x: Any) -> list[Any]:
+    found: list[Any] = []
+    on_leaves(lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None, x)
+    return found

@@ -1,0 +1,128 @@
+"""Cells made of torch: a module, or a function of tensors, is traced once and batched over calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import torch
+from torch import nn
+
+from autobatch.errors import GraphError
+from autobatch.ir.arguments import is_structure
+from autobatch.ir.builder import Builder
+from autobatch.ops.operators import STAGE, Operators
+from autobatch.torch.bodies import RUNS, make_body, on_leaves
+from autobatch.torch.entering import to_arrays
+from autobatch.trace.cell import BoundCell, Cell
+
+M = TypeVar("M", bound=nn.Module)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class TorchCell(Cell):
+    """A function of tensors marked with `abt.cell`, or the `forward` of a module that is.
+
+    Args:
+        function: of tensors.
+        runs: what runs it, see `abt.cell`.
+        name: in reports; by default the function's.
+    """
+
+    def __init__(self, function: Callable[..., Any], runs: str = "auto", name: str = "") -> None:
+        if runs not in RUNS:
+            raise GraphError(f"a cell is run by one of {', '.join(map(repr, RUNS))}, not by runs={runs!r}.")
+        super().__init__(make_body(function, runs))
+        self.name, self.runs = name or self.name, runs
+        self.eager = function
+
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
+        return self if owner is None else BoundTorchCell(self, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _call(self, None, args, kwargs)
+
+
+class FunctionCell(TorchCell):
+    """A function of torch, such as `torch.cat`, as a cell: all that is no value is part of its type."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        super().__init__(call, name=function.__name__.strip("_"))
+
+    def is_static(self, name: str, x: Any) -> bool:
+        """Whether a part of the arguments is neither a value nor an array."""
+        return not isinstance(x, (np.ndarray, Operators)) and not is_structure(x)
+
+
+class BoundTorchCell(BoundCell):
+    """A cell of torch bound to the module whose parameters it reads; also as the `forward` of a module."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _call(self.cell, self.owner, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        """Make that of a copied module of the copy."""
+        return _cell_of_module, (self.owner, self.cell.runs)  # type: ignore[attr-defined]
+
+
+def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    current = STAGE.current
+    if current is not None and not isinstance(current, Builder):
+        return current.call_cell(cell, owner, tuple(map(to_arrays, args)), {k: to_arrays(x) for k, x in kwargs.items()})
+    if current is None:
+        args, kwargs = on_leaves(_to_tensor, (args, kwargs))
+    return cell.eager(*args, **kwargs) if owner is None else cell.eager(owner, *args, **kwargs)
+
+
+@overload
+def cell(what: M, *, runs: str = "auto") -> M: ...
+@overload
+def cell(what: F, *, runs: str = "auto") -> F: ...
+@overload
+def cell(*, runs: str = "auto") -> Callable[[F], F]: ...
+def cell(what: Any = None, *, runs: str = "auto") -> Any:
+    """Make a cell of a module of torch, or of a function or method of tensors.
+
+    A module stays what it is: its class, its parameters, their names. Called while instances are recorded, it makes a
+    node; called otherwise, it computes.
+
+    Args:
+        what: an `nn.Module`, whose `forward` takes tensors, tuples, lists and dicts of them, ints, floats, bools and
+            texts, and returns tensors in any such structure; or a function that does. An int becomes a tensor of one
+            int. Shapes are those of one instance; a batch axis has length one.
+        runs: "autobatch" makes a program of our ops of it; "torch" calls it on batches, by `torch.func.vmap`; "auto" is
+            the first, and the second where torch has an op that we lack, which `explain` names.
+
+    Raises:
+        GraphError: `what` is none of these, or `runs` is another.
+    """
+    if what is None:
+        return lambda what: cell(what, runs=runs)
+    if isinstance(what, nn.Module):
+        what.forward = _cell_of_module(what, runs)
+        return what
+    if not callable(what):
+        raise GraphError(f"abt.cell takes a module of torch or a function of tensors, not {what!r}.")
+    return TorchCell(what, runs)
+
+
+@cache
+def _cell_of_class(kind: type[nn.Module], runs: str) -> TorchCell:
+    return TorchCell(kind.forward, runs, kind.__name__)
+
+
+def _cell_of_module(module: nn.Module, runs: str) -> BoundTorchCell:
+    kind: Any = type(module)
+    return BoundTorchCell(_cell_of_class(kind, runs), module)
+
+
+def _to_tensor(x: Any) -> Any:
+    """An int as the tensor that a traced body would be given."""
+    return torch.tensor(x) if type(x) is int else x

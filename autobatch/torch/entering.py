@@ -1,0 +1,104 @@
+"""Tensors that programs meet while they are recorded: parameters, data of nodes, and inputs that have gradients."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from autobatch.errors import GraphError
+from autobatch.torch.parameters import find_parameter
+from autobatch.trace.handles import Outputs, Value
+from autobatch.trace.inputs import FloatInput, Inputs
+
+
+class _Current(threading.local):
+    """What a recording in this thread takes note of: inputs that have gradients, and the dtype of its module."""
+
+    inputs: TensorInputs | None = None
+    dtype = torch.float32
+
+
+CURRENT = _Current()
+
+
+class TensorInputs(Inputs):
+    """The tensors among the instances of a mini-batch that ask for gradients.
+
+    Args:
+        recording: what records.
+
+    Attributes:
+        tensors: each once, in the order in which cells were given them.
+    """
+
+    def __init__(self, recording: Any) -> None:
+        super().__init__(recording)
+        self.tensors: list[torch.Tensor] = []
+        self._leaves: dict[int, FloatInput] = {}
+
+    @contextmanager
+    def recording_tensors(self) -> Iterator[None]:
+        """Within the context, tensors that cells are given become inputs."""
+        before, CURRENT.inputs = CURRENT.inputs, self
+        try:
+            yield
+        finally:
+            CURRENT.inputs = before
+
+    def enter_tensor(self, tensor: torch.Tensor) -> FloatInput:
+        """The input that stands for a tensor."""
+        if id(tensor) not in self._leaves:
+            self._leaves[id(tensor)] = self._leaf(tensor.detach().numpy())
+            self.tensors.append(tensor)
+        return self._leaves[id(tensor)]
+
+    def split(self, gradients: Any) -> list[torch.Tensor]:
+        """The gradient of each tensor, of those of all numbers."""
+        ends = np.cumsum([tensor.numel() for tensor in self.tensors])
+        parts = np.split(gradients, ends[:-1]) if self.tensors else []
+        found = zip(parts, self.tensors, strict=True)
+        return [torch.from_numpy(part).reshape(tensor.shape).to(tensor.dtype) for part, tensor in found]
+
+
+class Pending(ABC):
+    """Something recorded that is no value until a cell reads it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def joined(self) -> Any:
+        """The value."""
+
+
+def to_arrays(x: Any) -> Any:
+    """Tensors among the arguments of a cell as what is recorded: a parameter, an array, or an int of one int."""
+    if isinstance(x, (Value, Outputs)):
+        return x
+    if isinstance(x, torch.Tensor):
+        parameter = find_parameter(x)
+        if parameter is not None:
+            return parameter
+        if x.requires_grad:
+            return _input_of(x)
+        return int(x) if not x.shape and not x.is_floating_point() else x.numpy()
+    if isinstance(x, (tuple, list)):
+        parts = [to_arrays(part) for part in x]
+        return x if all(a is b for a, b in zip(parts, x, strict=True)) else type(x)(parts)
+    return x.joined() if isinstance(x, Pending) else x
+
+
+def _input_of(tensor: torch.Tensor) -> Any:
+    if CURRENT.inputs is None:
+        if torch.is_grad_enabled():
+            raise GraphError(
+                f"a tensor of shape {tuple(tensor.shape)} asks for a gradient, which a recorded graph would lose; give "
+                f"the instances themselves to the batched function, or tensor.detach()."
+            )
+        return tensor.detach().numpy()
+    return CURRENT.inputs.enter_tensor(tensor)

@@ -1,0 +1,103 @@
+"""Parameters of torch as parameters of autobatch, in the same memory: what an optimizer changes, programs see."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from autobatch.errors import GraphError
+from autobatch.params.parameter import FloatArray, Parameter
+
+FLOATS = {torch.float32: "float32", torch.float64: "float64"}
+
+
+class TensorParameter(Parameter):
+    """A tensor of a module of torch, a parameter or a buffer, read where it lies.
+
+    Where a plan moves the numbers, the tensor moves along.
+
+    Args:
+        tensor: float32 or float64, on the processor.
+        name: in the module's `state_dict`.
+
+    Raises:
+        GraphError: the tensor has another dtype, or is elsewhere.
+    """
+
+    def __init__(self, tensor: torch.Tensor, name: str) -> None:
+        self.name, self._tensor, self._noted = name, weakref.ref(tensor), -1
+        self._data = _array_of(tensor, name)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor; GraphError if its module is gone."""
+        tensor = self._tensor()
+        if tensor is None:
+            raise GraphError(f"the module with the parameter {self.name!r} is gone; record its instances anew.")
+        return tensor
+
+    @property
+    def trainable(self) -> bool:  # type: ignore[override]
+        """Whether the tensor asks for gradients."""
+        return self.tensor.requires_grad
+
+    @property
+    def version(self) -> int:
+        """Another number whenever the numbers or their place may have changed since the last look."""
+        if self.tensor._version != self._noted:
+            self._noted = self.tensor._version
+            self.note_change()
+        return super().version
+
+    def refresh(self) -> None:
+        """Find the numbers, where the tensor was given others: by `module.to`, or by assigning its `data`."""
+        array = self._data
+        if self.tensor.data_ptr() != array.ctypes.data or self.tensor.dtype is not TENSOR_TYPES[array.dtype]:
+            self._data, self._lent, self.home = _array_of(self.tensor, self.name), None, None
+            self.note_change()
+
+    def _keep(self, array: FloatArray) -> None:
+        super()._keep(array)
+        self.tensor.data = torch.from_numpy(array)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        raise GraphError("parameters of torch are copied with their module: copy.deepcopy(module).")
+
+
+TENSOR_TYPES = {np.dtype(name): dtype for dtype, name in FLOATS.items()}
+PARAMETERS: Any = WeakTensorKeyDictionary()  # of each tensor of a module
+
+
+def find_parameter(tensor: torch.Tensor) -> TensorParameter | None:
+    """What stands for a tensor of a module; None for any other tensor.
+
+    A parameter that no batched function knows yet gets a name when one does.
+    """
+    found: TensorParameter | None = PARAMETERS.get(tensor)
+    return make_parameter(tensor, "") if found is None and isinstance(tensor, torch.nn.Parameter) else found
+
+
+def make_parameter(tensor: torch.Tensor, name: str) -> TensorParameter:
+    """What stands for a tensor of a module, the same as long as the tensor lives; and name it."""
+    found: TensorParameter | None = PARAMETERS.get(tensor)
+    if found is None:
+        found = PARAMETERS[tensor] = TensorParameter(tensor, name)
+    found.name = name or found.name
+    return found
+
+
+def _array_of(tensor: torch.Tensor, name: str) -> FloatArray:
+    """The numbers of a tensor, where they lie; its memory is put in order first where it is not."""
+    if tensor.device.type != "cpu" or tensor.dtype not in FLOATS:
+        raise GraphError(
+            f"{name!r} is {tensor.dtype} on {tensor.device}; cells that autobatch runs have float32 or float64 on the "
+            f"processor: call .to('cpu', torch.float32) on the module."
+        )
+    if not tensor.is_contiguous():
+        tensor.data = tensor.data.contiguous()
+    array: FloatArray = tensor.detach().numpy()
+    return array

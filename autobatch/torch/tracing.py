@@ -1,0 +1,262 @@
+"""Tracing of modules of torch: a body runs on tensors that stand for values, and each op becomes one of ours.
+
+A module's `forward` runs once per signature on `Traced` tensors. Ops of torch reach us in two places. What has an op of
+its own here, such as a linear layer, is met as the function that the module calls (`autobatch.torch.functions`). All
+else torch itself takes apart into its basic ops, ATen's, of which `autobatch.torch.aten` has the counterparts. Shapes
+and dtypes of results are torch's own: each op also runs on tensors without numbers (the "meta" device), which refuses
+what torch would refuse.
+
+Where no argument stands for a value or is a parameter, torch computes the numbers, which are constants of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Never
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autobatch.errors import GraphError
+from autobatch.ops.define import shape_of
+from autobatch.ops.operators import Operators
+from autobatch.torch.aten import OPS
+from autobatch.torch.functions import FUNCTIONS
+from autobatch.torch.parameters import TensorParameter, find_parameter
+from autobatch.trace.elements import NeedsLength, TracedList
+from autobatch.trace.hooks import unheard
+
+CHANGED = "make a new tensor instead: x = x + 1 for x += 1, torch.cat or torch.where for x[i] = y."
+NUMBERS = {
+    "_local_scalar_dense": "a number that its condition, .item() or index needs",
+    "is_nonzero": "a number that its condition needs",
+    "nonzero": "the places where a condition holds",
+    "masked_select": "the places where a condition holds",
+    "unique_consecutive": "how many values differ",
+}
+"""Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
+
+
+class NoCounterpart(GraphError):
+    """We lack an op of torch."""
+
+
+class Traced(torch.Tensor):
+    """A tensor that stands for a value of the cell that is traced.
+
+    Attributes:
+        value: of the program.
+        is_own: whether it may be changed in place, because nobody else has its numbers.
+    """
+
+    value: Any
+    is_own: bool
+
+    @staticmethod
+    def __new__(cls: type[Traced], value: Any, dtype: torch.dtype, is_own: bool = False) -> Traced:
+        """Make one of the shape of a value."""
+        self: Traced = torch.Tensor._make_wrapper_subclass(cls, shape_of(value), dtype=dtype)
+        self.value, self.is_own = value, is_own
+        return self
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"<traced tensor of shape {tuple(self.shape)}>"
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Refuse ops after the trace."""
+        raise GraphError(
+            "a tensor that stood for a value while a cell was traced is used afterwards; a cell returns what others "
+            "read, and keeps nothing."
+        )
+
+
+class Tracing:
+    """The trace of one body.
+
+    Args:
+        dtype: of the computation.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within the context, ops of torch become ops of the program."""
+        with ExitStack() as modes:
+            with unheard():
+                for mode in (torch.no_grad(), _Functions(self), _Ops(self)):
+                    modes.enter_context(mode)
+            yield
+
+    def is_traced(self, x: Any) -> bool:
+        """Whether `x` stands for a value, or is a parameter."""
+        return isinstance(x, Traced) or (isinstance(x, torch.Tensor) and find_parameter(x) is not None)
+
+    def enter(self, x: Any) -> Any:
+        """The tensor that stands for an argument of the cell; what is no value is given as it is."""
+        if isinstance(x, TracedList):
+            raise NeedsLength(x.group, "is torch's, which sees a list of tensors")
+        if not isinstance(x, Operators):
+            return x
+        is_int = getattr(getattr(getattr(x, "var", None), "source", None), "is_float", True) is False
+        return Traced(x, torch.int64 if is_int else self.dtype)
+
+    def value(self, x: Any) -> Any:
+        """What a tensor stands for: a value, a parameter, or an array of constants; anything else is given as it is."""
+        if isinstance(x, Traced):
+            return x.value
+        if not isinstance(x, torch.Tensor):
+            return x
+        found = find_parameter(x)
+        return x.detach().numpy() if found is None else found
+
+    def leave(self, value: Any, like: torch.Tensor, is_own: bool) -> Traced:
+        """The tensor that stands for a result, of the shape and dtype that torch says."""
+        assert tuple(shape_of(value)) == tuple(like.shape), (shape_of(value), like.shape)
+        return Traced(value, like.dtype, is_own)
+
+
+class Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the parameters that ops of torch read.
+
+    Attributes:
+        found: each once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[int, TensorParameter] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op.overloadpacket.__name__ in NUMBERS:
+            _refuse(op.overloadpacket.__name__)
+        for x in _leaves((args, kwargs or {})):
+            if isinstance(x, torch.Tensor) and (parameter := find_parameter(x)) is not None:
+                self.found[id(parameter)] = parameter
+        return op(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    """Meets the functions of torch that have an op of their own here."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        super().__init__()
+        self._tracing = tracing
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = FUNCTIONS.get(function)
+        if found is None or not any(map(self._tracing.is_traced, _leaves((args, kwargs)))):
+            return function(*args, **kwargs)
+        with unheard():
+            given = _map(self._tracing.value, (args, kwargs))
+            result = found(*given[0], **given[1])
+        if result is NotImplemented:
+            return function(*args, **kwargs)
+        return _map(lambda x: Traced(x, self._tracing.dtype, is_own=True) if isinstance(x, Operators) else x, result)
+
+
+class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Meets the ops that torch takes its functions apart into."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tracing = tracing
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Import nothing of the compiler of torch."""
+        return False
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with unheard():
+            return self._meet(op, args, kwargs or {})
+
+    def _meet(self, op: Any, args: Any, kwargs: Any) -> Any:
+        tracing = self._tracing
+        if not any(map(tracing.is_traced, _leaves((args, kwargs)))):
+            return op(*args, **kwargs)
+        name = op.overloadpacket.__name__
+        if op._schema.is_mutable:
+            return self._change(op, name, args, kwargs)
+        if name not in OPS:
+            _refuse(name)
+        likes = op(*self._likes(name, args), **_map(self._like, {**kwargs, **_on_meta(kwargs)}))
+        result = OPS[name](*_map(tracing.value, args), **_map(tracing.value, kwargs))
+        is_view = any(x.alias_info is not None for x in op._schema.returns)
+        if is_view:
+            for x in _leaves((args, kwargs)):
+                if isinstance(x, Traced):
+                    x.is_own = False
+        return _pair(lambda value, like: tracing.leave(value, like, not is_view), result, likes)
+
+    def _likes(self, name: str, args: Any) -> Any:
+        """Arguments without numbers. A condition made outside of the cell lies among floats."""
+        likes = _map(self._like, args)
+        return (likes[0].bool(), *likes[1:]) if name == "where" else likes
+
+    def _like(self, x: Any) -> Any:
+        """A tensor without numbers; all floats are of the computation's dtype."""
+        if not isinstance(x, torch.Tensor):
+            return x
+        dtype = self._tracing.dtype if x.is_floating_point() else x.dtype
+        return torch.empty(x.shape, dtype=dtype, device="meta")
+
+    def _change(self, op: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Change a tensor in place: it stands for another value from now on, if nobody else has it."""
+        target = args[0]
+        if not isinstance(target, Traced) or not target.is_own or not name.endswith("_"):
+            whose = "a constant" if not self._tracing.is_traced(target) else "an argument, a parameter or a view"
+            raise GraphError(f"torch changes {whose} in place ({name}), which a cell must not; {CHANGED}")
+        changing = getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname)
+        made = self._meet(changing, args, kwargs)
+        if made.shape != target.shape:
+            raise GraphError(f"torch changes the shape of a tensor in place ({name}), which a cell must not; {CHANGED}")
+        target.value = made.value
+        return target
+
+
+def _refuse(name: str) -> Never:
+    if name in NUMBERS:
+        raise GraphError(
+            f"a module asks for {NUMBERS[name]} (torch's {name}), but it is only computed when the mini-batch runs; "
+            f"choose between values by torch.where, or decide outside of the cell, after await ab.value(x)."
+        )
+    raise NoCounterpart(f"torch's op {name} has no counterpart here.")
+
+
+def _on_meta(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"device": "meta"} if "device" in kwargs else {}
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    """All that is in lists, tuples and dicts."""
+    if isinstance(x, (list, tuple)):
+        for part in x:
+            yield from _leaves(part)
+    elif isinstance(x, dict):
+        yield from _leaves(list(x.values()))
+    else:
+        yield x
+
+
+def _map(function: Callable[[Any], Any], x: Any) -> Any:
+    """`x` with a function applied to all that is in its lists, tuples and dicts."""
+    if isinstance(x, (list, tuple)):
+        return type(x)([_map(function, part) for part in x])
+    return {key: _map(function, part) for key, part in x.items()} if isinstance(x, dict) else function(x)
+
+
+def _pair(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
+    """Apply a function to the parts of two equal structures."""
+    if isinstance(x, (list, tuple)):
+        return type(y)([_pair(function, *both) for both in zip(x, y, strict=True)])
+    return function(x, y)

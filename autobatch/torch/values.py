@@ -1,0 +1,174 @@
+"""Functions and methods of torch applied to recorded values, outside of cells.
+
+Each becomes a node: a cell of its own, whose body is the function. Sums, means and other reductions of
+`torch.stack(values)` read all values at once, however many they are, and nothing is stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from autobatch import ops
+from autobatch.errors import GraphError
+from autobatch.ops.operators import STAGE
+from autobatch.torch import aten
+from autobatch.torch.cells import FunctionCell
+from autobatch.torch.entering import CURRENT, Pending, to_arrays
+from autobatch.torch.parameters import find_parameter
+
+WITHOUT_GRADIENT = {"__get__", "detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones"}
+DIRECT = ("add", "sub", "rsub", "mul", "div", "neg", "sum", "mean")
+"""Functions that are one op of ours, of which the passes over graphs know: `total + loss` becomes a sum of many."""
+REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": ops.sum_n, "mean": ops.mean_n, "amax": ops.max_n}
+
+
+def apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a function of torch, applied to values and tensors."""
+    current: Any = STAGE.current
+    if current is None or not hasattr(current, "call_cell"):
+        raise GraphError("a recorded value means something only while its instance is recorded; return it instead.")
+    name = function.__name__.strip("_")
+    name = {"radd": "add", "rmul": "mul", "truediv": "div", "rtruediv": "div"}.get(name, name)
+    if isinstance(args[0], Stack) and (reduced := args[0].reduce(name, *args[1:], **kwargs)) is not None:
+        return reduced
+    if name == "stack" and isinstance(args[0], (list, tuple)) and not any(args[1:]) and not kwargs.get("dim", 0):
+        return Stack(args[0])
+    if name in DIRECT:
+        return aten.OPS[name](*map(to_arrays, args), **kwargs)
+    given = tuple(map(_as_data, args)), {key: _as_data(x) for key, x in kwargs.items()}
+    return current.call_cell(_cell_of(function), None, *given)
+
+
+class OfParameters(TorchFunctionMode):
+    """While instances are recorded, records functions of parameters, such as `self.first[0]`, as those of values.
+
+    Args:
+        dtype: of the module.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype, self._before = dtype, CURRENT.dtype
+
+    def __enter__(self) -> Any:
+        self._before, CURRENT.dtype = CURRENT.dtype, self._dtype
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        CURRENT.dtype = self._before
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        current = STAGE.current
+        if hasattr(current, "call_cell") and function.__name__ not in WITHOUT_GRADIENT and _reads_parameter(args):
+            found = function(*args, **kwargs)
+            if isinstance(found, torch.Tensor) and found.is_floating_point():
+                return apply(function, args, kwargs)
+            return found
+        return function(*args, **kwargs)
+
+
+def _reads_parameter(args: Any) -> bool:
+    if isinstance(args, (tuple, list)):
+        return any(map(_reads_parameter, args))
+    return isinstance(args, torch.Tensor) and find_parameter(args) is not None
+
+
+class TensorMethods:
+    """What a recorded value has of a tensor: its methods, and torch's functions of it."""
+
+    __slots__ = ()
+    shape: tuple[int, ...]
+    device = torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the module."""
+        return CURRENT.dtype
+
+    @property
+    def mT(self) -> Any:
+        """With its last two axes swapped."""
+        return apply(torch.transpose, (self, -2, -1), {})
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return apply(function, args, kwargs or {})
+
+    def apply(self, op: Any, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        """Record an op; tensors among the arguments are parameters or data."""
+        return super().apply(op, tuple(map(to_arrays, args)), static)  # type: ignore[misc]
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or the length of one axis."""
+        return torch.Size(self.shape) if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return torch.Size(self.shape).numel()
+
+
+def _method(function: Any) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: apply(function, (self, *args), kwargs)
+
+
+for _name in dir(torch.Tensor):
+    if not _name.startswith("_") and _name not in vars(TensorMethods) and callable(getattr(torch.Tensor, _name)):
+        setattr(TensorMethods, _name, _method(getattr(torch.Tensor, _name)))
+
+
+class Stack(TensorMethods, Pending):
+    """Values of one shape that `torch.stack` was given, until something needs them to be one.
+
+    Args:
+        values: of the recording.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = list(map(to_arrays, values))
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Their number, and the shape of each."""
+        return len(self.values), *self.values[0].shape
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.values[index] if isinstance(index, int) else self.joined()[index]
+
+    def joined(self) -> Any:
+        """All values as one."""
+        return STAGE.current.call_cell(_cell_of(torch.stack), None, (self.values,), {})
+
+    def reduce(self, name: str, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+        """Reduce the values without stacking them; None if they have to be."""
+        reduce = REDUCTIONS.get(name)
+        if reduce is None or keepdim or options or dim not in (None, 0, (0,), [0]):
+            return None
+        found = reduce(self.values)
+        return aten.OPS[name](found) if dim is None and found.shape else found
+
+
+def _as_data(x: Any) -> Any:
+    """An argument of a function of torch; a tensor of one int stays an array, for an int is part of the type."""
+    is_int = isinstance(x, torch.Tensor) and not x.shape and not x.is_floating_point()
+    return x.numpy() if is_int else to_arrays(x)
+
+
+@cache
+def _cell_of(function: Any) -> Any:
+    return FunctionCell(function)

@@ -1,0 +1,291 @@
+"""`abt.batched`: what it takes and gives, the habits of users of torch, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, autograd, nn
+
+import autobatch.torch as abt
+from autobatch.errors import AutobatchError, GraphError
+from torch_modules import tagger_case, tree_case
+
+
+class Net(nn.Module):
+    """Reads rows of features; has a method that is a cell, one that is batched, and a parameter that nothing reads."""
+
+    def __init__(self, rate: float = 0.5) -> None:
+        super().__init__()
+        self.read = abt.cell(nn.Linear(3, 6))
+        self.step = abt.cell(nn.LSTMCell(6, 6))
+        self.drop, self.norm = nn.Dropout(rate), nn.LayerNorm(6)
+        self.idle = nn.Parameter(torch.ones(2))
+
+    @abt.cell
+    def out(self, h: Tensor) -> Tensor:
+        return self.drop(self.norm(h))  # type: ignore[no-any-return]
+
+    def states(self, rows: Tensor) -> dict[str, Any]:
+        state = (torch.zeros(6, dtype=torch.float64),) * 2
+        seen = []
+        for row in rows:
+            state = self.step(self.read(row), state)
+            seen.append(self.out(state[0]))
+        return {"h": state[0], "all": seen, "n": len(rows), "best": state[1].argmax()}
+
+    @abt.batched(backend="reference")
+    def run(self, rows: Tensor) -> dict[str, Any]:
+        return self.states(rows)
+
+    @abt.batched(backend="reference", policy="depth")
+    def loss(self, rows: Tensor) -> Tensor:
+        return sum(h.pow(2).sum() for h in self.states(rows)["all"])  # type: ignore[return-value]
+
+
+def make(rate: float = 0.5) -> tuple[Net, list[Tensor]]:
+    torch.manual_seed(0)
+    return Net(rate).double().eval(), [torch.randn(n, 3, dtype=torch.float64) for n in (2, 3, 1)]
+
+
+def gradients(model: nn.Module) -> list[Tensor | None]:
+    found = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    return found
+
+
+def assert_same(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_structures_of_tensors_come_back_and_all_of_them_have_gradients() -> None:
+    net, instances = make()
+    found = net.run(instances)
+    assert found["h"].shape == (3, 6)
+    assert [len(rows) for rows in found["all"]] == found["n"].tolist() == [2, 3, 1]
+    expected = [net.states(rows) for rows in instances]
+    assert found["best"].tolist() == [int(one["best"]) for one in expected]
+    assert found["best"].dtype == torch.int64
+    autograd.backward(found["h"].sum() + sum((h**2).sum() for rows in found["all"] for h in rows))
+    ours = gradients(net)
+    autograd.backward(sum(one["h"].sum() + sum((h**2).sum() for h in one["all"]) for one in expected))
+    assert_same(ours, gradients(net))
+    assert net.idle.grad is None
+
+
+def test_tensors_among_the_instances_have_gradients_too() -> None:
+    net, instances = make()
+    below = nn.Linear(3, 3).double()
+    autograd.backward(net.loss([below(rows) for rows in instances]).sum())
+    ours = gradients(net) + gradients(below)
+    autograd.backward(
+        sum(Net.states(net, below(rows))["all"][k].pow(2).sum() for rows in instances for k in range(len(rows)))
+    )
+    assert_same(ours, gradients(net) + gradients(below))
+    again = net.loss([below(rows).detach() for rows in instances])
+    assert again.requires_grad
+    for p in net.parameters():
+        p.requires_grad_(False)
+    assert not net.loss(instances).requires_grad
+    autograd.backward(net.loss([below(rows) for rows in instances]).sum())
+    assert below.weight.grad is not None
+    with pytest.raises(GraphError, match="asks for a gradient, which a recorded graph would lose"):
+        net.loss.record_all([below(instances[0])])
+
+
+def test_dropout_follows_the_seed_of_torch_and_the_mode_of_the_module() -> None:
+    net, instances = make()
+    assert torch.equal(net.loss(instances), net.loss(instances))
+    net.train()
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(net.loss(instances))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(net.loss(instances), net.loss(instances))
+    zeros = torch.cat([h for rows in net.run(instances * 20)["all"] for h in rows]) == 0
+    assert 0.4 < zeros.double().mean() < 0.6
+    before = torch.get_rng_state()
+    net.eval().loss(instances)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_changes_of_a_module_take_effect() -> None:
+    net, instances = make()
+    before = net.loss(instances)
+    with torch.no_grad():
+        net.norm.weight.mul_(2.0)
+    torch.testing.assert_close(net.loss(instances), 4 * before)
+    net.norm.eps = 0.5
+    assert_eager(net, instances)
+    net.load_state_dict({name: tensor * 0.5 for name, tensor in net.state_dict().items()})
+    assert_eager(net, instances)
+    net.read.weight.data = torch.ones(6, 3, dtype=torch.float64)
+    assert_eager(net, instances)
+    net.norm.weight.requires_grad_(False)
+    autograd.backward(net.loss(instances).sum())
+    assert net.norm.weight.grad is None
+    assert net.norm.bias.grad is not None
+    net.float()
+    assert net.loss(instances).dtype == torch.float32
+    net.double()
+    assert_eager(net, instances)
+
+
+def assert_eager(net: Net, instances: list[Tensor]) -> None:
+    expected = [sum(h.pow(2).sum() for h in net.states(rows)["all"]) for rows in instances]
+    torch.testing.assert_close(net.loss(instances), torch.stack(expected), rtol=1e-10, atol=1e-12)  # type: ignore[arg-type]
+
+
+def test_gradients_accumulate_as_in_torch() -> None:
+    net, instances = make()
+    autograd.backward(net.loss(instances).sum())
+    once = gradients(net)
+    for _ in range(3):
+        autograd.backward(net.loss(instances).sum() / 3)
+    kept = net.step.weight_hh.grad
+    assert_same(gradients(net), once)
+    assert kept is not None
+    before = kept.clone()
+    autograd.backward(2 * net.loss(instances).sum())
+    assert torch.equal(kept, before), "the gradients of a call are its own"
+    found = autograd.grad(net.loss(instances).mean(), [net.read.weight, net.idle], allow_unused=True)
+    torch.testing.assert_close(found[0], once[1] / 3)  # type: ignore[operator]
+    assert found[1] is None
+
+
+def test_copies_and_pickles_of_a_model_are_on_their_own() -> None:
+    net, instances = make()
+    expected = net.loss(instances)
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        twin.norm.weight.zero_()
+        twin.norm.bias.zero_()
+    assert torch.equal(net.loss(instances), expected)
+    assert not twin.loss(instances).any()
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert torch.equal(loaded.loss(instances), expected)
+    assert list(loaded.state_dict()) == list(net.state_dict()) == list(Net().state_dict())
+    assert type(net.step) is nn.LSTMCell
+
+
+def test_no_gradients_are_kept_where_none_are_asked_for() -> None:
+    net, instances = make()
+    with torch.no_grad():
+        assert not net.loss(instances).requires_grad
+    with torch.inference_mode():
+        assert net.loss(instances).is_inference()
+    assert net.loss([]).shape == (0,)
+
+
+def test_a_minibatch_is_differentiated_once_with_the_parameters_that_it_ran_with() -> None:
+    net, instances = make()
+    loss = net.loss(instances).sum()
+    autograd.backward(loss, retain_graph=True)
+    with pytest.raises(GraphError, match="differentiated once"):
+        autograd.backward(loss)
+    loss = net.loss(instances).sum()
+    with torch.no_grad():
+        net.norm.bias.add_(1.0)
+    with pytest.raises(GraphError, match="a parameter has changed since the mini-batch ran forward"):
+        autograd.backward(loss)
+    (first,) = autograd.grad(net.loss(instances).sum(), net.norm.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+        autograd.backward(first.sum())
+
+
+def test_memory_of_what_nobody_differentiates_is_given_back() -> None:
+    model, trees = tree_case()
+    loss = abt.batched(model.loss, backend="reference")
+    for _ in range(3):
+        loss(trees)
+    held = loss.last.buffer_bytes
+    for _ in range(5):
+        loss(trees)
+    assert loss.last.buffer_bytes == held
+
+
+def test_two_functions_of_a_model_share_its_parameters() -> None:
+    model, sentences = tagger_case()
+    train, look = (abt.batched(model.loss, backend="cpu"), abt.batched(model.loss, backend="reference"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = look(sentences).mean()
+    for _ in range(5):
+        optimizer.zero_grad()
+        autograd.backward(train(sentences).mean())
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        torch.testing.assert_close(look(sentences), train(sentences), rtol=1e-9, atol=1e-9)
+    assert look(sentences).mean() < first
+
+
+def in_cell(function: Callable[..., Any], module: nn.Module | None = None) -> Any:
+    net = nn.Module()
+    net.inner = nn.Linear(4, 4) if module is None else module
+    net.cell = abt.cell(_Calls(function, net.inner))
+    return abt.batched(lambda x: net.cell(x), module=net, backend="reference")([torch.randn(4), torch.randn(4)])
+
+
+class _Calls(nn.Module):
+    def __init__(self, function: Callable[..., Any], inner: nn.Module) -> None:
+        super().__init__()
+        self.function, self.inner = function, inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x, self.inner)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "a condition": (lambda x, inner: x if x.sum() > 0 else -x, "a number that its condition, .item"),
+    "an item": (lambda x, inner: x * x.max().item(), "asks for the numbers of a tensor"),
+    "a shape by values": (lambda x, inner: x[x > 0], "torch cannot run it on a batch"),
+    "an argument in place": (lambda x, inner: x.add_(1.0), "changes an argument, a parameter or a view in place"),
+    "a parameter in place": (lambda x, inner: x + inner.weight.mul_(2.0)[0], "changes an argument, a parameter"),
+    "a constant in place": (lambda x, inner: torch.zeros(4).add_(x), "changes a constant in place"),
+    "a list": (lambda x, inner: x.tolist(), "asks for the numbers of a tensor"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_cell_must_not_do_is_refused_in_a_sentence(name: str) -> None:
+    function, sentence = REFUSED[name]
+    with pytest.raises(AutobatchError, match=sentence) as caught:
+        in_cell(function)
+    assert "in cell '_Calls'" in str(caught.value)
+
+
+def test_batch_norm_is_refused_in_training() -> None:
+    norm = nn.BatchNorm1d(4)
+    norm.running_mean.copy_(torch.arange(4.0))  # type: ignore[union-attr]
+    with pytest.raises(GraphError, match="depends on what else is in its batch"):
+        in_cell(lambda x, inner: inner(x[None])[0], norm)
+    norm.eval()
+    found = in_cell(lambda x, inner: inner(x[None])[0] - (x - torch.arange(4.0)) / (1 + 1e-5) ** 0.5, norm)
+    assert float(found.detach().abs().max()) < 1e-6
+
+
+def test_bad_arguments_are_refused_in_a_sentence() -> None:
+    with pytest.raises(GraphError, match="takes a module of torch or a function of tensors, not 3"):
+        abt.cell(3)
+    with pytest.raises(GraphError, match="not by runs='gpu'"):
+        abt.cell(nn.Linear(1, 1), runs="gpu")
+    with pytest.raises(GraphError, match="'<lambda>' is a function of no module"):
+        abt.batched(lambda x: x)([1])
+    with pytest.raises(GraphError, match="takes a method of a module of torch"):
+        abt.batched(lambda x: x, module=3)
+    net, instances = make()
+    with pytest.raises(GraphError, match=r"is torch.float16 on cpu"):
+        net.half().loss(instances)
+    with pytest.raises(GraphError, match=r"is torch.float32 on meta"):
+        Net().to("meta").loss(instances)

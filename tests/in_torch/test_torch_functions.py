@@ -1,0 +1,164 @@
+"""Functions of torch, as bodies of cells and on recorded values: numbers and gradients are torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, autograd, nn
+from torch.nn import functional
+
+import autobatch.torch as abt
+from autobatch.errors import GraphError
+
+MATRIX = torch.linspace(-1.0, 1.0, 24, dtype=torch.float64).reshape(6, 4)
+ROWS = torch.linspace(0.5, 2.0, 12, dtype=torch.float64).reshape(3, 4)
+
+Function = Callable[[Tensor, Tensor], Any]
+OURS: dict[str, Function] = {
+    "add": lambda x, y: x + 2 * y + 1.5,
+    "add alpha": lambda x, y: torch.add(x, y, alpha=0.5),
+    "sub": lambda x, y: 1 - x - torch.sub(y, x, alpha=2),
+    "rsub": lambda x, y: torch.rsub(x, y, alpha=3),
+    "mul": lambda x, y: x * y * 0.5,
+    "div": lambda x, y: x / (1 + y * y) + 1 / (2 + x.abs()),
+    "pow": lambda x, y: x**2 + (1 + y * y) ** 0.5 + torch.pow(1 + x * x, y),
+    "neg": lambda x, y: -x,
+    "exp": lambda x, y: torch.exp(x) + y.exp().log1p() + torch.log(1 + x * x) + torch.sqrt(1 + y * y),
+    "rsqrt": lambda x, y: torch.rsqrt(1 + x * x) + torch.reciprocal(2 + y * y),
+    "trigonometry": lambda x, y: torch.sin(x) * torch.cos(y) + torch.erf(x),
+    "gates": lambda x, y: torch.sigmoid(x) * torch.tanh(y),
+    "relu": lambda x, y: functional.relu(x) + torch.relu(y) + nn.ReLU()(x - y),
+    "gelu": lambda x, y: functional.gelu(x) + functional.gelu(y, approximate="tanh"),
+    "silu": lambda x, y: functional.silu(x) + functional.elu(y, 0.7) + functional.leaky_relu(x - y, 0.2),
+    "softplus": lambda x, y: functional.softplus(30 * x, beta=2.0) + functional.logsigmoid(y) + functional.selu(x),
+    "hardtanh": lambda x, y: functional.hardtanh(3 * x) + y.clamp(min=-0.5) + x.clamp(max=0.1) + y.clamp(-0.2, 0.9),
+    "maximum": lambda x, y: torch.maximum(x, y) + torch.minimum(x, 2 * y),
+    "where": lambda x, y: torch.where((x > y) & ~(x > 1) | (y <= -1), x, 2 * y),
+    "masked": lambda x, y: x * (x >= 0) + y * (y != 0.0).to(y.dtype) + (x < y).double(),
+    "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.3) + torch.addcdiv(x, y, 2 + x * x) + torch.lerp(x, y, 0.3),
+    "softmax": lambda x, y: torch.softmax(x, 0) + functional.log_softmax(y, dim=-1),
+    "sums": lambda x, y: x.sum() + y.mean(0) + (x * y).sum(dim=-1, keepdim=True) + torch.sum(x) * torch.mean(y),
+    "largest": lambda x, y: x.amax() + y.amin(0) + torch.max(x) + x.max(dim=0).values + x.max(0)[0],
+    "logsumexp": lambda x, y: torch.logsumexp(x, 0) + y.var() + y.std() + x.var(0, unbiased=False) + y.norm(),
+    "chunk": lambda x, y: [part.tanh() for part in (*x.chunk(3), *torch.split(y, 4), *torch.split(y, [1, 2, 3]))],
+    "cat": lambda x, y: torch.cat((x, y, x[:2]), dim=-1) + torch.hstack((x, y, y[4:])),
+    "stack": lambda x, y: torch.stack((x, y), dim=1) @ MATRIX[:2] + torch.stack([x, y]).sum(0).unsqueeze(1),
+    "slices": lambda x, y: x[1:4] + y[::2] + x[-3:] + y[3] + x.narrow(0, 1, 3) + x.unsqueeze(0)[0, 2:5] + y[..., 1:4],
+    "shapes": lambda x, y: x.view(2, 3).t() @ y.reshape(-1, 3) + torch.unflatten(x, 0, (3, 2)) @ y.view(2, 3).mT.T,
+    "squeeze": lambda x, y: x.unsqueeze(0).squeeze() + y[None, :, None].squeeze(0).flatten() + x.view(1, 6).squeeze(0),
+    "permute": lambda x, y: x.view(1, 2, 3).permute(2, 0, 1).contiguous() + y.view(3, 2, 1).transpose(1, 2),
+    "expand": lambda x, y: x.unsqueeze(1).expand(6, 2) + y.view(6, 1).expand(-1, 2) + x[:, None].repeat(1, 2),
+    "unbind": lambda x, y: sum(part * part.sum() for part in x.view(2, 3).unbind(0)) + torch.unbind(y)[2],
+    "products": lambda x, y: x @ MATRIX + torch.matmul(y, MATRIX) + torch.mv(MATRIX.T, x) + MATRIX.T @ y,
+    "matrices": lambda x, y: x.view(2, 3) @ ROWS + torch.addmm(ROWS[:2], torch.mm(y.view(2, 3), ROWS[:, :3]), ROWS),
+    "stacks": lambda x, y: torch.bmm(x.view(2, 1, 3), y.view(2, 3, 1)) + torch.matmul(x.view(2, 1, 3), y.view(2, 3, 1)),
+    "dot": lambda x, y: torch.dot(x, y) + x @ y + torch.inner(x, y) + torch.outer(x, y).sum(),
+    "einsum": lambda x, y: torch.einsum("i,j->ij", x, y) + torch.einsum("i,ij->j", x, torch.outer(y, y)),
+    "linear": lambda x, y: functional.linear(x, MATRIX.T) + functional.linear(y.view(1, 6), MATRIX.T, ROWS[0])[0],
+    "linear of rows": lambda x, y: functional.linear(torch.stack((x, y)), MATRIX.T, ROWS[1]),
+    "layer norm": lambda x, y: functional.layer_norm(x, (6,)) + functional.layer_norm(y, (6,), x, y, 1e-3),
+    "layer norm of two axes": lambda x, y: functional.layer_norm(x.view(2, 3), (2, 3)) + y.view(2, 3),
+    "losses": lambda x, y: functional.mse_loss(x, y) + functional.mse_loss(x, y, reduction="sum"),
+    "two classes": lambda x, y: functional.binary_cross_entropy_with_logits(x, torch.sigmoid(y)),
+    "classes": lambda x, y: functional.cross_entropy(x.view(2, 3), torch.tensor([1, 2])) + functional.nll_loss(
+        functional.log_softmax(y, 0), torch.tensor(4)),
+    "distances": lambda x, y: functional.cosine_similarity(x, y, dim=0) + functional.l1_loss(x, y),
+    "constants": lambda x, y: x + torch.zeros_like(x) + torch.ones_like(y) + x.new_zeros(6) + y.new_full((6,), 0.5)
+    + torch.full_like(x, 2.0) + torch.arange(6, dtype=torch.float64) + torch.eye(6, dtype=torch.float64)[1],
+    "detach": lambda x, y: x.detach() * y + x.clone(),
+    "loops": lambda x, y: sum((part * k for k, part in enumerate(x.chunk(3))), torch.zeros(2, dtype=x.dtype)) + y[:2],
+}  # fmt: skip
+BY_TORCH: dict[str, Function] = {
+    "cumsum": lambda x, y: torch.cumsum(x, 0) * y,
+    "sort": lambda x, y: torch.msort(x) + y,
+    "atan2": lambda x, y: torch.atan2(x, 1 + y * y),
+    "convolution": lambda x, y: functional.conv1d(x.view(1, 1, 6), y[:3].view(1, 1, 3)).flatten(),
+    "prod": lambda x, y: x.prod() + torch.trapezoid(y),
+}
+
+
+class Applied(nn.Module):
+    """Applies a function inside of a cell, or outside."""
+
+    def __init__(self, function: Function, runs: str = "auto") -> None:
+        super().__init__()
+        self.function = function
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 6, dtype=torch.float64))
+        self.inside = abt.cell(Inside(function), runs=runs)
+
+    def cell(self, instance: tuple[Tensor, Tensor]) -> Any:
+        return self.inside(instance[0] * self.scale, instance[1] * self.scale)
+
+    def plain(self, instance: tuple[Tensor, Tensor]) -> Any:
+        return self.function(instance[0] * self.scale, instance[1] * self.scale)
+
+
+class Inside(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.function(x, y)
+
+
+def draw() -> list[tuple[Tensor, Tensor]]:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 6, generator=random, dtype=torch.float64)
+    return [(one[0], one[1].requires_grad_()) for one in x]
+
+
+def flat(x: Any) -> Tensor:
+    parts = x if isinstance(x, (list, tuple)) else [x]
+    return torch.cat([part.reshape(-1) if isinstance(part, Tensor) else flat(part) for part in parts])
+
+
+def check(function: Function, runs: str, ways: tuple[str, ...]) -> Any:
+    expected_of, instances = Applied(function), draw()
+    eager = torch.stack([flat(expected_of.plain(one)) for one in instances])
+    weights = torch.linspace(0.3, 1.0, eager.numel(), dtype=torch.float64).reshape(eager.shape)
+    autograd.backward((eager * weights).sum())
+    gradients = [expected_of.scale.grad, *(0 * y.detach() if y.grad is None else y.grad for _, y in instances)]
+    for way in ways:
+        model, again = Applied(function, runs), draw()
+        batched = abt.batched(getattr(model, way), backend="reference")
+        outputs = batched(again)
+        found = torch.stack(list(map(flat, outputs)))
+        assert found.shape == eager.shape, way
+        torch.testing.assert_close(found, eager, rtol=1e-9, atol=1e-10)
+        autograd.backward((found * weights).sum())
+        for got, wanted in zip([model.scale.grad, *(y.grad for _, y in again)], gradients, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
+    return batched
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_functions_are_programs_of_our_ops(name: str) -> None:
+    batched = check(OURS[name], "autobatch", ("plain", "cell"))
+    assert not batched.explain([(x, y.detach()) for x, y in draw()]).told
+
+
+def test_results_may_be_changed_in_place_inside_of_cells() -> None:
+    check(lambda x, y: (x + 0).mul_(y).add_(1.0).relu_() + functional.relu(x * 2, inplace=True), "auto", ("cell",))
+
+
+@pytest.mark.parametrize("name", BY_TORCH)
+def test_what_we_lack_is_run_by_torch_and_named(name: str) -> None:
+    batched = check(BY_TORCH[name], "auto", ("plain", "cell"))
+    ((cell, told),) = batched.explain([(x, y.detach()) for x, y in draw()]).told
+    assert cell == "Inside"
+    assert "has no counterpart here" in told
+    with pytest.raises(GraphError, match="has no counterpart here"):
+        check(BY_TORCH[name], "autobatch", ("cell",))
+
+
+@pytest.mark.parametrize("name", ["gates", "softmax", "chunk", "sums", "slices"])
+def test_torch_can_be_asked_to_run_it(name: str) -> None:
+    batched = check(OURS[name], "torch", ("cell",))
+    ((_, told),) = batched.explain([(x, y.detach()) for x, y in draw()]).told
+    assert told == "is run by torch: the cell asks for it"
