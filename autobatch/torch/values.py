@@ -24,6 +24,10 @@ from autobatch.torch.parameters import find_parameter
 WITHOUT_GRADIENT = {"__get__", "detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones"}
 DIRECT = ("add", "sub", "rsub", "mul", "div", "neg", "sum", "mean")
 """Functions that are one op of ours, of which the passes over graphs know: `total + loss` becomes a sum of many."""
+SPELLED = {
+    "__add__": "add", "__radd__": "add", "__sub__": "sub", "__rsub__": "rsub", "__mul__": "mul", "__rmul__": "mul",
+    "__truediv__": "div", "__neg__": "neg",
+}  # fmt: skip
 REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": ops.sum_n, "mean": ops.mean_n, "amax": ops.max_n}
 
 
@@ -32,8 +36,12 @@ def apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current: Any = STAGE.current
     if current is None or not hasattr(current, "call_cell"):
         raise GraphError("a recorded value means something only while its instance is recorded; return it instead.")
-    name = function.__name__.strip("_")
-    name = {"radd": "add", "rmul": "mul", "truediv": "div", "rtruediv": "div"}.get(name, name)
+    name = SPELLED.get(function.__name__, function.__name__)
+    if name.endswith("_") and not name.endswith("__"):
+        raise GraphError(
+            f"{name} would change a tensor in place by a value that is only computed when the mini-batch runs; begin "
+            f"sums with 0.0 instead of a tensor, and write x = x + value for x += value."
+        )
     if isinstance(args[0], Stack) and (reduced := args[0].reduce(name, *args[1:], **kwargs)) is not None:
         return reduced
     if name == "stack" and isinstance(args[0], (list, tuple)) and not any(args[1:]) and not kwargs.get("dim", 0):
@@ -53,7 +61,7 @@ class OfParameters(TorchFunctionMode):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self._dtype, self._before = dtype, CURRENT.dtype
+        self._dtype = dtype
 
     def __enter__(self) -> Any:
         self._before, CURRENT.dtype = CURRENT.dtype, self._dtype

@@ -143,6 +143,25 @@ def test_functions_are_programs_of_our_ops(name: str) -> None:
     assert not batched.explain([(x, y.detach()) for x, y in draw()]).told
 
 
+def test_totals_begin_with_numbers_and_tensors_stay_as_they_are() -> None:
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        found: Any = 0.0
+        found += x * y
+        found -= 0.5 * y
+        found *= x
+        found /= 2.0
+        return found + torch.ones(6, dtype=x.dtype) / (2.0 + y * y) - torch.tensor(1.0, dtype=x.dtype) * x  # type: ignore[no-any-return]
+
+    def in_place(x: Tensor, y: Tensor) -> Tensor:
+        found = torch.zeros(6, dtype=x.dtype)
+        found += x * y
+        return found
+
+    check(total, "auto", ("plain", "cell"))
+    with pytest.raises(GraphError, match=r"begin sums with 0.0"):
+        check(in_place, "auto", ("plain",))
+
+
 def test_results_may_be_changed_in_place_inside_of_cells() -> None:
     check(lambda x, y: (x + 0).mul_(y).add_(1.0).relu_() + functional.relu(x * 2, inplace=True), "auto", ("cell",))
 
