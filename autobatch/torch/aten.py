@@ -97,6 +97,13 @@ def log1p(x: Any) -> Any:
     return ops.log(ops.add(1.0, x))
 
 
+@op("xlogy")
+def xlogy(x: Any, y: Any) -> Any:
+    """x log y, and 0 where x is 0."""
+    is_zero = ops.equal(x, 0.0)
+    return ops.mul(x, ops.log(ops.where(is_zero, 1.0, y)))
+
+
 @op("silu")
 def silu(x: Any) -> Any:
     """x σ(x)."""

@@ -62,6 +62,8 @@ OURS: dict[str, Function] = {
     "layer norm": lambda x, y: functional.layer_norm(x, (6,)) + functional.layer_norm(y, (6,), x, y, 1e-3),
     "layer norm of two axes": lambda x, y: functional.layer_norm(x.view(2, 3), (2, 3)) + y.view(2, 3),
     "losses": lambda x, y: functional.mse_loss(x, y) + functional.mse_loss(x, y, reduction="sum"),
+    "divergence": lambda x, y: functional.kl_div(functional.log_softmax(x, 0), torch.softmax(y, 0), reduction="sum")
+    + torch.xlogy(y * (x > 0), 2 + x * x),
     "two classes": lambda x, y: functional.binary_cross_entropy_with_logits(x, torch.sigmoid(y)),
     "classes": lambda x, y: functional.cross_entropy(x.view(2, 3), torch.tensor([1, 2])) + functional.nll_loss(
         functional.log_softmax(y, 0), torch.tensor(4)),
