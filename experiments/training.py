@@ -111,9 +111,9 @@ def make_tested(workload: Workload) -> Twin:
 TASKS = {
     "sst": Task("tree-lstm", "sst", 1e-3, 5, "root_accuracy", make_peer),
     "wikiner": Task("bilstm-char-tagger", "wikiner", 5e-3, 10, "entity_f1", make_tested),
-    "lattice": Task("lattice-lstm-ner", "lattice", 5e-3, 10, "tag_accuracy", make_tested),
-    "iwslt15": Task("lstm-nmt-attention", "iwslt15", 3e-3, 10, "bleu", make_tested),
-    "listops": Task("tree-lstm", "listops", 3e-3, 10, "root_accuracy", make_peer),
+    "lattice": Task("lattice-lstm-ner", "lattice", 5e-3, 5, "tag_accuracy", make_tested),
+    "iwslt15": Task("lstm-nmt-attention", "iwslt15", 3e-3, 5, "bleu", make_tested),
+    "listops": Task("tree-lstm", "listops", 3e-3, 5, "root_accuracy", make_peer),
     "python-ast": Task("tree-lstm", "python-ast", 1e-3, 5, "root_accuracy", make_peer),
 }
 MODELS = (
