@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from autobatch.errors import GraphError
+from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.torch.parameters import find_parameter
 from autobatch.trace.handles import Outputs, Value
 from autobatch.trace.inputs import FloatInput, Inputs
@@ -80,17 +81,26 @@ def to_arrays(x: Any) -> Any:
     """Tensors among the arguments of a cell as what is recorded: a parameter, an array, or an int of one int."""
     if isinstance(x, (Value, Outputs)):
         return x
+    kind = type(x)
+    if kind is int or kind is str or kind is bool:
+        return x
     if isinstance(x, torch.Tensor):
-        parameter = find_parameter(x)
-        if parameter is not None:
-            return parameter
-        if x.requires_grad:
-            return _input_of(x)
-        return int(x) if not x.shape and not x.is_floating_point() else x.numpy()
-    if isinstance(x, (tuple, list)):
-        parts = [to_arrays(part) for part in x]
-        return x if all(a is b for a, b in zip(parts, x, strict=True)) else type(x)(parts)
+        with torch._C.DisableTorchFunction():  # the recording's own mode, of which no part is meant here
+            return _array_of(x)
+    if kind is tuple or kind is list:
+        return kind(map(to_arrays, x))
+    if is_structure(x):
+        return Key.of_structure(x, ()).build([to_arrays(part) for part in parts_of(x)])
     return x.joined() if isinstance(x, Pending) else x
+
+
+def _array_of(tensor: torch.Tensor) -> Any:
+    parameter = find_parameter(tensor)
+    if parameter is not None:
+        return parameter
+    if tensor.requires_grad:
+        return _input_of(tensor)
+    return int(tensor) if not tensor.shape and not tensor.is_floating_point() else tensor.numpy()
 
 
 def _input_of(tensor: torch.Tensor) -> Any:

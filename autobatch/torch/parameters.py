@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from autobatch.errors import GraphError
 from autobatch.params.parameter import FloatArray, Parameter
@@ -69,7 +68,8 @@ class TensorParameter(Parameter):
 
 
 TENSOR_TYPES = {np.dtype(name): dtype for dtype, name in FLOATS.items()}
-PARAMETERS: Any = WeakTensorKeyDictionary()  # of each tensor of a module
+PARAMETERS: dict[int, TensorParameter] = {}
+"""What stands for each tensor of a module, by the tensor's `id`, as long as it lives."""
 
 
 def find_parameter(tensor: torch.Tensor) -> TensorParameter | None:
@@ -77,15 +77,17 @@ def find_parameter(tensor: torch.Tensor) -> TensorParameter | None:
 
     A parameter that no batched function knows yet gets a name when one does.
     """
-    found: TensorParameter | None = PARAMETERS.get(tensor)
-    return make_parameter(tensor, "") if found is None and isinstance(tensor, torch.nn.Parameter) else found
+    found = PARAMETERS.get(id(tensor))
+    return make_parameter(tensor, "") if found is None and type(tensor) is torch.nn.Parameter else found
 
 
 def make_parameter(tensor: torch.Tensor, name: str) -> TensorParameter:
     """What stands for a tensor of a module, the same as long as the tensor lives; and name it."""
-    found: TensorParameter | None = PARAMETERS.get(tensor)
+    key = id(tensor)
+    found = PARAMETERS.get(key)
     if found is None:
-        found = PARAMETERS[tensor] = TensorParameter(tensor, name)
+        found = PARAMETERS[key] = TensorParameter(tensor, name)
+        weakref.finalize(tensor, PARAMETERS.pop, key, None)
     found.name = name or found.name
     return found
 

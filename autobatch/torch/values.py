@@ -19,7 +19,7 @@ from autobatch.ops.operators import STAGE
 from autobatch.torch import aten
 from autobatch.torch.cells import FunctionCell
 from autobatch.torch.entering import CURRENT, Pending, to_arrays
-from autobatch.torch.parameters import find_parameter
+from autobatch.torch.parameters import PARAMETERS
 
 WITHOUT_GRADIENT = {"__get__", "detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones"}
 DIRECT = ("add", "sub", "rsub", "mul", "div", "neg", "sum", "mean")
@@ -73,8 +73,7 @@ class OfParameters(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        current = STAGE.current
-        if hasattr(current, "call_cell") and function.__name__ not in WITHOUT_GRADIENT and _reads_parameter(args):
+        if function.__name__ not in WITHOUT_GRADIENT and _reads_parameter(args) and hasattr(STAGE.current, "call_cell"):
             found = function(*args, **kwargs)
             if isinstance(found, torch.Tensor) and found.is_floating_point():
                 return apply(function, args, kwargs)
@@ -83,9 +82,13 @@ class OfParameters(TorchFunctionMode):
 
 
 def _reads_parameter(args: Any) -> bool:
-    if isinstance(args, (tuple, list)):
-        return any(map(_reads_parameter, args))
-    return isinstance(args, torch.Tensor) and find_parameter(args) is not None
+    for x in args:
+        kind = type(x)
+        if kind is torch.nn.Parameter or id(x) in PARAMETERS:
+            return True
+        if (kind is tuple or kind is list) and _reads_parameter(x):
+            return True
+    return False
 
 
 class TensorMethods:
