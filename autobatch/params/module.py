@@ -13,7 +13,7 @@ folder and renames it. Either happens entirely or not at all.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, Self
@@ -49,6 +49,10 @@ class Module:
     Attributes:
         other_names: of a class: names that its parameters may have in a state dict, and the attributes that these are.
         methods: of a class: other classes whose methods the values have that its functions record.
+        adopts: of a class whose functions pass objects of another library to cells: makes arrays, parameters or numbers
+            of them, and gives all else as it is.
+        places: of a class whose cells are not methods of modules: gives where functions stand in for them, as
+            `autobatch.trace.entries.Place`s.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -85,6 +89,8 @@ class Module:
     training = True
     other_names: ClassVar[Mapping[str, str]] = {}
     methods: ClassVar[tuple[type, ...]] = ()
+    adopts: Callable[[Any], Any] | None = None
+    places: Callable[[], Iterable[Any]] | None = None
 
     def recording(self) -> AbstractContextManager[Any]:
         """The context in which functions of it are recorded, beside that of every recording."""

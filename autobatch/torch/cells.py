@@ -15,7 +15,6 @@ from autobatch.ir.arguments import is_structure
 from autobatch.ir.builder import Builder
 from autobatch.ops.operators import STAGE, Operators
 from autobatch.torch.bodies import RUNS, make_body, on_leaves
-from autobatch.torch.entering import to_arrays
 from autobatch.trace.cell import BoundCell, Cell
 
 M = TypeVar("M", bound=nn.Module)
@@ -75,7 +74,7 @@ class BoundTorchCell(BoundCell):
 def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current = STAGE.current
     if current is not None and not isinstance(current, Builder):
-        return current.call_cell(cell, owner, tuple(map(to_arrays, args)), {k: to_arrays(x) for k, x in kwargs.items()})
+        return current.call_cell(cell, owner, args, kwargs)
     if current is None:
         args, kwargs = on_leaves(_to_tensor, (args, kwargs))
     return cell.eager(*args, **kwargs) if owner is None else cell.eager(owner, *args, **kwargs)

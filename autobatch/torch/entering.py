@@ -6,6 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -88,9 +89,12 @@ def to_arrays(x: Any) -> Any:
         with torch._C.DisableTorchFunction():  # the recording's own mode, of which no part is meant here
             return _array_of(x)
     if kind is tuple or kind is list:
-        return kind(map(to_arrays, x))
+        parts = [to_arrays(part) for part in x]
+        return x if all(map(is_, parts, x)) else kind(parts)
     if is_structure(x):
-        return Key.of_structure(x, ()).build([to_arrays(part) for part in parts_of(x)])
+        own = parts_of(x)
+        parts = [to_arrays(part) for part in own]
+        return x if all(map(is_, parts, own)) else Key.of_structure(x, ()).build(parts)
     return x.joined() if isinstance(x, Pending) else x
 
 

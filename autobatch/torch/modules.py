@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -10,8 +12,11 @@ import torch
 
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
+from autobatch.torch.entering import to_arrays
 from autobatch.torch.parameters import TENSOR_TYPES, TensorParameter, make_parameter
 from autobatch.torch.values import OfParameters, TensorMethods
+from autobatch.trace.cell import BoundCell
+from autobatch.trace.entries import Place, places_in
 
 
 class TorchModule(Module):
@@ -22,11 +27,27 @@ class TorchModule(Module):
     """
 
     methods = (TensorMethods,)
+    adopts = staticmethod(to_arrays)
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
+
+    def places(self) -> Iterator[Place]:
+        """Methods that are cells, modules that are, and the attributes of other modules that these are."""
+        modules = list(self.module.modules())
+        yield from places_in(modules)
+        for parent in modules:
+            bound = vars(parent).get("forward")
+            if isinstance(bound, BoundCell):
+                yield Place(bound.cell, parent, vars(parent), "forward")
+            for name, child in parent._modules.items():
+                if child is None or name in vars(parent):
+                    continue
+                bound = vars(child).get("forward")
+                if isinstance(bound, BoundCell):
+                    yield Place(bound.cell, child, vars(parent), name, partial(_stand_in, child))
 
     def recording(self) -> AbstractContextManager[Any]:
         """The context in which ops of parameters are recorded."""
@@ -42,3 +63,14 @@ class TorchModule(Module):
         for parameter in self._found.values():
             parameter.refresh()
         return self._found  # type: ignore[return-value]
+
+
+def _stand_in(module: torch.nn.Module, function: Callable[..., Any]) -> Any:
+    """An object that is called as the function, and is the module in all else: modules are slow to find and to call."""
+    members = {
+        "__call__": staticmethod(function),
+        "__getattr__": lambda self, name: getattr(module, name),
+        "__class__": property(lambda self: type(module)),
+        "__slots__": (),
+    }
+    return type("StandIn", (), members)()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -61,14 +62,16 @@ class Calls:
 
     Args:
         methods: classes whose methods recorded values have, before their own.
+        adopt: makes arrays, parameters or numbers of objects of another library; gives all else as it is, if given.
     """
 
-    def __init__(self, methods: tuple[type, ...] = ()) -> None:
+    def __init__(self, methods: tuple[type, ...] = (), adopt: Callable[[Any], Any] | None = None) -> None:
         self.log: list[int] = []
         self.floats = array("d")
         self.traces = Traces(lambda: self._entries.get(SUM_N) or self._add_function(SUM_N), self._renew)
         self.forms: list[Form] = []
         self.stand_ins = StandIns()
+        self.adopt = adopt
         self._namespace = Namespace(
             {
                 "__stage": STAGE,
@@ -256,6 +259,12 @@ class Calls:
         lifted = dict(zip(entry.signature.parameters, args, strict=True))
         if STAGE.current is not self:  # the caller is another thread, or traces a cell
             return invoke(entry.plain, entry.signature, lifted)
+        if self.adopt is not None:
+            adopted = tuple(map(self.adopt, args))
+            if not all(map(is_, adopted, args)):
+                return invoke(
+                    entry.known.function, entry.signature, dict(zip(entry.signature.parameters, adopted, strict=True))
+                )
         for name, x in lifted.items():
             if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
                 x = to_values(x)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
 from autobatch.ir.arguments import Key, Static
-from autobatch.params.module import Module
 from autobatch.trace.cell import Cell
 from autobatch.trace.forms import Form
 
@@ -64,26 +63,43 @@ class Entry:
     fixed: dict[tuple[tuple[tuple[str, Key], ...], tuple[int, ...]], str] = field(default_factory=dict)
 
 
+class Place(NamedTuple):
+    """Where a function stands in for a cell while programs are recorded.
+
+    Attributes:
+        cell, owner: which, and of which module.
+        attributes, name: of the object that has the function as an attribute meanwhile.
+        wrap: makes what is put there of the function.
+    """
+
+    cell: Cell
+    owner: Any
+    attributes: dict[str, Any]
+    name: str
+    wrap: Callable[[Any], Any] | None = None
+
+
 class StandIns:
     """The functions that replace a module's cells; the cells are restored while a cell's body is traced."""
 
     def __init__(self) -> None:
-        self._places: dict[Entry, tuple[dict[str, Any], str]] = {}
+        self._places: dict[Entry, list[Place]] = {}
+        self._before: list[tuple[dict[str, Any], str, Any]] = []
 
     @contextmanager
-    def in_place(self, modules: Sequence[Module], entry_of: Callable[[Cell, Module], Entry]) -> Iterator[None]:
-        """Within the context, replace all cells of these modules by the functions of entries."""
-        for owner in modules:
-            kind: type = type(owner)
-            for name, cell in _cells_of(kind).items():
-                if name not in vars(owner):
-                    self._places[entry_of(cell, owner)] = vars(owner), name
+    def in_place(self, places: Iterable[Place], entry_of: Callable[[Cell, Any], Entry]) -> Iterator[None]:
+        """Within the context, the functions of entries stand in for cells."""
+        for place in places:
+            self._places.setdefault(entry_of(place.cell, place.owner), []).append(place)
+            if place.name in place.attributes:
+                self._before.append((place.attributes, place.name, place.attributes[place.name]))
         try:
             self._stand()
             yield
         finally:
             self._step_aside()
             self._places.clear()
+            self._before.clear()
 
     @contextmanager
     def stepped_aside(self) -> Iterator[None]:
@@ -96,17 +112,29 @@ class StandIns:
 
     def renew(self, entry: Entry) -> None:
         """Replace the old function of an entry by its new one."""
-        if entry in self._places:
-            attributes, name = self._places[entry]
-            attributes[name] = entry.known.function
+        function = entry.known.function
+        for place in self._places.get(entry, ()):
+            place.attributes[place.name] = function if place.wrap is None else place.wrap(function)
 
     def _stand(self) -> None:
         for entry in self._places:
             self.renew(entry)
 
     def _step_aside(self) -> None:
-        for attributes, name in self._places.values():
-            attributes.pop(name, None)
+        for places in self._places.values():
+            for place in places:
+                place.attributes.pop(place.name, None)
+        for attributes, name, cell in self._before:
+            attributes[name] = cell
+
+
+def places_in(modules: Iterable[Any]) -> Iterator[Place]:
+    """The cells among the methods of modules, each of which a function may replace on its module."""
+    for owner in modules:
+        kind: type = type(owner)
+        for name, cell in _cells_of(kind).items():
+            if name not in vars(owner):
+                yield Place(cell, owner, vars(owner), name)
 
 
 @cache

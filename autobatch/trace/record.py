@@ -25,6 +25,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.system.turns import recording_lock
 from autobatch.trace.calls import Calls
 from autobatch.trace.decode import STALE, Log, as_longs, decode_log
+from autobatch.trace.entries import Place, places_in
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept, KeptTables
@@ -70,7 +71,7 @@ class Recorder:
         self.known = None if module is None else KnownModule(module)
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
         self.slots = SlotTable()
-        self.calls = Calls(() if module is None else module.methods)
+        self.calls = Calls() if module is None else Calls(module.methods, module.adopts)
         self.node_of = np.zeros(0, np.int64)
         self.kept = KeptTables()
         self._serial = 1
@@ -115,10 +116,15 @@ class Recorder:
     @contextmanager
     def standing_in(self, in_place: bool) -> Iterator[None]:
         """Within the context, no other thread records, and the functions of entries replace the module's cells."""
-        modules = [] if self.known is None or not in_place else self.known.modules()
         recording = nullcontext() if self.module is None else self.module.recording()
-        with recording_lock(), self.calls.stand_ins.in_place(modules, self.calls.entry), recording:
+        with recording_lock(), self.calls.stand_ins.in_place(self._places(in_place), self.calls.entry), recording:
             yield
+
+    def _places(self, in_place: bool) -> Iterable[Place]:
+        """Where functions stand in for cells."""
+        if self.module is None or self.known is None or not in_place:
+            return ()
+        return places_in(self.known.modules()) if self.module.places is None else self.module.places()
 
     def parameters(self) -> dict[str, Parameter]:
         """The parameters of the module, by name."""

@@ -26,7 +26,7 @@ from autobatch.ops.elementwise import stop_gradient
 from autobatch.ops.operators import Operators, Symbol
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.trace.cell import Cell
+from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.draws import Draws, is_generator
 from autobatch.trace.guards import MISSING, Contents, Guard, Read, are
 from autobatch.trace.hooks import HEAP_TYPE, hearing, hooked, listening
@@ -103,6 +103,8 @@ class Watch:
             text = f"{name} of {type(owner).__name__}"
             if name == "__dict__":
                 for key, x in value.items():
+                    if isinstance(x, BoundCell):  # replaced while programs are recorded
+                        continue
                     self._constant(value, value.get, key, f"{key} of {type(owner).__name__}", x)
                 return value
             own = _attributes_of(owner)

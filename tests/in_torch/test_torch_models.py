@@ -32,7 +32,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @every_model
 @every_way
-@each("backend", ("reference", "cpu"))
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_training_is_that_of_one_instance_at_a_time(name: str, runs: str, backend: str) -> None:
     model, instances = make(name, runs)
     alone = deepcopy(model)
