@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, Self, overload
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,18 +22,24 @@ from autobatch.errors import GraphError
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.budget import Part
 from autobatch.runtime.backend import Run
+from autobatch.runtime.execution import Executor
 from autobatch.runtime.input_gradients import InputGradients
 from autobatch.runtime.step import Clock, Step
 from autobatch.system.turns import run_lock
+from autobatch.torch.calls import Calls
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.modules import TorchModule
 from autobatch.torch.parameters import TensorParameter
-from autobatch.trace.record import MiniBatch
+from autobatch.trace.record import MiniBatch, Recorder
 from autobatch.trace.results import join_columns, stack_results
 
 
 class TorchBatched(Batched):
     """A function over one instance, run on mini-batches; made by `abt.batched`."""
+
+    def __init__(self, *made: Any) -> None:
+        super().__init__(*made)
+        self._executor = TorchExecutor(self.recorder)
 
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked, as tensors that can be differentiated once.
@@ -65,8 +72,33 @@ class TorchBatched(Batched):
     def of(cls, made: Batched) -> Self:
         """The same function, giving tensors."""
         self = object.__new__(cls)
-        vars(self).update(vars(made))
+        self.__setstate__(made.__getstate__())
         return self
+
+
+class TorchExecutor(Executor):
+    """Runs mini-batches, and keeps what torch needs to differentiate the cells that it runs."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self._calls: WeakKeyDictionary[Run, Calls] = WeakKeyDictionary()
+
+    def start(self, step: Step, part: Part, instances: slice, draw: tuple[int, int], *rest: Any, **options: Any) -> Run:
+        """Run a part; see `Executor`."""
+        if not part.plan.mirror:
+            return super().start(step, part, instances, draw, *rest, **options)
+        calls = Calls()
+        with calls.open():
+            run = super().start(step, part, instances, draw, *rest, **options)
+        self._calls[run] = calls
+        return run
+
+    def backward(
+        self, step: Step, run: Run, seeds: Mapping[int, NDArray[Any]], out: dict[str, Gradient] | None
+    ) -> dict[str, Gradient]:
+        """Differentiate the run of a part; see `Executor`."""
+        with self._calls.pop(run).open():
+            return super().backward(step, run, seeds, out)
 
 
 class Passing:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache, wraps
 from types import MemberDescriptorType
 from typing import Any
@@ -74,21 +75,22 @@ def _dtype_of(args: tuple[Any, ...]) -> torch.dtype:
 
 def _run_by_torch(function: Callable[..., Any], given: Any, why: str) -> Any:
     """Record the call of a function as one op."""
-    leaves = _tensors_in(given)
+    leaves, build = _tensors_in(given), _builder(given)
+    taking = _TakingRows()
 
     def call(*tensors: torch.Tensor) -> Any:
-        left = iter(tensors)
-        args, kwargs = on_leaves(lambda x: next(left) if isinstance(x, Traced) else x, given)
-        with _TakingRows():
+        args, kwargs = build(iter(tensors))
+        with taking if taking.is_needed else nullcontext():
             return function(*args, **kwargs)
 
     with unheard():
         examples = [torch.zeros(x.shape, dtype=x.dtype) for x in leaves]
         try:
-            with torch.no_grad(), Reading() as reading:
+            with torch.no_grad(), torch.random.fork_rng(devices=()), Reading() as reading:
                 result = call(*examples)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise GraphError(f"torch cannot run it: {str(error).splitlines()[0]}") from error
+        taking.is_needed = taking.has_taken
         values = [(x.value, x.dtype) for x in leaves]
         outputs = run_by_torch(
             function.__qualname__, lambda *xs: _tensors_in(call(*xs)), values, [*reading.found.values()], why
@@ -97,18 +99,39 @@ def _run_by_torch(function: Callable[..., Any], given: Any, why: str) -> Any:
     return on_leaves(lambda x: next(left) if isinstance(x, torch.Tensor) else x, result)
 
 
+def _builder(x: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
+    """What builds `x` from other tensors."""
+    if isinstance(x, Traced):
+        return next
+    if not is_structure(x):
+        return lambda left: x
+    key, parts = Key.of_structure(x, ()), [_builder(part) for part in parts_of(x)]
+    return lambda left: key.build([part(left) for part in parts])
+
+
 class _TakingRows(TorchFunctionMode):
-    """Takes the row that a tensor of one int numbers, for which torch itself would ask for the int."""
+    """Takes the row that a tensor of one int numbers, for which torch itself would ask for the int.
+
+    Attributes:
+        has_taken: whether there was any.
+        is_needed: whether functions run under it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_needed, self.has_taken = True, False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor):
             x, index = args
             if not index.dim() and index.dtype == torch.int64:
+                self.has_taken = True
                 return torch.index_select(x, 0, index.reshape(1)).squeeze(0)
         return function(*args, **(kwargs or {}))
 
 
 def _tensors_in(x: Any) -> list[Any]:
-    found: list[Any] = []
-    on_leaves(lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None, x)
-    return found
+    """The tensors in a structure, in order."""
+    if isinstance(x, torch.Tensor):
+        return [x]
+    return [leaf for part in parts_of(x) for leaf in _tensors_in(part)] if is_structure(x) else []

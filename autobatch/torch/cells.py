@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from types import MethodType
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -68,7 +69,7 @@ class BoundTorchCell(BoundCell):
 
     def __reduce__(self) -> Any:
         """Make that of a copied module of the copy."""
-        return _cell_of_module, (self.owner, self.cell.runs)  # type: ignore[attr-defined]
+        return _bind, (self.owner, self.cell.function.__name__, self.cell.runs)  # type: ignore[attr-defined]
 
 
 def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -94,8 +95,8 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
 
     Args:
         what: an `nn.Module`, whose `forward` takes tensors, tuples, lists and dicts of them, ints, floats, bools and
-            texts, and returns tensors in any such structure; or a function that does. An int becomes a tensor of one
-            int. Shapes are those of one instance; a batch axis has length one.
+            texts, and returns tensors in any such structure; or a function, or a method of a module, that does. An int
+            becomes a tensor of one int. Shapes are those of one instance; a batch axis has length one.
         runs: "autobatch" makes a program of our ops of it; "torch" calls it on batches, by `torch.func.vmap`; "auto" is
             the first, and the second where torch has an op that we lack, which `explain` names.
 
@@ -105,21 +106,23 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
     if what is None:
         return lambda what: cell(what, runs=runs)
     if isinstance(what, nn.Module):
-        what.forward = _cell_of_module(what, runs)
+        what.forward = _bind(what, "forward", runs)
         return what
+    if isinstance(what, MethodType) and isinstance(what.__self__, nn.Module):
+        return _bind(what.__self__, what.__name__, runs)
     if not callable(what):
         raise GraphError(f"abt.cell takes a module of torch or a function of tensors, not {what!r}.")
     return TorchCell(what, runs)
 
 
 @cache
-def _cell_of_class(kind: type[nn.Module], runs: str) -> TorchCell:
-    return TorchCell(kind.forward, runs, kind.__name__)
+def _cell_of_class(kind: type[nn.Module], method: str, runs: str) -> TorchCell:
+    return TorchCell(getattr(kind, method), runs, kind.__name__ if method == "forward" else "")
 
 
-def _cell_of_module(module: nn.Module, runs: str) -> BoundTorchCell:
+def _bind(module: nn.Module, method: str, runs: str) -> BoundTorchCell:
     kind: Any = type(module)
-    return BoundTorchCell(_cell_of_class(kind, runs), module)
+    return BoundTorchCell(_cell_of_class(kind, method, runs), module)
 
 
 def _to_tensor(x: Any) -> Any:

@@ -1,9 +1,8 @@
 """Cells that torch itself runs: a body with ops that we lack becomes one op, whose kernel calls the body on a batch.
 
-The op takes all values and parameters that the body reads, and gives all its outputs as one vector per node. Its kernel
-gives the body the whole batch, if drawn numbers show that it does to many rows what it does to each; else the body is
-mapped over the rows by `torch.func.vmap`. The gradient runs the body once more, with torch's own autograd: nothing is
-kept from the forward run.
+The op takes all values that the body reads, and gives all its outputs as one vector per node. Its kernel gives the body
+the whole batch, if drawn numbers show that it does to many rows what it does to each; else the body is mapped over the
+rows by `torch.func.vmap`. In training the call is kept, and torch's own autograd differentiates it.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,10 @@ import torch
 from autobatch import ops
 from autobatch.errors import GraphError
 from autobatch.ops.define import Op, shape_of
+from autobatch.ops.operators import STAGE
+from autobatch.ops.randomness import Randomness
 from autobatch.ops.shaping import slice_
+from autobatch.torch.calls import OPEN, TICKET, Calls
 from autobatch.torch.parameters import TENSOR_TYPES, TensorParameter
 
 ROWS = 3  # of the batch on which a body is tried
@@ -38,6 +41,7 @@ class Body:
     Attributes:
         shapes: of the arguments; floats: the places of those that are floats.
         outputs: the shape of each output; size: how many numbers all have.
+        draws: whether it draws random numbers.
     """
 
     def __init__(
@@ -51,16 +55,17 @@ class Body:
         self.name, self._function, self.parameters, self.why = name, function, parameters, why
         self.floats = [k for k, example in enumerate(examples) if example.is_floating_point()]
         self.shapes = [tuple(example.shape) for example in examples]
-        self._kept: tuple[list[Any], list[torch.Tensor]] = [], []
         draw = torch.Generator().manual_seed(0)
         shapes = [(ROWS, *shape) for shape in self.shapes]
         rows = [
             torch.randn(shape, generator=draw, dtype=x.dtype) if x.is_floating_point() else x.expand(shape)
             for x, shape in zip(examples, shapes, strict=True)
         ]
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            before = torch.get_rng_state()
             self._takes_batches = self._sees_batches(rows)
-            found = self._map(rows, [0] * len(rows))
+            found = self.of_rows(rows)
+            self.draws = not torch.equal(before, torch.get_rng_state())
         for y in found:
             if y.dtype not in TENSOR_TYPES.values():
                 raise GraphError(f"it returns a tensor of {y.dtype}; a cell that torch runs returns floats.")
@@ -70,29 +75,43 @@ class Body:
     def __repr__(self) -> str:
         return self.name
 
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """The parameters that have gradients."""
+        return [p.tensor for p in self.parameters if p.trainable]
+
+    def of_rows(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The outputs of all rows."""
+        if self._takes_batches:
+            return self._function(*tensors)
+        mapped = torch.func.vmap(lambda *xs: tuple(self._function(*xs)), randomness="different")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            found: Sequence[torch.Tensor] = mapped(*tensors)
+        return found
+
     def forward(self, arrays: Sequence[Any], out: Any) -> None:
-        """Compute the outputs of all rows, as vectors."""
-        with torch.no_grad():
-            flat = self._flat(self._map(*self._enter(arrays, len(out))), len(out))
-        torch.from_numpy(out).copy_(flat)
+        """Compute the outputs of all rows, as vectors with tickets behind them."""
+        calls, arrays = OPEN.calls, arrays[: len(self.shapes)]
+        if calls is None:
+            with torch.no_grad():
+                found = self.of_rows([_enter(array, len(out)) for array in arrays])
+        else:  # from copies, as the backend may use the memory of the arguments again
+            found = calls.add(self, [_enter(np.array(array), len(out)) for array in arrays], out[:, self.size :])
+        for y, place in zip(found, _columns(out, self.outputs), strict=False):
+            place.copy_(y.detach().reshape(place.shape))
 
-    def backward(self, g: Any, arrays: Sequence[Any], out: Any) -> None:
+    def backward(self, g: Any, tickets: Any, out: Any) -> None:
         """Compute the gradients of all arguments that are floats, as vectors."""
-        tensors, _ = self._enter([np.broadcast_to(a, (len(g), *a.shape[1:])) for a in arrays], len(g))
-        asked = [tensors[k].requires_grad_() for k in self.floats]
-        found = self._differentiate(tensors, [0] * len(tensors), asked, g)
-        torch.from_numpy(out).copy_(self._flat(found, len(g)))
+        _kept().inputs(self, _enter(g, len(out)), tickets, _columns(out, [self.shapes[k] for k in self.floats]))
 
-    def weight_gradient(self, g: Any, arrays: Sequence[Any], number: int) -> Any:
-        """Compute the gradient of a parameter, of all rows together; all are computed at once, and given one by one."""
-        given = [g, *arrays, *(p.array for p in self.parameters)]
-        before = self._kept[0]
-        if len(before) != len(given) or not all(map(np.array_equal, before, given)):
-            asked = [p.tensor for p in self.parameters if p.trainable]
-            found = iter(self._differentiate(*self._enter(arrays, len(g)), asked, g))
-            grads = [next(found) if p.trainable else torch.zeros(()) for p in self.parameters]
-            self._kept = [np.array(x) for x in given], grads
-        return self._kept[1][number].numpy()
+    def weight_gradient(self, g: Any, tickets: Any, out: Any, number: int) -> None:
+        """Add the gradient of a parameter, of all rows together."""
+        if self.parameters[number].trainable:
+            at = sum(p.trainable for p in self.parameters[:number])
+            found = _kept().weights(self, _enter(g, len(tickets)), tickets, at)
+            if found is not None:
+                out += found.numpy()
 
     def _sees_batches(self, rows: Sequence[torch.Tensor]) -> bool:
         """Whether the body, given several rows, or one, gives what it gives for each on its own."""
@@ -106,43 +125,24 @@ class Body:
                 return False
         return True
 
-    def _map(self, tensors: Sequence[torch.Tensor], in_dims: Sequence[int | None]) -> Sequence[torch.Tensor]:
-        """The outputs of all rows."""
-        if self._takes_batches:
-            n_rows = max(len(x) for x, dim in zip(tensors, in_dims, strict=True) if dim == 0)
-            wide = zip(tensors, in_dims, strict=True)
-            return self._function(*(x if dim == 0 else x.expand(n_rows, *x.shape) for x, dim in wide))
-        mapped = torch.func.vmap(lambda *xs: tuple(self._function(*xs)), tuple(in_dims), randomness="different")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            found: Sequence[torch.Tensor] = mapped(*tensors)
-        return found
 
-    def _enter(self, arrays: Sequence[Any], n_rows: int) -> tuple[list[torch.Tensor], list[int | None]]:
-        """Arrays (rows, *shape) as tensors, and the axis of their rows; what all rows share has none."""
-        tensors, in_dims = [], list[int | None]()
-        for array in arrays:
-            is_shared = len(array) < n_rows
-            tensor = torch.from_numpy(np.require(array[0] if is_shared else array, requirements=("C", "W")))
-            tensors.append(tensor if tensor.is_floating_point() else tensor.long())
-            in_dims.append(None if is_shared else 0)
-        if all(dim is None for dim in in_dims):  # one row, or no argument at all
-            tensors, in_dims = [*tensors[:-1], tensors[-1][None]], [*in_dims[:-1], 0]
-        return tensors, in_dims
+def _enter(array: Any, n_rows: int) -> torch.Tensor:
+    """An array (rows, *shape) as a tensor; a single row stands for all."""
+    whole = np.broadcast_to(array, (n_rows, *array.shape[1:]))
+    tensor = torch.from_numpy(np.require(whole, requirements=("C", "W")))
+    return tensor if tensor.is_floating_point() else tensor.long()
 
-    def _differentiate(
-        self, tensors: Sequence[Any], in_dims: Sequence[int | None], asked: Sequence[torch.Tensor], g: Any
-    ) -> list[torch.Tensor]:
-        with torch.enable_grad():
-            flat = self._flat(self._map(tensors, in_dims), len(g))
-        if not flat.requires_grad:
-            return [torch.zeros_like(x) for x in asked]
-        given = torch.from_numpy(np.ascontiguousarray(g)).to(flat.dtype)
-        return list(torch.autograd.grad(flat, asked, given, allow_unused=True, materialize_grads=True))
 
-    @staticmethod
-    def _flat(found: Sequence[torch.Tensor], n_rows: int) -> torch.Tensor:
-        return torch.cat([y.reshape(n_rows, -1) for y in found], 1)
+def _columns(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """The columns of a matrix in which the rows of these shapes lie, one after the other."""
+    ends = accumulate(map(math.prod, shapes), initial=0)
+    whole = torch.from_numpy(out)
+    return [whole[:, first:end] for first, end in pairwise(ends)]
+
+
+def _kept() -> Calls:
+    assert OPEN.calls is not None, "what is differentiated has run in training"
+    return OPEN.calls
 
 
 def _are_close(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
@@ -153,45 +153,57 @@ def _are_close(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) 
     )
 
 
-def _pullback(g: Any, out: Any, *args: Any, body: Body) -> tuple[Any, ...]:
-    """The gradients of all arguments of a call: values, and then parameters."""
-    values = args[: len(body.shapes)]
-    gradients: list[Any] = [None] * len(values)
+def _draw(xp: Any, *arrays: Any, out: Any, body: Body, site: int, random: Randomness) -> None:
+    """Run a body that draws: torch's generator starts from a number of ours, and is afterwards as it was before."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(int(random.uniform(np, arrays[-1], site, ())[0]))
+        body.forward(arrays, out)
+
+
+def _pullback(g: Any, y: Any, *args: Any, body: Body, site: int = 0) -> tuple[Any, ...]:
+    """The gradients of all arguments of a call: values, parameters, and the number of the draw, which has none."""
+    tickets = slice_(y, index=slice(body.size, body.size + TICKET))
+    gradients: list[Any] = [None] * len(body.shapes)
     if body.floats:
-        flat = BACKWARD(g, *values, body=body)
+        flat = BACKWARD(g, tickets, body=body)
         parts = _parts(flat, [body.shapes[k] for k in body.floats])
         for k, part in zip(body.floats, parts, strict=True):
             gradients[k] = part
-    return *gradients, *(WEIGHTS(g, *values, body=body, number=k) for k in range(len(body.parameters)))
+    weights = [WEIGHTS(g, tickets, body=body, number=k) for k in range(len(body.parameters))]
+    return *gradients, *weights, *([None] * (len(args) - len(gradients) - len(weights)))
 
 
-def _add_weights(xp: Any, g: Any, *arrays: Any, out: Any, body: Body, number: int) -> None:
-    out[0] += body.weight_gradient(g, arrays, number)
-
-
-def _weights_by_row(xp: Any, g: Any, *arrays: Any, out: Any, body: Body, number: int) -> None:
-    for k in range(len(out)):
-        own = [a[k : k + 1] if len(a) > 1 else a for a in arrays]
-        out[k] = body.weight_gradient(g[k : k + 1], own, number)
+def _weights_in_a_row(xp: Any, g: Any, tickets: Any, out: Any, body: Body, number: int) -> None:
+    """The gradient of a parameter where its rows are added up later: the first row has all of it."""
+    out[...] = 0
+    body.weight_gradient(g, tickets, out[0], number)
 
 
 FORWARD = Op(
     "torch",
-    shape=lambda *shapes, body: (body.size,),
-    kernel=lambda xp, *arrays, out, body: body.forward(arrays[: len(body.shapes)], out),
+    shape=lambda *shapes, body: (body.size + TICKET,),
+    kernel=lambda xp, *arrays, out, body: body.forward(arrays, out),
     pullback=_pullback,
     told=lambda body: f"is run by torch: {body.why}",
+)
+DRAWING = Op(
+    "torch",
+    shape=lambda *shapes, body, site: (body.size + TICKET,),
+    kernel=_draw,
+    pullback=_pullback,
+    random=True,
+    told=lambda body, site: f"is run by torch: {body.why}",
 )
 BACKWARD = Op(
     "torch_gradient",
     shape=lambda *shapes, body: (sum(math.prod(body.shapes[k]) for k in body.floats),),
-    kernel=lambda xp, g, *arrays, out, body: body.backward(g, arrays, out),
+    kernel=lambda xp, g, tickets, out, body: body.backward(g, tickets, out),
 )
 WEIGHTS = Op(
     "torch_weight_gradient",
     shape=lambda *shapes, body, number: body.parameters[number].shape,
-    kernel=_weights_by_row,
-    row_sum=_add_weights,
+    kernel=_weights_in_a_row,
+    row_sum=lambda xp, g, tickets, out, body, number: body.weight_gradient(g, tickets, out[0], number),
 )
 
 
@@ -220,6 +232,9 @@ def run_by_torch(
         body = Body(name, function, examples, reads, why)
     except (RuntimeError, ValueError, IndexError) as error:
         raise GraphError(f"torch cannot run it on a batch: {str(error).splitlines()[0]}") from error
+    if body.draws:
+        draw, site = STAGE.current.next_draw()
+        return _parts(DRAWING(*values, *reads, draw, body=body, site=site), body.outputs)
     return _parts(FORWARD(*values, *reads, body=body), body.outputs)
 
 

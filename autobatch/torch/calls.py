@@ -1,0 +1,183 @@
+"""Calls of bodies that torch runs, from forward to backward: what torch's own autograd needs is kept in between.
+
+A run in training keeps each call, and writes the number of the call and the row into the value of every node. The
+backward stage and the weight stage read them, and so find the call that computed a row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+TICKET = 2
+"""Numbers behind the outputs of a node: the number of its call, and its row there."""
+
+
+class Function(Protocol):
+    """What is called; see `autobatch.torch.opaque.Body`."""
+
+    @property
+    def floats(self) -> Sequence[int]:
+        """The places of the arguments that are floats."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """The parameters that have gradients."""
+
+    def of_rows(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The outputs of all rows."""
+
+
+class Call:
+    """A call on some rows, which can be differentiated.
+
+    Args:
+        function: what is called.
+        tensors: the arguments of all rows.
+
+    Attributes:
+        outputs: of all rows.
+        is_noted: per row, whether its part of the gradients of parameters has been computed.
+    """
+
+    def __init__(self, function: Function, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors, self._weights = tensors, function.weights
+        self._inputs = [tensors[k].requires_grad_() for k in function.floats]
+        with torch.enable_grad():
+            self.outputs = function.of_rows(tensors)
+        self.is_noted = np.zeros(len(self.outputs[0]), bool)
+
+    def differentiate(
+        self, gradient: torch.Tensor, rows: Array, inputs: bool, weights: bool
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+        """Differentiate some rows; what torch keeps is freed if these are all.
+
+        Args:
+            gradient: of the outputs of these rows, one after the other.
+            rows: their numbers.
+            inputs, weights: whether the gradients of the arguments that are floats, and of the parameters, are asked
+                for.
+
+        Returns:
+            These gradients; None for those that are zero.
+        """
+        n_rows = len(self.is_noted)
+        is_whole = len(rows) == n_rows and np.array_equal(rows, np.arange(n_rows))
+        if not is_whole:
+            given = gradient.new_zeros(n_rows, gradient.shape[1])
+            gradient = given.index_copy_(0, torch.from_numpy(rows), gradient)
+        outputs, seeds, first = [], [], 0
+        for output in self.outputs:
+            end = first + output[0].numel()
+            if output.requires_grad:
+                outputs.append(output)
+                seeds.append(gradient[:, first:end].reshape(output.shape))
+            first = end
+        asked = [*(self._inputs if inputs else ()), *(self._weights if weights else ())]
+        found: list[Any] = [None] * len(asked)
+        if outputs and asked:
+            is_kept = not is_whole or bool(self._inputs and not inputs)
+            found = list(torch.autograd.grad(outputs, asked, seeds, allow_unused=True, retain_graph=is_kept))
+        if weights:
+            self.is_noted[rows] = True
+        n_inputs = len(self._inputs) if inputs else 0
+        own = found[:n_inputs] if is_whole else [None if x is None else x[rows] for x in found[:n_inputs]]
+        return own, found[n_inputs:]
+
+
+class Calls:
+    """The calls of a run."""
+
+    def __init__(self) -> None:
+        self._calls: list[Call] = []
+        self._totals: dict[Function, list[torch.Tensor | None]] = {}
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Within the context, what this thread runs is kept here, and found here."""
+        before, OPEN.calls = OPEN.calls, self
+        try:
+            yield
+        finally:
+            OPEN.calls = before
+
+    def add(self, function: Function, tensors: Sequence[torch.Tensor], tickets: Array) -> Sequence[torch.Tensor]:
+        """Call a function and keep the call; give the outputs, and write the tickets of all rows."""
+        call = Call(function, tensors)
+        tickets[:, 0], tickets[:, 1] = len(self._calls), np.arange(len(tickets))
+        self._calls.append(call)
+        return call.outputs
+
+    def inputs(self, function: Function, gradient: torch.Tensor, tickets: Array, out: Sequence[torch.Tensor]) -> None:
+        """Compute the gradients of the arguments of some rows, and note those of the parameters.
+
+        Args:
+            gradient: of the outputs of these rows, one after the other.
+            out: for each argument that is floats, the place of its gradient.
+        """
+        for call, rows, given in self._find(tickets):
+            inputs, weights = call.differentiate(gradient[given], rows, True, not call.is_noted[rows].any())
+            for found, place in zip(inputs, out, strict=True):
+                place[given] = 0 if found is None else found.reshape(len(rows), -1)
+            self._note(function, weights)
+
+    def weights(self, function: Function, gradient: torch.Tensor, tickets: Array, number: int) -> torch.Tensor | None:
+        """The gradient of a parameter over some rows, and all that have been noted before; each counts once.
+
+        Rows that the loss does not depend on are noted with the others of their call. Where their derivatives are
+        infinite, which times zero is not a number, the rows that are given are differentiated on their own.
+        """
+        for call, rows, given in self._find(tickets):
+            left = np.flatnonzero(~call.is_noted[rows])
+            if left.size:
+                part = gradient[given][torch.from_numpy(left)]
+                self._note(function, call.differentiate(part, rows[left], False, True)[1])
+        totals = self._totals.get(function)
+        if totals is None:
+            return None
+        found, totals[number] = totals[number], None
+        if found is None or function.draws or bool(found.isfinite().all()):
+            return found
+        again = torch.zeros_like(found)
+        for call, rows, given in self._find(tickets):
+            alone = Call(function, [x.detach()[torch.from_numpy(rows)] for x in call.tensors])
+            of_rows = alone.differentiate(gradient[given], np.arange(len(rows)), False, True)[1][number]
+            if of_rows is not None:
+                again += of_rows
+        return again
+
+    def _note(self, function: Function, weights: Sequence[torch.Tensor | None]) -> None:
+        if weights:
+            totals = self._totals.setdefault(function, [None] * len(weights))
+            for number, found in enumerate(weights):
+                if found is not None:
+                    own = totals[number]
+                    totals[number] = (torch.zeros_like(found) if own is None else own).add_(found)
+
+    def _find(self, tickets: Array) -> Iterator[tuple[Call, Array, slice]]:
+        """The calls of rows, the numbers of the rows there, and where they are among those that are given."""
+        numbers, rows = tickets.astype(np.int64).T
+        ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+        for first, end in zip([0, *ends], ends, strict=False):
+            if first < end:
+                yield self._calls[numbers[first]], np.ascontiguousarray(rows[first:end]), slice(first, end)
+
+
+class _Open(threading.local):
+    """Where calls of this thread are kept; None in inference."""
+
+    calls: Calls | None = None
+
+
+OPEN = _Open()

@@ -1,0 +1,123 @@
+"""Cells that torch runs: how often, with which draws, and what is differentiated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, autograd, nn
+from torch.nn import functional
+
+import autobatch.torch as abt
+from ways import each
+
+every_backend = each("backend", ("reference", "cpu"))
+
+
+class Counted(nn.Module):
+    """Torch runs `step`, which notes the rows of each call; sums along a chain."""
+
+    def __init__(self, runs: str = "torch") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 4)
+        self.rows: list[int] = []
+        self.take = abt.cell(self._step, runs=runs)
+
+    def _step(self, h: Tensor, x: Tensor) -> Tensor:
+        self.rows.append(len(h) if h.dim() > 1 else 1)
+        return torch.tanh(self.linear(torch.cat((h, x), -1)))
+
+    def loss(self, rows: Tensor) -> Tensor:
+        h = torch.zeros(4, dtype=rows.dtype)
+        for row in rows:
+            h = self.take(h, row)
+        return h.pow(2).sum()
+
+
+def chains(*lengths: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randn(n, 4, generator=draw, dtype=torch.float64) for n in lengths]
+
+
+@every_backend
+def test_a_step_of_training_calls_a_cell_once_per_batch(backend: str) -> None:
+    model = Counted().double()
+    loss = abt.batched(model.loss, module=model, backend=backend)
+    instances = chains(3, 2, 3)
+    autograd.backward(loss(instances).sum())
+    model.rows.clear()
+    autograd.backward(loss(instances).sum())
+    assert model.rows == [3, 3, 2]
+    model.rows.clear()
+    with torch.no_grad():
+        loss(instances)
+    assert model.rows == [3, 3, 2]
+
+
+class Noisy(nn.Module):
+    """Torch runs a cell with dropout, which is linear otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6, dtype=torch.float64))
+        self.drop = abt.cell(self._drop)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return functional.dropout(torch.cumsum(x * self.scale, 0), 0.5, self.training)
+
+    def run(self, rows: list[Tensor]) -> list[Tensor]:
+        return [self.drop(row) for row in rows]
+
+
+@every_backend
+@pytest.mark.parametrize("max_bytes", [None, 2000])
+def test_gradients_are_those_of_the_mask_that_was_drawn(backend: str, max_bytes: int | None) -> None:
+    model = Noisy()
+    run = abt.batched(model.run, module=model, backend=backend, max_bytes=max_bytes)
+    instances = [[row] * 4 for row in torch.ones(4, 6, dtype=torch.float64)]
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        model.scale.grad = None
+        found = torch.stack([row for rows in run(instances) for row in rows])
+        drawn.append(found.detach())
+        kept = (found.detach() != 0).double()
+        assert 0.3 < kept.mean() < 0.7
+        assert len(kept.unique(dim=0)) > 8, "rows that are equal draw their own"
+        autograd.backward(found.sum())
+        wanted = torch.stack([2.0 * kept[:, k:].sum() for k in range(6)])
+        torch.testing.assert_close(model.scale.grad, wanted)
+    assert run.last.parts == (1 if max_bytes is None else 4)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    before = torch.get_rng_state()
+    model.eval()
+    assert all(row.ne(0).all() for rows in run(instances) for row in rows)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Roots(nn.Module):
+    """Torch runs a cell whose derivative at zero is infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(1.0, 2.0, 3, dtype=torch.float64))
+        self.root = abt.cell(self._root)
+
+    def _root(self, x: Tensor) -> Tensor:
+        return torch.cumsum(self.scale * x, 0).sqrt()
+
+    def run(self, pair: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        return {"used": self.root(pair[0]), "unused": self.root(pair[1])}
+
+
+@every_backend
+def test_rows_that_nothing_depends_on_have_no_gradient_even_where_it_is_infinite(backend: str) -> None:
+    model = Roots()
+    pairs = [(x, torch.zeros(3, dtype=torch.float64)) for x in 1 + torch.rand(4, 3, dtype=torch.float64)]
+    run = abt.batched(model.run, module=model, backend=backend)
+    (found,) = autograd.grad(run(pairs)["used"].sum(), model.scale)
+    (wanted,) = autograd.grad(sum(model.run(pair)["used"].sum() for pair in pairs), model.scale)
+    torch.testing.assert_close(found, wanted)
