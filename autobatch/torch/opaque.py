@@ -23,7 +23,7 @@ from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.shaping import slice_
 from autobatch.torch.calls import OPEN, TICKET, Calls
-from autobatch.torch.parameters import TENSOR_TYPES, TensorParameter
+from autobatch.torch.parameters import TensorParameter
 
 ROWS = 3  # of the batch on which a body is tried
 
@@ -61,13 +61,13 @@ class Body:
             torch.randn(shape, generator=draw, dtype=x.dtype) if x.is_floating_point() else x.expand(shape)
             for x, shape in zip(examples, shapes, strict=True)
         ]
-        with torch.no_grad(), torch.random.fork_rng(devices=()):
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=()):
             before = torch.get_rng_state()
             self._takes_batches = self._sees_batches(rows)
             found = self.of_rows(rows)
             self.draws = not torch.equal(before, torch.get_rng_state())
         for y in found:
-            if y.dtype not in TENSOR_TYPES.values():
+            if not y.is_floating_point():
                 raise GraphError(f"it returns a tensor of {y.dtype}; a cell that torch runs returns floats.")
         self.outputs = [tuple(y.shape[1:]) for y in found]
         self.size = sum(map(math.prod, self.outputs))

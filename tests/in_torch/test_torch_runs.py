@@ -121,3 +121,19 @@ def test_rows_that_nothing_depends_on_have_no_gradient_even_where_it_is_infinite
     (found,) = autograd.grad(run(pairs)["used"].sum(), model.scale)
     (wanted,) = autograd.grad(sum(model.run(pair)["used"].sum() for pair in pairs), model.scale)
     torch.testing.assert_close(found, wanted)
+
+
+def test_autocast_holds_for_what_torch_runs() -> None:
+    ours, theirs = Counted("autobatch"), Counted()
+    theirs.load_state_dict(ours.state_dict())
+    instances = [rows.float() for rows in chains(3, 2, 3)]
+    losses = {}
+    for model in (ours, theirs):
+        loss = abt.batched(model.loss, module=model, backend="reference")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses[model] = loss(instances)
+        autograd.backward(losses[model].sum())
+    assert losses[ours].dtype == losses[theirs].dtype == torch.float32
+    assert not torch.equal(losses[ours], losses[theirs])
+    torch.testing.assert_close(losses[ours], losses[theirs], rtol=0.05, atol=0.05)
+    torch.testing.assert_close(ours.linear.weight.grad, theirs.linear.weight.grad, rtol=0.1, atol=0.1)

@@ -1,0 +1,93 @@
+"""The tools of PyTorch that `docs/howto/torch_training.md` names: its code runs, and learns as without them."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import autograd
+
+from checkout import ROOT
+
+PAGE = (ROOT / "docs" / "howto" / "torch_training.md").read_text(encoding="utf-8")
+BLOCKS = [
+    block for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if ">>>" not in block
+]
+FIRST = PAGE[: PAGE.index("## DataLoader")]
+MODEL = "".join(example.source for example in doctest.DocTestParser().get_examples(FIRST.replace("```", "")))
+
+
+def block_with(text: str) -> str:
+    """The block of the page that is a script and has this text."""
+    (found,) = [block for block in BLOCKS if text in block]
+    return found
+
+
+def run(code: str, **names: Any) -> dict[str, Any]:
+    exec(code, names)
+    return names
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOBATCH_BACKEND", "reference")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
+    text = block_with("DistributedDataParallel")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"{MODEL}\n{text}\n"
+        "torch.save([p.detach() for p in model.parameters()], f'parameters-{rank}.pt')\n"
+        "distributed.destroy_process_group()\n",
+        encoding="utf-8",
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    about = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    command = [sys.executable, str(script)]
+    started = [subprocess.Popen(command, env={**about, "RANK": rank}, cwd=tmp_path) for rank in "01"]
+    assert [process.wait(timeout=300) for process in started] == [0, 0]
+    names = run(MODEL, __name__="page")  # the page makes a model, as each process does before its own
+    model, items = names["TreeNet"](5, 8), names["items"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    for _ in range(20):
+        optimizer.zero_grad()
+        autograd.backward(model(items).mean())
+        optimizer.step()
+    first, second = (torch.load(tmp_path / f"parameters-{rank}.pt") for rank in range(2))
+    for own, other, alone in zip(first, second, model.parameters(), strict=True):
+        assert torch.equal(own, other)
+        torch.testing.assert_close(own, alone.detach(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["lightning", "transformers"])
+def test_trainers_train_it(tool: str, tmp_path: Path) -> None:
+    if find_spec(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    script = tmp_path / "script.py"
+    trained = "trainer.model" if tool == "transformers" else "trainer.model.net"
+    script.write_text(
+        f"{MODEL}\nfrom torch.utils.data import DataLoader\n{block_with(f'import {tool}')}\n"
+        f"found = {trained}.cpu()(items)\n"
+        "losses = found['losses'] if isinstance(found, dict) else found\n"
+        "print('mean loss:', float(losses.mean()))\n",
+        encoding="utf-8",
+    )
+    told = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    (loss,) = re.findall(r"mean loss: (.*)", told.stdout)
+    assert 0 <= float(loss) < 0.05
