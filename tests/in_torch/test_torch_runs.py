@@ -85,7 +85,7 @@ def test_gradients_are_those_of_the_mask_that_was_drawn(backend: str, max_bytes:
         drawn.append(found.detach())
         kept = (found.detach() != 0).double()
         assert 0.3 < kept.mean() < 0.7
-        assert len(kept.unique(dim=0)) > 8, "rows that are equal draw their own"
+        assert len(set(map(tuple, kept.tolist()))) > 8, "rows that are equal draw their own"
         autograd.backward(found.sum())
         wanted = torch.stack([2.0 * kept[:, k:].sum() for k in range(6)])
         torch.testing.assert_close(model.scale.grad, wanted)

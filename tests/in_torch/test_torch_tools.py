@@ -28,7 +28,8 @@ MODEL = "".join(example.source for example in doctest.DocTestParser().get_exampl
 
 def block_with(text: str) -> str:
     """The block of the page that is a script and has this text."""
-    (found,) = [block for block in BLOCKS if text in block]
+    found: str
+    (found,) = (block for block in BLOCKS if text in block)
     return found
 
 

@@ -1,0 +1,162 @@
+"""Question: how fast are modules of PyTorch that `abt.batched` batches, beside our own API and what PyTorch has?
+
+A Tree-LSTM of plain modules (`tests/torch_modules.py`), forward and backward over a mini-batch of SST trees, or drawn
+ones where that is absent, whose cells autobatch runs, or torch. Our own API runs the same model of `autobatch.models`.
+PyTorch runs those modules one tree at a time; a careful user's version of that, which computes the leaves of a tree at
+once; trees batched by level as a good user writes them; and as an expert does. Our ways record the trees anew, or are
+given recorded graphs; the others are given trees prepared beforehand, and merge them. One thread; all ways take turns,
+those of one tree at a time on the first trees alone; losses are compared first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import autograd
+
+import autobatch as ab
+import autobatch.torch as abt
+from autobatch.cli.results import format_table
+from autobatch.models.tree_lstm import TreeLSTM
+from digest import ROOT, STEP
+from harness import load_sst_or_listops, run, take_turns
+from peers.peer import Peer
+from peers.torch_models import TorchTreeLSTM
+from peers.tree_lstm_expert import ExpertTreeLSTM
+from peers.tree_lstm_levels import LevelTreeLSTM
+from records import Findings, Settings
+
+sys.path.insert(0, str(ROOT / "tests"))
+import torch_modules as plain
+
+WARM_UP = 2
+OWN, OURS, THEIRS = "autobatch's own API", "modules, run by autobatch", "modules, run by torch"
+LEVELS, EXPERT = "PyTorch, by level", "PyTorch, by level, an expert's"
+ONE, CAREFUL = "modules, one tree at a time", "PyTorch, one tree at a time, a careful user's"
+NAMES = {  # of parameters: in the modules, and in our own model
+    "leaf.embedding.weight": "embedding",
+    "leaf.gates": "leaf_gates",
+    "merge.left": "left_gates",
+    "merge.right": "right_gates",
+    "classify.output": "output",
+}
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """The mini-batch, and how often each way runs."""
+
+    dims: tuple[int, ...] = (64, 256)
+    batch_size: int = 256
+    n_slow: int = 32
+    """Of the trees, what runs one at a time."""
+    repeats: int = 15
+
+
+def make_modules(state: dict[str, Any], sizes: Mapping[str, int], dim: int, runs: str) -> plain.TreeLSTM:
+    """Make the model of modules, with the parameters of ours."""
+    model = plain.TreeLSTM(sizes["n_words"], dim, sizes["n_classes"], runs)
+    named = {}
+    for name in model.state_dict():
+        prefix, last = name.rsplit(".", 1)
+        named[name] = torch.from_numpy(state[NAMES[name] if name in NAMES else f"{NAMES[prefix]}.{last}"])
+    model.load_state_dict(named)
+    return model
+
+
+def step_of(model: torch.nn.Module, loss: Callable[[Any], Any], batch: Any) -> Callable[[], None]:
+    """A step without the optimizer."""
+
+    def step() -> None:
+        model.zero_grad()
+        autograd.backward(loss(batch).mean())
+
+    return step
+
+
+def one_by_one(model: plain.TreeLSTM, trees: Sequence[Any]) -> Callable[[], None]:
+    """The same, tree by tree."""
+
+    def step() -> None:
+        model.zero_grad()
+        for tree in trees:
+            autograd.backward(model.loss(tree) / len(trees))
+
+    return step
+
+
+def peer_step(peer: Peer, trees: Sequence[Any]) -> Callable[[], None]:
+    """A step of a model of the peers, on trees that it has prepared."""
+    prepared = [peer.prepare(tree) for tree in trees]
+
+    def step() -> None:
+        peer.backward(peer.merge(prepared))
+
+    return step
+
+
+def measure(config: Config) -> Iterator[Findings]:
+    """Compare the losses, and time all ways, for each width."""
+    torch.set_num_threads(config.threads)
+    data = load_sst_or_listops(config.seed)
+    trees, few = data.train[: config.batch_size], data.train[: config.n_slow]
+    for dim in config.dims:
+        own = TreeLSTM(dim=dim, rng=np.random.default_rng(config.seed), **data.sizes)
+        state = own.state_dict()
+        ours, theirs = (make_modules(state, data.sizes, dim, runs) for runs in ("autobatch", "torch"))
+        peers = {kind: kind(dim=dim, **data.sizes) for kind in (LevelTreeLSTM, ExpertTreeLSTM, TorchTreeLSTM)}
+        for peer in peers.values():
+            peer.copy_parameters(state)
+        loss = ab.batched(own.loss, threads=config.threads)
+        of_ours, of_theirs = (abt.batched(model.loss, threads=config.threads) for model in (ours, theirs))
+        expected = loss(few)
+        for found in (of_ours(few), of_theirs(few), torch.stack([ours.loss(tree) for tree in few])):
+            np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-3)
+        ways: dict[str, Callable[[], Any]] = {
+            f"{OWN}, recorded": partial(loss.value_and_grad, loss.record_all(trees)),
+            f"{OURS}, recorded": step_of(ours, of_ours, of_ours.record_all(trees)),
+            f"{THEIRS}, recorded": step_of(theirs, of_theirs, of_theirs.record_all(trees)),
+            OWN: partial(loss.value_and_grad, trees),
+            OURS: step_of(ours, of_ours, trees),
+            THEIRS: step_of(theirs, of_theirs, trees),
+            LEVELS: peer_step(peers[LevelTreeLSTM], trees),
+            EXPERT: peer_step(peers[ExpertTreeLSTM], trees),
+            ONE: one_by_one(ours, few),
+            CAREFUL: peer_step(peers[TorchTreeLSTM], few),
+        }
+        for way in [*ways.values()] * WARM_UP:
+            way()
+        seconds = take_turns(ways, config.repeats)
+        yield show(config, dim, seconds)
+
+
+def show(config: Config, dim: int, seconds: dict[str, list[float]]) -> Findings:
+    """Show trees per second, and how many times as fast as the others ours are."""
+    sizes = {way: config.n_slow if way in (ONE, CAREFUL) else config.batch_size for way in seconds}
+    rates = {way: sizes[way] / float(np.median(times)) for way, times in seconds.items()}
+    rows = [
+        (way, f"{rate:,.0f}", *(f"{rate / rates[other]:.2f}" for other in (f"{OWN}, recorded", EXPERT, LEVELS, ONE)))
+        for way, rate in rates.items()
+    ]
+    table = format_table(
+        (
+            f"dim {dim}",
+            "trees/s",
+            "of our own API, recorded",
+            "of the expert's",
+            "of that by level",
+            "of one at a time",
+        ),
+        rows,
+    )
+    return Findings(seconds, {"dim": dim, "trees per second": rates}, table, part=f"dim-{dim}")
+
+
+if __name__ == "__main__":
+    run(Config(), measure, modules=(*STEP, "autobatch.torch"))
