@@ -2,3 +2,4 @@
 
 from autobatch.torch.batched import batched as batched
 from autobatch.torch.cells import cell as cell
+from autobatch.torch.own import as_torch as as_torch

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from autobatch.batched import Batched
 from autobatch.door import batched as batched_arrays
 from autobatch.errors import GraphError
-from autobatch.params.sparse_rows import Gradient
+from autobatch.params.module import Module
+from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
 from autobatch.runtime.backend import Run
 from autobatch.runtime.execution import Executor
@@ -29,6 +30,7 @@ from autobatch.system.turns import run_lock
 from autobatch.torch.calls import Calls
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.modules import TorchModule
+from autobatch.torch.own import as_torch
 from autobatch.torch.parameters import TensorParameter
 from autobatch.trace.record import MiniBatch, Recorder
 from autobatch.trace.results import join_columns, stack_results
@@ -117,8 +119,10 @@ class Passing:
     def __init__(self, batched: TorchBatched, step: Step, minibatch: MiniBatch) -> None:
         self._executor, self._step = batched._executor, step
         self._trainable: dict[str, TensorParameter] = self._executor.trainable()  # type: ignore[assignment]
+        module = batched.recorder.module
         assert isinstance(minibatch.inputs, TensorInputs)
-        self._inputs = minibatch.inputs
+        assert isinstance(module, TorchModule)
+        self._inputs, self._sparse = minibatch.inputs, module.sparse
         self._versions = self._look()
         self._is_done = False
         self.tensors = [*(p.tensor for p in self._trainable.values()), *self._inputs.tensors]
@@ -155,7 +159,7 @@ class Passing:
             )
         self._is_done = True
         executor, step = self._executor, self._step
-        found: dict[str, Gradient] = {name: np.zeros(p.shape, p.dtype) for name, p in self._trainable.items()}
+        found = {name: self._zeros(name, p) for name, p in self._trainable.items()}
         read = InputGradients(self._inputs, executor.dtype)
         with run_lock():
             executor.refresh()
@@ -167,8 +171,13 @@ class Passing:
                 executor.backward(step, run, seeds, found)
                 read.add(part.plan, run)
                 run.close()
-        grads = [torch.from_numpy(found[name]) if name in self._read else None for name in self._trainable]
+        grads = [_to_gradient(found[name]) if name in self._read else None for name in self._trainable]
         return [*grads, *self._inputs.split(read.flat)]
+
+    def _zeros(self, name: str, parameter: TensorParameter) -> Gradient:
+        if name in self._sparse and id(parameter) in self._step.cells.row_parameters:
+            return Rows.zeros(parameter.shape, parameter.dtype)
+        return np.zeros(parameter.shape, parameter.dtype)
 
     def _look(self) -> list[int]:
         return [p.tensor._version for p in self._trainable.values()]
@@ -233,14 +242,16 @@ def batched(function: Any = None, *, module: torch.nn.Module | None = None, **op
     """Turn a function over one instance into one over mini-batches, whose results are tensors with a `grad_fn`.
 
     Args:
-        function: takes one instance and calls cells; a method of a module of torch, a module, or a function. As
-            `@abt.batched` it marks a method in the body of a class.
+        function: takes one instance and calls cells; a method of a module of torch, a module, a method of a module of
+            autobatch (see `abt.as_torch`), or a function. As `@abt.batched` it marks a method in the body of a class.
         module: the owner of the parameters; by default that which `function` is, or is a method of.
         options: those of `ab.batched`: policy, backend, max_bytes, seed, ...
     """
     if function is None:
         return lambda function: batched(function, module=module, **options)
     owner = getattr(function, "__self__", function) if module is None else module
+    if isinstance(owner, Module):
+        owner = as_torch(owner)
     if module is None and not isinstance(owner, torch.nn.Module) and hasattr(function, "__get__"):
         return BatchedMethod(function, options)
     if not isinstance(owner, torch.nn.Module):
@@ -249,6 +260,13 @@ def batched(function: Any = None, *, module: torch.nn.Module | None = None, **op
             f"whose parameters it reads, not {function!r} and {module!r}."
         )
     return TorchBatched.of(batched_arrays(function, module=TorchModule(owner), **options))
+
+
+def _to_gradient(gradient: Gradient) -> torch.Tensor:
+    if not isinstance(gradient, Rows):
+        return torch.from_numpy(gradient)
+    ids, values = torch.from_numpy(gradient.ids.astype(np.int64)[None]), torch.from_numpy(gradient.values)
+    return torch.sparse_coo_tensor(ids, values, gradient.shape, check_invariants=False, is_coalesced=True)
 
 
 def _to_tensors(x: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.torch.entering import to_arrays
+from autobatch.torch.own import OwnModule
 from autobatch.torch.parameters import TENSOR_TYPES, TensorParameter, make_parameter
 from autobatch.torch.values import OfParameters, TensorMethods
 from autobatch.trace.cell import BoundCell
@@ -24,6 +25,9 @@ class TorchModule(Module):
 
     Args:
         module: of torch.
+
+    Attributes:
+        sparse: the names of parameters whose gradients are sparse tensors, where they are read by rows alone.
     """
 
     methods = (TensorMethods,)
@@ -31,13 +35,15 @@ class TorchModule(Module):
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
+        self.sparse: frozenset[str] = frozenset()
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
 
     def places(self) -> Iterator[Place]:
         """Methods that are cells, modules that are, and the attributes of other modules that these are."""
         modules = list(self.module.modules())
-        yield from places_in(modules)
+        own = [part for module in modules if isinstance(module, OwnModule) for part in module.own.modules()]
+        yield from places_in([*modules, *own])
         for parent in modules:
             bound = vars(parent).get("forward")
             if isinstance(bound, BoundCell):
@@ -60,6 +66,8 @@ class TorchModule(Module):
         if floats.keys() != self._found.keys() or not all(map(is_, floats.values(), self._tensors)):
             self._found = {name: make_parameter(tensor, name) for name, tensor in floats.items()}
             self._tensors = [*floats.values()]
+            tables = {id(m.weight) for m in self.module.modules() if isinstance(m, torch.nn.Embedding) and m.sparse}
+            self.sparse = frozenset(name for name, tensor in floats.items() if id(tensor) in tables)
         for parameter in self._found.values():
             parameter.refresh()
         return self._found  # type: ignore[return-value]

@@ -216,6 +216,51 @@ def test_memory_of_what_nobody_differentiates_is_given_back() -> None:
     assert loss.last.buffer_bytes == held
 
 
+class Words(nn.Module):
+    """Sums rows of a table, the gradient of which is sparse; `tied` reads all of it as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = abt.cell(nn.Embedding(9, 4, sparse=True).double())
+
+    def loss(self, words: list[int]) -> Tensor:
+        return torch.stack([self.table(word) for word in words]).sum(0).pow(2).sum()
+
+    def tied(self, words: list[int]) -> Tensor:
+        return self.loss(words) + self.all().sum()
+
+    @abt.cell
+    def all(self) -> Tensor:
+        return self.table.weight * 2.0
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_gradients_of_sparse_tables_are_sparse(backend: str) -> None:
+    model = Words()
+    alone = copy.deepcopy(model)
+    loss = abt.batched(model.loss, backend=backend)
+    steps = [torch.optim.SparseAdam(m.parameters(), lr=0.1) for m in (model, alone)]
+    for instances in ([[1, 2, 1], [5]], [[5, 7], [5], [1]]):
+        for optimizer in steps:
+            optimizer.zero_grad()
+        autograd.backward(loss(instances).sum())
+        autograd.backward(sum(alone.loss([torch.tensor(w) for w in words]) for words in instances))
+        found, expected = model.table.weight.grad, alone.table.weight.grad
+        assert found is not None
+        assert expected is not None
+        assert found.is_sparse
+        assert found.coalesce().indices().tolist() == expected.coalesce().indices().tolist()
+        torch.testing.assert_close(found.to_dense(), expected.to_dense())
+        for optimizer in steps:
+            optimizer.step()
+        torch.testing.assert_close(model.table.weight, alone.table.weight)
+    model.zero_grad()
+    autograd.backward(abt.batched(model.tied, backend=backend)([[1, 2]]).sum())
+    assert model.table.weight.grad is not None
+    assert not model.table.weight.grad.is_sparse
+
+
 def test_two_functions_of_a_model_share_its_parameters() -> None:
     model, sentences = tagger_case()
     train, look = (abt.batched(model.loss, backend="cpu"), abt.batched(model.loss, backend="reference"))
