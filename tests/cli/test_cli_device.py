@@ -44,6 +44,7 @@ def assert_close(one: str, other: str) -> None:
         np.testing.assert_allclose(array, others[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_training_on_a_device_gives_the_losses_of_the_cpu(command: Command) -> None:
     """Also where it goes on from a checkpoint of the other backend, one way and the other; and so do measures."""
 

@@ -159,6 +159,7 @@ def test_parts_add_up(mode: str) -> None:
     assert next(row for row in rows if row[:1] == ["sum"])[1:3] == [f"{ms:.2f}", f"{matmul_ms:.2f}"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_the_figures(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "roofline.jsonl"
     small = ("--dim", DIM, "--batch-size", BATCH_SIZE, "--minibatches", 1, "--repeats", 1)

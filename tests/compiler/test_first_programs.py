@@ -102,6 +102,7 @@ def test_programs(body: Body, n: int) -> None:
 VIEWS = ("rows backwards", "every other column", "every other row", "columns backwards", "a tied table")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "provider"),
     [

@@ -91,6 +91,7 @@ def test_ops_in_a_cell_are_eager_and_torchs(case: Case, roles: tuple[str, ...]) 
     check(case, roles, in_cell=True)
 
 
+@pytest.mark.slow
 @each("case, roles", [(c, roles) for c, roles in all_roles(ALL) if c in OPERATORS or len(set(roles)) == 1])
 def test_ops_outside_of_cells_are_eager_and_torchs(case: Case, roles: tuple[str, ...]) -> None:
     """An op is a cell of its own there: parameters and values are mixed where they are for operators, and in cells."""

@@ -70,7 +70,7 @@ def test_plans_pass_the_checker(policy: str) -> None:
 EVERY_POLICY = [*policies.names(), "score+backward", "score+both+compact", "critical+both+compact"]
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_plans_of_random_programs_pass_the_checker_under_every_policy(training: bool) -> None:
     """Random cells over random graphs, with sums folded: many ports read sums, some of one value several times."""
     n_added = dict.fromkeys(EVERY_POLICY, 0)

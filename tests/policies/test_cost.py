@@ -91,6 +91,7 @@ def backends() -> list[Backend]:
     return [Reference(), Cpu(jitted=False), *([Cuda(device=HostDevice())] if shutil.which("g++") else [])]
 
 
+@pytest.mark.slow
 @each("backend", backends())
 def test_every_type_of_a_model_is_measured_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend

@@ -273,6 +273,7 @@ def hard_dags(folder: Path) -> list[Dag]:
     return [to_dag(graph) for graph in graphs]
 
 
+@pytest.mark.slow
 def test_the_first_use_compiles_two_loops(tmp_path: Path) -> None:
     """Counted, with all functions that are inlined in them; all else runs in Python, which takes less time."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -235,6 +235,7 @@ def test_a_backend_keeps_the_steps_of_so_many_sets_of_types() -> None:
     np.testing.assert_allclose(run(drawn[:5]), [model.kinds(kinds) for kinds in drawn[:5]], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_backend_forgets_the_cells_of_planners_before() -> None:
     model, backend = Net(3), Cpu(jitted=False)
     run = ab.batched(model.loss, backend=backend)

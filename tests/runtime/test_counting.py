@@ -47,6 +47,7 @@ def test_models(case: Case) -> None:
     assert backend.store.got_bytes > 0
 
 
+@pytest.mark.slow
 def test_random_programs() -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)

@@ -44,6 +44,7 @@ def test_models_in_small_pieces(case: Case, small: None) -> None:
     compare_gradients(model.loss, instances, cpu)
 
 
+@pytest.mark.slow
 @each("seed", range(N_SEEDS))
 def test_random_programs_in_small_pieces(seed: int, small: None) -> None:
     rng = np.random.default_rng(1000 + seed)

@@ -238,6 +238,7 @@ ARRAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @each("name", ARRAYS)
 @each("where", ["cell", "outside", "body"])
 def test_arrays_of_any_class_are_taken(model64: Model, on_disk: Any, name: str, where: str) -> None:

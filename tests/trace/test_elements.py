@@ -167,6 +167,7 @@ def test_what_treats_all_elements_alike_is_one_type(name: str, body: Callable[..
     assert run(Weights(), body) == 1
 
 
+@pytest.mark.slow
 @each("name, body", NO_MAPS)
 def test_what_does_not_is_a_type_for_each_length(name: str, body: Callable[..., Any]) -> None:
     assert run(Weights(), body, sizes=([1, 2], [3, 1], [2, 4])) == 4

@@ -140,6 +140,7 @@ def test_all_lengths_are_one_type(name: str, body: Body) -> None:
         assert n_types(found, "<lambda>") == 1
 
 
+@pytest.mark.slow
 def test_compiled_backends_run_them_too() -> None:
     weights = Weights()
     chosen = [body for name, body in BODIES if name in COMPILED_BODIES]

@@ -123,6 +123,7 @@ def test_rows_go_from_cell_to_cell(name: str, body: Body) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_checked")
 def test_compiled_backends_run_them_too() -> None:
     model = Reader()

@@ -84,6 +84,7 @@ def test_a_new_width_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts == [counts[0]] * len(counts)
 
 
+@pytest.mark.slow
 def test_another_float_type_compiles_the_arithmetic_alone() -> None:
     """The loops of recording, planning, scheduling and launching are those of the first type."""
     folder = Path(__file__).parent

@@ -53,6 +53,7 @@ def test_products_and_launches_are_timed(check: Check) -> None:
         assert all(math.isfinite(value) for *_, value in found.rows)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_wrong_product_is_found(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostDevice, "multiply", lambda self, product: None)
@@ -61,6 +62,7 @@ def test_a_wrong_product_is_found(check: Check, monkeypatch: pytest.MonkeyPatch)
     assert all("product of the library" in failure for failure in found.failures)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_wrong_gradients_are_found(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(model: Any, instances: list[Any], policy: str, backend: Any) -> dict[str, Any]:
