@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import nn
@@ -13,10 +13,11 @@ from autobatch.params.module import Module, holders_in
 from autobatch.params.parameter import Parameter
 from autobatch.torch.parameters import TensorParameter, make_parameter
 
+M = TypeVar("M", bound=Module)
 HELD = "_as_torch"  # the attribute by which a module of autobatch keeps its module of torch alive
 
 
-class OwnModule(nn.Module):
+class OwnModule(nn.Module, Generic[M]):
     """A module of autobatch as one of torch, made by `abt.as_torch`: parameters of the same names, in the same memory.
 
     Args:
@@ -26,7 +27,7 @@ class OwnModule(nn.Module):
         own: the same; its methods are what `abt.batched` takes, or what functions over one instance call.
     """
 
-    def __init__(self, model: Module) -> None:
+    def __init__(self, model: M) -> None:
         super().__init__()
         self.own = model
         self.training = model.training
@@ -56,7 +57,7 @@ class OwnModule(nn.Module):
     def __reduce__(self) -> Any:
         return type(self), (self._copy_of_model({}),)
 
-    def _copy_of_model(self, memo: dict[int, Any]) -> Module:
+    def _copy_of_model(self, memo: dict[int, Any]) -> M:
         """A copy of the module of autobatch, with parameters of its own."""
         memo[id(self)] = None
         for parameter in self.own.parameters().values():
@@ -65,7 +66,7 @@ class OwnModule(nn.Module):
         return deepcopy(self.own, memo)
 
 
-def as_torch(model: Module) -> OwnModule:
+def as_torch(model: M) -> OwnModule[M]:
     """Give a module of autobatch to torch: an `nn.Module` with its parameters, by the same names, in the same memory.
 
     `abt.batched(model.loss)` then gives tensors with a `grad_fn`, a module of torch may have the result as a part, and

@@ -245,7 +245,7 @@ def test_gradients_of_sparse_tables_are_sparse(backend: str) -> None:
         for optimizer in steps:
             optimizer.zero_grad()
         autograd.backward(loss(instances).sum())
-        autograd.backward(sum(alone.loss([torch.tensor(w) for w in words]) for words in instances))
+        autograd.backward([alone.loss(words) for words in instances])
         found, expected = model.table.weight.grad, alone.table.weight.grad
         assert found is not None
         assert expected is not None
@@ -253,7 +253,7 @@ def test_gradients_of_sparse_tables_are_sparse(backend: str) -> None:
         assert found.coalesce().indices().tolist() == expected.coalesce().indices().tolist()
         torch.testing.assert_close(found.to_dense(), expected.to_dense())
         for optimizer in steps:
-            optimizer.step()
+            optimizer.step()  # type: ignore[no-untyped-call]
         torch.testing.assert_close(model.table.weight, alone.table.weight)
     model.zero_grad()
     autograd.backward(abt.batched(model.tied, backend=backend)([[1, 2]]).sum())

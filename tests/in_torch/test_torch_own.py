@@ -14,7 +14,6 @@ from torch import Tensor, autograd, nn
 import autobatch as ab
 import autobatch.torch as abt
 from autobatch.errors import GraphError
-from autobatch.models.tree_lstm import TreeLSTM
 from twin_cases import draw_trees_case
 
 
@@ -53,9 +52,7 @@ def rows(*lengths: int) -> list[Tensor]:
 
 
 def test_gradients_and_losses_are_those_of_our_own_api() -> None:
-    sizes, trees = draw_trees_case()
-    model = TreeLSTM(dim=5, rng=np.random.default_rng(0), **sizes)
-    model.astype("float64")
+    model, trees = draw_trees_case(seed=0, n_instances=5, dim=4)
     expected, gradients = ab.batched(copy.deepcopy(model).loss, backend="reference").value_and_grad(trees)
     net = abt.as_torch(model)
     assert abt.as_torch(model) is net
@@ -74,8 +71,8 @@ def test_either_library_trains_it() -> None:
     ours, theirs = ab.batched(model.loss, backend="reference"), abt.batched(model.loss, backend="reference")
     instances = rows(2, 3, 1)
     arrays = [tensor.numpy() for tensor in instances]
-    first = float(theirs(instances).mean())
-    optimizer, own = torch.optim.SGD(net.parameters(), lr=0.05), ab.optim.SGD(model.parameters(), lr=0.05)
+    first = theirs(instances).mean().item()
+    optimizer, own = torch.optim.SGD(net.parameters(), lr=0.05), ab.optim.SGD(model, lr=0.05)
     for _ in range(5):
         optimizer.zero_grad()
         autograd.backward(theirs(instances).mean())
@@ -101,10 +98,10 @@ class Net(nn.Module):
 
     @abt.batched(backend="reference")
     def run(self, item: Tensor) -> Tensor:
-        return self.above(self.chain.own.state(item)).sum()
+        return self.above(self.chain.own.state(item)).sum()  # type: ignore[no-any-return]
 
     def forward(self, instances: list[Tensor]) -> Tensor:
-        return self.run([self.below(item) for item in instances])
+        return self.run([self.below(item) for item in instances])  # type: ignore[no-any-return]
 
     def alone(self, item: Tensor) -> Tensor:
         """The same with torch's own LSTM cell."""
@@ -114,7 +111,7 @@ class Net(nn.Module):
         for row in self.below(item):
             h, c = torch.func.functional_call(lstm, named, (row[None], state))
             state = (h * self.chain.get_parameter("scales.0") * self.chain.get_parameter("scales.1"), c)
-        return self.above(state[0]).sum()
+        return self.above(state[0]).sum()  # type: ignore[no-any-return]
 
 
 def test_it_is_a_part_of_a_larger_model() -> None:
