@@ -70,6 +70,14 @@ class TorchBatched(Batched):
             columns[slot] = passing.columns[slot]
         return _to_tensors(stack_results(step.graph.structures, columns))
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy of a batched method is that of the copy of its module."""
+        function = self.recorder.function
+        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if isinstance(getattr(type(owner), name, None), BatchedMethod):
+            return getattr, (owner, name)
+        return super().__reduce_ex__(protocol)
+
     @classmethod
     def of(cls, made: Batched) -> Self:
         """The same function, giving tensors."""

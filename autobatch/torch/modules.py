@@ -39,6 +39,9 @@ class TorchModule(Module):
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.module,)
+
     def places(self) -> Iterator[Place]:
         """Methods that are cells, modules that are, and the attributes of other modules that these are."""
         modules = list(self.module.modules())

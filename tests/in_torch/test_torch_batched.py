@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,9 @@ class Net(nn.Module):
             state = self.step(self.read(row), state)
             seen.append(self.out(state[0]))
         return {"h": state[0], "all": seen, "n": len(rows), "best": state[1].argmax()}
+
+    def last(self, rows: Tensor) -> Tensor:
+        return self.states(rows)["all"][-1]  # type: ignore[no-any-return]
 
     @abt.batched(backend="reference")
     def run(self, rows: Tensor) -> dict[str, Any]:
@@ -178,6 +182,22 @@ def test_copies_and_pickles_of_a_model_are_on_their_own() -> None:
     assert torch.equal(loaded.loss(instances), expected)
     assert list(loaded.state_dict()) == list(net.state_dict()) == list(Net().state_dict())
     assert type(net.step) is nn.LSTMCell
+
+
+@pytest.mark.parametrize("name", ["loss", "free"])
+def test_copies_and_pickles_of_a_batched_function_too(name: str) -> None:
+    net, instances = make()
+    made = net.loss if name == "loss" else abt.batched(net.last, module=net, backend="reference")
+    expected = made(instances)
+    for twin in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        owner = twin.recorder.function.__self__
+        assert owner is not net
+        assert name == "free" or twin is owner.loss
+        assert torch.equal(twin(instances), expected)
+        with torch.no_grad():
+            owner.norm.bias.add_(1.0)
+        assert not torch.equal(twin(instances), expected)
+    assert torch.equal(made(instances), expected)
 
 
 def test_no_gradients_are_kept_where_none_are_asked_for() -> None:
