@@ -20,6 +20,7 @@ from autobatch.torch import aten
 from autobatch.torch.cells import FunctionCell
 from autobatch.torch.entering import CURRENT, Pending, to_arrays
 from autobatch.torch.parameters import PARAMETERS
+from autobatch.trace.handles import Value
 
 WITHOUT_GRADIENT = {"__get__", "detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones"}
 DIRECT = ("add", "sub", "rsub", "mul", "div", "neg", "sum", "mean")
@@ -73,6 +74,9 @@ class OfParameters(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        for kind in types:
+            if issubclass(kind, TensorMethods):
+                return apply(function, args, kwargs)
         if function.__name__ not in WITHOUT_GRADIENT and _reads_parameter(args) and hasattr(STAGE.current, "call_cell"):
             found = function(*args, **kwargs)
             if isinstance(found, torch.Tensor) and found.is_floating_point():
@@ -148,7 +152,7 @@ class Stack(TensorMethods, Pending):
     __slots__ = ("values",)
 
     def __init__(self, values: Sequence[Any]) -> None:
-        self.values = list(map(to_arrays, values))
+        self.values = [x if isinstance(x, Value) else to_arrays(x) for x in values]
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
