@@ -33,7 +33,7 @@ from digest import ROOT
 from records import RESULTS, origins, place_of, read_record, read_records, write_whole
 from table import Table
 
-DOCUMENTS = ("README.md", "docs/results.md", "docs/batching_policies.md")
+DOCUMENTS = ("README.md", "docs/results.md", "docs/batching_policies.md", "docs/howto/torch_modules.md")
 INDEX = "experiments/results/README.md"
 FIGURES = {
     "docs/throughput.png": ("throughput", throughput.draw_summary),
@@ -81,6 +81,13 @@ def tabulate_ragged(records: Records) -> Table:
     return Table("", ("", "width", *RAGGED.values()), rows)
 
 
+def tabulate_modules(records: Records) -> Table:
+    """Show trees per second, by width."""
+    rates = {f"width {found.figures['dim']}": found.figures["trees per second"] for found in records.values()}
+    ways = dict.fromkeys(way for found in rates.values() for way in found)
+    return Table("", ("", *rates), [(way, *(f"{found[way]:,.0f}" for found in rates.values())) for way in ways])
+
+
 def tabulate_planning(records: Records) -> Table:
     """Show what a node costs."""
     return scale.table_of_planning(records[scale.PLANNING].figures)
@@ -122,6 +129,7 @@ TABLES = {
     "latency": Source("latency", ("",), tabulate_latency),
     "ragged": Source("ragged", ("",), tabulate_ragged),
     "decoding": Source("decoding", ("",), tabulate_decoding),
+    "modules": Source("modules_of_torch", ("dim-64", "dim-256"), tabulate_modules),
 }
 """By the name in the mark."""
 

@@ -308,7 +308,7 @@ CLAIM = Claim(
     settings=Config(),
     quick=Config(dim=16, batch_size=16, epochs=2, instances=48),
     parts=tuple(TASKS),
-    quick_parts=("sst", "lattice", "iwslt15"),
+    quick_parts=("sst",),
     measure=measure,
     tabulate=tabulate,
     draw=draw,
