@@ -74,6 +74,7 @@ def test_training_on_a_device_gives_the_losses_of_the_cpu(command: Command) -> N
     assert predicted[0].count("\n") == predicted[1].count("\n") > 0
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_training_on_a_device_too(command: Command) -> None:
     """It names the same mini-batch as on the CPU, whether losses are read in every step, for a checkpoint, or late."""
     said = []

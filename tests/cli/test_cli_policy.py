@@ -154,7 +154,7 @@ def test_learn_by_other_algorithms(
 @pytest.mark.parametrize(
     ("algorithm", "options", "packages"),
     [
-        ("es", ("--generations", 1), ("cma",)),
+        pytest.param("es", ("--generations", 1), ("cma",), marks=pytest.mark.slow),
         pytest.param("ppo", ("--steps", 64), ("gymnasium", "sb3_contrib", "tensorboard"), marks=pytest.mark.slow),
         pytest.param("dqn", ("--steps", 64), ("gymnasium", "tensorboard"), marks=pytest.mark.slow),
     ],

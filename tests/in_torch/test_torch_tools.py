@@ -45,6 +45,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     text = block_with("DistributedDataParallel")
     script = tmp_path / "script.py"

@@ -101,7 +101,7 @@ def test_a_report_says_what_compaction_would_leave() -> None:
     assert "5 batches (4 compacted); lower bound 4 (chain), gap 25%" in str(report)
 
 
-@pytest.mark.parametrize(("bound", "fewest"), [("chain", 3), ("pairs", 4)])
+@pytest.mark.parametrize(("bound", "fewest"), [("chain", 3), pytest.param("pairs", 4, marks=pytest.mark.slow)])
 def test_the_better_bound_proves_what_that_of_chains_cannot(bound: str, fewest: int) -> None:
     """one -> double -> halve and one -> halve -> double: a type has to run twice, though no path has one twice."""
     report = ab.batched(two_ways).explain([0, 1], bound=bound)

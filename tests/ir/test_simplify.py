@@ -243,6 +243,7 @@ def test_derivatives_keep_their_bits(seed: int) -> None:
     assert n_after < n_before
 
 
+@pytest.mark.slow
 @each("backend", [Reference, lambda poison: Cpu(poison, jitted=False)])
 @each("seed", range(8))
 def test_mini_batches_agree(seed: int, backend: Any) -> None:

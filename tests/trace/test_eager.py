@@ -92,6 +92,7 @@ IN_PLACE: dict[str, tuple[Any, Any]] = {
 X = np.array([0.5, 1.0, 2.0])
 
 
+@pytest.mark.slow
 @each("where", ["in a cell", "outside", "of an input", "of what operators give"])
 @each("name", IN_PLACE)
 def test_changing_a_name_does_not_change_what_others_hold(model64: Model, name: str, where: str) -> None:

@@ -74,6 +74,7 @@ def test_transformers_of_all_widths_share_their_sources(monkeypatch: pytest.Monk
     assert others == [first] * len(others)
 
 
+@pytest.mark.slow
 def test_a_new_width_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are counted where they are loaded, so that those kept on disk count too."""
     counts = []

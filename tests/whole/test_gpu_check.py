@@ -45,6 +45,7 @@ def test_all_sections_run_on_the_processor(tmp_path: Path) -> None:
         assert not figures["failures"], name
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_products_and_launches_are_timed(check: Check) -> None:
     for found, n_rows in ((products.time_products(check), 8), (products.time_launches(check), 9)):
