@@ -246,7 +246,7 @@ def draw(records: Records, figure: Figure) -> None:
         ax.set_ylabel("instances trained / s\n(median, range of rounds)")
     legend_below(figure, axes[0])
     over_hand = [by_hand for model in models for _, by_hand in ratios_of(records[model]).values()]
-    times = f"{min(over_hand):.2g} to {max(over_hand):.2g} times"
+    times = f"{brief(min(over_hand))} to {brief(max(over_hand))} times"
     entitle(figure, f"Batched automatically, models train {times} as fast as batched by hand")
 
 
@@ -281,6 +281,11 @@ def ratios_of(record: Record) -> dict[tuple[int, int], tuple[float, float]]:
     return ratios
 
 
+def brief(ratio: float) -> str:
+    """A ratio with two digits, or all that stand before the point."""
+    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+
+
 def see(records: Records) -> str:
     """Say how much faster, and from which size of mini-batches on."""
     told = []
@@ -290,8 +295,8 @@ def see(records: Records) -> str:
         pays = min((size for (_, size), (ratio, _) in ratios.items() if ratio > 1), default=None)
         even = f"ahead of one at a time from mini-batches of {pays} on" if pays else "never ahead of one at a time"
         told.append(
-            f"{MODELS[model]}: {min(each):.2g} to {max(each):.2g} times as fast in training as PyTorch one at a time, "
-            f"{min(hand):.2g} to {max(hand):.2g} times as fast as the best by hand; {even}, of the sizes measured"
+            f"{MODELS[model]}: {brief(min(each))} to {brief(max(each))} times as fast in training as PyTorch one at a "
+            f"time, {brief(min(hand))} to {brief(max(hand))} times as fast as the best by hand; {even}, of the sizes measured"
         )
     return as_sentence("; ".join(told))
 
