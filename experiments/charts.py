@@ -66,7 +66,7 @@ def use_log(axes: Axes, *directions: Literal["x", "y"]) -> None:
         axis = axes.xaxis if direction == "x" else axes.yaxis
         low, high = axes.get_xlim() if direction == "x" else axes.get_ylim()
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,), numticks=12))
-        axis.set_major_formatter("{x:,g}")
+        axis.set_major_formatter("{x:,.10g}")
         axis.set_minor_locator(NullLocator())
 
 

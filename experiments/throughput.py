@@ -296,7 +296,8 @@ def see(records: Records) -> str:
         even = f"ahead of one at a time from mini-batches of {pays} on" if pays else "never ahead of one at a time"
         told.append(
             f"{MODELS[model]}: {brief(min(each))} to {brief(max(each))} times as fast in training as PyTorch one at a "
-            f"time, {brief(min(hand))} to {brief(max(hand))} times as fast as the best by hand; {even}, of the sizes measured"
+            f"time, {brief(min(hand))} to {brief(max(hand))} times as fast as the best by hand; {even}, of the sizes "
+            f"measured"
         )
     return as_sentence("; ".join(told))
 
