@@ -60,6 +60,7 @@ class Op:
         segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
             kernels receive `segments=`, the edges of each row. "move" goes from edges to those of other groups, see
             `autobatch.ops.rows`, and receives the segments of each argument.
+        whole: a call of the kernel costs much, so that batches of cells that apply the op are not cut into pieces.
         doc: the docstring: what the op computes, the shapes, the gradient, an example.
         told: of the static arguments, what `explain` says of a cell that applies the op.
     """
@@ -78,6 +79,7 @@ class Op:
     index_axis: int | None = None
     below: Callable[..., int] | None = None
     segments: Literal["reduce", "spread", "edge", "move"] | None = None
+    whole: bool = False
     doc: str | None = None
     told: Callable[..., str] | None = None
 

@@ -24,6 +24,8 @@ LEAST_ROWS = 96
 """The row limit of pieces is never below this: with fewer rows, calls cost more than the cache saves."""
 ROUND_ROWS = 16
 """The rows of a piece are a multiple of this, so that products take whole tiles of them."""
+WHOLE = 1 << 40
+"""The row limit of types whose batches are not cut."""
 
 
 class BatchList(NamedTuple):
@@ -84,6 +86,8 @@ def most_rows(row_bytes: int) -> int:
 @compiled
 def rows_of_piece(n_rows: int, most: int, n_threads: int) -> int:
     """The rows of each piece that `n_rows` are cut into: at least one piece per thread, unless there are few rows."""
+    if most == WHOLE:
+        return max(n_rows, 1)
     share = (n_rows + n_threads - 1) // n_threads
     return min(most, (share + ROUND_ROWS - 1) // ROUND_ROWS * ROUND_ROWS)
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from autobatch.compiler.assignment import Storage
 from autobatch.compiler.piece_table import STAGES
 from autobatch.compiler.writer import split_name
-from autobatch.ir.program import NODE
+from autobatch.ir.program import NODE, Instruction
 from autobatch.jit.arrays import FloatArray, IntArray
 from autobatch.jit.loops import compiled
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 from autobatch.runtime.piece_table import Places, Tables, Widths, make_tables
-from autobatch.runtime.pieces import AllPieces, BatchList, Calls, OutputRows, find_alone, list_calls
+from autobatch.runtime.pieces import WHOLE, AllPieces, BatchList, Calls, OutputRows, find_alone, list_calls
 
 LongArray = NDArray[np.int64]
 WORD = 8  # bytes of an int64
@@ -168,7 +168,10 @@ class PreparedTypes(Generic[C]):
                 widths.scratch[number, blocks.start + domain - NODE] = stage.storage.batch_width[domain]
             widths.steps[number, kind] = stage.n_before, stage.n_per_batch, stage.n_after
         width = widths.inputs[blocks] + widths.saved[blocks] + widths.scratch[:, blocks].max(0)
-        widths.most_rows[kind] = self._most_rows((int(width.sum()) + int(widths.kept[kind])) * self.dtype.itemsize)
+        row_bytes = (int(width.sum()) + int(widths.kept[kind])) * self.dtype.itemsize
+        sources = [var.source for var in cell.cell.program.vars]
+        is_whole = any(isinstance(source, Instruction) and source.op.whole for source in sources)
+        widths.most_rows[kind] = WHOLE if is_whole else self._most_rows(row_bytes)
         self.cells[kind] = cell  # last, as compiling may be interrupted: only complete types are listed
 
 

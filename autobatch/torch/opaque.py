@@ -184,6 +184,7 @@ FORWARD = Op(
     shape=lambda *shapes, body: (body.size + TICKET,),
     kernel=lambda xp, *arrays, out, body: body.forward(arrays, out),
     pullback=_pullback,
+    whole=True,
     told=lambda body: f"is run by torch: {body.why}",
 )
 DRAWING = Op(
@@ -192,6 +193,7 @@ DRAWING = Op(
     kernel=_draw,
     pullback=_pullback,
     random=True,
+    whole=True,
     told=lambda body, site: f"is run by torch: {body.why}",
 )
 BACKWARD = Op(

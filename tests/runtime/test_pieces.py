@@ -35,6 +35,7 @@ def test_pieces_are_few_and_even(n_threads: int) -> None:
                 assert count_pieces(n_rows, most, n_threads) == 1
             if n_rows >= n_threads * pieces.ROUND_ROWS * 2:
                 assert count_pieces(n_rows, most, n_threads) >= n_threads
+            assert count_pieces(n_rows, pieces.WHOLE, n_threads) == 1
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
