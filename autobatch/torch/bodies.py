@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import cache, wraps
 from types import MemberDescriptorType
 from typing import Any
@@ -86,7 +86,10 @@ def _run_by_torch(function: Callable[..., Any], given: Any, why: str) -> Any:
     with unheard():
         examples = [torch.zeros(x.shape, dtype=x.dtype) for x in leaves]
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=()), Reading() as reading:
+            with ExitStack() as modes:
+                for mode in (torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=())):
+                    modes.enter_context(mode)
+                reading = modes.enter_context(Reading())
                 result = call(*examples)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise GraphError(f"torch cannot run it: {str(error).splitlines()[0]}") from error

@@ -93,7 +93,9 @@ class Call:
             self.is_noted[rows] = True
         n_inputs = len(self._inputs) if inputs else 0
         own = found[:n_inputs] if is_whole else [None if x is None else x[rows] for x in found[:n_inputs]]
-        return own, found[n_inputs:]
+        memory = gradient.untyped_storage().data_ptr()
+        of_weights = [x.clone() if x is not None and _lies_at(x, memory) else x for x in found[n_inputs:]]
+        return own, of_weights
 
 
 class Calls:
@@ -101,7 +103,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
-        self._totals: dict[Function, list[torch.Tensor | None]] = {}
+        self._totals: dict[Function, dict[int, _Total]] = {}
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -143,11 +145,11 @@ class Calls:
             if left.size:
                 part = gradient[given][torch.from_numpy(left)]
                 self._note(function, call.differentiate(part, rows[left], False, True)[1])
-        totals = self._totals.get(function)
-        if totals is None:
+        totals = self._totals.get(function, {})
+        if number not in totals:
             return None
-        found, totals[number] = totals[number], None
-        if found is None or function.draws or bool(found.isfinite().all()):
+        found = totals.pop(number).value
+        if function.draws or bool(found.isfinite().all()):
             return found
         again = torch.zeros_like(found)
         for call, rows, given in self._find(tickets):
@@ -158,12 +160,12 @@ class Calls:
         return again
 
     def _note(self, function: Function, weights: Sequence[torch.Tensor | None]) -> None:
-        if weights:
-            totals = self._totals.setdefault(function, [None] * len(weights))
-            for number, found in enumerate(weights):
-                if found is not None:
-                    own = totals[number]
-                    totals[number] = (torch.zeros_like(found) if own is None else own).add_(found)
+        totals = self._totals.setdefault(function, {})
+        for number, found in enumerate(weights):
+            if found is not None and number in totals:
+                totals[number].add(found)
+            elif found is not None:
+                totals[number] = _Total(found)
 
     def _find(self, tickets: Array) -> Iterator[tuple[Call, Array, slice]]:
         """The calls of rows, the numbers of the rows there, and where they are among those that are given."""
@@ -172,6 +174,24 @@ class Calls:
         for first, end in zip([0, *ends], ends, strict=False):
             if first < end:
                 yield self._calls[numbers[first]], np.ascontiguousarray(rows[first:end]), slice(first, end)
+
+
+class _Total:
+    """A sum of gradients: what came first, until there is a second, and then in memory of its own."""
+
+    def __init__(self, first: torch.Tensor) -> None:
+        self.value, self._is_own = first, False
+
+    def add(self, other: torch.Tensor) -> None:
+        """Add a gradient."""
+        if self._is_own:
+            self.value.add_(other)
+        else:
+            self.value, self._is_own = self.value + other, True
+
+
+def _lies_at(x: torch.Tensor, memory: int) -> bool:
+    return x.untyped_storage().data_ptr() == memory
 
 
 class _Open(threading.local):

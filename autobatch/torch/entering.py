@@ -102,6 +102,11 @@ def _array_of(tensor: torch.Tensor) -> Any:
     parameter = find_parameter(tensor)
     if parameter is not None:
         return parameter
+    if tensor.device.type != "cpu":
+        raise GraphError(
+            f"a cell is given a tensor of shape {tuple(tensor.shape)} on {tensor.device}; cells run on the processor: "
+            f"call .cpu() on it."
+        )
     if tensor.requires_grad:
         return _input_of(tensor)
     return int(tensor) if not tensor.shape and not tensor.is_floating_point() else tensor.numpy()

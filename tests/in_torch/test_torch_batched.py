@@ -352,3 +352,9 @@ def test_bad_arguments_are_refused_in_a_sentence() -> None:
         net.half().loss(instances)
     with pytest.raises(GraphError, match=r"is torch.float32 on meta"):
         Net().to("meta").loss(instances)
+    mixed = Net()
+    mixed.read.double()
+    with pytest.raises(GraphError, match=r"tensors of Net differ in dtype: '.*' is float32 and 'read.bias' is float64"):
+        mixed.loss(instances)
+    with pytest.raises(GraphError, match=r"a tensor of shape \(3,\) on meta; cells run on the processor"):
+        make()[0].loss([torch.ones(2, 3, device="meta")])
