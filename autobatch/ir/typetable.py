@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from threading import RLock
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -67,6 +67,9 @@ class NodeType:
 class TypeTable:
     """All types of one batched function; an id is an index into `types`.
 
+    Args:
+        carry: makes what a pickle has in place of the table; without it, there is none.
+
     Attributes:
         outdated: the types whose cells have another signature since they were traced again, and the reasons.
         state: the trace of each type.
@@ -74,8 +77,9 @@ class TypeTable:
         growing: a lock, held while a type gets a number and is put into the table.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, carry: Callable[[], Any] | None = None) -> None:
         self.types: list[NodeType] = []
+        self._carry = carry
         self.outdated: dict[int, str] = {}
         self.state: tuple[Any, ...] = ()
         self.of_one_length: dict[str, str] = {}
@@ -95,11 +99,10 @@ class TypeTable:
         """Return the table itself: copies of graphs are graphs of the same function."""
         return self
 
-    def __reduce__(self) -> NoReturn:
-        raise GraphError(
-            "cannot pickle a recorded graph: it numbers its cells by those that one batched function met in this "
-            "process; pickle the instances, and record them again."
-        )
+    def __reduce__(self) -> Any:
+        if self._carry is None:
+            raise GraphError("cannot pickle a table of types that belongs to no batched function.")
+        return _itself, (self._carry(),)
 
     def put(self, node_type: NodeType) -> None:
         """Append a type, whose number is its index, or replace the type of that number by another trace of it."""
@@ -175,6 +178,10 @@ class TypeTable:
         """Name the cell and the argument that range `r` limits."""
         flat = [(t.name, limited.name) for t in self.types for limited in index_ranges(t.program)]
         return "{} argument {!r}".format(*flat[r])
+
+
+def _itself(x: Any) -> Any:
+    return x
 
 
 def group_by_shape(types: Sequence[NodeType]) -> dict[int, int]:

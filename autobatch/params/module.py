@@ -113,6 +113,10 @@ class Module:
         """Turn dropout off in this module and all under it, and return the module."""
         return self.train(False)
 
+    def named_parts(self) -> Iterator[tuple[str, Any]]:
+        """Find this module, the modules and the parameters under it, each once, under its first name."""
+        return ((name, x) for name, x in _walk(self) if isinstance(x, (Module, Parameter)))
+
     def modules(self) -> list[Module]:
         """Find this module and every module under it, each once, in the order of definition."""
         return [found for _, found in _walk(self) if isinstance(found, Module)]

@@ -58,6 +58,15 @@ class FunctionCell(TorchCell):
         """Whether a part of the arguments is neither a value nor an array."""
         return not isinstance(x, (np.ndarray, Operators)) and not is_structure(x)
 
+    def __reduce__(self) -> Any:
+        return cell_of_function, (self.eager,)
+
+
+@cache
+def cell_of_function(function: Callable[..., Any]) -> FunctionCell:
+    """The cell of a function of torch."""
+    return FunctionCell(function)
+
 
 class BoundTorchCell(BoundCell):
     """A cell of torch bound to the module whose parameters it reads; also as the `forward` of a module."""

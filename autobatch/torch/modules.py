@@ -8,10 +8,12 @@ from functools import partial
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 
+from autobatch.errors import GraphError
 from autobatch.params.module import Module
-from autobatch.params.parameter import Parameter
+from autobatch.params.parameter import FLOAT32, Parameter
 from autobatch.torch.entering import to_arrays
 from autobatch.torch.own import OwnModule
 from autobatch.torch.parameters import TENSOR_TYPES, TensorParameter, make_parameter
@@ -39,6 +41,22 @@ class TorchModule(Module):
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of all parameters and float buffers; float32 if there are none.
+
+        Raises:
+            GraphError: they differ in dtype; the message names two.
+        """
+        found = {parameter.dtype: name for name, parameter in self.parameters().items()}
+        if len(found) > 1:
+            (dtype, name), (other, second) = sorted(found.items(), key=str)[:2]
+            raise GraphError(
+                f"the tensors of {type(self.module).__name__} differ in dtype: {name!r} is {dtype} and {second!r} is "
+                f"{other}; call .to(torch.float32) or .double() on the whole module."
+            )
+        return next(iter(found), FLOAT32)
+
     def __reduce__(self) -> Any:
         return type(self), (self.module,)
 
@@ -57,6 +75,15 @@ class TorchModule(Module):
                 bound = vars(child).get("forward")
                 if isinstance(bound, BoundCell):
                     yield Place(bound.cell, child, vars(parent), name, partial(_stand_in, child))
+
+    def named_parts(self) -> Iterator[tuple[str, Any]]:
+        """Modules of torch and of autobatch, and parameters."""
+        yield from self.parameters().items()
+        for name, module in self.module.named_modules():
+            yield f"module {name}", module
+            if isinstance(module, OwnModule):
+                own = module.own.named_parts()
+                yield from ((f"{name} own {part}", x) for part, x in own if isinstance(x, Module))
 
     def recording(self) -> AbstractContextManager[Any]:
         """The context in which ops of parameters are recorded."""

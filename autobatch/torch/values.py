@@ -7,7 +7,6 @@ Each becomes a node: a cell of its own, whose body is the function. Sums, means 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from autobatch import ops
 from autobatch.errors import GraphError
 from autobatch.ops.operators import STAGE
 from autobatch.torch import aten
-from autobatch.torch.cells import FunctionCell
+from autobatch.torch.cells import cell_of_function
 from autobatch.torch.entering import CURRENT, Pending, to_arrays
 from autobatch.torch.parameters import PARAMETERS
 from autobatch.trace.handles import Value
@@ -50,7 +49,7 @@ def apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in DIRECT:
         return aten.OPS[name](*map(to_arrays, args), **kwargs)
     given = tuple(map(_as_data, args)), {key: _as_data(x) for key, x in kwargs.items()}
-    return current.call_cell(_cell_of(function), None, *given)
+    return current.call_cell(cell_of_function(function), None, *given)
 
 
 class OfParameters(TorchFunctionMode):
@@ -167,7 +166,7 @@ class Stack(TensorMethods, Pending):
 
     def joined(self) -> Any:
         """All values as one."""
-        return STAGE.current.call_cell(_cell_of(torch.stack), None, (self.values,), {})
+        return STAGE.current.call_cell(cell_of_function(torch.stack), None, (self.values,), {})
 
     def reduce(self, name: str, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
         """Reduce the values without stacking them; None if they have to be."""
@@ -182,8 +181,3 @@ def _as_data(x: Any) -> Any:
     """An argument of a function of torch; a tensor of one int stays an array, for an int is part of the type."""
     is_int = isinstance(x, torch.Tensor) and not x.shape and not x.is_floating_point()
     return x.numpy() if is_int else to_arrays(x)
-
-
-@cache
-def _cell_of(function: Any) -> Any:
-    return FunctionCell(function)

@@ -63,12 +63,18 @@ class Calls:
     Args:
         methods: classes whose methods recorded values have, before their own.
         adopt: makes arrays, parameters or numbers of objects of another library; gives all else as it is, if given.
+        carry: see `autobatch.ir.typetable.TypeTable`.
     """
 
-    def __init__(self, methods: tuple[type, ...] = (), adopt: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        methods: tuple[type, ...] = (),
+        adopt: Callable[[Any], Any] | None = None,
+        carry: Callable[[], Any] | None = None,
+    ) -> None:
         self.log: list[int] = []
         self.floats = array("d")
-        self.traces = Traces(lambda: self._entries.get(SUM_N) or self._add_function(SUM_N), self._renew)
+        self.traces = Traces(lambda: self._entry_of_function(SUM_N), self._renew, carry)
         self.forms: list[Form] = []
         self.stand_ins = StandIns()
         self.adopt = adopt
@@ -117,7 +123,7 @@ class Calls:
         entry = self._entries.get(key)
         if entry is None:
             run: Callable[..., Any] = lambda arguments: OPS["lookup"](table, arguments["row"])  # noqa: E731
-            entry = self._add(key, Entry("kept", (Static("kept"), Static(table)), NUMBERED_ROW, run, never))
+            entry = self._add(key, Entry("kept", (Static("kept"), Static(table)), NUMBERED_ROW, run, never, key))
         return self._family_of(entry, {"row": Key("int", ())}, ()).node_type.number
 
     def form_tables(self) -> FormTables:
@@ -151,6 +157,7 @@ class Calls:
                 signature,
                 run=lambda arguments: invoke(function, signature, arguments),
                 is_static=cell.is_static,
+                origin=("cell", cell, owner),
                 ragged=cell.ragged,
                 plain=cell if owner is None else BoundCell(cell, owner),
             ),
@@ -167,8 +174,11 @@ class Calls:
         """
         if op is OPS["slice"] and isinstance(args[0], Parameter) and (row := _row(args[0], **static)) is not None:
             op, args, static = OPS["lookup"], (args[0], row), {}
+        return self._entry_of_op(op, static).known.function(*args)
+
+    def _entry_of_op(self, op: Op, static: dict[str, Any]) -> Entry:
         key = (op, repr(static))
-        entry = self._entries.get(key) or self._add(
+        return self._entries.get(key) or self._add(
             key,
             Entry(
                 op.name,
@@ -176,9 +186,9 @@ class Calls:
                 ANY_NUMBER,
                 run=lambda arguments: op(*arguments["args"], **static),
                 is_static=lambda name, x: isinstance(x, Parameter),
+                origin=("op", op, static),
             ),
         )
-        return entry.known.function(*args)
 
     def next_draw(self) -> Any:
         """Refuse to draw outside cells for what no cell made."""
@@ -189,14 +199,16 @@ class Calls:
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a function made of ops as a cell of its own; arguments that hold no value are static."""
-        entry = self._entries.get(function) or self._add_function(function)
-        return entry.known.function(*args, **kwargs)
+        return self._entry_of_function(function).known.function(*args, **kwargs)
 
     def as_list(self, values: Iterable[Any]) -> list[Any]:
         """Values outside cells as a list: it holds no elements of a traced list."""
         return list(values)
 
-    def _add_function(self, function: Callable[..., Any]) -> Entry:
+    def _entry_of_function(self, function: Callable[..., Any]) -> Entry:
+        known = self._entries.get(function)
+        if known is not None:
+            return known
         signature = inspect.signature(function)
         assert all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values())  # a tuple, not a list
         return self._add(
@@ -207,6 +219,7 @@ class Calls:
                 signature,
                 run=lambda arguments: invoke(function, signature, arguments),
                 is_static=lambda name, x: not isinstance(x, (np.ndarray, list)) and first_symbol(x) is None,
+                origin=("function", function),
                 lists=True,
             ),
         )
@@ -215,17 +228,24 @@ class Calls:
         """Record an array, which is data of its node, a parameter, or an input."""
         if isinstance(x, FloatInput):
             return self._record_input(x, is_ragged)
-        is_array = not isinstance(x, Parameter)
-        key = ("source", is_ragged if is_array else id(x))
-        entry = self._entries.get(key)
-        if entry is None and is_array:
-            run: Callable[..., Any] = lambda arguments: arguments["data"]  # noqa: E731
-            ragged, identity = ("data",) * is_ragged, (Static("source"), Static(is_ragged))
-            entry = self._add(key, Entry("constant", identity, ONE_ARRAY, run, never, lifts=False, ragged=ragged))
-        elif entry is None:
-            identity = Static("source"), Static(x)
-            entry = self._add(key, Entry("parameter", identity, NO_ARGUMENTS, lambda arguments: x, never))
-        return entry.known.function(*([x] if is_array else []))
+        if isinstance(x, Parameter):
+            return self._entry_of_parameter(x).known.function()
+        return self._entry_of_arrays(is_ragged).known.function(x)
+
+    def _entry_of_arrays(self, is_ragged: bool) -> Entry:
+        key = ("source", is_ragged)
+        run: Callable[..., Any] = lambda arguments: arguments["data"]  # noqa: E731
+        ragged, identity = ("data",) * is_ragged, (Static("source"), Static(is_ragged))
+        return self._entries.get(key) or self._add(
+            key, Entry("constant", identity, ONE_ARRAY, run, never, key, lifts=False, ragged=ragged)
+        )
+
+    def _entry_of_parameter(self, parameter: Parameter) -> Entry:
+        key, identity = ("source", id(parameter)), (Static("source"), Static(parameter))
+        return self._entries.get(key) or self._add(
+            key,
+            Entry("parameter", identity, NO_ARGUMENTS, lambda arguments: parameter, never, ("parameter", parameter)),
+        )
 
     def _record_input(self, x: FloatInput, is_ragged: bool) -> Any:
         """Record an input: its numbers, and the number of the read, which is an output that nothing reads."""
@@ -234,12 +254,41 @@ class Calls:
         if entry is None:
             run: Callable[..., Any] = lambda arguments: (arguments["data"], arguments["number"])  # noqa: E731
             ragged, identity = ("data",) * is_ragged, (Static("input"), Static(is_ragged))
-            new = Entry("input", identity, NUMBERED_ARRAY, run, never, lifts=False, ragged=ragged)
-            entry = self._add(("input", is_ragged), new)
+            key = ("input", is_ragged)
+            entry = self._add(
+                key, Entry("input", identity, NUMBERED_ARRAY, run, never, key, lifts=False, ragged=ragged)
+            )
         at = len(self.log)
         value, _ = entry.known.function(x.data, x.inputs.note(x.positions))
         x.inputs.kinds.add(self.type_at(at).number)
         return value
+
+    def entry_of(self, origin: tuple[Any, ...]) -> Entry:
+        """The entry of what another process has called; `origin` is that of its entry.
+
+        Raises:
+            GraphError: it means something only in the process in which it was recorded.
+        """
+        match origin:
+            case "method", owner, name:
+                bound = getattr(owner, name, None)
+                if not isinstance(bound, BoundCell):
+                    raise GraphError(
+                        f"a recorded graph comes from a process in which {type(owner).__name__} has a cell {name!r}, "
+                        f"which it lacks here; record it with the same model."
+                    )
+                return self.entry(bound.cell, owner)
+            case "cell", cell, owner:
+                return self.entry(cell, owner)
+            case "op", op, static:
+                return self._entry_of_op(op, static)
+            case "function", function:
+                return self._entry_of_function(function)
+            case "source", is_ragged:
+                return self._entry_of_arrays(is_ragged)
+            case "parameter", parameter:
+                return self._entry_of_parameter(parameter)
+        raise GraphError(f"a recorded graph from another process reads {origin[0]} values, which are only there.")
 
     def _add(self, key: Any, entry: Entry) -> Entry:
         self._entries[key] = entry

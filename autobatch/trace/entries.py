@@ -37,6 +37,8 @@ class Entry:
     Attributes:
         name: of the cell.
         identity: the part of a type's key that belongs to the entry; the arguments are the rest.
+        origin: what is called: ("cell", cell, owner), ("op", op, static), ("function", function),
+            ("source", is_ragged), ("parameter", parameter), or what no other process can call.
         signature: the arguments, without the module.
         run: runs the body on arguments by name, for tracing.
         is_static: whether an argument (name, value), or a value in it, is part of the type.
@@ -54,6 +56,7 @@ class Entry:
     signature: inspect.Signature
     run: Callable[[Mapping[str, Any]], Any]
     is_static: Callable[[str, Any], bool]
+    origin: tuple[Any, ...]
     plain: Any = None
     lifts: bool = True
     lists: bool = False

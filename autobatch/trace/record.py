@@ -24,6 +24,7 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.system.turns import recording_lock
 from autobatch.trace.calls import Calls
+from autobatch.trace.carried import CarriedTypes, Carrier
 from autobatch.trace.decode import STALE, Log, as_longs, decode_log
 from autobatch.trace.entries import Place, places_in
 from autobatch.trace.handles import Value
@@ -71,7 +72,9 @@ class Recorder:
         self.known = None if module is None else KnownModule(module)
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
         self.slots = SlotTable()
-        self.calls = Calls() if module is None else Calls(module.methods, module.adopts)
+        methods, adopts = ((), None) if module is None else (module.methods, module.adopts)
+        self.calls = Calls(methods, adopts, lambda: self._carrier.write())
+        self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module.named_parts())
         self.node_of = np.zeros(0, np.int64)
         self.kept = KeptTables()
         self._serial = 1
@@ -178,7 +181,7 @@ class Recorder:
             GraphError: instances and graphs in one mini-batch, or graphs with `inputs`.
         """
         refuse_inside()
-        listed = list_instances(instances)
+        listed = self._arrived(list_instances(instances))
         recorded = [isinstance(x, Graph) for x in listed]
         if inputs and any(recorded):
             raise GraphError(
@@ -207,7 +210,7 @@ class Recorder:
 
     def to_graphs(self, instances: Iterable[Any]) -> list[Any]:
         """Record each instance as a graph of its own, while other threads may use the module."""
-        listed = list_instances(instances)
+        listed = self._arrived(list_instances(instances))
         if any(isinstance(x, Graph) for x in listed):
             return listed
         if self.is_async:
@@ -216,6 +219,24 @@ class Recorder:
                 "for values; call the function with the mini-batches themselves."
             )
         return split_graph(self.record(listed, in_place=False))
+
+    def _arrived(self, instances: list[Any]) -> list[Any]:
+        """The instances, with graphs from other processes as graphs of this."""
+        carried = {x.types for x in instances if type(x) is Graph and type(x.types) is CarriedTypes}
+        if not carried:
+            return instances
+        unknown = [types for types in carried if not self._carrier.knows(types)]
+        if unknown:
+            self.renew()
+            with self.standing_in(in_place=False), stage(self.calls):
+                self.calls.start(self.parameters())
+                for types in unknown:
+                    self._carrier.find(types)
+        memo: dict[int, Any] = {}
+        return [
+            self._carrier.renumber(x, memo) if type(x) is Graph and type(x.types) is CarriedTypes else x
+            for x in instances
+        ]
 
     def check_parameters(self, parameters: Mapping[str, Parameter]) -> None:
         """Raise a GraphError if a cell reads a parameter that the module does not have, or has under another name.

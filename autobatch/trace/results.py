@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,17 @@ class SlotTable:
                 f"instance and {shape}{kinds[is_int]} for another; return it in a list to get it per instance."
             )
         return slot
+
+    def rows(self) -> list[tuple[str, Shape, bool, bool]]:
+        """The arguments of `slot` for all slots, in order of their numbers."""
+        return [
+            (path, self.shapes[slot.number], slot.is_int, kind is not None)
+            for (path, kind), slot in self._slots.items()
+        ]
+
+    def numbered(self, number: int) -> Slot:
+        """The slot of a number."""
+        return next(islice(self._slots.values(), number, None))
 
     @property
     def ints(self) -> list[int]:

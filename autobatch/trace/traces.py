@@ -118,14 +118,20 @@ class Traces:
     Args:
         sum_of: returns the entry of the variadic sum.
         renew: called for an entry whose types have changed, with the numbers before and now.
+        carry: see `TypeTable`.
 
     Attributes:
         types: the node types; weight_names: the name of each parameter by its id, for print-outs.
         n_traced: how often a body was traced; n_renewed: how often guards failed.
     """
 
-    def __init__(self, sum_of: Callable[[], Entry], renew: Callable[[Entry, Any, Any], None]) -> None:
-        self.types = TypeTable()
+    def __init__(
+        self,
+        sum_of: Callable[[], Entry],
+        renew: Callable[[Entry, Any, Any], None],
+        carry: Callable[[], Any] | None = None,
+    ) -> None:
+        self.types = TypeTable(carry)
         self.weight_names: dict[int, str] = {}
         self._named: Mapping[str, Parameter] = {}
         self.n_traced = self.n_renewed = 0
@@ -183,6 +189,11 @@ class Traces:
         body = _join(current.body, self._trace(family, lengths)[1])
         with self.types.growing:
             self._put(family, current._replace(body=body))
+
+    @property
+    def families(self) -> list[Family]:
+        """All families."""
+        return list(self._families.values())
 
     def keys_of(self, entry: Entry) -> list[dict[str, Key]]:
         """The keys of the calls of an entry so far."""

@@ -69,7 +69,7 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
         optimizer.zero_grad()
         autograd.backward(model(items).mean())
         optimizer.step()
-    first, second = (torch.load(tmp_path / f"parameters-{rank}.pt") for rank in range(2))
+    first, second = (torch.load(tmp_path / f"parameters-{rank}.pt", weights_only=True) for rank in range(2))
     for own, other, alone in zip(first, second, model.parameters(), strict=True):
         assert torch.equal(own, other)
         torch.testing.assert_close(own, alone.detach(), rtol=1e-3, atol=1e-4)
@@ -93,3 +93,36 @@ def test_trainers_train_it(tool: str, tmp_path: Path) -> None:
     assert told.returncode == 0, told.stderr
     (loss,) = re.findall(r"mean loss: (.*)", told.stdout)
     assert 0 <= float(loss) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_worker_processes_of_a_loader_record(start: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"{MODEL}\nfrom torch.utils.data import DataLoader\n"
+        "if __name__ == '__main__':\n"
+        f"    loader = DataLoader(items, 4, num_workers=2, multiprocessing_context={start!r},\n"
+        "                        collate_fn=model.forward.record_all)\n"
+        "    found = torch.cat([model(graphs) for epoch in range(2) for graphs in loader])\n"
+        "    print('same:', torch.equal(found, model(items).repeat(2)))\n",
+        encoding="utf-8",
+    )
+    told = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert "same: True" in told.stdout
+
+
+@pytest.mark.slow
+def test_the_oldest_torch_that_is_supported() -> None:
+    """Its wheels for Linux bring several GB of CUDA, so that no test installs it."""
+    python = os.environ.get("AUTOBATCH_OLDEST_TORCH")
+    if python is None:
+        pytest.skip("AUTOBATCH_OLDEST_TORCH names no Python that has torch 2.5 and what the tests need")
+    asked = [python, "-c", "import torch; print(torch.__version__)"]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.startswith("2.5.")
+    command = [python, "-m", "pytest", "-q", "-n", "0", "-m", "not gpu", "tests/in_torch"]
+    rest = {name: value for name, value in os.environ.items() if not name.startswith(("AUTOBATCH_", "PYTEST_"))}
+    about = {**rest, "PYTHONPATH": str(ROOT)}
+    told = subprocess.run(command, cwd=ROOT, env=about, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout
