@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-HEAP_TYPE = 1 << 9  # flag in `type.__flags__` of a class that Python code made and may change
+HEAP_TYPE, IMMUTABLE = 1 << 9, 1 << 8  # flags in `type.__flags__`: made while Python runs; of fixed attributes
 
 
 class Listener(Protocol):

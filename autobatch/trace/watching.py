@@ -29,7 +29,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.cell import BoundCell, Cell
 from autobatch.trace.draws import Draws, is_generator
 from autobatch.trace.guards import MISSING, Contents, Guard, Read, are
-from autobatch.trace.hooks import HEAP_TYPE, hearing, hooked, listening
+from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, hearing, hooked, listening
 from autobatch.trace.live import Live, LiveValue, can_be_live
 from autobatch.trace.scanning import functions_in, is_library, names_in, special_methods
 
@@ -281,7 +281,7 @@ class Watch:
 
     def _hook(self, kind: type) -> bool:
         """Report reads of attributes of a class's instances from now on; False if that is impossible."""
-        if kind not in self._hooked and kind.__flags__ & HEAP_TYPE:
+        if kind not in self._hooked and kind.__flags__ & (HEAP_TYPE | IMMUTABLE) == HEAP_TYPE:
             self._hooked.add(kind)
             self._hooks.enter_context(hooked(kind))
         return kind in self._hooked

@@ -7,6 +7,7 @@ import datetime
 import gc
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FunctionType
@@ -348,6 +349,17 @@ def test_what_is_the_same_every_time_is_taken() -> None:
     def body(m: Any, x: Any) -> Any:
         logging.getLogger("tests").info("a logger asks for the time")
         return x * np.random.default_rng(0).normal() + ab.dropout(x, 0.0)
+
+    model = model_of(Case(body, lambda m, v: None))
+    check(model, ab.batched(model.loss, backend="reference"), XS)
+
+
+def test_a_body_may_read_objects_of_classes_that_cannot_change() -> None:
+    lock = threading.RLock()
+
+    def body(m: Any, x: Any) -> Any:
+        with lock:
+            return x * 2.0
 
     model = model_of(Case(body, lambda m, v: None))
     check(model, ab.batched(model.loss, backend="reference"), XS)
