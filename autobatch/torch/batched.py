@@ -27,9 +27,10 @@ from autobatch.runtime.execution import Executor
 from autobatch.runtime.input_gradients import InputGradients
 from autobatch.runtime.step import Clock, Step
 from autobatch.system.turns import run_lock
-from autobatch.torch.calls import Calls
+from autobatch.torch.calls import Calls, Total
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.modules import TorchModule
+from autobatch.torch.opaque import read_by_others
 from autobatch.torch.own import as_torch
 from autobatch.torch.parameters import TensorParameter
 from autobatch.trace.record import MiniBatch, Recorder
@@ -38,6 +39,8 @@ from autobatch.trace.results import join_columns, stack_results
 
 class TorchBatched(Batched):
     """A function over one instance, run on mini-batches; made by `abt.batched`."""
+
+    _executor: TorchExecutor
 
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
@@ -104,11 +107,31 @@ class TorchExecutor(Executor):
         return run
 
     def backward(
-        self, step: Step, run: Run, seeds: Mapping[int, NDArray[Any]], out: dict[str, Gradient] | None
+        self,
+        step: Step,
+        run: Run,
+        seeds: Mapping[int, NDArray[Any]],
+        out: dict[str, Gradient] | None,
+        totals: dict[str, Total] | None = None,
     ) -> dict[str, Gradient]:
-        """Differentiate the run of a part; see `Executor`."""
-        with self._calls.pop(run).open():
-            return super().backward(step, run, seeds, out)
+        """Differentiate the run of a part; see `Executor`.
+
+        Args:
+            totals: take the gradients that torch finds, where given; else they are added to the others.
+        """
+        calls = self._calls.pop(run)
+        with calls.open():
+            found = super().backward(step, run, seeds, out)
+        names = {id(p.tensor): name for name, p in self.trainable().items() if isinstance(p, TensorParameter)}
+        for tensor, gradient in calls.gradients():
+            name = names[id(tensor)]
+            if totals is None:
+                found[name] += gradient.numpy()
+            elif name in totals:
+                totals[name].add(gradient)
+            else:
+                totals[name] = Total(gradient)
+        return found
 
 
 class Passing:
@@ -137,6 +160,8 @@ class Passing:
         types = [batched.recorder.types[number] for number in np.unique(step.graph.type_id).tolist()]
         weights = {id(weight.parameter) for kind in types for weight in kind.program.weights}
         self._read = {name for name, p in self._trainable.items() if id(p) in weights}
+        others = {id(parameter) for kind in types for parameter in read_by_others(kind.program)}
+        self._of_torch = {name for name, p in self._trainable.items() if id(p) not in others}
         draws = any(kind.program.draws for kind in types)
         self._draw = (int(torch.randint(2**31, ())), 0) if draws else (batched.seed, batched.step)
         self._runs: list[tuple[Part, Run]] = []
@@ -168,6 +193,7 @@ class Passing:
         self._is_done = True
         executor, step = self._executor, self._step
         found = {name: self._zeros(name, p) for name, p in self._trainable.items()}
+        totals: dict[str, Total] = {}
         read = InputGradients(self._inputs, executor.dtype)
         with run_lock():
             executor.refresh()
@@ -176,11 +202,19 @@ class Passing:
             for (part, run), ends in zip(self._runs or again, self._ends, strict=True):
                 seeds = {slot: gradient[firsts[slot] : ends[slot]] for slot, gradient in gradients.items()}
                 firsts = ends
-                executor.backward(step, run, seeds, found)
+                executor.backward(step, run, seeds, found, totals)
                 read.add(part.plan, run)
                 run.close()
-        grads = [_to_gradient(found[name]) if name in self._read else None for name in self._trainable]
+        grads = [self._gradient(name, found[name], totals.get(name)) for name in self._trainable]
         return [*grads, *self._inputs.split(read.flat)]
+
+    def _gradient(self, name: str, ours: Gradient, theirs: Total | None) -> torch.Tensor | None:
+        """The gradient of a parameter, of what our programs and what torch find; None if nothing read it."""
+        if name not in self._read:
+            return None
+        if theirs is None:
+            return _to_gradient(ours)
+        return theirs.value if name in self._of_torch else theirs.value + _to_gradient(ours)
 
     def _zeros(self, name: str, parameter: TensorParameter) -> Gradient:
         if name in self._sparse and id(parameter) in self._step.cells.row_parameters:

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.torch.entering import CURRENT
+from autobatch.torch.functions import check_batch_norm
 from autobatch.torch.opaque import run_by_torch
 from autobatch.torch.parameters import TENSOR_TYPES
 from autobatch.torch.tracing import NoCounterpart, Reading, Traced, Tracing
@@ -115,6 +117,8 @@ def _builder(x: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
 class _TakingRows(TorchFunctionMode):
     """Takes the row that a tensor of one int numbers, for which torch itself would ask for the int.
 
+    It also refuses batch norm in training.
+
     Attributes:
         has_taken: whether there was any.
         is_needed: whether functions run under it.
@@ -125,6 +129,8 @@ class _TakingRows(TorchFunctionMode):
         self.is_needed, self.has_taken = True, False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is functional.batch_norm:
+            check_batch_norm(*args, **(kwargs or {}))
         if function is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor):
             x, index = args
             if not index.dim() and index.dtype == torch.int64:

@@ -103,7 +103,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
-        self._totals: dict[Function, dict[int, _Total]] = {}
+        self._totals: dict[Function, dict[int, Total]] = {}
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -134,8 +134,8 @@ class Calls:
                 place[given] = 0 if found is None else found.reshape(len(rows), -1)
             self._note(function, weights)
 
-    def weights(self, function: Function, gradient: torch.Tensor, tickets: Array, number: int) -> torch.Tensor | None:
-        """The gradient of a parameter over some rows, and all that have been noted before; each counts once.
+    def weights(self, function: Function, gradient: torch.Tensor, tickets: Array, number: int) -> None:
+        """Note the gradient of a parameter over some rows, unless it has been noted with that of the arguments.
 
         Rows that the loss does not depend on are noted with the others of their call. Where their derivatives are
         infinite, which times zero is not a number, the rows that are given are differentiated on their own.
@@ -145,19 +145,22 @@ class Calls:
             if left.size:
                 part = gradient[given][torch.from_numpy(left)]
                 self._note(function, call.differentiate(part, rows[left], False, True)[1])
-        totals = self._totals.get(function, {})
-        if number not in totals:
-            return None
-        found = totals.pop(number).value
-        if function.draws or bool(found.isfinite().all()):
-            return found
-        again = torch.zeros_like(found)
+        total = self._totals.get(function, {}).get(number)
+        if total is None or function.draws or total.is_finite():
+            return
+        if not total.is_of_rows:
+            self._totals[function][number] = total = Total(torch.zeros_like(total.value), is_of_rows=True)
         for call, rows, given in self._find(tickets):
             alone = Call(function, [x.detach()[torch.from_numpy(rows)] for x in call.tensors])
             of_rows = alone.differentiate(gradient[given], np.arange(len(rows)), False, True)[1][number]
             if of_rows is not None:
-                again += of_rows
-        return again
+                total.add(of_rows)
+
+    def gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The parameters of bodies, and the gradient of each; a parameter of several bodies comes several times."""
+        for function, totals in self._totals.items():
+            for number, total in totals.items():
+                yield function.weights[number], total.value
 
     def _note(self, function: Function, weights: Sequence[torch.Tensor | None]) -> None:
         totals = self._totals.setdefault(function, {})
@@ -165,7 +168,7 @@ class Calls:
             if found is not None and number in totals:
                 totals[number].add(found)
             elif found is not None:
-                totals[number] = _Total(found)
+                totals[number] = Total(found)
 
     def _find(self, tickets: Array) -> Iterator[tuple[Call, Array, slice]]:
         """The calls of rows, the numbers of the rows there, and where they are among those that are given."""
@@ -176,11 +179,24 @@ class Calls:
                 yield self._calls[numbers[first]], np.ascontiguousarray(rows[first:end]), slice(first, end)
 
 
-class _Total:
-    """A sum of gradients: what came first, until there is a second, and then in memory of its own."""
+class Total:
+    """A sum of gradients: what came first, until there is a second, and then in memory of its own.
 
-    def __init__(self, first: torch.Tensor) -> None:
-        self.value, self._is_own = first, False
+    Args:
+        first: gradient.
+
+    Attributes:
+        value: the sum.
+        is_of_rows: whether rows that the loss does not depend on were left out one by one.
+    """
+
+    def __init__(self, first: torch.Tensor, is_of_rows: bool = False) -> None:
+        self.value, self.is_of_rows = first, is_of_rows
+        self._is_own = is_of_rows
+
+    def is_finite(self) -> bool:
+        """Whether all numbers are finite; False also where their sum is too large."""
+        return bool(self.value.sum().isfinite())
 
     def add(self, other: torch.Tensor) -> None:
         """Add a gradient."""

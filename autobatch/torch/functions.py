@@ -157,6 +157,21 @@ def rnn_relu_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b
     return ops.relu(linear(input, w_ih, b_ih) + linear(hx, w_hh, b_hh))
 
 
+def check_batch_norm(
+    input: Any, mean: Any, var: Any = None, weight: Any = None, bias: Any = None, training: bool = False, *rest: Any
+) -> None:
+    """Refuse batch norm that takes mean and variance from its batch; the arguments are torch's.
+
+    Raises:
+        GraphError: it does.
+    """
+    if training or mean is None:
+        raise GraphError(
+            "batch norm in training depends on what else is in its batch, and the batches are not yours here; use "
+            "LayerNorm, or call eval() on the module."
+        )
+
+
 @stands_for(functional.batch_norm)
 def batch_norm(
     input: Any,
@@ -169,11 +184,7 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Any:
     """Scale and shift each channel by numbers that were seen before."""
-    if training or running_mean is None:
-        raise GraphError(
-            "batch norm in training depends on what else is in its batch, and the batches are not yours here; use "
-            "LayerNorm, or call eval() on the module."
-        )
+    check_batch_norm(input, running_mean, training=training)
     shape = (1, -1, *(1 for _ in shape_of(input)[2:]))
     mean, var, weight, bias = (
         x if x is None else ops.reshape(x, shape) for x in (running_mean, running_var, weight, bias)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -18,10 +18,12 @@ import torch
 
 from autobatch import ops
 from autobatch.errors import GraphError
+from autobatch.ir.program import CellProgram, Instruction, Weight
 from autobatch.ops.define import Op, shape_of
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.shaping import slice_
+from autobatch.params.parameter import Parameter
 from autobatch.torch.calls import OPEN, TICKET, Calls
 from autobatch.torch.parameters import TensorParameter
 
@@ -105,13 +107,11 @@ class Body:
         """Compute the gradients of all arguments that are floats, as vectors."""
         _kept().inputs(self, _enter(g, len(out)), tickets, _columns(out, [self.shapes[k] for k in self.floats]))
 
-    def weight_gradient(self, g: Any, tickets: Any, out: Any, number: int) -> None:
-        """Add the gradient of a parameter, of all rows together."""
+    def note_weight(self, g: Any, tickets: Any, number: int) -> None:
+        """Note the gradient of a parameter, of all rows together, with the calls of the run."""
         if self.parameters[number].trainable:
             at = sum(p.trainable for p in self.parameters[:number])
-            found = _kept().weights(self, _enter(g, len(tickets)), tickets, at)
-            if found is not None:
-                out += found.numpy()
+            _kept().weights(self, _enter(g, len(tickets)), tickets, at)
 
     def _sees_batches(self, rows: Sequence[torch.Tensor]) -> bool:
         """Whether the body, given several rows, or one, gives what it gives for each on its own."""
@@ -127,9 +127,10 @@ class Body:
 
 
 def _enter(array: Any, n_rows: int) -> torch.Tensor:
-    """An array (rows, *shape) as a tensor; a single row stands for all."""
-    whole = np.broadcast_to(array, (n_rows, *array.shape[1:]))
-    tensor = torch.from_numpy(np.require(whole, requirements=("C", "W")))
+    """An array (rows, *shape) as a tensor, in the same memory where it can be; a single row stands for all."""
+    if len(array) != n_rows or not array.flags.writeable:
+        array = np.array(np.broadcast_to(array, (n_rows, *array.shape[1:])))
+    tensor = torch.from_numpy(array)
     return tensor if tensor.is_floating_point() else tensor.long()
 
 
@@ -173,10 +174,10 @@ def _pullback(g: Any, y: Any, *args: Any, body: Body, site: int = 0) -> tuple[An
     return *gradients, *weights, *([None] * (len(args) - len(gradients) - len(weights)))
 
 
-def _weights_in_a_row(xp: Any, g: Any, tickets: Any, out: Any, body: Body, number: int) -> None:
-    """The gradient of a parameter where its rows are added up later: the first row has all of it."""
+def _note_weight(xp: Any, g: Any, tickets: Any, out: Any, body: Body, number: int) -> None:
+    """The gradient of a parameter where its rows are added up later."""
     out[...] = 0
-    body.weight_gradient(g, tickets, out[0], number)
+    body.note_weight(g, tickets, number)
 
 
 FORWARD = Op(
@@ -204,9 +205,20 @@ BACKWARD = Op(
 WEIGHTS = Op(
     "torch_weight_gradient",
     shape=lambda *shapes, body, number: body.parameters[number].shape,
-    kernel=_weights_in_a_row,
-    row_sum=lambda xp, g, tickets, out, body, number: body.weight_gradient(g, tickets, out[0], number),
+    kernel=_note_weight,
+    row_sum=lambda xp, g, tickets, out, body, number: body.note_weight(g, tickets, number),
 )
+"""Adds nothing: the calls of the run keep the gradient (`autobatch.torch.calls`), which may be large."""
+
+
+def read_by_others(program: CellProgram) -> Iterator[Parameter]:
+    """The parameters of a program that something else than a body of torch reads."""
+    for var in program.vars:
+        if isinstance(var.source, Instruction) and var.source.op not in (FORWARD, DRAWING):
+            read = [program.vars[arg].source for arg in var.source.args]
+            yield from (source.parameter for source in read if isinstance(source, Weight))
+    results = [program.vars[output].source for output in program.outputs]
+    yield from (source.parameter for source in results if isinstance(source, Weight))
 
 
 def run_by_torch(

@@ -121,7 +121,7 @@ class Tracing:
 
 
 class Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the parameters that ops of torch read.
+    """Notes the parameters that ops of torch read, and refuses ops that change what was there before.
 
     Attributes:
         found: each once.
@@ -130,6 +130,7 @@ class Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: dict[int, TensorParameter] = {}
+        self._made: dict[int, torch.UntypedStorage] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -141,7 +142,16 @@ class Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for x in _leaves((args, kwargs or {})):
             if isinstance(x, torch.Tensor) and (parameter := find_parameter(x)) is not None:
                 self.found[id(parameter)] = parameter
-        return op(*args, **(kwargs or {}))
+        if op._schema.is_mutable and args[0].untyped_storage().data_ptr() not in self._made:
+            raise GraphError(
+                f"torch changes in place what others read ({op.overloadpacket.__name__}), as batch norm does in "
+                f"training; {CHANGED}"
+            )
+        result = op(*args, **(kwargs or {}))
+        if not any(x.alias_info is not None for x in op._schema.returns):
+            memory = [x.untyped_storage() for x in _leaves(result) if isinstance(x, torch.Tensor)]
+            self._made.update((one.data_ptr(), one) for one in memory)
+        return result
 
 
 class _Functions(TorchFunctionMode):

@@ -295,8 +295,8 @@ def test_two_functions_of_a_model_share_its_parameters() -> None:
     assert look(sentences).mean() < first
 
 
-def in_cell(function: Callable[..., Any], module: nn.Module | None = None) -> Any:
-    called = abt.cell(_Calls(function, nn.Linear(4, 4) if module is None else module))
+def in_cell(function: Callable[..., Any], module: nn.Module | None = None, runs: str = "auto") -> Any:
+    called = abt.cell(_Calls(function, nn.Linear(4, 4) if module is None else module), runs=runs)
     return abt.batched(lambda x: called(x), module=called, backend="reference")([torch.randn(4), torch.randn(4)])
 
 
@@ -326,6 +326,35 @@ def test_what_a_cell_must_not_do_is_refused_in_a_sentence(name: str) -> None:
     with pytest.raises(AutobatchError, match=sentence) as caught:
         in_cell(function)
     assert "in cell '_Calls'" in str(caught.value)
+
+
+CHANGES: dict[str, Callable[..., Any]] = {
+    "an argument": lambda x, inner: x.add_(1.0),
+    "a view of an argument": lambda x, inner: x[1:].mul_(2.0),
+    "a parameter": lambda x, inner: x + inner.weight.detach().mul_(2.0)[0],
+    "a buffer of ints": lambda x, inner: x * inner.seen.add_(1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_torch_runs_changes_nothing_that_others_read(name: str) -> None:
+    inner = nn.Linear(4, 4)
+    inner.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+    before = [x.clone() for x in inner.state_dict().values()]
+    with pytest.raises(GraphError, match="torch changes in place what others read"):
+        in_cell(CHANGES[name], inner, runs="torch")
+    assert all(map(torch.equal, before, inner.state_dict().values()))
+
+
+def test_what_torch_runs_may_change_its_own_tensors() -> None:
+    def fill(x: Tensor, inner: nn.Module) -> Tensor:
+        made = torch.zeros(4)
+        made[1:].add_(1.0)
+        return x * made
+
+    found = in_cell(fill, runs="torch")
+    assert found[:, 0].eq(0).all()
+    assert found[:, 1:].ne(0).all()
 
 
 def test_batch_norm_is_refused_in_training() -> None:
