@@ -32,8 +32,9 @@ from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.doubly_recurrent import DoublyRecurrent
 from autobatch.models.early_exit import EarlyExit
 from autobatch.models.lattice_gru import LatticeGRU
-from autobatch.models.lattice_lstm import LatticeLSTM, LatticeTagger
+from autobatch.models.lattice_lstm import LatticeLSTM
 from autobatch.models.lattice_lstm_ner import LatticeLSTMNER
+from autobatch.models.lattice_tagger import LatticeTagger
 from autobatch.models.lstm_lm import LSTMLM
 from autobatch.models.lstm_nmt import LSTMNMT
 from autobatch.models.lstm_nmt_attention import LSTMNMTAttention
