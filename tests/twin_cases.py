@@ -28,12 +28,14 @@ from autobatch.models.data.sentence import Sentence, SpelledSentence
 from autobatch.models.data.tagging import draw_rare_names, draw_sentences
 from autobatch.models.data.translation import draw_pairs
 from autobatch.models.data.tree import Tree
+from autobatch.models.data.two_type_tree import TwoTypeTree, draw_kinds
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.doubly_recurrent import DoublyRecurrent
 from autobatch.models.early_exit import EarlyExit
 from autobatch.models.lattice_gru import LatticeGRU
-from autobatch.models.lattice_lstm import LatticeLSTM, LatticeTagger
+from autobatch.models.lattice_lstm import LatticeLSTM
 from autobatch.models.lattice_lstm_ner import LatticeLSTMNER
+from autobatch.models.lattice_tagger import LatticeTagger
 from autobatch.models.lstm_lm import LSTMLM
 from autobatch.models.lstm_nmt import LSTMNMT
 from autobatch.models.lstm_nmt_attention import LSTMNMTAttention
@@ -41,7 +43,7 @@ from autobatch.models.seq2seq import Seq2Seq
 from autobatch.models.stack_lstm_parser import StackLSTMParser
 from autobatch.models.translator import Translator
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.models.tree_lstm_2type import TwoTypeTree, TwoTypeTreeLSTM, draw_kinds
+from autobatch.models.tree_lstm_2type import TwoTypeTreeLSTM
 from twin_case import Case as Case
 from twins import (
     bilstm_char_tagger,

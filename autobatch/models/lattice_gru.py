@@ -16,10 +16,7 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.models.data.dataset import LATTICES, load_lattices
-from autobatch.models.lattice_lstm import LatticeTagger, count_correct
-from autobatch.models.metric import predict_tags
-from autobatch.models.spec import ModelSpec
+from autobatch.models.lattice_tagger import LatticeTagger, describe
 
 
 class LatticeGRU(LatticeTagger):
@@ -56,14 +53,8 @@ class LatticeGRU(LatticeTagger):
         return (self.word_gru(ab.lookup(self.words, word), state[0]),)
 
 
-SPEC = ModelSpec(
-    name="lattice-gru",
-    summary="GRU along the arcs of a lattice of characters and words, tagging positions (ED-Batch's workload)",
-    model=LatticeGRU,
-    generators=tuple(LATTICES.generators),
-    reads=LATTICES.reads,
-    default_data="lattices",
-    load=load_lattices,
-    count_correct=count_correct,
-    predict=predict_tags,
+SPEC = describe(
+    "lattice-gru",
+    "GRU along the arcs of a lattice of characters and words, tagging positions (ED-Batch's workload)",
+    LatticeGRU,
 )

@@ -7,68 +7,12 @@ position is the sum over the arcs that end there. Source: after Zhang and Yang 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import autobatch as ab
-from autobatch.models.data.dataset import LATTICES, load_lattices
-from autobatch.models.data.lattice import Lattice
-from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_tags, pick_best, predict_tags
-from autobatch.models.spec import Counts, ModelSpec
-
-
-class LatticeTagger(ab.Module):
-    """What lattice models of any cell share: sums of states over arcs, and tags of states.
-
-    A model adds its parameters and the three methods below; a state is a tuple, the first of which is h (H,).
-    """
-
-    output: ab.Linear
-
-    def first_state(self) -> Any:
-        """Give the learned state of position 0."""
-        raise NotImplementedError
-
-    def read_character(self, state: Any, character: int) -> Any:
-        """Follow an arc with a character: a state."""
-        raise NotImplementedError
-
-    def read_word(self, state: Any, word: int) -> Any:
-        """Follow an arc with a word: a state."""
-        raise NotImplementedError
-
-    @ab.cell
-    def tag_loss(self, state: Any, tag: int) -> Any:
-        """Compare a position with its tag: a scalar."""
-        return ab.cross_entropy(self.output(state[0]), tag)
-
-    @ab.cell
-    def tag_scores(self, state: Any) -> Any:
-        """Score the tags of a position: logits (C,)."""
-        return self.output(state[0])
-
-    def states(self, lattice: Lattice[int]) -> list[Any]:
-        """Compute the states of positions 1 to L - 1."""
-        states = [self.first_state()]
-        for end in range(1, len(lattice.arcs)):
-            arcs = [
-                self.read_character(states[start], word) if start == end - 1 else self.read_word(states[start], word)
-                for start, word in lattice.arcs[end]
-            ]
-            states.append(ab.sum_n(arcs))
-        return states[1:]
-
-    def loss(self, lattice: Lattice[int]) -> Any:
-        """Sum the cross-entropies of positions 1 to L - 1: a scalar."""
-        losses = [self.tag_loss(state, tag) for state, tag in zip(self.states(lattice), lattice.tags[1:], strict=True)]
-        return ab.sum_n(losses, shape=())
-
-    def scores(self, lattice: Lattice[int]) -> Any:
-        """Score the tags of positions 1 to L - 1: a list of (C,)."""
-        return [self.tag_scores(state) for state in self.states(lattice)]
+from autobatch.models.lattice_tagger import LatticeTagger, describe
 
 
 class LatticeLSTM(LatticeTagger):
@@ -106,27 +50,8 @@ class LatticeLSTM(LatticeTagger):
         return self.word_lstm(ab.lookup(self.words, word), state)
 
 
-def count_correct(outputs: Any, lattices: Sequence[Lattice[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right and all tags, the first position of each lattice left out.
-
-    Tags have no names in the files, so entities cannot be counted.
-
-    Args:
-        outputs: of batched `LatticeTagger.scores`: per lattice the logits of its positions.
-        lattices: one per output.
-        vocabularies: the names of the tags.
-    """
-    return {"tag_accuracy": count_tags(pick_best(outputs), [lattice.tags[1:] for lattice in lattices])}
-
-
-SPEC = ModelSpec(
-    name="lattice-lstm",
-    summary="LSTM along the arcs of a lattice of characters and words, tagging positions (after Zhang and Yang 2018)",
-    model=LatticeLSTM,
-    generators=tuple(LATTICES.generators),
-    reads=LATTICES.reads,
-    default_data="lattices",
-    load=load_lattices,
-    count_correct=count_correct,
-    predict=predict_tags,
+SPEC = describe(
+    "lattice-lstm",
+    "LSTM along the arcs of a lattice of characters and words, tagging positions (after Zhang and Yang 2018)",
+    LatticeLSTM,
 )

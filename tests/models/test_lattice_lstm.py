@@ -1,4 +1,4 @@
-"""The Lattice-LSTM's batches and metrics; test_twins.py compares it with its twin."""
+"""The Lattice-LSTM's batches; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -11,19 +11,10 @@ import autobatch as ab
 from autobatch.graph.rewrite.passes import DEFAULT
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.data.lattice import Lattice
-from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.lattice_lstm import SPEC, LatticeLSTM, count_correct
+from autobatch.models.lattice_lstm import SPEC, LatticeLSTM
 from datasets import SMALL, real
 
 UNFOLDED = tuple(name for name in DEFAULT if name != "fold")
-
-
-def test_a_lattice_with_no_position_to_tag_has_no_loss_and_no_scores() -> None:
-    model = LatticeLSTM(n_characters=4, n_words=4, n_tags=3, dim=3, rng=np.random.default_rng(0))
-    begin, other = Lattice([0], [[]]), Lattice([0, 1], [[], [(0, 1)]])
-    assert float(model.loss(begin)) == 0.0
-    assert ab.batched(model.loss)([begin, other, begin])[[0, 2]].tolist() == [0.0, 0.0]
-    assert [len(scores) for scores in ab.batched(model.scores)([begin, other])] == [0, 1]
 
 
 def test_a_position_with_one_arc_is_no_sum() -> None:
@@ -57,13 +48,3 @@ def test_batches_of_lattices(folder: Path, unfolded: tuple[int, ...], folded: tu
             loss(data.train[:32])
             assert loss.last is not None
             assert (loss.last.batches, loss.last.lower_bound) == (batches + 2, bound + 2), (policy, rewrites)
-
-
-def test_counting_right_tags() -> None:
-    sure = np.eye(4)
-    lattices = [Lattice([1, 2, 3], [[], [(0, 1)], [(1, 1)]]), Lattice([1], [[]]), Lattice([1, 0], [[], [(0, 1)]])]
-    outputs = [[sure[2], sure[1]], [], [sure[0]]]
-    assert count_correct(outputs, lattices, {}) == {"tag_accuracy": (1, 3)}
-    assert SPEC.predict is not None
-    names = {"tags": Vocabulary(["a", "b", "c"])}
-    assert SPEC.predict(outputs, lattices, names) == [{"tags": ["b", "a"]}, {"tags": []}, {"tags": ["<unknown>"]}]

@@ -47,6 +47,14 @@ class OrderedTree(Generic[W]):
             yield tree
             waiting += reversed(tree.children)
 
+    def edges(self) -> list[tuple[W, W]]:
+        """List the edges: the labels of a node and of its child.
+
+        >>> OrderedTree("turn", [OrderedTree("left"), OrderedTree("left")]).edges()
+        [('turn', 'left'), ('turn', 'left')]
+        """
+        return [(node.label, child.label) for node in self.preorder() for child in node.children]
+
     def map(self, replace: Callable[[W], V]) -> OrderedTree[V]:
         """Copy the tree with other labels.
 

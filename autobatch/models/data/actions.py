@@ -1,0 +1,55 @@
+"""Actions that build a labelled binary tree of a text, as those of a shift-reduce parser do.
+
+`SHIFT` puts the next word on a stack; `REDUCE` + l makes the two topmost elements one, an inner node with label l.
+Labels of leaves are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autobatch.models.data.tree import Tree, escape
+
+SHIFT, REDUCE = 0, 1
+
+
+def actions_of(tree: Tree[int]) -> list[int]:
+    """List the actions that build a tree, children first.
+
+    >>> actions_of(Tree.inner(3, Tree.leaf(0, 7), Tree.leaf(0, 8)))
+    [0, 0, 4]
+    """
+    return [SHIFT if node.is_leaf else REDUCE + node.label for node in tree.postorder()]
+
+
+def brackets_of(actions: Sequence[int]) -> set[tuple[int, int, int]]:
+    """Collect the inner nodes that actions build: the label, the first and the last word of each.
+
+    >>> brackets_of([0, 0, 4])
+    {(3, 0, 1)}
+    """
+    brackets, firsts, n_shifted = set(), list[int](), 0
+    for action in actions:
+        if action == SHIFT:
+            firsts.append(n_shifted)
+            n_shifted += 1
+        else:
+            firsts.pop()
+            brackets.add((action - REDUCE, firsts[-1], n_shifted - 1))
+    return brackets
+
+
+def write_tree(actions: Sequence[int], words: Sequence[str]) -> str:
+    """Write the tree that actions build of words, its leaves without labels.
+
+    >>> write_tree([0, 0, 4], ["good", "film"])
+    '(3 good film)'
+    """
+    left, done = iter(words), list[str]()
+    for action in actions:
+        if action == SHIFT:
+            done.append(escape(next(left)))
+        else:
+            right = done.pop()
+            done.append(f"({action - REDUCE} {done.pop()} {right})")
+    return done[0]

@@ -1,0 +1,50 @@
+"""Binary trees each of whose inner nodes is of one of two kinds, which are drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+import numpy as np
+
+from autobatch.models.data.dataset import Dataset, load_trees
+from autobatch.models.data.tree import Tree
+from autobatch.models.data.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class TwoTypeTree:
+    """A tree, and for each of its inner nodes, in postorder, the set of parameters that it uses: 0 or 1."""
+
+    tree: Tree[int]
+    kinds: list[int]
+
+
+def draw_kinds(tree: Tree[int], seed: int) -> list[int]:
+    """Draw a kind, 0 or 1 with equal chance, for each inner node: a function of the seed and the words of the tree.
+
+    A tree therefore has the same kinds at every place of every file.
+
+    >>> tree = Tree.inner(3, Tree.inner(3, Tree.leaf(2, 5), Tree.leaf(2, 6)), Tree.leaf(2, 7))
+    >>> [draw_kinds(tree, seed) for seed in range(3)]
+    [[1, 0], [0, 0], [1, 1]]
+    """
+    words = tree.words()
+    rng = np.random.default_rng([seed, crc32(np.array(words, np.int64).tobytes())])
+    kinds: list[int] = rng.integers(2, size=len(words) - 1).tolist()
+    return kinds
+
+
+def load_two_type_trees(
+    data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None
+) -> Dataset:
+    """Load trees as for `tree-lstm`, and draw the kinds of their inner nodes; arguments are those of `Load`.
+
+    Raises:
+        DataError: there is no such data, or it is malformed.
+    """
+    seed = int(rng.spawn(1)[0].integers(2**32))
+    dataset = load_trees(data, rng, vocabularies)
+    train, dev = ([TwoTypeTree(tree, draw_kinds(tree, seed)) for tree in part] for part in (dataset.train, dataset.dev))
+    return replace(dataset, train=train, dev=dev)

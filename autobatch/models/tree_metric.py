@@ -1,0 +1,61 @@
+"""Metrics of trees that models make: F1 of their brackets or of their edges, and the share of trees that are right.
+
+A bracket is an inner node with its label and the words that it is over; an edge is the labels of a node and of a child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autobatch.models.data.actions import actions_of, brackets_of, write_tree
+from autobatch.models.data.ordered_tree import OrderedTree, Told
+from autobatch.models.data.tree import Tree
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.metric import count_common
+from autobatch.models.spec import Counts
+
+
+def count_brackets(
+    outputs: Sequence[list[int]], trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]
+) -> Counts:
+    """Count for F1, which is their ratio, twice the right brackets and all meant and found; and right and all trees.
+
+    Args:
+        outputs: of batched `StackLSTMParser.parse`: per text the actions.
+        trees: one per output.
+        vocabularies: not used; labels are numbers.
+    """
+    found, meant = list(map(brackets_of, outputs)), [brackets_of(actions_of(tree)) for tree in trees]
+    right = sum(brackets == others for brackets, others in zip(found, meant, strict=True))
+    return {"bracket_f1": count_common(found, meant), "exact": (right, len(trees))}
+
+
+def predict_parses(
+    outputs: Sequence[list[int]], trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Write the tree of each text, {"tree": "(3 good film)"}; a `ModelSpec.predict`."""
+    texts = ([vocabularies["words"].word(word) for word in tree.words()] for tree in trees)
+    return [{"tree": write_tree(actions, words)} for actions, words in zip(outputs, texts, strict=True)]
+
+
+def count_edges(
+    outputs: Sequence[OrderedTree[int]], told: Sequence[Told[int]], vocabularies: Mapping[str, Vocabulary]
+) -> Counts:
+    """Count for F1, which is their ratio, twice the right edges and all meant and grown; and right and all trees.
+
+    Args:
+        outputs: of batched `DoublyRecurrent.grow`: a tree per text.
+        told: one per output.
+        vocabularies: not used.
+    """
+    grown, meant = [tree.edges() for tree in outputs], [one.tree.edges() for one in told]
+    right = sum(tree == one.tree for tree, one in zip(outputs, told, strict=True))
+    return {"edge_f1": count_common(grown, meant), "exact": (right, len(told))}
+
+
+def predict_trees(
+    outputs: Sequence[OrderedTree[int]], told: Sequence[Told[int]], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Write the tree of each text, {"tree": "(turn left)"}; a `ModelSpec.predict`."""
+    return [{"tree": repr(tree.map(vocabularies["labels"].word))} for tree in outputs]

@@ -1,0 +1,33 @@
+"""Right brackets and edges of trees, counted by hand."""
+
+from __future__ import annotations
+
+from autobatch.models.data.ordered_tree import OrderedTree, Told
+from autobatch.models.data.tree import Tree
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.registry import find_model
+from autobatch.models.tree_metric import count_brackets, count_edges, predict_parses, predict_trees
+
+
+def test_counting_right_brackets() -> None:
+    """One of two brackets is right, with its label; a text of one word has none."""
+    a, b, c = (Tree.leaf(0, word) for word in (1, 2, 3))
+    trees = [Tree.inner(1, Tree.inner(0, a, b), c), Tree.leaf(2, 3)]
+    outputs = [[0, 0, 2, 0, 2], [0]]
+    assert count_brackets(outputs, trees, {}) == {"bracket_f1": (2, 4), "exact": (1, 2)}
+    names = {"words": Vocabulary(["x", "y", "("])}
+    assert predict_parses(outputs, trees, names) == [{"tree": "(1 (1 x y) -LRB-)"}, {"tree": "-LRB-"}]
+    spec = find_model("stack-lstm-parser")
+    assert (spec.count_correct, spec.predict) == (count_brackets, predict_parses)
+
+
+def test_counting_right_edges() -> None:
+    """Of three edges two are right; an edge that a tree has twice counts twice."""
+    grown = [OrderedTree(1, [OrderedTree(2), OrderedTree(2)]), OrderedTree(3)]
+    meant = [OrderedTree(1, [OrderedTree(2), OrderedTree(2), OrderedTree(3)]), OrderedTree(3)]
+    told = [Told([1], tree) for tree in meant]
+    assert count_edges(grown, told, {}) == {"edge_f1": (4, 5), "exact": (1, 2)}
+    names = {"labels": Vocabulary(["a", "b", "c"])}
+    assert predict_trees(grown, told, names) == [{"tree": "(a b b)"}, {"tree": "c"}]
+    spec = find_model("doubly-recurrent")
+    assert (spec.count_correct, spec.predict) == (count_edges, predict_trees)
