@@ -18,13 +18,13 @@ from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.functions import check_batch_norm
-from autobatch.torch.opaque import run_by_torch
+from autobatch.torch.opaque import record_call, try_on_rows
 from autobatch.torch.parameters import TENSOR_TYPES
 from autobatch.torch.tracing import NoCounterpart, Reading, Traced, Tracing
 from autobatch.trace.hooks import unheard
 
 RUNS = ("auto", "autobatch", "torch")
-"""What may run a cell; "auto" is autobatch, and torch for a body with an op that autobatch lacks."""
+"""What may run a cell; "auto" is autobatch, and torch for ops that autobatch lacks."""
 
 
 def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
@@ -36,7 +36,7 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
 
     @wraps(function)
     def body(*args: Any, **kwargs: Any) -> Any:
-        tracing = Tracing(_dtype_of(args))
+        tracing = Tracing(_dtype_of(args), may_ask=runs == "auto")
         given = on_leaves(tracing.enter, (args, kwargs))
         if runs == "torch":
             return _run_by_torch(function, given, "the cell asks for it")
@@ -85,21 +85,25 @@ def _run_by_torch(function: Callable[..., Any], given: Any, why: str) -> Any:
         with taking if taking.is_needed else nullcontext():
             return function(*args, **kwargs)
 
-    with unheard():
-        examples = [torch.zeros(x.shape, dtype=x.dtype) for x in leaves]
-        try:
-            with ExitStack() as modes:
+    examples = [torch.zeros(x.shape, dtype=x.dtype) for x in leaves]
+    reading = Reading()
+    try:
+        with ExitStack() as modes:
+            with unheard():
                 for mode in (torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=())):
                     modes.enter_context(mode)
-                reading = modes.enter_context(Reading())
-                result = call(*examples)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise GraphError(f"torch cannot run it: {str(error).splitlines()[0]}") from error
-        taking.is_needed = taking.has_taken
-        values = [(x.value, x.dtype) for x in leaves]
-        outputs = run_by_torch(
-            function.__qualname__, lambda *xs: _tensors_in(call(*xs)), values, [*reading.found.values()], why
+                modes.enter_context(reading)
+            result = call(*examples)  # heard: guards take note of what else it reads
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise GraphError(f"torch cannot run it: {str(error).splitlines()[0]}") from error
+    taking.is_needed = taking.has_taken
+    with unheard():
+        given = [(x.value, x.dtype) for x in leaves]
+        read = [*reading.found.values()]
+        body = try_on_rows(
+            function.__qualname__, lambda *xs: _tensors_in(call(*xs)), given, read, f"is run by torch: {why}"
         )
+        outputs = record_call(body, [value for value, _ in given])
     left = iter(outputs)
     return on_leaves(lambda x: next(left) if isinstance(x, torch.Tensor) else x, result)
 

@@ -106,14 +106,17 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
         what: an `nn.Module`, whose `forward` takes tensors, tuples, lists and dicts of them, ints, floats, bools and
             texts, and returns tensors in any such structure; or a function, or a method of a module, that does. An int
             becomes a tensor of one int. Shapes are those of one instance; a batch axis has length one.
-        runs: "autobatch" makes a program of our ops of it; "torch" calls it on batches, by `torch.func.vmap`; "auto" is
-            the first, and the second where torch has an op that we lack, which `explain` names.
+        runs: "autobatch" makes a program of our ops of it; "torch" calls it on batches, by `torch.func.vmap` where it
+            takes none; "auto" is the first, with ops that we lack run by torch, or the second where that is impossible.
+            `explain` says what torch runs.
 
     Raises:
         GraphError: `what` is none of these, or `runs` is another.
     """
     if what is None:
         return lambda what: cell(what, runs=runs)
+    if hasattr(what, "_orig_mod"):
+        raise GraphError("abt.cell takes a module itself, not what torch.compile made of it: autobatch compiles cells.")
     if isinstance(what, nn.Module):
         what.forward = _bind(what, "forward", runs)
         return what

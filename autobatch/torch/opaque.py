@@ -8,7 +8,6 @@ rows by `torch.func.vmap`. In training the call is kept, and torch's own autogra
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -38,7 +37,7 @@ class Body:
         function: gives a list of tensors.
         examples: arguments of one node, of the shapes and dtypes that it takes.
         parameters: that it reads beside.
-        why: torch runs it.
+        why: torch runs it, for `explain`.
 
     Attributes:
         shapes: of the arguments; floats: the places of those that are floats.
@@ -87,9 +86,12 @@ class Body:
         if self._takes_batches:
             return self._function(*tensors)
         mapped = torch.func.vmap(lambda *xs: tuple(self._function(*xs)), randomness="different")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
+        advise = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+        advise(False)  # at every call, that torch should map an op in another way
+        try:
             found: Sequence[torch.Tensor] = mapped(*tensors)
+        finally:
+            advise(True)
         return found
 
     def forward(self, arrays: Sequence[Any], out: Any) -> None:
@@ -186,7 +188,7 @@ FORWARD = Op(
     kernel=lambda xp, *arrays, out, body: body.forward(arrays, out),
     pullback=_pullback,
     whole=True,
-    told=lambda body: f"is run by torch: {body.why}",
+    told=lambda body: body.why,
 )
 DRAWING = Op(
     "torch",
@@ -195,7 +197,7 @@ DRAWING = Op(
     pullback=_pullback,
     random=True,
     whole=True,
-    told=lambda body, site: f"is run by torch: {body.why}",
+    told=lambda body, site: body.why,
 )
 BACKWARD = Op(
     "torch_gradient",
@@ -221,17 +223,17 @@ def read_by_others(program: CellProgram) -> Iterator[Parameter]:
     yield from (source.parameter for source in results if isinstance(source, Weight))
 
 
-def run_by_torch(
+def try_on_rows(
     name: str,
     function: Callable[..., Any],
     given: Sequence[tuple[Any, torch.dtype]],
     reads: Sequence[TensorParameter],
     why: str,
-) -> list[Any]:
-    """Record a call of a function that torch runs; its outputs, in order.
+) -> Body:
+    """Make a body of a function that torch runs.
 
     Args:
-        name: of the cell.
+        name: of the cell, or of an op in it.
         function: gives a list of tensors.
         given: the values that it is given, and the dtype of each.
         reads: the parameters that it reads beside.
@@ -240,16 +242,19 @@ def run_by_torch(
     Raises:
         GraphError: torch cannot run it on a batch; the message is torch's.
     """
-    values = [value for value, _ in given]
     examples = [torch.zeros(shape_of(value), dtype=dtype) for value, dtype in given]
     try:
-        body = Body(name, function, examples, reads, why)
+        return Body(name, function, examples, reads, why)
     except (RuntimeError, ValueError, IndexError) as error:
         raise GraphError(f"torch cannot run it on a batch: {str(error).splitlines()[0]}") from error
+
+
+def record_call(body: Body, values: Sequence[Any]) -> list[Any]:
+    """Record a call of a function that torch runs, of values of the program; its outputs, in order."""
     if body.draws:
         draw, site = STAGE.current.next_draw()
-        return _parts(DRAWING(*values, *reads, draw, body=body, site=site), body.outputs)
-    return _parts(FORWARD(*values, *reads, body=body), body.outputs)
+        return _parts(DRAWING(*values, *body.parameters, draw, body=body, site=site), body.outputs)
+    return _parts(FORWARD(*values, *body.parameters, body=body), body.outputs)
 
 
 def _parts(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:

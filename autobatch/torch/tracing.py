@@ -11,7 +11,8 @@ Where no argument stands for a value or is a parameter, torch computes the numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Never
 
@@ -24,6 +25,7 @@ from autobatch.ops.define import shape_of
 from autobatch.ops.operators import Operators
 from autobatch.torch.aten import OPS
 from autobatch.torch.functions import FUNCTIONS
+from autobatch.torch.opaque import record_call, try_on_rows
 from autobatch.torch.parameters import TensorParameter, find_parameter
 from autobatch.trace.elements import NeedsLength, TracedList
 from autobatch.trace.hooks import unheard
@@ -37,6 +39,9 @@ NUMBERS = {
     "unique_consecutive": "how many values differ",
 }
 """Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
+
+
+HOLE = object()  # in the arguments of an op, for a tensor that is given when it runs
 
 
 class NoCounterpart(GraphError):
@@ -78,10 +83,11 @@ class Tracing:
 
     Args:
         dtype: of the computation.
+        may_ask: whether torch may run ops that we lack.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype, may_ask: bool) -> None:
+        self.dtype, self.may_ask = dtype, may_ask
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -137,17 +143,21 @@ class Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if op.overloadpacket.__name__ in NUMBERS:
-            _refuse(op.overloadpacket.__name__)
-        for x in _leaves((args, kwargs or {})):
+        with unheard():
+            return self._meet(op, args, kwargs or {})
+
+    def _meet(self, op: Any, args: Any, kwargs: Any) -> Any:
+        name = op.overloadpacket.__name__
+        if name in NUMBERS:
+            _refuse(name)
+        for x in _leaves((args, kwargs)):
             if isinstance(x, torch.Tensor) and (parameter := find_parameter(x)) is not None:
                 self.found[id(parameter)] = parameter
         if op._schema.is_mutable and args[0].untyped_storage().data_ptr() not in self._made:
             raise GraphError(
-                f"torch changes in place what others read ({op.overloadpacket.__name__}), as batch norm does in "
-                f"training; {CHANGED}"
+                f"torch changes in place what others read ({name}), as batch norm does in training; {CHANGED}"
             )
-        result = op(*args, **(kwargs or {}))
+        result = op(*args, **kwargs)
         if not any(x.alias_info is not None for x in op._schema.returns):
             memory = [x.untyped_storage() for x in _leaves(result) if isinstance(x, torch.Tensor)]
             self._made.update((one.data_ptr(), one) for one in memory)
@@ -192,21 +202,59 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _meet(self, op: Any, args: Any, kwargs: Any) -> Any:
         tracing = self._tracing
-        if not any(map(tracing.is_traced, _leaves((args, kwargs)))):
-            return op(*args, **kwargs)
         name = op.overloadpacket.__name__
+        if not any(map(tracing.is_traced, _leaves((args, kwargs)))):
+            if torch.Tag.nondeterministic_seeded in op.tags:
+                raise NoCounterpart(f"its {name} draws random numbers.")
+            return op(*args, **kwargs)
         if op._schema.is_mutable:
             return self._change(op, name, args, kwargs)
-        if name not in OPS:
-            _refuse(name)
-        likes = op(*self._likes(name, args), **_map(self._like, {**kwargs, **_on_meta(kwargs)}))
-        result = OPS[name](*_map(tracing.value, args), **_map(tracing.value, kwargs))
+        if name in OPS:
+            likes = self._on_meta(op, name, args, kwargs)
+            result = OPS[name](*_map(tracing.value, args), **_map(tracing.value, kwargs))
+        else:
+            result, likes = self._ask_torch(op, name, args, kwargs)
         is_view = any(x.alias_info is not None for x in op._schema.returns)
         if is_view:
             for x in _leaves((args, kwargs)):
                 if isinstance(x, Traced):
                     x.is_own = False
         return _pair(lambda value, like: tracing.leave(value, like, not is_view), result, likes)
+
+    def _ask_torch(self, op: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Record an op that we lack as one that torch runs on batches; give the result, and tensors like it.
+
+        Raises:
+            NoCounterpart: that is impossible, but torch may be able to run the whole cell.
+        """
+        leaves = [*_leaves((args, kwargs))]
+        traced = [x for x in leaves if isinstance(x, Traced)]
+        if name in NUMBERS or not self._tracing.may_ask or any(x.dtype == torch.bool for x in traced):
+            _refuse(name)
+        found = (find_parameter(x) for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, Traced))
+        holes = _map(lambda x: HOLE if isinstance(x, Traced) else x, (args, kwargs))
+
+        def call(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+            left = iter(tensors)
+            args, kwargs = _map(lambda x: next(left) if x is HOLE else x, holes)
+            result = op(*args, **kwargs)
+            return [result] if isinstance(result, torch.Tensor) else result
+
+        given, reads = [(x.value, x.dtype) for x in traced], [x for x in found if x is not None]
+        why = f"has torch run its {name}, which has no counterpart here."
+        try:
+            likes = self._on_meta(op, name, args, kwargs)
+            with ThreadPoolExecutor(1) as outside:  # of this mode, in which torch does not differentiate or map
+                body = outside.submit(try_on_rows, name, call, given, reads, why).result()
+        except (GraphError, NotImplementedError):
+            _refuse(name)
+        outputs = record_call(body, [value for value, _ in given])
+        return (outputs[0] if isinstance(likes, torch.Tensor) else outputs), likes
+
+    def _on_meta(self, op: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """What an op gives, without numbers."""
+        kwargs = _map(self._like, kwargs) | ({"device": "meta"} if "device" in kwargs else {})
+        return op(*self._likes(name, args), **kwargs)
 
     def _likes(self, name: str, args: Any) -> Any:
         """Arguments without numbers. A condition made outside of the cell lies among floats."""
@@ -223,7 +271,9 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _change(self, op: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Change a tensor in place: it stands for another value from now on, if nobody else has it."""
         target = args[0]
-        if not isinstance(target, Traced) or not target.is_own or not name.endswith("_"):
+        if not name.endswith("_"):
+            _refuse(name)
+        if not isinstance(target, Traced) or not target.is_own:
             whose = "a constant" if not self._tracing.is_traced(target) else "an argument, a parameter or a view"
             raise GraphError(f"torch changes {whose} in place ({name}), which a cell must not; {CHANGED}")
         changing = getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname)
@@ -241,10 +291,6 @@ def _refuse(name: str) -> Never:
             f"choose between values by torch.where, or decide outside of the cell, after await ab.value(x)."
         )
     raise NoCounterpart(f"torch's op {name} has no counterpart here.")
-
-
-def _on_meta(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {"device": "meta"} if "device" in kwargs else {}
 
 
 def _leaves(x: Any) -> Iterator[Any]:

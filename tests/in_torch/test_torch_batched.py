@@ -367,6 +367,12 @@ def test_batch_norm_is_refused_in_training() -> None:
     assert float(found.detach().abs().max()) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+def test_compiled_modules_are_refused() -> None:
+    with pytest.raises(GraphError, match=r"not what torch\.compile made of it"):
+        abt.cell(torch.compile(nn.Linear(1, 1)))
+
+
 def test_bad_arguments_are_refused_in_a_sentence() -> None:
     with pytest.raises(GraphError, match="takes a module of torch or a function of tensors, not 3"):
         abt.cell(3)  # type: ignore[call-overload]

@@ -79,7 +79,15 @@ BY_TORCH: dict[str, Function] = {
     "atan2": lambda x, y: torch.atan2(x, 1 + y * y),
     "convolution": lambda x, y: functional.conv1d(x.view(1, 1, 6), y[:3].view(1, 1, 3)).flatten(),
     "prod": lambda x, y: x.prod() + torch.trapezoid(y),
+    "a condition that it reads": lambda x, y: torch.cumsum(x > 0, 0) * y,
+    "inside of gates": lambda x, y: torch.tanh(torch.cumsum(torch.sigmoid(x) * y, 0) @ MATRIX),
 }
+IN_CELLS: dict[str, Function] = {
+    "ints that it gives": lambda x, y: torch.topk(x, 3).values + y[:3],
+    "in place": lambda x, y: (x + 0).cumprod_(0) + y,
+}
+WHOLE = {"sort", "a condition that it reads", "ints that it gives"}
+"""Functions of which torch runs all, not one op."""
 
 
 class Applied(nn.Module):
@@ -168,14 +176,38 @@ def test_results_may_be_changed_in_place_inside_of_cells() -> None:
     check(lambda x, y: (x + 0).mul_(y).add_(1.0).relu_() + functional.relu(x * 2, inplace=True), "auto", ("cell",))
 
 
-@pytest.mark.parametrize("name", BY_TORCH)
+@pytest.mark.parametrize("name", [*BY_TORCH, *IN_CELLS])
 def test_what_we_lack_is_run_by_torch_and_named(name: str) -> None:
-    batched = check(BY_TORCH[name], "auto", ("plain", "cell"))
+    function = {**BY_TORCH, **IN_CELLS}[name]
+    batched = check(function, "auto", ("plain", "cell") if name in BY_TORCH else ("cell",))
     ((cell, told),) = batched.explain([(x, y.detach()) for x, y in draw()]).told
     assert cell == "Inside"
-    assert "has no counterpart here" in told
+    assert told.endswith("has no counterpart here.")
+    assert told.startswith("is run by torch:") == (name in WHOLE), told
     with pytest.raises(GraphError, match="has no counterpart here"):
-        check(BY_TORCH[name], "autobatch", ("cell",))
+        check(function, "autobatch", ("cell",))
+
+
+@pytest.mark.parametrize(
+    "noisy",
+    [
+        lambda x, y: x + torch.randn(6, dtype=x.dtype),
+        lambda x, y: torch.normal(x, 1.0),
+        lambda x, y: x + functional.gumbel_softmax(0 * x),
+    ],
+)
+def test_each_node_has_draws_of_its_own(noisy: Function, capfd: pytest.CaptureFixture[str]) -> None:
+    model = Applied(noisy)
+    row = torch.ones(6, dtype=torch.float64)
+    batched = abt.batched(lambda pair: [model.cell(pair), model.cell(pair)], module=model, backend="reference")
+    torch.manual_seed(0)
+    found = [x for pair in batched([(row, row)] * 3) for x in pair]
+    assert len({tuple(x.tolist()) for x in found}) == 6
+    autograd.backward(torch.stack(found).sum())
+    assert model.scale.grad is not None
+    assert not capfd.readouterr().err
+    with pytest.raises(GraphError, match=r"draws random numbers|has no counterpart here"):
+        abt.batched(Applied(noisy, "autobatch").cell)([(row, row)])
 
 
 @pytest.mark.parametrize("name", ["gates", "softmax", "chunk", "sums", "slices"])

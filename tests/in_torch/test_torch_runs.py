@@ -22,11 +22,15 @@ class Counted(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.linear = nn.Linear(8, 4)
-        self.rows: list[int] = []
+        self.note = list[int]().append  # a list of its own would be read, and traced again as it grows
         self.take = abt.cell(self._step, runs=runs)
 
+    @property
+    def rows(self) -> list[int]:
+        return self.note.__self__  # type: ignore[attr-defined,no-any-return]
+
     def _step(self, h: Tensor, x: Tensor) -> Tensor:
-        self.rows.append(len(h) if h.dim() > 1 else 1)
+        self.note(len(h) if h.dim() > 1 else 1)
         return torch.tanh(self.linear(torch.cat((h, x), -1)))
 
     def loss(self, rows: Tensor) -> Tensor:
@@ -62,7 +66,7 @@ class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(6, dtype=torch.float64))
-        self.drop = abt.cell(self._drop)
+        self.drop = abt.cell(self._drop, runs="torch")
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(torch.cumsum(x * self.scale, 0), 0.5, self.training)
@@ -137,3 +141,37 @@ def test_autocast_holds_for_what_torch_runs() -> None:
     assert not torch.equal(losses[ours], losses[theirs])
     torch.testing.assert_close(losses[ours], losses[theirs], rtol=0.05, atol=0.05)
     torch.testing.assert_close(ours.linear.weight.grad, theirs.linear.weight.grad, rtol=0.1, atol=0.1)
+
+
+class Changing(nn.Module):
+    """Torch runs a cell that reads attributes: of itself, and of others."""
+
+    def __init__(self, runs: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.drop, self.act = nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU()
+        self.scale, self.n = 0.5, 2
+        self.take = abt.cell(self._take, runs=runs)
+
+    def _take(self, x: Tensor) -> Tensor:
+        return torch.cumsum(self.act(self.drop(self.linear(x))) * self.scale, 0)[: self.n]
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self.take(x).sum()  # type: ignore[no-any-return]
+
+
+@every_backend
+@pytest.mark.parametrize("runs", ["torch", "auto"])
+def test_what_a_body_reads_takes_effect(runs: str, backend: str) -> None:
+    model, instances = Changing(runs).eval(), [torch.ones(4), torch.arange(4.0)]
+    loss = abt.batched(model.loss, module=model, backend=backend)
+    for name, value in (("scale", 0.7), ("n", 3), ("act", nn.Tanh())):
+        setattr(model, name, value)
+        torch.testing.assert_close(loss(instances), torch.stack([model.loss(x) for x in instances]))
+    model.train()
+    found = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        found.append(loss([torch.ones(4)] * 3))
+    assert torch.equal(*found)
+    assert len(set(found[0].tolist())) == 3
