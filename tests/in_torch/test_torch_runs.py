@@ -149,15 +149,15 @@ class Changing(nn.Module):
     def __init__(self, runs: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.linear, self.drop, self.act = nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU()
-        self.scale, self.n = 0.5, 2
+        self.linear, self.drop, self.act = nn.Linear(4, 32), nn.Dropout(0.5), nn.ReLU()
+        self.scale, self.n = 0.5, 20
         self.take = abt.cell(self._take, runs=runs)
 
     def _take(self, x: Tensor) -> Tensor:
         return torch.cumsum(self.act(self.drop(self.linear(x))) * self.scale, 0)[: self.n]
 
     def loss(self, x: Tensor) -> Tensor:
-        return self.take(x).sum()  # type: ignore[no-any-return]
+        return self.take(x).sum()
 
 
 @every_backend
@@ -165,7 +165,7 @@ class Changing(nn.Module):
 def test_what_a_body_reads_takes_effect(runs: str, backend: str) -> None:
     model, instances = Changing(runs).eval(), [torch.ones(4), torch.arange(4.0)]
     loss = abt.batched(model.loss, module=model, backend=backend)
-    for name, value in (("scale", 0.7), ("n", 3), ("act", nn.Tanh())):
+    for name, value in (("scale", 0.7), ("n", 30), ("act", nn.Tanh())):
         setattr(model, name, value)
         torch.testing.assert_close(loss(instances), torch.stack([model.loss(x) for x in instances]))
     model.train()
