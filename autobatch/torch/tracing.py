@@ -26,8 +26,9 @@ from autobatch.ops.define import shape_of
 from autobatch.ops.operators import Operators
 from autobatch.torch.aten import OPS
 from autobatch.torch.functions import FUNCTIONS
-from autobatch.torch.lists import Unknown, apply, apply_function, shape_in_torch
+from autobatch.torch.lists import apply, apply_function
 from autobatch.torch.parameters import TensorParameter, find_parameter
+from autobatch.torch.rows import Unknown, shape_in_torch
 from autobatch.trace.elements import NeedsLength, TracedList, map_values
 from autobatch.trace.hooks import unheard
 from autobatch.trace.ragged import Ragged
@@ -140,7 +141,7 @@ class Tracing:
         """What a tensor stands for: a value, a parameter, or an array of constants; anything else is given as it is."""
         if isinstance(x, Traced):
             if isinstance(x.value, Unknown):
-                raise NeedsLength(*x.value)
+                raise NeedsLength(x.value.group, x.value.why)
             return x.value
         if not isinstance(x, torch.Tensor):
             return x
