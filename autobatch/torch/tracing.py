@@ -112,8 +112,6 @@ class Tracing:
         if isinstance(x, TracedList):
             self.lists.append(x)
             return [map_values(self.enter, element) for element in x]
-        if isinstance(x, Ragged):
-            raise NeedsLength(x.var.domain, "is torch's, which sees a tensor")
         if not isinstance(x, Operators):
             return x
         is_int = getattr(getattr(getattr(x, "var", None), "source", None), "is_float", True) is False
@@ -125,17 +123,17 @@ class Tracing:
         Args:
             unless_live: not while numbers of the model are values: the body may need them as numbers instead.
         """
-        for x in self.lists:
-            if not (unless_live and x.builder.live):
-                raise NeedsLength(x.group, why)
+        if self.lists and not (unless_live and self.lists[0].builder.live):
+            raise NeedsLength(self.lists[0].group, why)
 
     def check_lists(self) -> None:
         """Ask for the length of lists that the body has combined element by element, and that are not equally long."""
-        for x in self.lists:
-            lengths = x.builder.lengths
-            for first, second in x.builder.ties:
-                if lengths[first] != lengths[second]:
-                    raise NeedsLength(first, "combines it with a list of another length")
+        if not self.lists:
+            return
+        builder = self.lists[0].builder
+        for first, second in sorted(builder.ties):
+            if builder.lengths[first] != builder.lengths[second]:
+                raise NeedsLength(first, "combines it with a list of another length")
 
     def value(self, x: Any) -> Any:
         """What a tensor stands for: a value, a parameter, or an array of constants; anything else is given as it is."""

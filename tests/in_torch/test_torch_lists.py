@@ -35,7 +35,7 @@ class Net(nn.Module):
         self.score, self.wide = nn.Linear(2 * DIM, 1), nn.Linear(DIM, 2 * DIM)
         self.norm, self.gru = nn.LayerNorm(DIM), nn.GRUCell(DIM, DIM)
         self.scale = nn.Parameter(torch.randn(DIM))
-        self.body = body
+        self.body, self.rate = body, 1.0
         self.node: Any = abt.cell(self._node, runs=runs)
         self.double()
 
@@ -338,6 +338,17 @@ def test_errors_of_a_body_are_those_of_lists_of_one_length() -> None:
         run(wrong)
     with pytest.raises(GraphError, match="asks for the numbers of a tensor"):
         run(lambda w, q, xs, ys: q * sum(x.sum().item() for x in xs))
+
+
+def test_numbers_that_a_body_reads_may_change() -> None:
+    def body(w: Net, q: Tensor, xs: Any, ys: Any) -> Any:
+        return sum(torch.tanh(x * w.rate) for x in xs) + torch.stack(ys).mul(w.rate).amax(0)
+
+    net, instances = Net(body), draw([[1, 2], [3]], asks=False)
+    batched = abt.batched(net.forward, backend="reference")
+    for rate in (0.5, 2.0, 0.25, 0.5):
+        net.rate = rate
+        assert_close(batched(instances), torch.stack([net(nodes) for nodes in instances]))
 
 
 def test_dropout_of_stacked_elements_is_one_type_and_of_each_one_is_not() -> None:
