@@ -317,7 +317,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
 @op("stack")
 def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Values along an axis of their own."""
-    return ops.stack(tensors, dim)
+    return ops.concat([unsqueeze(x, dim) for x in tensors], dim)
 
 
 @op("repeat")

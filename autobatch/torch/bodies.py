@@ -16,15 +16,18 @@ from torch.overrides import TorchFunctionMode
 
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ir.builder import NeedsNumber
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.functions import check_batch_norm
 from autobatch.torch.opaque import record_call, try_on_rows
 from autobatch.torch.parameters import TENSOR_TYPES
 from autobatch.torch.tracing import NoCounterpart, Reading, Traced, Tracing
+from autobatch.trace.elements import NeedsLength
 from autobatch.trace.hooks import unheard
 
 RUNS = ("auto", "autobatch", "torch")
 """What may run a cell; "auto" is autobatch, and torch for ops that autobatch lacks."""
+RUN_BY_TORCH = "is run by torch, which sees a list of tensors"
 
 
 def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
@@ -39,15 +42,23 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
         tracing = Tracing(_dtype_of(args), may_ask=runs == "auto")
         given = on_leaves(tracing.enter, (args, kwargs))
         if runs == "torch":
+            tracing.refuse_lists(RUN_BY_TORCH)
             return _run_by_torch(function, given, "the cell asks for it")
         try:
             with tracing.running():
                 result = function(*given[0], **given[1])
+        except (NeedsLength, NeedsNumber):
+            raise
         except NoCounterpart as lack:
+            tracing.refuse_lists(RUN_BY_TORCH)
             if runs == "autobatch":
                 raise
             return _run_by_torch(function, given, str(lack))
-        return on_leaves(tracing.value, result)
+        except Exception as error:  # given lists of one length, the body raises it again if it is the body's
+            tracing.refuse_lists(f"does not take it at any length ({error})", unless_live=True)
+            raise
+        tracing.check_lists()
+        return on_leaves(tracing.result, result)
 
     return body
 

@@ -105,7 +105,8 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
     Args:
         what: an `nn.Module`, whose `forward` takes tensors, tuples, lists and dicts of them, ints, floats, bools and
             texts, and returns tensors in any such structure; or a function, or a method of a module, that does. An int
-            becomes a tensor of one int. Shapes are those of one instance; a batch axis has length one.
+            becomes a tensor of one int. Shapes are those of one instance; a batch axis has length one. A list has any
+            length, and all are one type if the body treats its elements alike; else each length is a type.
         runs: "autobatch" makes a program of our ops of it; "torch" calls it on batches, by `torch.func.vmap` where it
             takes none; "auto" is the first, with ops that we lack run by torch, or the second where that is impossible.
             `explain` says what torch runs.

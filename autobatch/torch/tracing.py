@@ -7,6 +7,8 @@ and dtypes of results are torch's own: each op also runs on tensors without numb
 what torch would refuse.
 
 Where no argument stands for a value or is a parameter, torch computes the numbers, which are constants of the program.
+
+A list of any length is given to a body as a list of tensors (`autobatch.torch.lists`).
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ from autobatch.ops.define import shape_of
 from autobatch.ops.operators import Operators
 from autobatch.torch.aten import OPS
 from autobatch.torch.functions import FUNCTIONS
+from autobatch.torch.lists import apply, apply_function
 from autobatch.torch.opaque import record_call, try_on_rows
 from autobatch.torch.parameters import TensorParameter, find_parameter
-from autobatch.trace.elements import NeedsLength, TracedList
+from autobatch.torch.rows import Unknown, shape_in_torch
+from autobatch.trace.elements import Element, NeedsLength, TracedList, map_values
 from autobatch.trace.hooks import unheard
+from autobatch.trace.ragged import Ragged
 
 CHANGED = "make a new tensor instead: x = x + 1 for x += 1, torch.cat or torch.where for x[i] = y."
 NUMBERS = {
@@ -60,9 +65,11 @@ class Traced(torch.Tensor):
     is_own: bool
 
     @staticmethod
-    def __new__(cls: type[Traced], value: Any, dtype: torch.dtype, is_own: bool = False) -> Traced:
-        """Make one of the shape of a value."""
-        self: Traced = torch.Tensor._make_wrapper_subclass(cls, shape_of(value), dtype=dtype)
+    def __new__(
+        cls: type[Traced], value: Any, shape: tuple[int, ...], dtype: torch.dtype, is_own: bool = False
+    ) -> Traced:
+        """Make one of this shape."""
+        self: Traced = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
         self.value, self.is_own = value, is_own
         return self
 
@@ -84,10 +91,14 @@ class Tracing:
     Args:
         dtype: of the computation.
         may_ask: whether torch may run ops that we lack.
+
+    Attributes:
+        lists: of any length, that the body is given.
     """
 
     def __init__(self, dtype: torch.dtype, may_ask: bool) -> None:
         self.dtype, self.may_ask = dtype, may_ask
+        self.lists: list[TracedList] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -105,25 +116,54 @@ class Tracing:
     def enter(self, x: Any) -> Any:
         """The tensor that stands for an argument of the cell; what is no value is given as it is."""
         if isinstance(x, TracedList):
-            raise NeedsLength(x.group, "is torch's, which sees a list of tensors")
+            self.lists.append(x)
+            return [map_values(self.enter, element) for element in x]
         if not isinstance(x, Operators):
             return x
         is_int = getattr(getattr(getattr(x, "var", None), "source", None), "is_float", True) is False
-        return Traced(x, torch.int64 if is_int else self.dtype)
+        return Traced(x, shape_of(x), torch.int64 if is_int else self.dtype)
+
+    def refuse_lists(self, why: str, unless_live: bool = False) -> None:
+        """Ask for the length of a list that the body is given, if there is one.
+
+        Args:
+            unless_live: not while numbers of the model are values: the body may need them as numbers instead.
+        """
+        if self.lists and not (unless_live and self.lists[0].builder.live):
+            raise NeedsLength(self.lists[0].group, why)
+
+    def check_lists(self) -> None:
+        """Ask for the length of lists that the body has combined element by element, and that are not equally long."""
+        if not self.lists:
+            return
+        builder = self.lists[0].builder
+        for first, second in sorted(builder.ties):
+            if builder.lengths[first] != builder.lengths[second]:
+                raise NeedsLength(first, "combines it with a list of another length")
 
     def value(self, x: Any) -> Any:
         """What a tensor stands for: a value, a parameter, or an array of constants; anything else is given as it is."""
         if isinstance(x, Traced):
+            if isinstance(x.value, Unknown):
+                raise NeedsLength(x.value.group, x.value.why)
             return x.value
         if not isinstance(x, torch.Tensor):
             return x
         found = find_parameter(x)
         return x.detach().numpy() if found is None else found
 
+    def result(self, x: Any) -> Any:
+        """What the cell returns for a tensor, or for anything else."""
+        value = self.value(x)
+        if isinstance(value, Ragged):
+            raise NeedsLength(value.var.domain, "returns a row per element")
+        return value
+
     def leave(self, value: Any, like: torch.Tensor, is_own: bool) -> Traced:
         """The tensor that stands for a result, of the shape and dtype that torch says."""
-        assert tuple(shape_of(value)) == tuple(like.shape), (shape_of(value), like.shape)
-        return Traced(value, like.dtype, is_own)
+        shape = tuple(like.shape)
+        assert isinstance(value, Unknown) or shape_in_torch(value) == shape, (shape_in_torch(value), shape)
+        return Traced(value, shape, like.dtype, is_own)
 
 
 class Reading(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -178,10 +218,14 @@ class _Functions(TorchFunctionMode):
             return function(*args, **kwargs)
         with unheard():
             given = _map(self._tracing.value, (args, kwargs))
-            result = found(*given[0], **given[1])
+            result = apply_function(found, *given)
         if result is NotImplemented:
             return function(*args, **kwargs)
-        return _map(lambda x: Traced(x, self._tracing.dtype, is_own=True) if isinstance(x, Operators) else x, result)
+        return _map(self._leave, result)
+
+    def _leave(self, x: Any) -> Any:
+        """The tensor that stands for a result."""
+        return Traced(x, shape_in_torch(x), self._tracing.dtype, is_own=True) if isinstance(x, Operators) else x
 
 
 class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -211,7 +255,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._change(op, name, args, kwargs)
         if name in OPS:
             likes = self._on_meta(op, name, args, kwargs)
-            result = OPS[name](*_map(tracing.value, args), **_map(tracing.value, kwargs))
+            result = apply(name, _map(tracing.value, args), _map(tracing.value, kwargs))
         else:
             result, likes = self._ask_torch(op, name, args, kwargs)
         is_view = any(x.alias_info is not None for x in op._schema.returns)
@@ -229,7 +273,9 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         leaves = [*_leaves((args, kwargs))]
         traced = [x for x in leaves if isinstance(x, Traced)]
-        if name in NUMBERS or not self._tracing.may_ask or any(x.dtype == torch.bool for x in traced):
+        is_of_list = any(isinstance(x.value, (Element, Ragged)) for x in traced)
+        is_condition = any(x.dtype == torch.bool for x in traced)
+        if name in NUMBERS or not self._tracing.may_ask or is_of_list or is_condition:
             _refuse(name)
         found = (find_parameter(x) for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, Traced))
         holes = _map(lambda x: HOLE if isinstance(x, Traced) else x, (args, kwargs))

@@ -1,0 +1,215 @@
+"""Tensors of any number of rows in bodies of torch: the ops of torch that are applied to ragged values.
+
+A ragged value (`autobatch.trace.ragged`) is made of all elements of a list (`autobatch.torch.lists`). To torch it is a
+tensor (n, d), where n is the length of the list in the present call; n may equal d, or be one, and no op may care.
+
+Few ops are applied to ragged values: those that treat all rows alike, or reduce them. The tables have them; anything
+else needs the length of the list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, Never
+
+from autobatch import ops
+from autobatch.ir.builder import Traced
+from autobatch.ops.define import shape_of
+from autobatch.ops.operators import Symbol
+from autobatch.ops.products import matmul as product
+from autobatch.torch import aten, functions
+from autobatch.trace.elements import NeedsLength, map_values, values_in
+from autobatch.trace.ragged import Ragged
+
+Rule = Callable[..., Any]
+
+BY_ELEMENT = (
+    "neg", "exp", "log", "sqrt", "abs", "sin", "cos", "erf", "tanh", "sigmoid", "relu", "gelu", "mul", "pow",
+    "maximum", "minimum", "where", "gt", "ge", "lt", "le", "eq", "ne", "add", "sub", "rsub", "div", "reciprocal",
+    "rsqrt", "square", "log1p", "xlogy", "silu", "elu", "leaky_relu", "softplus", "clamp", "hardtanh", "clamp_min",
+    "clamp_max", "addcmul", "addcdiv", "lerp", "logical_not", "bitwise_not", "logical_and", "bitwise_and",
+    "logical_or", "bitwise_or", "clone", "alias", "contiguous", "_to_copy", "detach",
+)  # fmt: skip
+"""Ops of ragged values that are element by element; other values broadcast to the rows."""
+ALONG = (
+    "sum", "mean", "amax", "amin", "max", "argmax", "logsumexp", "var", "std", "var_mean", "linalg_vector_norm",
+    "_softmax", "_log_softmax", "slice", "select", "split", "split_with_sizes", "unbind", "unsqueeze", "squeeze",
+)  # fmt: skip
+"""Ops along axes: of each row where the axes are those of rows."""
+OVER = ("sum", "mean", "amax", "amin", "logsumexp", "_softmax", "_log_softmax")
+"""Those among them that may be over the rows too."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A result of an op of a ragged value that the program cannot have, unless the list has one length.
+
+    Attributes:
+        group: the number of the list.
+        why: its length is needed.
+    """
+
+    group: int
+    why: str
+
+
+def shape_in_torch(value: Any) -> tuple[int, ...]:
+    """The shape of the tensor that stands for a value: a ragged one has as many rows as the list of this call."""
+    return (n_rows(value), *value.var.shape) if isinstance(value, Ragged) else shape_of(value)
+
+
+def n_rows(value: Any) -> int:
+    """The length, in the present call, of the list that has an element or a ragged value."""
+    n: int = value.builder.lengths[value.var.domain]
+    return n
+
+
+def refuse(name: str, *values: Any) -> Never:
+    """Ask for the length of the list whose rows a value has."""
+    ragged = next(x for x in values_in(values) if isinstance(x, Ragged))
+    raise NeedsLength(ragged.var.domain, f"applies {name} to all of it")
+
+
+def _of_rows(x: Ragged, function: Rule) -> Any:
+    """Ragged values, of what a function makes of each row."""
+    result = function(x.row)
+    return result if result is NotImplemented else map_values(lambda y: Ragged(x.builder, y.index), result)
+
+
+def _spread(name: str, x: Ragged, others: Any) -> Any:
+    """Other arguments of an op at each row; NeedsLength if there are ragged values among them."""
+    if any(isinstance(y, Ragged) for y in values_in(others)):
+        refuse(name, x, others)
+    return map_values(lambda y: x.builder.at_edges(y, x) if isinstance(y, Traced) else y, others)
+
+
+def _along(name: str) -> Rule:
+    """An op along axes of rows, or over the rows."""
+    function = aten.OPS[name]
+    parameters = signature(function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = parameters.bind(*args, **kwargs)
+        given.apply_defaults()
+        x, dim = given.arguments["x"], given.arguments["dim"]
+        dims = [dim] if isinstance(dim, int) else dim or ()
+        axes = [axis % (x.ndim + (name == "unsqueeze")) for axis in dims]
+        if not axes or 0 in axes:
+            return OVER_ROWS.get(name, _refusing(name))(*given.args, **given.kwargs)
+        shifted = [axis - 1 for axis in axes]
+        given.arguments["dim"] = shifted[0] if isinstance(dim, int) else shifted
+
+        def of_row(row: Any) -> Any:
+            given.arguments["x"] = row
+            return function(*given.args, **given.kwargs)
+
+        return _of_rows(x, of_row)
+
+    return call
+
+
+def _refusing(name: str) -> Rule:
+    return lambda *args, **kwargs: refuse(name, args)
+
+
+def _largest(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The largest element of all; along the first axis its place would be the number of a row."""
+    if dim is None:
+        return ops.max(x)
+    return ops.max(x, dim, keepdim), Unknown(x.var.domain, "asks which of all elements is the largest")
+
+
+def _cut(x: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    """All rows."""
+    is_whole = slice(start, end, step).indices(n_rows(x)) == (0, n_rows(x), 1)
+    return x if is_whole else refuse("slice", x)
+
+
+OVER_ROWS: dict[str, Rule] = {name: aten.OPS[name] for name in OVER} | {"max": _largest, "slice": _cut}
+
+
+def _view(x: Any, size: Sequence[int], *others: Any) -> Any:
+    """Each row in another shape."""
+    total, known = n_rows(x) * math.prod(x.var.shape), -math.prod(size)
+    wanted = [total // max(known, 1) if length == -1 else length for length in size]
+    if wanted[:1] != [n_rows(x)] or math.prod(wanted[1:]) != math.prod(x.var.shape):
+        refuse("view", x)
+    return _of_rows(x, lambda row: ops.reshape(row, tuple(wanted[1:])))
+
+
+def _expand(x: Any, size: Sequence[int], *, implicit: bool = False) -> Any:
+    """Each row broadcast to a shape."""
+    if len(size) != x.ndim or size[0] not in (-1, n_rows(x)):
+        refuse("expand", x)
+    return _of_rows(x, lambda row: aten.expand(row, size[1:]))
+
+
+def _join(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Each row with those in its place."""
+    is_by_row = all(isinstance(x, Ragged) and dim % x.ndim for x in tensors)
+    return ops.concat(tensors, dim) if is_by_row else refuse("cat", tensors)
+
+
+def _normalise(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    """The last axes of each row with mean 0 and variance 1, scaled and shifted; and mean and 1 / deviation."""
+    return _layer_norm(aten.native_layer_norm, x, shape, weight, bias, eps)
+
+
+def _layer_norm(function: Rule, x: Any, shape: Sequence[int], *others: Any) -> Any:
+    if not isinstance(x, Ragged) or len(shape) >= x.ndim:
+        refuse("layer_norm", x, others)
+    others = _spread("layer_norm", x, others)
+    return _of_rows(x, lambda row: function(row, shape, *others))
+
+
+def _matmul(x: Any, y: Any) -> Any:
+    """The product of each row and a vector or matrix, or the sum of rows by weights."""
+    if isinstance(x, Ragged) and isinstance(y, Ragged) and x.ndim == 1 and y.ndim <= 2:
+        return product(x, y)
+    if not isinstance(x, Ragged) or isinstance(y, Ragged) or x.ndim == 1 or len(shape_of(y)) > 2:
+        refuse("matmul", x, y)
+    if x.ndim == 2:
+        return product(x, y)
+    (y,) = _spread("matmul", x, [y])
+    return _of_rows(x, lambda row: product(row, y))
+
+
+OF_RAGGED: dict[str, Rule] = {
+    **{name: aten.OPS[name] for name in BY_ELEMENT},
+    **{name: _along(name) for name in ALONG},
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias"), _view),
+    **dict.fromkeys(("matmul", "mm", "mv", "dot"), _matmul),
+    "expand": _expand,
+    "cat": _join,
+    "native_layer_norm": _normalise,
+}
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    """Multiply each row by a matrix of (out, in)."""
+    if not isinstance(input, Ragged) or input.ndim < 2:
+        refuse("linear", input, weight)
+    weight, bias = _spread("linear", input, (weight, bias))
+    return _of_rows(input, lambda row: functions.linear(row, weight, bias))
+
+
+def _norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    """Normalise the last axis of each row."""
+    return _layer_norm(functions.layer_norm, input, normalized_shape, weight, bias, eps)
+
+
+def _take(x: Any, index: Any) -> Any:
+    """Leave indices that are no values to torch."""
+    return refuse("an index", x, index) if any(isinstance(y, Symbol) for y in values_in(index)) else NotImplemented
+
+
+FUNCTIONS_OF_RAGGED: dict[Rule, Rule] = {
+    functions.linear: _linear,
+    functions.dropout: functions.dropout,
+    functions.layer_norm: _norm,
+    functions.take: _take,
+    product: _matmul,
+}
