@@ -1,6 +1,7 @@
 """The basic ops of torch, ATen's, as ops of ours, by name.
 
-Each is given values, parameters and arrays in the place of tensors, and all else as torch gives it.
+Each is given values, parameters and arrays in the place of tensors, and all else as torch gives it. It gives
+NotImplemented for what only torch can do.
 
 Source: the operator schemas of torch, `torch.ops.aten`.
 """
@@ -102,6 +103,12 @@ def xlogy(x: Any, y: Any) -> Any:
     """x log y, and 0 where x is 0."""
     is_zero = ops.equal(x, 0.0)
     return ops.mul(x, ops.log(ops.where(is_zero, 1.0, y)))
+
+
+@op("masked_fill")
+def masked_fill(x: Any, mask: Any, value: Any) -> Any:
+    """x, and a number where the mask holds."""
+    return ops.where(mask, value, x)
 
 
 @op("silu")
@@ -407,7 +414,7 @@ def var(x: Any, dim: Dims = None, *, correction: float | None = None, keepdim: b
 @op("std")
 def std(x: Any, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """The standard deviation over axes."""
-    return ops.sqrt(var(x, dim, correction=correction, keepdim=keepdim))
+    return _root(var(x, dim, correction=correction, keepdim=keepdim))
 
 
 @op("var_mean")
@@ -423,9 +430,7 @@ def var_mean(x: Any, dim: Dims = None, *, correction: float | None = None, keepd
 @op("linalg_vector_norm")
 def vector_norm(x: Any, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """The Euclidean norm over axes."""
-    if ord != 2:
-        raise GraphError(f"a norm of order {ord:g} has no counterpart here; write it with abs, sum and pow.")
-    return ops.sqrt(ops.sum(ops.mul(x, x), _axes(dim), keepdim))
+    return _root(ops.sum(ops.mul(x, x), _axes(dim), keepdim)) if ord == 2 else NotImplemented
 
 
 # Layers and losses.
@@ -458,7 +463,7 @@ def native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps:
 def nll_loss_forward(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
     """Minus the scores of the labels; and the sum of their weights."""
     if weight is not None or ignore_index >= 0:
-        raise GraphError("a loss with weights of classes, or with ignore_index, has no counterpart here; use ab.where.")
+        return NotImplemented
     losses = ops.neg(ops.sum(ops.mul(x, one_hot(target, size=shape_of(x)[-1])), -1))
     return _reduce(losses, reduction), np.asarray(float(math.prod(shape_of(losses))))
 
@@ -475,7 +480,7 @@ def binary_cross_entropy_with_logits(
 ) -> Any:
     """Minus the logarithms of the probabilities of what is so, or is not."""
     if pos_weight is not None:
-        raise GraphError("a loss with pos_weight has no counterpart here; multiply by weight instead.")
+        return NotImplemented
     losses = ops.sub(ops.softplus(x), ops.mul(x, y))
     return _reduce(losses if weight is None else ops.mul(losses, weight), reduction)
 
@@ -517,6 +522,12 @@ def fill(x: Any, value: Any) -> Any:
 def zero(x: Any) -> Any:
     """Zeros in the shape of x."""
     return np.zeros(shape_of(x))
+
+
+def _root(x: Any) -> Any:
+    """The square root, whose gradient at zero is zero, as that of torch's norms."""
+    is_above = ops.greater(x, 0.0)
+    return ops.where(is_above, ops.sqrt(ops.where(is_above, x, 1.0)), 0.0)
 
 
 def _times(x: Any, factor: float) -> Any:

@@ -8,7 +8,7 @@ rows by `torch.func.vmap`. In training the call is kept, and torch's own autogra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -99,11 +99,16 @@ class Body:
         calls, arrays = OPEN.calls, arrays[: len(self.shapes)]
         if calls is None:
             with torch.no_grad():
-                found = self.of_rows([_enter(array, len(out)) for array in arrays])
+                found = self.of_rows(self._enter_all(arrays, len(out)))
         else:  # from copies, as the backend may use the memory of the arguments again
-            found = calls.add(self, [_enter(np.array(array), len(out)) for array in arrays], out[:, self.size :])
+            found = calls.add(self, self._enter_all(map(np.array, arrays), len(out)), out[:, self.size :])
         for y, place in zip(found, _columns(out, self.outputs), strict=False):
             place.copy_(y.detach().reshape(place.shape))
+
+    def _enter_all(self, arrays: Iterable[Any], n_rows: int) -> list[torch.Tensor]:
+        """The arguments as tensors; ints may lie among floats."""
+        tensors = [_enter(array, n_rows) for array in arrays]
+        return [x if k in self.floats else x.long() for k, x in enumerate(tensors)]
 
     def backward(self, g: Any, tickets: Any, out: Any) -> None:
         """Compute the gradients of all arguments that are floats, as vectors."""
@@ -132,8 +137,7 @@ def _enter(array: Any, n_rows: int) -> torch.Tensor:
     """An array (rows, *shape) as a tensor, in the same memory where it can be; a single row stands for all."""
     if len(array) != n_rows or not array.flags.writeable:
         array = np.array(np.broadcast_to(array, (n_rows, *array.shape[1:])))
-    tensor = torch.from_numpy(array)
-    return tensor if tensor.is_floating_point() else tensor.long()
+    return torch.from_numpy(array)
 
 
 def _columns(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Never
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autobatch.errors import GraphError
+from autobatch.errors import GraphError, ShapeError
 from autobatch.ops.define import shape_of
 from autobatch.ops.operators import Operators
 from autobatch.torch.aten import OPS
@@ -46,6 +46,8 @@ NUMBERS = {
 """Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
 
 
+CONDITION_AT = {"where": 0, "masked_fill": 1}
+"""Of ops, the argument that is a condition."""
 HOLE = object()  # in the arguments of an op, for a tensor that is given when it runs
 
 
@@ -253,10 +255,12 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return op(*args, **kwargs)
         if op._schema.is_mutable:
             return self._change(op, name, args, kwargs)
+        result = NotImplemented
         if name in OPS:
             likes = self._on_meta(op, name, args, kwargs)
-            result = apply(name, _map(tracing.value, args), _map(tracing.value, kwargs))
-        else:
+            with suppress(ShapeError):  # of ours, where torch takes it
+                result = apply(name, _map(tracing.value, args), _map(tracing.value, kwargs))
+        if result is NotImplemented:
             result, likes = self._ask_torch(op, name, args, kwargs)
         is_view = any(x.alias_info is not None for x in op._schema.returns)
         if is_view:
@@ -304,8 +308,10 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _likes(self, name: str, args: Any) -> Any:
         """Arguments without numbers. A condition made outside of the cell lies among floats."""
-        likes = _map(self._like, args)
-        return (likes[0].bool(), *likes[1:]) if name == "where" else likes
+        likes = [*_map(self._like, args)]
+        if name in CONDITION_AT:
+            likes[CONDITION_AT[name]] = likes[CONDITION_AT[name]].bool()
+        return likes
 
     def _like(self, x: Any) -> Any:
         """A tensor without numbers; all floats are of the computation's dtype."""

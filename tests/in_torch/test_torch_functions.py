@@ -38,6 +38,7 @@ OURS: dict[str, Function] = {
     "maximum": lambda x, y: torch.maximum(x, y) + torch.minimum(x, 2 * y),
     "where": lambda x, y: torch.where((x > y) & ~(x > 1) | (y <= -1), x, 2 * y),
     "masked": lambda x, y: x * (x >= 0) + y * (y != 0.0).to(y.dtype) + (x < y).double(),
+    "masked fill": lambda x, y: x.masked_fill(x > y, 2.0) + y.masked_fill(torch.arange(6) > 3, 0.5),
     "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.3) + torch.addcdiv(x, y, 2 + x * x) + torch.lerp(x, y, 0.3),
     "softmax": lambda x, y: torch.softmax(x, 0) + functional.log_softmax(y, dim=-1),
     "sums": lambda x, y: x.sum() + y.mean(0) + (x * y).sum(dim=-1, keepdim=True) + torch.sum(x) * torch.mean(y),
@@ -80,9 +81,24 @@ BY_TORCH: dict[str, Function] = {
     "convolution": lambda x, y: functional.conv1d(x.view(1, 1, 6), y[:3].view(1, 1, 3)).flatten(),
     "prod": lambda x, y: x.prod() + torch.trapezoid(y),
     "a condition that it reads": lambda x, y: torch.cumsum(x > 0, 0) * y,
+    "norm of order 1": lambda x, y: x.norm(1) * y + functional.normalize(y, p=3.0, dim=0),
+    "weights of classes": lambda x, y: (
+        functional.nll_loss(
+            functional.log_softmax(x.view(2, 3), -1), torch.tensor([1, 2]), weight=torch.arange(3.0, dtype=x.dtype)
+        )
+        * y
+    ),
+    "weights and smoothing": lambda x, y: (
+        functional.cross_entropy(
+            x.view(2, 3), torch.tensor([1, 2]), weight=torch.arange(3.0, dtype=x.dtype), label_smoothing=0.1
+        )
+        * y
+    ),
+    "positive weight": lambda x, y: functional.binary_cross_entropy_with_logits(x, y, pos_weight=2 + 0 * y.detach()),
     "inside of gates": lambda x, y: torch.tanh(torch.cumsum(torch.sigmoid(x) * y, 0) @ MATRIX),
 }
 IN_CELLS: dict[str, Function] = {
+    "an axis of a scalar": lambda x, y: x.sum().sum(0) * y,
     "ints that it gives": lambda x, y: torch.topk(x, 3).values + y[:3],
     "in place": lambda x, y: (x + 0).cumprod_(0) + y,
 }
@@ -186,6 +202,14 @@ def test_what_we_lack_is_run_by_torch_and_named(name: str) -> None:
     assert told.startswith("is run by torch:") == (name in WHOLE), told
     with pytest.raises(GraphError, match="has no counterpart here"):
         check(function, "autobatch", ("cell",))
+
+
+def test_gradients_of_norms_at_zero_are_torchs() -> None:
+    def norms(x: Tensor, y: Tensor) -> Any:
+        zero = 0 * x
+        return zero.norm() + zero.std() + zero.view(2, 3).norm(dim=1).sum() + functional.cosine_similarity(zero, y, 0)
+
+    check(norms, "autobatch", ("plain", "cell"))
 
 
 @pytest.mark.parametrize(
