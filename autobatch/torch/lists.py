@@ -50,7 +50,7 @@ def _choose(name: str, plain: Rule, of_ragged: Rule | None, args: Sequence[Any],
 def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Values along an axis of their own; all elements of a list, along the first axis, become a ragged value."""
     whole = _whole(tensors) if dim % (len(shape_of(tensors[0])) + 1) == 0 else None
-    return aten.stack(tensors, dim) if whole is None else whole.stacked()
+    return aten.shapes.stack(tensors, dim) if whole is None else whole.stacked()
 
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
@@ -58,7 +58,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     shape = shape_of(tensors[0])
     whole = _whole(tensors) if shape[:1] == (1,) and dim % len(shape) == 0 else None
     if whole is None:
-        return aten.cat(tensors, dim)
+        return aten.shapes.cat(tensors, dim)
     rows = whole.stacked()
     return Ragged(rows.builder, ops.reshape(rows.row, shape[1:]).index)
 
@@ -68,7 +68,7 @@ def add(x: Any, y: Any, *, alpha: float = 1) -> Any:
     for one, other in ((x, y), (y, x)):
         if isinstance(one, Element) and one.at == FIRST and alpha == 1 and _is_zeros(other, one):
             return one.builder.sum_up_to(one)
-    return aten.add(x, y, alpha=alpha)
+    return aten.elementwise.add(x, y, alpha=alpha)
 
 
 def _whole(tensors: Sequence[Any]) -> TracedList | None:

@@ -144,7 +144,7 @@ def _expand(x: Any, size: Sequence[int], *, implicit: bool = False) -> Any:
     """Each row broadcast to a shape."""
     if len(size) != x.ndim or size[0] not in (-1, n_rows(x)):
         refuse("expand", x)
-    return _of_rows(x, lambda row: aten.expand(row, size[1:]))
+    return _of_rows(x, lambda row: aten.shapes.expand(row, size[1:]))
 
 
 def _join(tensors: Sequence[Any], dim: int = 0) -> Any:
@@ -155,7 +155,7 @@ def _join(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 def _normalise(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
     """The last axes of each row with mean 0 and variance 1, scaled and shifted; and mean and 1 / deviation."""
-    return _layer_norm(aten.native_layer_norm, x, shape, weight, bias, eps)
+    return _layer_norm(aten.layers.native_layer_norm, x, shape, weight, bias, eps)
 
 
 def _layer_norm(function: Rule, x: Any, shape: Sequence[int], *others: Any) -> Any:

@@ -1,0 +1,82 @@
+"""Products, layers and losses of ATen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from autobatch import ops
+from autobatch.ops.define import shape_of
+from autobatch.ops.indexing import one_hot
+from autobatch.ops.products import matmul as product
+from autobatch.torch.aten.elementwise import rsqrt, times
+from autobatch.torch.aten.reductions import var_mean
+from autobatch.torch.aten.table import OPS, op
+
+MEAN, SUM = 1, 2
+"""Reductions of losses, as ATen numbers them."""
+
+
+OPS.update(mm=product, mv=product, bmm=product, dot=ops.dot, matmul=product)
+
+
+@op("addmm", "addmv", "baddbmm")
+def addmm(bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """β bias + α x @ y."""
+    return ops.add(times(bias, beta), times(product(x, y), alpha))
+
+
+@op("_softmax")
+def softmax(x: Any, dim: int, half_to_float: bool) -> Any:
+    """The softmax along an axis."""
+    return ops.softmax(x, dim)
+
+
+@op("_log_softmax")
+def log_softmax(x: Any, dim: int, half_to_float: bool) -> Any:
+    """The logarithm of the softmax along an axis."""
+    return ops.log_softmax(x, dim)
+
+
+@op("native_layer_norm")
+def native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    """The last axes with mean 0 and variance 1, scaled and shifted; and mean and 1 / deviation."""
+    axes = tuple(range(-len(shape), 0))
+    spread, middle = var_mean(x, axes, correction=0, keepdim=True)
+    scale = rsqrt(ops.add(spread, eps))
+    found = ops.mul(ops.sub(x, middle), scale)
+    found = found if weight is None else ops.mul(found, weight)
+    return found if bias is None else ops.add(found, bias), middle, scale
+
+
+@op("nll_loss_forward", "nll_loss")
+def nll_loss_forward(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+    """Minus the scores of the labels; and the sum of their weights."""
+    if weight is not None or ignore_index >= 0:
+        return NotImplemented
+    losses = ops.neg(ops.sum(ops.mul(x, one_hot(target, size=shape_of(x)[-1])), -1))
+    return _reduce(losses, reduction), np.asarray(float(math.prod(shape_of(losses))))
+
+
+@op("mse_loss")
+def mse_loss(x: Any, y: Any, reduction: int = MEAN) -> Any:
+    """The squares of differences."""
+    return _reduce(ops.squared_error(x, y), reduction)
+
+
+@op("binary_cross_entropy_with_logits")
+def binary_cross_entropy_with_logits(
+    x: Any, y: Any, weight: Any = None, pos_weight: Any = None, reduction: int = MEAN
+) -> Any:
+    """Minus the logarithms of the probabilities of what is so, or is not."""
+    if pos_weight is not None:
+        return NotImplemented
+    losses = ops.sub(ops.softplus(x), ops.mul(x, y))
+    return _reduce(losses if weight is None else ops.mul(losses, weight), reduction)
+
+
+def _reduce(losses: Any, reduction: int) -> Any:
+    return ops.mean(losses) if reduction == MEAN else ops.sum(losses) if reduction == SUM else losses

@@ -1,0 +1,99 @@
+"""Ops of ATen along axes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from autobatch import ops
+from autobatch.ops.define import shape_of
+from autobatch.torch.aten.shapes import unsqueeze
+from autobatch.torch.aten.table import op
+
+Dims = Any
+
+
+@op("sum")
+def sum_(x: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """The sum over axes."""
+    return ops.sum(x, _axes(dim), keepdim)
+
+
+@op("mean")
+def mean(x: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """The mean over axes."""
+    return ops.mean(x, _axes(dim), keepdim)
+
+
+@op("amax")
+def amax(x: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+    """The largest element over axes."""
+    return ops.max(x, _axes(dim), keepdim)
+
+
+@op("amin")
+def amin(x: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+    """The smallest element over axes."""
+    return ops.min(x, _axes(dim), keepdim)
+
+
+@op("max")
+def max_(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The largest element; along an axis also its place."""
+    return ops.max(x) if dim is None else (ops.max(x, dim, keepdim), argmax(x, dim, keepdim))
+
+
+@op("argmax")
+def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The place of the largest element."""
+    if dim is None:
+        return ops.argmax(ops.reshape(x, (math.prod(shape_of(x)),)))
+    found = ops.argmax(x, dim)
+    return unsqueeze(found, dim) if keepdim else found
+
+
+@op("logsumexp")
+def logsumexp(x: Any, dim: Dims, keepdim: bool = False) -> Any:
+    """The logarithm of the sum of exponentials over axes."""
+    largest = ops.stop_gradient(ops.max(x, _axes(dim), True))
+    found = ops.add(ops.log(ops.sum(ops.exp(ops.sub(x, largest)), _axes(dim), True)), largest)
+    return found if keepdim else ops.reshape(found, shape_of(ops.sum(x, _axes(dim), False)))
+
+
+@op("var")
+def var(x: Any, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    """The variance over axes."""
+    return var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
+
+
+@op("std")
+def std(x: Any, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    """The standard deviation over axes."""
+    return _root(var(x, dim, correction=correction, keepdim=keepdim))
+
+
+@op("var_mean")
+def var_mean(x: Any, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    """The variance and the mean over axes."""
+    middle = ops.mean(x, _axes(dim), True)
+    apart = ops.sub(x, middle)
+    n = math.prod(shape_of(x)) // math.prod(shape_of(middle)) - (1 if correction is None else correction)
+    spread = ops.div(ops.sum(ops.mul(apart, apart), _axes(dim), keepdim), float(n))
+    return spread, middle if keepdim else ops.mean(x, _axes(dim), False)
+
+
+@op("linalg_vector_norm")
+def vector_norm(x: Any, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """The Euclidean norm over axes."""
+    return _root(ops.sum(ops.mul(x, x), _axes(dim), keepdim)) if ord == 2 else NotImplemented
+
+
+def _root(x: Any) -> Any:
+    """The square root, whose gradient at zero is zero, as that of torch's norms."""
+    is_above = ops.greater(x, 0.0)
+    return ops.where(is_above, ops.sqrt(ops.where(is_above, x, 1.0)), 0.0)
+
+
+def _axes(dim: Dims) -> Any:
+    """Axes as ours are given: None for all, an int or a tuple."""
+    return None if dim is None or dim == [] or dim == () else dim if isinstance(dim, int) else tuple(dim)

@@ -1,0 +1,178 @@
+"""Ops of ATen that give numbers another place: views, slices, joins; and constants in the shape of a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from autobatch import ops
+from autobatch.ops.define import shape_of
+from autobatch.ops.shaping import expand as broadcast_to
+from autobatch.ops.shaping import slice_
+from autobatch.torch.aten.table import op
+
+
+@op("t")
+def t(x: Any) -> Any:
+    """A matrix with its axes swapped."""
+    return ops.transpose(x)
+
+
+@op("transpose")
+def transpose(x: Any, dim0: int, dim1: int) -> Any:
+    """x with two axes swapped."""
+    axes = list(range(len(shape_of(x))))
+    axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
+    return ops.transpose(x, axes)
+
+
+@op("permute")
+def permute(x: Any, dims: Sequence[int]) -> Any:
+    """x with its axes in another order."""
+    return ops.transpose(x, tuple(dims))
+
+
+@op("view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy")
+def view(x: Any, size: Sequence[int], *others: Any) -> Any:
+    """The elements of x in another shape."""
+    return ops.reshape(x, tuple(size))
+
+
+@op("expand")
+def expand(x: Any, size: Sequence[int], *, implicit: bool = False) -> Any:
+    """x broadcast to a shape, in which -1 leaves an axis as it is."""
+    shape = (1,) * (len(size) - len(shape_of(x))) + shape_of(x)
+    wanted = tuple(own if n == -1 else n for own, n in zip(shape, size, strict=True))
+    return broadcast_to(ops.reshape(x, shape) if shape != shape_of(x) else x, wanted)
+
+
+@op("unsqueeze")
+def unsqueeze(x: Any, dim: int) -> Any:
+    """x with another axis of length one."""
+    shape = list(shape_of(x))
+    shape.insert(dim % (len(shape) + 1), 1)
+    return ops.reshape(x, tuple(shape))
+
+
+@op("squeeze")
+def squeeze(x: Any, dim: int | Sequence[int] | None = None) -> Any:
+    """x without axes of length one."""
+    shape = shape_of(x)
+    given = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
+    out = {d % len(shape) for d in given if shape} & {d for d, n in enumerate(shape) if n == 1}
+    return ops.reshape(x, tuple(n for d, n in enumerate(shape) if d not in out))
+
+
+@op("slice")
+def cut(x: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    """Every step-th element along an axis, from one to another."""
+    return _at(x, dim, slice(*slice(start, end, step).indices(shape_of(x)[dim])))
+
+
+@op("select")
+def select(x: Any, dim: int, index: int) -> Any:
+    """One element along an axis."""
+    return _at(x, dim, index)
+
+
+@op("split", "unsafe_split")
+def split(x: Any, size: int, dim: int = 0) -> Any:
+    """Parts of a size along an axis; the last may be shorter."""
+    length = shape_of(x)[dim]
+    return [_at(x, dim, slice(first, min(first + size, length))) for first in range(0, length, size)]
+
+
+@op("split_with_sizes")
+def split_with_sizes(x: Any, sizes: Sequence[int], dim: int = 0) -> Any:
+    """Parts of these sizes along an axis."""
+    ends = np.cumsum(sizes).tolist()
+    return [_at(x, dim, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+
+
+@op("unbind")
+def unbind(x: Any, dim: int = 0) -> Any:
+    """All elements along an axis."""
+    return [_at(x, dim, place) for place in range(shape_of(x)[dim])]
+
+
+@op("cat")
+def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Values one after the other along an axis; those of torch's empty shape (0,) are left out."""
+    rank = max(len(shape_of(x)) for x in tensors)
+    parts = [x for x in tensors if len(shape_of(x)) == rank]
+    return parts[0] if len(parts) == 1 else ops.concat(parts, dim)
+
+
+@op("stack")
+def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Values along an axis of their own."""
+    return ops.concat([unsqueeze(x, dim) for x in tensors], dim)
+
+
+@op("repeat")
+def repeat(x: Any, repeats: Sequence[int]) -> Any:
+    """Copies of x one after the other, along each axis."""
+    x = ops.reshape(x, (1,) * (len(repeats) - len(shape_of(x))) + shape_of(x))
+    for axis, n in enumerate(repeats):
+        x = ops.concat([x] * n, axis) if n > 1 else x
+    return x
+
+
+@op("embedding")
+def embedding(weight: Any, indices: Any, *options: Any) -> Any:
+    """Rows of a table."""
+    return ops.lookup(weight, indices)
+
+
+@op("index_select")
+def index_select(x: Any, dim: int, index: Any) -> Any:
+    """The elements along an axis that ints number."""
+    if dim % len(shape_of(x)) == 0:
+        return ops.lookup(x, index)
+    axes = list(range(len(shape_of(x))))
+    axes.insert(0, axes.pop(dim))
+    found = ops.lookup(ops.transpose(x, axes), index)
+    return ops.transpose(found, tuple(int(a) for a in np.argsort(axes)))
+
+
+@op("zeros_like", "new_zeros", "empty_like", "new_empty")
+def zeros(x: Any, *size: Any, **options: Any) -> Any:
+    """Zeros in the shape of x, or in another."""
+    return np.zeros(tuple(size[0]) if size else shape_of(x))
+
+
+@op("ones_like", "new_ones")
+def ones(x: Any, *size: Any, **options: Any) -> Any:
+    """Ones in the shape of x, or in another."""
+    return np.ones(tuple(size[0]) if size else shape_of(x))
+
+
+@op("full_like")
+def full_like(x: Any, value: float, **options: Any) -> Any:
+    """A number in the shape of x."""
+    return np.full(shape_of(x), float(value))
+
+
+@op("new_full")
+def new_full(x: Any, size: Sequence[int], value: float, **options: Any) -> Any:
+    """A number in a shape."""
+    return np.full(tuple(size), float(value))
+
+
+@op("fill")
+def fill(x: Any, value: Any) -> Any:
+    """A number in the shape of x."""
+    return broadcast_to(value, shape_of(x)) if hasattr(value, "shape") else np.full(shape_of(x), float(value))
+
+
+@op("zero")
+def zero(x: Any) -> Any:
+    """Zeros in the shape of x."""
+    return np.zeros(shape_of(x))
+
+
+def _at(x: Any, dim: int, index: Any) -> Any:
+    axis = dim % len(shape_of(x))
+    return slice_(x, index=(*(slice(None) for _ in range(axis)), index))
