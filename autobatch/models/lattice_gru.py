@@ -7,8 +7,8 @@ arc, σ the sigmoid, * the product by elements, and W, b, U, d each gate's own, 
 
 and the state of a position where k arcs end is their mean, (a_1 + ... + a_k) / k. So every element stays between -1 and
 1 if it does at position 0. A sum would not do: z * h passes on what there is, and each word of a long lattice could
-double it. Source: the workload LatticeGRU of Chen et al. 2023, ED-Batch (arXiv:2302.03851), whose tree-GRU takes means
-too; cells of Cho et al. 2014 (arXiv:1406.1078) in the form that torch has.
+double it. Source: the workload LatticeGRU of Chen et al. 2023, ED-Batch (arXiv:2302.03851), with means as in
+`tree_gru`; cells of Cho et al. 2014 (arXiv:1406.1078) in the form that torch has.
 """
 
 from __future__ import annotations
