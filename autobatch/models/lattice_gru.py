@@ -3,10 +3,12 @@
 The lattice-LSTM with cells of fewer gates: with x the vector of a character or word, h the state at the start of its
 arc, σ the sigmoid, * the product by elements, and W, b, U, d each gate's own, an arc gives
 
-    r = σ(W x + b + U h + d),  z = σ(W x + b + U h + d),  n = tanh(W x + b + r * (U h + d)),  (1 - z) * n + z * h
+    r = σ(W x + b + U h + d),  z = σ(W x + b + U h + d),  n = tanh(W x + b + r * (U h + d)),  a = (1 - z) * n + z * h
 
-and the state of a position is the sum over the arcs that end there. Source: the workload LatticeGRU of Chen et al.
-2023, ED-Batch (arXiv:2302.03851); cells of Cho et al. 2014 (arXiv:1406.1078) in the form that torch has.
+and the state of a position where k arcs end is their mean, (a_1 + ... + a_k) / k. So every element stays between -1 and
+1 if it does at position 0. A sum would not do: z * h passes on what there is, and each word of a long lattice could
+double it. Source: the workload LatticeGRU of Chen et al. 2023, ED-Batch (arXiv:2302.03851), with means as in
+`tree_gru`; cells of Cho et al. 2014 (arXiv:1406.1078) in the form that torch has.
 """
 
 from __future__ import annotations
@@ -51,6 +53,10 @@ class LatticeGRU(LatticeTagger):
     def read_word(self, state: Any, word: int) -> Any:
         """Follow an arc with a word: a state."""
         return (self.word_gru(ab.lookup(self.words, word), state[0]),)
+
+    def join(self, arcs: list[Any]) -> Any:
+        """Average what the arcs give: a state."""
+        return ab.mean_n(arcs)
 
 
 SPEC = describe(

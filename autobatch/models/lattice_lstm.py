@@ -49,6 +49,10 @@ class LatticeLSTM(LatticeTagger):
         """Follow an arc with a word: a state."""
         return self.word_lstm(ab.lookup(self.words, word), state)
 
+    def join(self, arcs: list[Any]) -> Any:
+        """Add up what the arcs give: a state."""
+        return ab.sum_n(arcs)
+
 
 SPEC = describe(
     "lattice-lstm",

@@ -1,4 +1,4 @@
-"""What models that tag every position of a lattice have in common: sums of states over arcs, metrics and data."""
+"""What models that tag every position of a lattice have in common: states joined over arcs, metrics and data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from autobatch.models.spec import Counts, ModelSpec
 
 
 class LatticeTagger(ab.Module):
-    """What lattice models of any cell share: sums of states over arcs, and tags of states.
+    """What lattice models of any cell share: states joined over arcs, and tags of states.
 
-    A model adds its parameters and the three methods below; a state is a tuple, the first of which is h (H,).
+    A model adds its parameters and the four methods below; a state is a tuple, the first of which is h (H,).
     """
 
     output: ab.Linear
@@ -31,6 +31,10 @@ class LatticeTagger(ab.Module):
 
     def read_word(self, state: Any, word: int) -> Any:
         """Follow an arc with a word: a state."""
+        raise NotImplementedError
+
+    def join(self, arcs: list[Any]) -> Any:
+        """Join what the arcs that end at a position give, one at least: its state."""
         raise NotImplementedError
 
     @ab.cell
@@ -51,7 +55,7 @@ class LatticeTagger(ab.Module):
                 self.read_character(states[start], word) if start == end - 1 else self.read_word(states[start], word)
                 for start, word in lattice.arcs[end]
             ]
-            states.append(ab.sum_n(arcs))
+            states.append(self.join(arcs))
         return states[1:]
 
     def loss(self, lattice: Lattice[int]) -> Any:

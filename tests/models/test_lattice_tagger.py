@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 import autobatch as ab
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.lattice_gru import LatticeGRU
 from autobatch.models.lattice_lstm import SPEC, LatticeLSTM
 from autobatch.models.lattice_tagger import count_correct
 
@@ -27,3 +30,25 @@ def test_counting_right_tags() -> None:
     assert SPEC.predict is not None
     names = {"tags": Vocabulary(["a", "b", "c"])}
     assert SPEC.predict(outputs, lattices, names) == [{"tags": ["b", "a"]}, {"tags": []}, {"tags": ["<unknown>"]}]
+
+
+def test_lattice_gru_learns_lattices_of_two_hundred_positions() -> None:
+    """As long as those of real texts: at each second position a word of two characters ends, tagged 1."""
+    rng = np.random.default_rng(0)
+    n = 211
+    arcs = [
+        [(end - 1, int(rng.integers(4))), *([(end - 2, int(rng.integers(4)))] if end % 2 == 0 else [])]
+        for end in range(1, n)
+    ]
+    lattices = [Lattice([0, *(int(end % 2 == 0) for end in range(1, n))], [[], *arcs])] * 4
+    model = LatticeGRU(n_characters=4, n_words=4, n_tags=2, dim=8, rng=rng)
+    loss, optimizer = ab.batched(model.loss), ab.optim.Adam(model, lr=0.01)
+    graphs, losses = loss.record_all(lattices), list[float]()
+    for _ in range(10):
+        value, grads = loss.value_and_grad(graphs)
+        optimizer.step(grads)
+        losses.append(float(value))
+    assert losses[0] < n
+    assert all(after < before for before, after in pairwise(losses)), losses
+    h = ab.batched(lambda lattice: [state[0] for state in model.states(lattice)], module=model)(lattices[:1])[0]
+    assert np.abs(h).max() <= 1.0

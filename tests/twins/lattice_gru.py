@@ -13,7 +13,7 @@ from autobatch.models.data.lattice import Lattice
 
 
 class LatticeGRUTwin(nn.Module):
-    """Sums over arcs of GRU steps, those of characters and those of words each at once."""
+    """Means over arcs of GRU steps, those of characters and those of words each at once."""
 
     def __init__(self, n_characters: int, n_words: int, n_tags: int, dim: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class LatticeGRUTwin(nn.Module):
                 if mine:
                     starts, ids = zip(*mine, strict=True)
                     total = total + gru(table[list(ids)], h[list(starts)]).sum(0)
-            h = torch.cat((h, total.unsqueeze(0)))
+            h = torch.cat((h, total.unsqueeze(0) / len(arcs)))
         logits: Tensor = self.output(h[1:])
         return logits
 
