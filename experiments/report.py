@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import sys
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from autobatch.cli.ending import run_process
-from autobatch.errors import DataError
+from autobatch.errors import AutobatchError, DataError
 from claims import NAMES, Claim, Records, load_claim, require, show
 from harness import read_words
 from records import RESULTS, in_json, origins, write_whole
@@ -28,6 +29,19 @@ th:first-child, td:first-child, .words th, .words td { text-align: left; }
 .numbers td { white-space: nowrap; }
 .origin { color: #555; font-size: 0.85rem; } .stale { color: #a33; font-weight: 600; } nav li { margin: 0.2rem 0; }
 """
+
+
+def read_folder(words: Sequence[str]) -> Path:
+    """Read where the records lie from the words of the command line.
+
+    Raises:
+        AutobatchError: they say something else.
+    """
+    told = read_words(words)
+    folder = Path(told.pop("out", RESULTS))
+    if told:
+        raise AutobatchError(f"{next(iter(told))!r} is no setting of report; give the folder of the records, out=DIR.")
+    return folder
 
 
 def write_report(folder: Path) -> Path:
@@ -86,8 +100,4 @@ def _scroll(table: str) -> str:
 
 
 if __name__ == "__main__":
-    told = read_words(sys.argv[1:])
-    folder = Path(told.pop("out", RESULTS))
-    if told:
-        sys.exit(f"{next(iter(told))!r} is no setting of report; give the folder of the records, out=DIR")
-    run_process(lambda: print(write_report(folder)))
+    run_process(lambda: print(write_report(read_folder(sys.argv[1:]))))

@@ -27,7 +27,7 @@ import step_time
 import throughput
 import training
 from autobatch.cli.ending import run_process
-from autobatch.errors import DataError
+from autobatch.errors import AutobatchError, DataError
 from claims import NAMES, Records, load_claim, require, show, to_markdown
 from digest import ROOT
 from records import RESULTS, origins, place_of, read_record, read_records, write_whole
@@ -173,8 +173,16 @@ def pages() -> dict[str, str]:
     return written | {INDEX: list_records()}
 
 
-def write_all() -> None:
-    """Write every document whose tables have changed, and every figure."""
+def write_all(words: Sequence[str]) -> None:
+    """Write every document whose tables have changed, and every figure.
+
+    Raises:
+        AutobatchError: the command line says something: there is nothing to choose.
+    """
+    if words:
+        raise AutobatchError(
+            f"{words[0]!r} is not understood; tables are made from the records in experiments/results."
+        )
     require(("matplotlib",), "writing the tables of the documents")
     from charts import draw_into
 
@@ -190,6 +198,4 @@ def write_all() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        sys.exit(f"{sys.argv[1]!r} is not understood; tables are made from the records in experiments/results")
-    run_process(write_all)
+    run_process(lambda: write_all(sys.argv[1:]))

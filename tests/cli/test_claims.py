@@ -149,6 +149,30 @@ def test_the_report_has_every_figure_and_needs_nothing_else(two: list[Claim[Sett
     assert "Not measured here: one." in page.text
 
 
+@each(
+    "script, words, said",
+    [
+        ("batches", ["only=nope"], "'nope' is no part of batches; give some of tree-lstm, bilstm-tagger, "),
+        ("memory_plan", ["only=nope"], "'nope' is no part of memory_plan; it has none, leave out only=."),
+        ("batches", ["foo"], "'foo' is no setting; write name=value, of seed, threads, sizes, held_out, "),
+        ("batches", ["foo=3"], "'foo' is no setting; write name=value, of seed, threads, sizes, held_out, "),
+        ("batches", ["sizes=many"], "sizes=many is not understood; write it like sizes=1,8,32,64,256."),
+        ("latency", ["foo=3"], "'foo' is no setting; write name=value, of seed, threads, "),
+        ("report", ["foo=3"], "'foo' is no setting of report; give the folder of the records, out=DIR."),
+        ("tables", ["foo=3"], "'foo=3' is not understood; tables are made from the records"),
+        ("all", ["foo=3"], "'foo' is no setting of all; give it to one claim: autobatch experiment batches ..."),
+    ],
+)
+def test_what_is_told_wrongly_ends_in_a_sentence(command: Command, script: str, words: list[str], said: str) -> None:
+    for package in ("matplotlib", "scipy", "torch"):
+        pytest.importorskip(package, reason="a script needs it")
+    status, out, err = command("experiment", script, *words)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"autobatch: {said}")
+    assert len(err.splitlines()) == 1
+    assert "(" not in err
+
+
 def test_missing_packages_are_named_before_anything_is_measured() -> None:
     require(("numpy",), "measuring")
     with pytest.raises(AutobatchError, match=r"measuring all: it needs the packages no_such, none; pip install"):
@@ -165,7 +189,7 @@ def test_all_claims_run_in_turn_until_one_fails(
     monkeypatch.setattr(everything, "require", lambda packages, what: None)
     assert everything.measure_all([f"out={tmp_path}", "quick=True"]) == 3
     assert capfd.readouterr().out.count(f"told out={tmp_path} quick=True") == 2
-    with pytest.raises(SystemExit, match="'dim' is no setting of all; give it to one claim"):
+    with pytest.raises(AutobatchError, match="'dim' is no setting of all; give it to one claim"):
         everything.measure_all(["dim=3"])
 
 
