@@ -141,13 +141,13 @@ def measure_parts(claim: Claim[Any], settings: Settings, parts: Sequence[str], o
     show(claim, out)
 
 
-def show(claim: Claim[Any], folder: Path) -> None:
-    """Write the table and the figure of a claim beside its records."""
+def show(claim: Claim[Any], folder: Path) -> str:
+    """Write the table and the figure of a claim beside its records; give the message of the figure."""
     from charts import draw_into
 
     records = claim.records(folder)
     write_whole(folder / f"{claim.name}.md", to_markdown(claim, records))
-    draw_into(folder / f"{claim.name}.png", lambda figure: claim.draw(records, figure))
+    return draw_into(folder / f"{claim.name}.png", lambda figure: claim.draw(records, figure))
 
 
 def to_markdown(claim: Claim[Any], records: Records) -> str:
@@ -157,6 +157,15 @@ def to_markdown(claim: Claim[Any], records: Records) -> str:
     if claim.published:
         blocks += ["## Beside the literature", claim.beside(records).markdown(), claim.disagreement]
     return "\n\n".join(filter(None, [*blocks, origins(records.values())])) + "\n"
+
+
+def in_list(words: Sequence[str]) -> str:
+    """Join words as a sentence lists them.
+
+    >>> in_list(["trees", "chains", "lattices"])
+    'trees, chains and lattices'
+    """
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def as_sentence(text: str) -> str:

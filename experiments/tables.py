@@ -46,9 +46,9 @@ LATENCY = {
     "recorded": "recorded graphs", "plan found": "plan found",
 }  # fmt: skip
 DECODING = {
-    "rounds": "rounds", "replayed": "known in advance", "torch, batched": "PyTorch, padded mini-batch",
-    "torch, one by one": "PyTorch, one by one", "training, rounds": "training, rounds",
-    "training, replayed": "training, known in advance",
+    "rounds": "ours, in rounds", "replayed": "ours, words known in advance",
+    "torch, batched": "PyTorch, padded mini-batch", "torch, one by one": "PyTorch, one by one",
+    "training, rounds": "ours, training in rounds", "training, replayed": "ours, training, words known in advance",
 }  # fmt: skip
 RAGGED = {
     "padded": "PyTorch, padded", "nested": "PyTorch, nested", "recorded in the call": "ours, recorded in the call",
@@ -69,7 +69,7 @@ def tabulate_latency(records: Records) -> Table:
 def tabulate_decoding(records: Records) -> Table:
     """Show milliseconds of the first mini-batch."""
     ms = records[""].figures["0"]["ms"]
-    return Table("", [*DECODING.values()], [[f"{ms[way]:.0f}" for way in DECODING]])
+    return Table("", [f"{name}, ms" for name in DECODING.values()], [[f"{ms[way]:.0f}" for way in DECODING]])
 
 
 def tabulate_ragged(records: Records) -> Table:
