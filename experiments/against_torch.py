@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,9 +25,10 @@ from autobatch.cli.measuring.racing import MODES, take_turns
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import Workload, load_workload
+from autobatch.errors import AutobatchError
 from harness import find_data, name_of, run
 from peers.ways import DATA, PEERS, Way, check_equal, make_peers, our_ways, their_ways
-from records import Findings, Settings
+from records import QUICK, Findings, Settings
 
 LIBRARIES = ("OPENBLAS_", "MKL_", "OMP_", "KMP_", "DNNL_", "ONEDNN_", "ATEN_")  # that read variables of these names
 N_CHECKED = 16  # instances whose losses and gradients are compared
@@ -74,7 +74,7 @@ def measure(config: Config) -> Iterator[Findings]:
     """Measure each model: a table for every setting, and one record."""
     names = config.models.split(",")
     if unknown := [name for name in names if name not in PEERS]:
-        sys.exit(f"{unknown[0]!r} has no peers; give some of {', '.join(PEERS)}")
+        raise AutobatchError(f"{unknown[0]!r} has no peers; give some of {', '.join(PEERS)}.")
     for model in names:
         yield measure_model(model, config)
 
@@ -195,4 +195,4 @@ def figures_of(
 
 
 if __name__ == "__main__":
-    run(Config(), measure, name="peers")
+    run(Config(), measure, name="peers", folder=QUICK)

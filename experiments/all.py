@@ -17,9 +17,10 @@ import time
 from pathlib import Path
 
 from autobatch.cli.ending import run_process
-from claims import NAMES, QUICK, load_claim, require
+from autobatch.errors import AutobatchError
+from claims import NAMES, load_claim, require
 from harness import read_words
-from records import RESULTS
+from records import QUICK, RESULTS
 from report import write_report
 
 FOLDER = Path(__file__).resolve().parent
@@ -30,7 +31,9 @@ def measure_all(words: list[str]) -> int:
     told = read_words(words)
     out = Path(told.get("out", QUICK if told.get("quick") == "True" else RESULTS))
     if unknown := sorted(told.keys() - {"out", "quick", "again"}):
-        sys.exit(f"{unknown[0]!r} is no setting of all; give it to one claim: autobatch experiment {NAMES[0]} ...")
+        raise AutobatchError(
+            f"{unknown[0]!r} is no setting of all; give it to one claim: autobatch experiment {NAMES[0]} ..."
+        )
     require(sorted({"matplotlib", *(package for name in NAMES for package in load_claim(name).needs)}), "measuring all")
     for name in NAMES:
         began = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 7.5  # inches, of a page
+LINE = 86  # characters of a message that have room in it
 DPI = 160
 STYLE: Any = {
     "font.size": 8.5,
@@ -31,8 +33,8 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#55
 OURS, THEIRS, EACH = COLORS[0], COLORS[1], COLORS[6]
 
 
-def draw_into(path: Path, draw: Callable[[Figure], None]) -> None:
-    """Draw a figure of a page's width into a PNG file, whole or not at all."""
+def draw_into(path: Path, draw: Callable[[Figure], None]) -> str:
+    """Draw a figure of a page's width into a PNG file, whole or not at all; give its message."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from PIL import Image
@@ -44,11 +46,14 @@ def draw_into(path: Path, draw: Callable[[Figure], None]) -> None:
         figure.savefig(beside, dpi=DPI, format="png")
     Image.open(beside).convert("RGB").quantize(128).save(beside, format="png", optimize=True)
     os.replace(beside, path)
+    return " ".join(figure.get_suptitle().split())
 
 
 def entitle(figure: Figure, message: str) -> None:
-    """Put the message of a figure above it."""
-    figure.suptitle(message, x=0.01, ha="left", fontsize=10, fontweight="bold", wrap=True)
+    """Put the message of a figure above it, in lines of the figure's width."""
+    lines = "\n".join(textwrap.wrap(message, LINE))
+    figure.suptitle(lines, x=0.01, ha="left", fontsize=10, fontweight="bold", linespacing=1.3)
+    figure.set_figheight(figure.get_figheight() + 0.18 * lines.count("\n"))
 
 
 def panels(figure: Figure, n_rows: int, n_columns: int, height: float) -> list[Axes]:

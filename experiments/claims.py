@@ -24,7 +24,7 @@ from autobatch.cli.ending import run_process
 from autobatch.errors import AutobatchError
 from digest import RUNTIME
 from harness import change, read_words, use_threads
-from records import RESULTS, Findings, Record, Settings, Start, origins, place_of, read_record, write_whole
+from records import QUICK, RESULTS, Findings, Record, Settings, Start, origins, place_of, read_record, write_whole
 from table import Table
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ NAMES = (
     "batches", "learned_policies", "memory_plan", "throughput", "step_time", "ablation", "scale", "training"
 )  # fmt: skip
 """Of the claims, in the order of the report."""
-QUICK = RESULTS / "quick"
-"""Where records of `--quick` go: not to those that the documents are made from."""
 
 Records = Mapping[str, Record]
 """By part."""
@@ -108,16 +106,25 @@ def load_claim(name: str) -> Claim[Any]:
 
 def run_claim(claim: Claim[Any]) -> None:
     """Read the command line, measure the parts that have no record yet, and make table and figure from the records."""
-    changes = read_words(sys.argv[1:])
+    run_process(lambda: follow(claim, sys.argv[1:]))
+
+
+def follow(claim: Claim[Any], words: Sequence[str]) -> None:
+    """Measure and show a claim as the words of the command line say.
+
+    Raises:
+        AutobatchError: they name a part or a setting that there is not.
+    """
+    changes = read_words(words)
     is_quick, again = (changes.pop(name, "False") == "True" for name in ("quick", "again"))
     out = Path(changes.pop("out", QUICK if is_quick else RESULTS))
     parts = changes.pop("only").split(",") if "only" in changes else claim.quick_parts if is_quick else claim.parts
     if unknown := [part for part in parts if part not in claim.parts]:
         others = f"give some of {', '.join(claim.parts)}" if any(claim.parts) else "it has none, leave out only="
-        sys.exit(f"{unknown[0]!r} is no part of {claim.name}; {others}")
+        raise AutobatchError(f"{unknown[0]!r} is no part of {claim.name}; {others}.")
     settings = change(claim.quick if is_quick else claim.settings, changes)
     use_threads(settings.threads)
-    run_process(lambda: measure_parts(claim, settings, parts, out, again))
+    measure_parts(claim, settings, parts, out, again)
 
 
 def measure_parts(claim: Claim[Any], settings: Settings, parts: Sequence[str], out: Path, again: bool) -> None:
@@ -134,13 +141,13 @@ def measure_parts(claim: Claim[Any], settings: Settings, parts: Sequence[str], o
     show(claim, out)
 
 
-def show(claim: Claim[Any], folder: Path) -> None:
-    """Write the table and the figure of a claim beside its records."""
+def show(claim: Claim[Any], folder: Path) -> str:
+    """Write the table and the figure of a claim beside its records; give the message of the figure."""
     from charts import draw_into
 
     records = claim.records(folder)
     write_whole(folder / f"{claim.name}.md", to_markdown(claim, records))
-    draw_into(folder / f"{claim.name}.png", lambda figure: claim.draw(records, figure))
+    return draw_into(folder / f"{claim.name}.png", lambda figure: claim.draw(records, figure))
 
 
 def to_markdown(claim: Claim[Any], records: Records) -> str:
@@ -150,6 +157,15 @@ def to_markdown(claim: Claim[Any], records: Records) -> str:
     if claim.published:
         blocks += ["## Beside the literature", claim.beside(records).markdown(), claim.disagreement]
     return "\n\n".join(filter(None, [*blocks, origins(records.values())])) + "\n"
+
+
+def in_list(words: Sequence[str]) -> str:
+    """Join words as a sentence lists them.
+
+    >>> in_list(["trees", "chains", "lattices"])
+    'trees, chains and lattices'
+    """
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def as_sentence(text: str) -> str:

@@ -28,7 +28,7 @@ from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import AutobatchError
 from autobatch.jit.compiling import Compilation, watch_compilation
 from harness import run
-from records import Findings, Settings
+from records import QUICK, Findings, Settings
 
 LAYOUTS = "layouts of cells"
 CELLS = "the cells of this model"
@@ -181,4 +181,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == [PROCESS]:
         main(*sys.argv[2:])
     else:
-        run(Config(), measure)
+        run(Config(), measure, folder=QUICK)

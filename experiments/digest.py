@@ -28,7 +28,10 @@ RUNTIME = tuple(
 """All that a mini-batch passes on a processor."""
 STEP = (
     *RUNTIME,
-    *(f"autobatch.models.{name}" for name in ("tree_lstm", "bilstm_tagger", "lattice_lstm", "lattice_tagger")),
+    *(
+        f"autobatch.models.{name}"
+        for name in ("tree_classifier", "tree_lstm", "bilstm_tagger", "lattice_lstm", "lattice_tagger")
+    ),
 )
 """The same, of the models that most experiments run."""
 GPU = (*RUNTIME, "autobatch.devices", "autobatch.compiler.cuda", "autobatch.runtime.cuda")

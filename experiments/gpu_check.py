@@ -25,7 +25,7 @@ from typing import NamedTuple
 from autobatch.cli.experiment import UNAVAILABLE
 from autobatch.cli.results import format_table
 from autobatch.devices.finding import find_device
-from autobatch.errors import BackendError
+from autobatch.errors import AutobatchError, BackendError
 from digest import GPU
 from gpu.bandwidth import time_kernels
 from gpu.check import Check, Result
@@ -78,7 +78,7 @@ class Config(Settings):
 def measure(config: Config) -> Iterator[Findings]:
     """Run a section, or all of them."""
     if config.section and config.section not in SECTIONS:
-        sys.exit(f"there is no section {config.section!r}; give one of {', '.join(SECTIONS)}")
+        raise AutobatchError(f"there is no section {config.section!r}; give one of {', '.join(SECTIONS)}.")
     try:
         device = find_device()
     except BackendError as error:

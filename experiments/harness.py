@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from autobatch.cli.ending import run_process
+from autobatch.errors import AutobatchError
 from autobatch.models.data.dataset import Dataset, load_trees
 from digest import ROOT, RUNTIME
 from records import RESULTS, Findings, Seconds, Settings, Start, place_of
@@ -39,27 +40,28 @@ def run(
     measure: Callable[[S], Findings | Iterator[Findings]],
     name: str | None = None,
     modules: Sequence[str] = RUNTIME,
+    folder: Path = RESULTS,
 ) -> None:
     """Read changed settings from the command line, measure, print each table and write its record.
 
-    Records bear the name of the script, or the one that is given, and the digest of the modules that they measure.
-    Errors that a user can cause, and Ctrl-C, end in a sentence.
+    Records bear the name of the script, or the one that is given, and the digest of the modules that they measure; they
+    go to `folder` where the command line names none. Errors that a user can cause, and Ctrl-C, end in a sentence.
     """
-    changes = read_words(sys.argv[1:])
-    out = Path(changes.pop("out", RESULTS))
-    settings = change(settings, changes)
-    use_threads(settings.threads)
-    run_process(lambda: _measure(settings, measure, out, name or Path(sys.argv[0]).stem, modules))
+    run_process(lambda: _measure(settings, measure, name or Path(sys.argv[0]).stem, modules, folder))
 
 
 def _measure(
     settings: S,
     measure: Callable[[S], Findings | Iterator[Findings]],
-    out: Path,
     name: str,
     modules: Sequence[str],
+    folder: Path,
 ) -> None:
-    """Measure, print each table and write its record."""
+    """Read changed settings, measure, print each table and write its record."""
+    changes = read_words(sys.argv[1:])
+    out = Path(changes.pop("out", folder))
+    settings = change(settings, changes)
+    use_threads(settings.threads)
     start = Start.now(name, settings, modules)
     measured = measure(settings)
     for findings in [measured] if isinstance(measured, Findings) else measured:
@@ -70,10 +72,14 @@ def _measure(
 
 
 def change(settings: S, changes: Mapping[str, str]) -> S:
-    """Change settings by name; ends the process with a sentence where there is no such setting."""
-    unknown = sorted(changes.keys() - {field.name for field in fields(settings)})
-    if unknown:
-        sys.exit(f"{unknown[0]!r} is no setting; write name=value, for out or one of these: {settings}")
+    """Change settings by name.
+
+    Raises:
+        AutobatchError: there is no such setting, or it cannot be what is given.
+    """
+    known = [field.name for field in fields(settings)]
+    if unknown := [name for name in changes if name not in known]:
+        raise AutobatchError(f"{unknown[0]!r} is no setting; write name=value, of {', '.join(known)} or out.")
     return replace(
         settings, **{name: read_setting(name, text, getattr(settings, name)) for name, text in changes.items()}
     )
@@ -145,7 +151,8 @@ def read_words(words: Sequence[str]) -> dict[str, str]:
 def read_setting(name: str, text: str, default: Any) -> Any:
     """Read a setting as what its default is; one value may stand for a tuple of one.
 
-    Ends the process with a sentence where it says something else.
+    Raises:
+        AutobatchError: it says something else.
     """
     try:
         value = ast.literal_eval(text)
@@ -159,7 +166,8 @@ def read_setting(name: str, text: str, default: Any) -> Any:
         value = value if isinstance(value, str) or not isinstance(default, str) else text
         fits = default is None or _is_like(value, default)
     if not fits:
-        sys.exit(f"{name}={text} is not understood; write {name}= and what is like {default!r}")
+        example = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        raise AutobatchError(f"{name}={text} is not understood; write it like {name}={example}.")
     return value
 
 

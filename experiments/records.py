@@ -21,6 +21,8 @@ from autobatch.cli.machine import describe_machine
 from digest import ROOT, digest_of
 
 RESULTS = ROOT / "experiments" / "results"
+QUICK = RESULTS / "quick"
+"""Where records go that the documents are not made from, such as those of `--quick`: git ignores it."""
 
 Seconds: TypeAlias = Mapping[str, Sequence[float]]
 

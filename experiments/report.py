@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import sys
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from autobatch.cli.ending import run_process
-from autobatch.errors import DataError
+from autobatch.errors import AutobatchError, DataError
 from claims import NAMES, Claim, Records, load_claim, require, show
 from harness import read_words
 from records import RESULTS, in_json, origins, write_whole
@@ -20,14 +21,28 @@ from records import RESULTS, in_json, origins, write_whole
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; color: #1c1c1c; }
 h1, h2 { line-height: 1.2; } h2 { margin-top: 3rem; }
-figure { margin: 1rem 0; } figure, .scroll { overflow-x: auto; } img { width: 100%; min-width: 36rem; height: auto; }
+figure { margin: 1rem 0; } .scroll { overflow-x: auto; } img { width: 100%; height: auto; }
+figcaption { display: none; font-weight: 600; } @media (max-width: 40rem) { figcaption { display: block; } }
 table { border-collapse: collapse; font-size: 0.8rem; margin: 1rem 0; }
-caption { text-align: left; font-weight: 600; padding: 0.3rem 0; }
+caption { text-align: left; font-weight: 600; padding: 0.3rem 0; max-width: min(50rem, 100vw - 2rem); }
 th, td { padding: 0.15rem 0.6rem; text-align: right; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child, .words th, .words td { text-align: left; }
 .numbers td { white-space: nowrap; }
 .origin { color: #555; font-size: 0.85rem; } .stale { color: #a33; font-weight: 600; } nav li { margin: 0.2rem 0; }
 """
+
+
+def read_folder(words: Sequence[str]) -> Path:
+    """Read where the records lie from the words of the command line.
+
+    Raises:
+        AutobatchError: they say something else.
+    """
+    told = read_words(words)
+    folder = Path(told.pop("out", RESULTS))
+    if told:
+        raise AutobatchError(f"{next(iter(told))!r} is no setting of report; give the folder of the records, out=DIR.")
+    return folder
 
 
 def write_report(folder: Path) -> Path:
@@ -42,10 +57,11 @@ def write_report(folder: Path) -> Path:
         raise DataError(
             f"{str(folder)!r} holds no record of a claim; autobatch experiment all --out DIR measures them."
         )
-    for claim, _ in found:
-        show(claim, folder)
+    messages = [show(claim, folder) for claim, _ in found]
     links = "\n".join(f'<li><a href="#{claim.name}">{escape(claim.heading)}</a></li>' for claim, _ in found)
-    sections = "\n".join(to_section(claim, records, folder) for claim, records in found)
+    sections = "\n".join(
+        to_section(claim, records, folder, message) for (claim, records), message in zip(found, messages, strict=True)
+    )
     place = folder / "report.html"
     write_whole(
         place,
@@ -57,8 +73,8 @@ def write_report(folder: Path) -> Path:
     return place
 
 
-def to_section(claim: Claim[Any], records: Records, folder: Path) -> str:
-    """Write a claim, what was seen, the literature beside it, the figure and the tables."""
+def to_section(claim: Claim[Any], records: Records, folder: Path, message: str) -> str:
+    """Write a claim, what was seen, the figure and its message for narrow screens, the literature and the tables."""
     image = base64.b64encode((folder / f"{claim.name}.png").read_bytes()).decode()
     stale = [record.name for record in records.values() if record.is_stale]
     missing = [part for part in claim.parts if part not in records]
@@ -66,7 +82,8 @@ def to_section(claim: Claim[Any], records: Records, folder: Path) -> str:
         f'<h2 id="{claim.name}">{escape(claim.heading)}</h2>',
         f"<p>{escape(claim.claimed)}</p>",
         f"<p>{escape(claim.see(records))}</p>",
-        f'<figure><img src="data:image/png;base64,{image}" alt="{escape(claim.heading)}"></figure>',
+        f"<figure><figcaption>{escape(message)}</figcaption>"
+        f'<img src="data:image/png;base64,{image}" alt="{escape(message or claim.heading)}"></figure>',
     ]
     if all(record.settings == in_json(claim.quick) for record in records.values()):
         parts.append('<p class="stale">Measured with --quick: this shows that all works, and no more.</p>')
@@ -86,8 +103,4 @@ def _scroll(table: str) -> str:
 
 
 if __name__ == "__main__":
-    told = read_words(sys.argv[1:])
-    folder = Path(told.pop("out", RESULTS))
-    if told:
-        sys.exit(f"{next(iter(told))!r} is no setting of report; give the folder of the records, out=DIR")
-    run_process(lambda: print(write_report(folder)))
+    run_process(lambda: print(write_report(read_folder(sys.argv[1:]))))

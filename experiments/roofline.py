@@ -33,7 +33,7 @@ from autobatch.policies.auto import Auto
 from autobatch.runtime.cpu.backend import CompiledPlan, Cpu
 from harness import run
 from matmuls import ONCE, Matmuls, Memory, Part, Stages, list_matmuls
-from records import Findings, Settings
+from records import QUICK, Findings, Settings
 
 PLANNING, AROUND, OPTIMIZER = Part("planning", ONCE), Part("around", ONCE), Part("optimizer", ONCE)
 BESIDES: Mapping[str, str] = {
@@ -364,4 +364,4 @@ def _mean_parts(times: Sequence[Sequence[Mapping[Part, float]]]) -> dict[Part, f
 
 
 if __name__ == "__main__":
-    run(Config(), measure)
+    run(Config(), measure, folder=QUICK)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+SUM = "sum: merge to place"
 STAGES = ("recording", "merge", "rewrite", "schedule", "place")
 BARE = "bare recursion"
 PLANNING, LEARNING = "planning", "learning"
@@ -213,7 +214,7 @@ def draw(records: Records, figure: Figure) -> None:
     for ax, (part, record) in zip(axes, records.items(), strict=True):
         if part == PLANNING:
             draw_planning(record, ax)
-            message = f"Planning takes {planning_ns(record)}"
+            message = f"Merging, rewriting, scheduling and placing together take {planning_ns(record)}"
         else:
             draw_learning(record, ax)
         use_log(ax, "x", "y")
@@ -230,6 +231,8 @@ def draw_planning(record: Record, axes: Axes) -> None:
         laps = [np.array(record.seconds[f"{stage}, {n} nodes"]) / n for n in nodes]
         spread = [[1e9 * float(np.percentile(lap, percent)) for lap in laps] for percent in (25, 75)]
         axes.errorbar(nodes, ns, yerr=whiskers(ns, *spread), fmt="o-", color=COLORS[k], label=stage)
+    sizes = record.figures["sizes"]
+    axes.plot([one["nodes"] for one in sizes], sums_of(sizes), "s--", color="black", lw=2, label=SUM)
     axes.set_ylabel("ns per node (median, quartiles)")
 
 
@@ -245,10 +248,15 @@ def draw_learning(record: Record, axes: Axes) -> None:
     axes.set_ylabel("ms per episode (median, range)")
 
 
+def sums_of(sizes: Sequence[Any]) -> list[float]:
+    """What the stages after recording take together, at each size: nanoseconds per node, the sum of the medians."""
+    return [sum(one["ns_per_node"][stage] for stage in STAGES[1:]) for one in sizes]
+
+
 def planning_ns(record: Record) -> str:
     """Say what planning a recorded graph takes, in the smallest and the largest mini-batch."""
     sizes = record.figures["sizes"]
-    totals = [sum(one["ns_per_node"][stage] for stage in STAGES[1:]) for one in sizes]
+    totals = sums_of(sizes)
     nodes = f"{sizes[0]['nodes']:,} to {sizes[-1]['nodes']:,}"
     return f"{min(totals):.0f} to {max(totals):.0f} ns per node, in mini-batches of {nodes} nodes"
 
@@ -257,7 +265,13 @@ def see(records: Records) -> str:
     """Say what a node costs."""
     told = []
     if PLANNING in records:
-        told.append(f"Planning a recorded graph takes {planning_ns(records[PLANNING])}.")
+        sizes = records[PLANNING].figures["sizes"]
+        taken = [ns["recording"] for one in sizes if "recording" in (ns := one["ns_per_node"])]
+        recording = f" Recording it, once, takes {min(taken):.0f} to {max(taken):.0f} ns per node." if taken else ""
+        told.append(
+            f"Planning a recorded graph, which is merging, rewriting, scheduling and placing it, takes "
+            f"{planning_ns(records[PLANNING])}.{recording}"
+        )
     if LEARNING in records:
         largest = {one["types"]: one for one in records[LEARNING].figures["sizes"]}
         per_node = ", ".join(f"{1e6 * one['ms'] / one['nodes']:.0f} ns ({n} types)" for n, one in largest.items())

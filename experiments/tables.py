@@ -27,7 +27,7 @@ import step_time
 import throughput
 import training
 from autobatch.cli.ending import run_process
-from autobatch.errors import DataError
+from autobatch.errors import AutobatchError, DataError
 from claims import NAMES, Records, load_claim, require, show, to_markdown
 from digest import ROOT
 from records import RESULTS, origins, place_of, read_record, read_records, write_whole
@@ -46,9 +46,9 @@ LATENCY = {
     "recorded": "recorded graphs", "plan found": "plan found",
 }  # fmt: skip
 DECODING = {
-    "rounds": "rounds", "replayed": "known in advance", "torch, batched": "PyTorch, padded mini-batch",
-    "torch, one by one": "PyTorch, one by one", "training, rounds": "training, rounds",
-    "training, replayed": "training, known in advance",
+    "rounds": "ours, in rounds", "replayed": "ours, words known in advance",
+    "torch, batched": "PyTorch, padded mini-batch", "torch, one by one": "PyTorch, one by one",
+    "training, rounds": "ours, training in rounds", "training, replayed": "ours, training, words known in advance",
 }  # fmt: skip
 RAGGED = {
     "padded": "PyTorch, padded", "nested": "PyTorch, nested", "recorded in the call": "ours, recorded in the call",
@@ -69,7 +69,7 @@ def tabulate_latency(records: Records) -> Table:
 def tabulate_decoding(records: Records) -> Table:
     """Show milliseconds of the first mini-batch."""
     ms = records[""].figures["0"]["ms"]
-    return Table("", [*DECODING.values()], [[f"{ms[way]:.0f}" for way in DECODING]])
+    return Table("", [f"{name}, ms" for name in DECODING.values()], [[f"{ms[way]:.0f}" for way in DECODING]])
 
 
 def tabulate_ragged(records: Records) -> Table:
@@ -173,8 +173,16 @@ def pages() -> dict[str, str]:
     return written | {INDEX: list_records()}
 
 
-def write_all() -> None:
-    """Write every document whose tables have changed, and every figure."""
+def write_all(words: Sequence[str]) -> None:
+    """Write every document whose tables have changed, and every figure.
+
+    Raises:
+        AutobatchError: the command line says something: there is nothing to choose.
+    """
+    if words:
+        raise AutobatchError(
+            f"{words[0]!r} is not understood; tables are made from the records in experiments/results."
+        )
     require(("matplotlib",), "writing the tables of the documents")
     from charts import draw_into
 
@@ -190,6 +198,4 @@ def write_all() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        sys.exit(f"{sys.argv[1]!r} is not understood; tables are made from the records in experiments/results")
-    run_process(write_all)
+    run_process(lambda: write_all(sys.argv[1:]))

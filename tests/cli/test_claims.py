@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+import charts
 import claims
+import learned_policies
 import report
 import tables
 from autobatch.errors import AutobatchError, DataError
 from claims import Claim, Published, Records, load_claim, measure_parts, require
 from commands import Command
 from digest import ROOT
-from records import RESULTS, Findings, Settings, read_records
+from records import RESULTS, Findings, Record, Settings, read_records
 from table import Table
 from ways import each
 
@@ -149,6 +151,75 @@ def test_the_report_has_every_figure_and_needs_nothing_else(two: list[Claim[Sett
     assert "Not measured here: one." in page.text
 
 
+@each(
+    "script, words, said",
+    [
+        ("batches", ["only=nope"], "'nope' is no part of batches; give some of tree-lstm, bilstm-tagger, "),
+        ("memory_plan", ["only=nope"], "'nope' is no part of memory_plan; it has none, leave out only=."),
+        ("batches", ["foo"], "'foo' is no setting; write name=value, of seed, threads, sizes, held_out, "),
+        ("batches", ["foo=3"], "'foo' is no setting; write name=value, of seed, threads, sizes, held_out, "),
+        ("batches", ["sizes=many"], "sizes=many is not understood; write it like sizes=1,8,32,64,256."),
+        ("latency", ["foo=3"], "'foo' is no setting; write name=value, of seed, threads, "),
+        ("report", ["foo=3"], "'foo' is no setting of report; give the folder of the records, out=DIR."),
+        ("tables", ["foo=3"], "'foo=3' is not understood; tables are made from the records"),
+        ("all", ["foo=3"], "'foo' is no setting of all; give it to one claim: autobatch experiment batches ..."),
+    ],
+)
+def test_what_is_told_wrongly_ends_in_a_sentence(command: Command, script: str, words: list[str], said: str) -> None:
+    for package in ("matplotlib", "scipy", "torch"):
+        pytest.importorskip(package, reason="a script needs it")
+    status, out, err = command("experiment", script, *words)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"autobatch: {said}")
+    assert len(err.splitlines()) == 1
+    assert "(" not in err
+
+
+def make_learned(ours: float, theirs: float) -> Record:
+    """A record of machines that need so many batches of each mini-batch, where the bound is 10."""
+    machines = {
+        name: {
+            "curves": [[[25, 2 * batches], [50, batches]]],
+            "states": [7],
+            "learning_s": 0.5,
+            "above_first": [batches / 10 - 1],
+            "above_held_out": [batches / 5 - 1],
+        }
+        for name, batches in ((learned_policies.CHOSEN, ours), (learned_policies.THEIRS, theirs))
+    }
+    return Record("learned", {"figures": {"machines": machines}})
+
+
+def test_sentences_on_machines_follow_the_records() -> None:
+    records = {"trees": make_learned(10, 12), "chains": make_learned(12, 12), "graphs": make_learned(15, 11)}
+    message = learned_policies.message_of(records)
+    assert message.endswith("the published one on 1 of 3 workloads, as near on chains, farther on graphs")
+    seen = learned_policies.see(records)
+    assert "after 50 to 50 episodes, which take 0.50 to 0.50 s, and leaves 7 to 7 states" in seen
+    assert "It loses most on graphs, 150.0 points." in seen
+    assert "fewer batches on trees; as many on chains; more on graphs. On others: fewer batches on trees;" in seen
+
+
+def test_words_are_listed() -> None:
+    assert [claims.in_list(words) for words in ((), ("a",), ("a", "b"), ("a", "b", "c"))] == [
+        "", "a", "a and b", "a, b and c",
+    ]  # fmt: skip
+
+
+def test_the_message_of_a_figure_is_cut_into_lines_and_told(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="draws with it")
+    message = " ".join(["nothing is cut off"] * 12)
+    lines: list[str] = []
+
+    def draw(figure: Any) -> None:
+        charts.entitle(figure, message)
+        lines.extend(figure.get_suptitle().splitlines())
+
+    assert charts.draw_into(tmp_path / "figure.png", draw) == message
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= charts.LINE
+
+
 def test_missing_packages_are_named_before_anything_is_measured() -> None:
     require(("numpy",), "measuring")
     with pytest.raises(AutobatchError, match=r"measuring all: it needs the packages no_such, none; pip install"):
@@ -165,7 +236,7 @@ def test_all_claims_run_in_turn_until_one_fails(
     monkeypatch.setattr(everything, "require", lambda packages, what: None)
     assert everything.measure_all([f"out={tmp_path}", "quick=True"]) == 3
     assert capfd.readouterr().out.count(f"told out={tmp_path} quick=True") == 2
-    with pytest.raises(SystemExit, match="'dim' is no setting of all; give it to one claim"):
+    with pytest.raises(AutobatchError, match="'dim' is no setting of all; give it to one claim"):
         everything.measure_all(["dim=3"])
 
 

@@ -105,8 +105,8 @@ def test_without_torch_nothing_runs(command: Command, folder: Path, monkeypatch:
 @pytest.mark.slow
 def test_an_unknown_model_has_no_peers(command: Command) -> None:
     status, _, err = command("tree-lstm-2type", "--peers")
-    assert status == 1
-    assert err == "'tree-lstm-2type' has no peers; give some of tree-lstm, bilstm-tagger, lattice-lstm\n"
+    assert status == 2
+    assert err == "autobatch: 'tree-lstm-2type' has no peers; give some of tree-lstm, bilstm-tagger, lattice-lstm.\n"
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autobatch.errors import AutobatchError
 from ways import each
 
 PATH = Path(__file__).parents[2] / "experiments" / "harness.py"
@@ -56,8 +57,16 @@ def test_settings_are_read_as_what_their_defaults_are(
     assert type(found) is type(expected)
 
 
-@each("text, default", [("64,", 64), ("wide", 64), ("wide", (64,)), ("64,wide", (64,)), ("1.5", 2), ("1", True)])
+@each("text, default", [("64,", 64), ("wide", 64), ("wide", (64,)), ("64,wide", (64, 256)), ("1.5", 2), ("1", True)])
 def test_what_a_setting_cannot_be_ends_in_a_sentence(harness: ModuleType, text: str, default: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(AutobatchError) as ended:
         harness.read_setting("dims", text, default)
-    assert ended.value.code == f"dims={text} is not understood; write dims= and what is like {default!r}"
+    example = "64,256" if default == (64, 256) else "64" if default == (64,) else str(default)
+    assert str(ended.value) == f"dims={text} is not understood; write it like dims={example}."
+
+
+@each("words", [["foo"], ["foo=3"], ["--foo", "3"], ["seed=1", "foo="]])
+def test_settings_that_there_are_not_are_refused_by_name(harness: ModuleType, words: list[str]) -> None:
+    with pytest.raises(AutobatchError) as ended:
+        harness.change(harness.Settings(), harness.read_words(words))
+    assert str(ended.value) == "'foo' is no setting; write name=value, of seed, threads or out."

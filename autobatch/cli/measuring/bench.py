@@ -72,7 +72,7 @@ from autobatch.cli.workload import load_workload, say_dim
     "--out",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="With --peers, --roofline or --compile: the folder for the record.  [default: experiments/results]",
+    help="With --peers, --roofline or --compile: the folder for the record.  [default: experiments/results/quick]",
 )
 @click.pass_context
 @show_compilation()
