@@ -443,12 +443,14 @@ def test_help_needs_no_slow_imports(tmp_path: Path) -> None:
 
 
 def test_the_demonstration_in_small(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    for name, small in {"DIM": 4, "BATCH_SIZE": 16, "EPOCHS": 2, "TRAINING_S": 0.0, "REPEATS": 1}.items():
+    for name, small in {"DIM": 4, "BATCH_SIZE": 16, "EPOCHS": 4, "TRAINING_S": 0.0, "REPEATS": 1}.items():
         monkeypatch.setattr(demo, name, small)
     demo.demo()
     out, err = capfd.readouterr()
     assert err == ""
     assert "epoch 1:" in out
+    assert "epoch 2:" in out, "the clock starts at the end of the first epoch"
+    assert "epoch 3:" not in out
     assert "(no further epochs after 0 seconds)" in out
     assert re.search(r"^\[\w+ .*\] +\d +\d$", out, re.MULTILINE)
     for policy in ("depth", "agenda", "score", "fsm"):
