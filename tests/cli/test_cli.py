@@ -343,6 +343,42 @@ def test_a_loss_that_is_not_finite_ends_training(command: Command, trees: Path) 
     assert "is not finite" in err
 
 
+def test_training_that_diverges_says_so_once(command: Command, trees: Path) -> None:
+    options = "--data", trees, *SMALL, "--epochs", 3, "--policy", "depth"
+    status, out, err = command("train", "tree-lstm", *options, "--lr", "1e30")
+    assert (status, err) == (0, "")
+    assert re.search(r"^epoch 3:  loss \d\.\d{3}e\+\d+  dev ", out, re.MULTILINE)
+    told = "training diverges: the loss is more than 1,000 times that of the first mini-batch; try a smaller --lr\n"
+    assert out.count(told) == 1
+    assert "training diverges" not in command("train", "tree-lstm", *options)[1]
+
+
+def test_data_too_small_to_hold_something_back_is_told(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    path.write_text(TREES[0] + "\n")
+    status, out, err = command("train", "tree-lstm", "--data", path, *SMALL, "--epochs", 1)
+    assert (status, err) == (0, "")
+    assert (
+        "one.txt: 1 instance to train on, none to measure on (of a file the last tenth is held back, and this one has "
+        "fewer than ten)\n"
+    ) in out
+
+
+@pytest.mark.parametrize(("epochs", "n_calls"), [(1, 5), (2, 11)])
+def test_a_profile_leaves_out_the_first_call(
+    command: Command, trees: Path, tmp_path: Path, epochs: int, n_calls: int
+) -> None:
+    options = "--data", trees, *SMALL, "--epochs", epochs, "--profile", tmp_path / "trace.json"
+    status, out, err = command("train", "tree-lstm", *options)
+    assert (status, err) == (0, "")
+    assert f"\n{n_calls} calls; means of a call: " in out
+
+
+def test_a_profile_of_one_step_has_it(command: Command, trees: Path, tmp_path: Path) -> None:
+    options = "--data", trees, "--dim", 4, "--batch-size", 99, "--epochs", 1, "--profile", tmp_path / "trace.json"
+    assert "\n1 calls; means of a call: " in command("train", "tree-lstm", *options)[1]
+
+
 @pytest.mark.parametrize("options", [("--policy", "depth,luck"), ("--plot", "none/x.png"), ("--backend", "abacus")])
 def test_explain_says_what_is_wrong_before_anything_else(command: Command, options: tuple[str, ...]) -> None:
     status, out, err = command("explain", "tree-lstm", *options)
