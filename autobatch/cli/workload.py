@@ -74,7 +74,7 @@ class Workload:
         if len(items) < n_instances:
             raise DataError(
                 f"cannot take the first {n_instances} instances of {self.dataset.name}: it holds {len(items)}; "
-                f"ask for fewer (--batch-size)."
+                f"ask for fewer (--batch-size, --minibatches)."
             )
         return items[:n_instances]
 

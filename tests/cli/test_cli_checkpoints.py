@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from autobatch.cli.training.stored import BEST, LAST, read_run
 from autobatch.models.data.sst import read_trees
@@ -178,9 +179,12 @@ def test_a_checkpoint_that_cannot_be_read_ends_in_one_sentence(command: Command)
         Path(name).mkdir()
     Path("cut", LAST).write_bytes(b"\x10\0\0")
     save_checkpoint(Path("foreign", LAST), {}, {"epoch": 1})
+    Path("arrays").mkdir()
+    Path("arrays", LAST).write_bytes(save({"weight": np.ones(2)}))
     for name, sentence in (
         ("cut", "it is cut short or no safetensors file"),
         ("foreign", "it is a checkpoint, but not of autobatch train"),
+        ("arrays", "it holds arrays but is no checkpoint; give a file that autobatch train --checkpoint wrote."),
         ("missing", "in 'missing': there is no such folder or file; name a folder that autobatch train"),
         ("empty", "in 'empty': it holds neither best.safetensors nor last.safetensors; name a folder that"),
     ):

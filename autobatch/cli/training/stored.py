@@ -177,7 +177,10 @@ def read_run(path: Path) -> StoredRun:
     Raises:
         CheckpointError: there is none, it is cut short, or it was written by something else.
     """
-    arrays, state = load_checkpoint(path)
+    try:
+        arrays, state = load_checkpoint(path)
+    except CheckpointError as error:  # who runs a command knows no save_checkpoint
+        raise CheckpointError(str(error).replace("save_checkpoint", "autobatch train --checkpoint")) from error
     try:
         position = {**state["position"], "tally": Tally(**state["position"]["tally"])}
         return StoredRun(

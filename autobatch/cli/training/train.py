@@ -33,7 +33,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @click.option(
     "--epochs",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=options.Whole(min=1),
     default=5,
     show_default=True,
     help="Passes over the training data, those before --resume included.",
@@ -41,7 +41,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @click.option(
     "--lr",
     metavar="RATE",
-    type=click.FloatRange(min=0),
+    type=options.Real(min=0),
     default=1e-3,
     show_default=True,
     help="Learning rate of the optimizer, Adam.",
@@ -58,7 +58,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @click.option(
     "--checkpoint-steps",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=options.Whole(min=1),
     default=100,
     show_default=True,
     help="Mini-batches between checkpoints; there is also one after each epoch.",
