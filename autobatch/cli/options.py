@@ -14,12 +14,37 @@ from autobatch.cli import completion
 from autobatch.cli.threads import DEFAULT_THREADS
 from autobatch.ir.precision import PRECISIONS
 from autobatch.runtime import NAMES
+from autobatch.system.processor import usable_cores
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+
+
+class Whole(click.IntRange):
+    """A whole number of at least `min`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read it; the error says what is wanted."""
+        try:
+            number: int = super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is no whole number of at least {self.min:.0f}; give one", param, ctx)
+        return number
+
+
+class Real(click.FloatRange):
+    """A number of at least `min`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it; the error says what is wanted."""
+        try:
+            number: float = super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is no number of at least {self.min:g}; give one", param, ctx)
+        return number
 
 
 def to_bytes(text: str) -> int:
@@ -52,6 +77,10 @@ def to_threads(ctx: click.Context, param: click.Parameter, value: str) -> int | 
         return value
     if not value.isdecimal() or int(value) < 1:
         raise click.BadParameter(f"{value!r} is no number of threads; give one of at least 1, or auto.")
+    n_cores = usable_cores()
+    if int(value) > n_cores:
+        cores = "one core" if n_cores == 1 else f"{n_cores} cores"
+        click.echo(f"autobatch: --threads {value} is more than the {cores} here, which makes nothing faster.", err=True)
     return int(value)
 
 
@@ -76,7 +105,7 @@ data_option = click.option(
 dim_option = click.option(
     "--dim",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     default=128,
     show_default=True,
     help="Width of the model's states, the argument `dim` of its constructor.",
@@ -84,7 +113,7 @@ dim_option = click.option(
 batch_size_option = click.option(
     "--batch-size",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     default=64,
     show_default=True,
     help="Instances in a mini-batch.",
@@ -118,7 +147,7 @@ precision_option = click.option(
 seed_option = click.option(
     "--seed",
     metavar="N",
-    type=click.IntRange(min=0),
+    type=Whole(min=0),
     default=0,
     show_default=True,
     help="Seed of all random choices; the same seed gives the same results.",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autobatch.jit.compiling import Compilation, watch_compilation
-from autobatch.jit.progress import untold
+from autobatch.jit.progress import in_words, say_kept, untold
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,11 +97,11 @@ class _Compilations:
 
     def begun(self, compilation: Compilation) -> None:
         """Take note of what begins."""
-        what = f"compiling {compilation.what}"
+        what = f"compiling {in_words(compilation)}"
         if not sys.stdout.isatty():
             if self._seconds >= self._untold:
                 self._untold = self._seconds + SECONDS_BETWEEN_LINES
-                click.echo(f"  {what}, which later runs find in the cache")
+                click.echo(f"  {what}{say_kept()}")
         elif _shown:
             _shown[-1].note(what)
         else:

@@ -105,6 +105,11 @@ def say_precision(precision: str) -> str:
     return "" if precision == "float32" else f", {precision} products"
 
 
+def say_instances(n_instances: int) -> str:
+    """Say how many instances there are: "1 instance", "4,000 instances"."""
+    return f"{n_instances:,} instance{'' if n_instances == 1 else 's'}"
+
+
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out text in columns, the first flush left and the others flush right.
 

@@ -12,6 +12,7 @@ import numpy as np
 from click.core import ParameterSource
 
 import autobatch as ab
+from autobatch.cli.strange import say_strange_data
 from autobatch.errors import DataError
 from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset
@@ -73,7 +74,7 @@ class Workload:
         if len(items) < n_instances:
             raise DataError(
                 f"cannot take the first {n_instances} instances of {self.dataset.name}: it holds {len(items)}; "
-                f"ask for fewer (--batch-size)."
+                f"ask for fewer (--batch-size, --minibatches)."
             )
         return items[:n_instances]
 
@@ -119,6 +120,7 @@ def load_workload(
     known = () if encoding is None else (encoding.vocabularies,)
     dataset = spec.load(data or spec.default_data, data_rng, *known)
     if encoding is not None:
+        say_strange_data(dataset.name, encoding.vocabularies, dataset.sizes, encoding.sizes)
         dataset = replace(dataset, sizes=encoding.sizes)
     return Workload(spec, dataset, spec.build(dataset, dim, model_rng), dim, order_rng, seed, precision)
 

@@ -10,9 +10,23 @@ from threading import Timer
 from time import monotonic
 
 from autobatch.jit.compiling import Compilation, start_watching
+from autobatch.system.cache import cache_folder
 
 SECONDS_UNTOLD = 2.0  # of compiling, before a line tells of it
 SECONDS_APART = 10.0  # without compiling, after which a line may come again
+
+
+def in_words(compilation: Compilation) -> str:
+    """Name what is compiled as its user knows it: cells by name, the library's own loops by what they are for."""
+    package, _, inside = compilation.module.partition(".")
+    if compilation.is_kernel or package != "autobatch":
+        return compilation.what
+    return "what multiplies matrices" if inside.startswith("blas.") else "what plans mini-batches"
+
+
+def say_kept() -> str:
+    """Say that later runs find what is compiled, if there is a cache."""
+    return "" if cache_folder() is None else ", which later runs find in the cache"
 
 
 class Notice:
@@ -35,7 +49,7 @@ class Notice:
         if monotonic() - self._ended > SECONDS_APART:
             self._seconds, self._told = 0.0, False
         if self.timer is None and not (self.is_quiet or self._told):
-            self.timer = Timer(max(SECONDS_UNTOLD - self._seconds, 0.0), self._tell, (compilation.what,))
+            self.timer = Timer(max(SECONDS_UNTOLD - self._seconds, 0.0), self._tell, (compilation,))
             self.timer.start()
 
     def done(self, compilation: Compilation) -> None:
@@ -45,9 +59,9 @@ class Notice:
             self.timer = None
         self._seconds, self._ended = self._seconds + compilation.seconds, monotonic()
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, compilation: Compilation) -> None:
         self._told = True
-        sys.stderr.write(f"autobatch: compiling {what} and what else is new, which later runs find in the cache.\n")
+        sys.stderr.write(f"autobatch: compiling {in_words(compilation)} and what else is new{say_kept()}.\n")
 
 
 NOTICE = Notice()

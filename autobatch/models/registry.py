@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from difflib import get_close_matches
 from typing import Any
 
 from autobatch.errors import DataError
@@ -50,8 +51,10 @@ def find_model(name: str) -> ModelSpec:
         return _spec(name, MODELS[name])
     if ":" in name:
         return _spec(name, name)
+    meant = get_close_matches(name, MODELS, n=1)
+    asked = f"did you mean {meant[0]}? It" if meant else "it"
     raise DataError(
-        f"cannot find model {name!r}: it is none of {', '.join(MODELS)}; "
+        f"cannot find model {name!r}: {asked} is none of {', '.join(MODELS)}; "
         f"give one of these, or package.module:Class for a model of your own."
     )
 

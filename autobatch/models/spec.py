@@ -45,7 +45,8 @@ class ModelSpec:
         given: what of an instance the predictor is given; all of it by default.
         metrics: by name, the metrics that are no share of two counts: functions of the summed counts.
         costs: the metrics of which less is better, such as perplexity; of all others 1 is the best.
-        requires: packages that `count_correct` imports, with the extra of autobatch that installs each.
+        requires: packages that metrics need, with the extra of autobatch that installs each; `count_correct` leaves
+            out the metrics whose package is missing.
     """
 
     name: str
@@ -91,17 +92,9 @@ class ModelSpec:
         """Whether a model is better by this value of a metric than by another."""
         return value < than if metric in self.costs else value > than
 
-    def require_metrics(self) -> None:
-        """Refuse to measure if the metrics need a package that is not installed.
-
-        Raises:
-            DataError: one is missing; the message names the extra that installs it.
-        """
-        for package, extra in self.requires.items():
-            if find_spec(package) is None:
-                raise DataError(
-                    f"cannot measure {self.name}: the package {package} is not installed; install autobatch[{extra}]."
-                )
+    def missing_packages(self) -> dict[str, str]:
+        """The packages that metrics need and that are not installed, with the extra that installs each."""
+        return {package: extra for package, extra in self.requires.items() if find_spec(package) is None}
 
     def _arguments(self) -> list[inspect.Parameter]:
         return [p for p in inspect.signature(self.model).parameters.values() if p.kind in _NAMED]

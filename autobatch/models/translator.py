@@ -7,6 +7,7 @@ they find most likely, and stop where that is the end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import autobatch as ab
@@ -114,6 +115,8 @@ def max_words(source: Sequence[int]) -> int:
 def count_correct(outputs: Sequence[list[int]], pairs: Sequence[Pair[int]], names: Mapping[str, Vocabulary]) -> Counts:
     """Count what BLEU is computed of, and the translations that are the reference's, word for word.
 
+    Without sacrebleu, BLEU is left out.
+
     Args:
         outputs: of batched `Translator.translate`: per pair the ids of the words.
         pairs: one per output.
@@ -121,7 +124,8 @@ def count_correct(outputs: Sequence[list[int]], pairs: Sequence[Pair[int]], name
     """
     found, meant = _spell(outputs, names), [pair.reference for pair in pairs]
     right = sum(text.split() == reference.split() for text, reference in zip(found, meant, strict=True))
-    return {"bleu": count_ngrams(found, meant), "exact": (right, len(pairs))}
+    ngrams = {"bleu": count_ngrams(found, meant)} if find_spec("sacrebleu") else {}
+    return {**ngrams, "exact": (right, len(pairs))}
 
 
 def predict(

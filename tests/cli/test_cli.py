@@ -18,6 +18,7 @@ import pytest
 import autobatch as ab
 from autobatch.cli import threads
 from autobatch.cli.ending import run_to_the_end
+from autobatch.cli.measuring.doctor import OPTIONAL, _compile
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.training import demo
@@ -233,9 +234,25 @@ def test_the_doctor_finds_everything_in_place(command: Command) -> None:
     assert out.endswith("Everything is in place.\n")
     for what in ("python", "numpy", "numba", "BLAS", "compiler", "self-check"):
         assert re.search(rf"^ok +{what} ", out, re.MULTILINE), what
-    extras = ("cma", "gymnasium", "matplotlib", "networkx", "sb3_contrib", "scipy", "stable_baselines3", "torch")
-    for extra in extras:
+    for extra in OPTIONAL:
         assert re.search(rf"^(ok|none) +{extra} ", out, re.MULTILINE), extra
+
+
+def test_the_doctor_tells_the_cache(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    for cache, told in (
+        ("off", "keeps no compiled cells: the cache is off"),
+        (tmp_path / "new" / "cache", f"keeps compiled cells in {tmp_path / 'new' / 'cache'}"),
+        (tmp_path / "file" / "cache", f"{tmp_path / 'file' / 'cache'}, the cache, cannot be written: each run"),
+    ):
+        monkeypatch.setenv("AUTOBATCH_CACHE", str(cache))
+        assert told in _compile()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_more_threads_than_cores_are_told(command: Command) -> None:
+    err = command("train", "tree-lstm", "--threads", 100_000, "--data", "no/such/file")[2]
+    assert re.match(r"autobatch: --threads 100000 is more than the (one core|\d+ cores) here, which makes nothing", err)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which builds kernels for the processor")
@@ -293,11 +310,21 @@ ERRORS = [
     (["fly"], "No such command 'fly'"),
     (["train"], "Missing argument 'MODEL'; see autobatch train --help."),
     (["train", "tree-lstm", "--depth", "3"], "No such option"),
-    (["train", "tree-lstm", "--dim", "0"], "Invalid value for '--dim': 0 is not in the range x>=1"),
-    (["train", "tree-lstm", "--epochs", "many"], "Invalid value for '--epochs': 'many' is not a valid integer"),
+    (["train", "tree-lstm", "--dim", "0"], "Invalid value for '--dim': '0' is no whole number of at least 1; give"),
+    (["train", "tree-lstm", "--epochs", "many"], "Invalid value for '--epochs': 'many' is no whole number of at"),
     (["bench", "tree-lstm", "--policy", "depth,depth"], "'depth,depth' should be different names separated by commas"),
     (["bench", "tree-lstm", "--mode", "fly"], "Invalid value for '--mode': 'fly' is not one of 'infer', 'train'"),
-    (["train", "tree-lsd"], "cannot find model 'tree-lsd': it is none of tree-lstm, tree-lstm-2type, "),
+    (["train", "tree-lsd"], "'tree-lsd': did you mean tree-lstm? It is none of tree-lstm, tree-lstm-2type, "),
+    (["train", "perceptron"], "cannot find model 'perceptron': it is none of tree-lstm, tree-lstm-2type, "),
+    (
+        ["train", "tree-lstm", "--lr", "fast"],
+        "Invalid value for '--lr': 'fast' is no number of at least 0; give one; see",
+    ),
+    (
+        ["train", "dag-rnn", "--data", "bad.txt"],
+        "cannot read a picture from bad.txt, line 1, column 1: expected a word,",
+    ),
+    (["train", "dag-rnn", "--data", "bad.txt"], "a word, '|' and a tag, such as blue|sky red|boat, found '('"),
     (["train", "not_there:Class"], "importing 'not_there' failed (ModuleNotFoundError"),
     (["train", "my_broken:Class"], "importing 'my_broken' failed (ModuleNotFoundError: No module named 'not_there')"),
     (["train", "my_models:Nobody"], "module 'my_models' has no 'Nobody'"),
@@ -320,7 +347,10 @@ ERRORS = [
     (["doctor", "--matmul", "--calibrate"], "--calibrate and --matmul are two measurements; give one of them"),
     (["train", "tree-lstm", "--backend", "abacus"], "abacus"),
     (["explain", "my_models:EMPTY"], "nothing holds no instances; give a file with at least one"),
-    (["bench", "tree-lstm", "--batch-size", "9999"], "cannot take the first 39996 instances of listops: it holds 4500"),
+    (
+        ["bench", "tree-lstm", "--batch-size", "9999"],
+        "listops: it holds 4500; ask for fewer (--batch-size, --minibatches).",
+    ),
 ]
 
 
@@ -341,6 +371,42 @@ def test_a_loss_that_is_not_finite_ends_training(command: Command, trees: Path) 
     assert err.count("\n") == 1
     assert err.startswith("autobatch: training stopped in epoch 1/5, mini-batch 2: the loss of ")
     assert "is not finite" in err
+
+
+def test_training_that_diverges_says_so_once(command: Command, trees: Path) -> None:
+    options = "--data", trees, *SMALL, "--epochs", 3, "--policy", "depth"
+    status, out, err = command("train", "tree-lstm", *options, "--lr", "1e30")
+    assert (status, err) == (0, "")
+    assert re.search(r"^epoch 3:  loss \d\.\d{3}e\+\d+  dev ", out, re.MULTILINE)
+    told = "training diverges: the loss is more than 1,000 times that of the first mini-batch; try a smaller --lr\n"
+    assert out.count(told) == 1
+    assert "training diverges" not in command("train", "tree-lstm", *options)[1]
+
+
+def test_data_too_small_to_hold_something_back_is_told(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    path.write_text(TREES[0] + "\n")
+    status, out, err = command("train", "tree-lstm", "--data", path, *SMALL, "--epochs", 1)
+    assert (status, err) == (0, "")
+    assert (
+        "one.txt: 1 instance to train on, none to measure on (of a file the last tenth is held back, and this one has "
+        "fewer than ten)\n"
+    ) in out
+
+
+@pytest.mark.parametrize(("epochs", "n_calls"), [(1, 5), (2, 11)])
+def test_a_profile_leaves_out_the_first_call(
+    command: Command, trees: Path, tmp_path: Path, epochs: int, n_calls: int
+) -> None:
+    options = "--data", trees, *SMALL, "--epochs", epochs, "--profile", tmp_path / "trace.json"
+    status, out, err = command("train", "tree-lstm", *options)
+    assert (status, err) == (0, "")
+    assert f"\n{n_calls} calls; means of a call: " in out
+
+
+def test_a_profile_of_one_step_has_it(command: Command, trees: Path, tmp_path: Path) -> None:
+    options = "--data", trees, "--dim", 4, "--batch-size", 99, "--epochs", 1, "--profile", tmp_path / "trace.json"
+    assert "\n1 calls; means of a call: " in command("train", "tree-lstm", *options)[1]
 
 
 @pytest.mark.parametrize("options", [("--policy", "depth,luck"), ("--plot", "none/x.png"), ("--backend", "abacus")])
@@ -443,12 +509,14 @@ def test_help_needs_no_slow_imports(tmp_path: Path) -> None:
 
 
 def test_the_demonstration_in_small(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    for name, small in {"DIM": 4, "BATCH_SIZE": 16, "EPOCHS": 2, "TRAINING_S": 0.0, "REPEATS": 1}.items():
+    for name, small in {"DIM": 4, "BATCH_SIZE": 16, "EPOCHS": 4, "TRAINING_S": 0.0, "REPEATS": 1}.items():
         monkeypatch.setattr(demo, name, small)
     demo.demo()
     out, err = capfd.readouterr()
     assert err == ""
     assert "epoch 1:" in out
+    assert "epoch 2:" in out, "the clock starts at the end of the first epoch"
+    assert "epoch 3:" not in out
     assert "(no further epochs after 0 seconds)" in out
     assert re.search(r"^\[\w+ .*\] +\d +\d$", out, re.MULTILINE)
     for policy in ("depth", "agenda", "score", "fsm"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from autobatch.cli.training.stored import BEST, LAST, read_run
 from autobatch.models.data.sst import read_trees
@@ -108,7 +109,8 @@ def test_tags_are_predicted_by_name(command: Command) -> None:
 
 def test_resumed_training_needs_no_argument_again_and_appends_its_results(command: Command) -> None:
     again = ("train", "tree-lstm", "--checkpoint", "run", "--resume", "--json", "train.jsonl")
-    assert command(*again, "--data", "trees.txt", *RUN, "--seed", 3)[0] == 0
+    status, out, _ = command(*again, "--data", "trees.txt", *RUN, "--seed", 3)
+    assert (status, out.splitlines()[0]) == (0, "no checkpoint in run yet: beginning anew")
     status, out, err = command(*again, "--epochs", 5, "--policy", "auto", "--dim", 4)
     assert (status, err) == (0, "")
     assert "going on from run/last.safetensors: epochs done 4, mini-batches of the next 0" in out
@@ -118,6 +120,23 @@ def test_resumed_training_needs_no_argument_again_and_appends_its_results(comman
     status, out, _ = command(*again)
     assert (status, "epoch" in out.splitlines()[-1]) == (0, True)
     assert len(read_json("train.jsonl")) == 5
+
+
+def test_data_unlike_that_of_training_is_told(command: Command) -> None:
+    assert command("train", "tree-lstm", "--data", "trees.txt", *RUN, "--checkpoint", "run")[0] == 0
+    for name, words in (("other.txt", ("dull", "play", "film")), ("alike.txt", ("good", "long", "film"))):
+        Path(name).write_text("(3 (2 {}) (1 (2 {}) (2 {})))\n".format(*words))
+    evaluate = "eval", "tree-lstm", "--checkpoint", "run", "--data"
+    assert command(*evaluate, "alike.txt")[::2] == (0, "")
+    assert command(*evaluate, "trees.txt")[::2] == (0, "")
+    told = "autobatch: other.txt is unlike the training data: the model does not know 67% of its words.\n"
+    assert command(*evaluate, "other.txt")[::2] == (0, told)
+    told = (
+        "autobatch: listops is unlike the training data: the model does not know 100% of its words; its labels are of "
+        "10 classes, those of training of 5.\n"
+    )
+    status, out, err = command("predict", "tree-lstm", "--checkpoint", "run", "--data", "listops", "--out", "out.jsonl")
+    assert (status, out, err) == (0, "", told)
 
 
 DISAGREEMENTS = [
@@ -160,9 +179,12 @@ def test_a_checkpoint_that_cannot_be_read_ends_in_one_sentence(command: Command)
         Path(name).mkdir()
     Path("cut", LAST).write_bytes(b"\x10\0\0")
     save_checkpoint(Path("foreign", LAST), {}, {"epoch": 1})
+    Path("arrays").mkdir()
+    Path("arrays", LAST).write_bytes(save({"weight": np.ones(2)}))
     for name, sentence in (
         ("cut", "it is cut short or no safetensors file"),
         ("foreign", "it is a checkpoint, but not of autobatch train"),
+        ("arrays", "it holds arrays but is no checkpoint; give a file that autobatch train --checkpoint wrote."),
         ("missing", "in 'missing': there is no such folder or file; name a folder that autobatch train"),
         ("empty", "in 'empty': it holds neither best.safetensors nor last.safetensors; name a folder that"),
     ):

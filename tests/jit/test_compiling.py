@@ -101,6 +101,7 @@ def test_a_program_is_told_once_that_compiling_takes_long(
 
     line = "autobatch: compiling cell 'took 2.0' and what else is new, which later runs find in the cache.\n"
     monkeypatch.setattr(notices, "SECONDS_UNTOLD", 0.2)
+    monkeypatch.setenv("AUTOBATCH_CACHE", "a-folder")
     notice = notices.Notice()
     compile_for(5.0, is_kernel=False, module="of_a_user")
     assert notice.timer is None
@@ -112,7 +113,7 @@ def test_a_program_is_told_once_that_compiling_takes_long(
     assert capsys.readouterr() == ("", line)
     monkeypatch.setattr(notices, "SECONDS_APART", -1.0)
     compile_for(2.0, is_kernel=False, module="autobatch.graph.dag")
-    assert capsys.readouterr() == ("", line)
+    assert capsys.readouterr() == ("", line.replace("cell 'took 2.0'", "what plans mini-batches"))
     notice.is_quiet = True
     compile_for(2.0)
     assert capsys.readouterr() == ("", "")
@@ -136,13 +137,24 @@ def test_elsewhere_a_line_comes_after_some_seconds_of_compiling(
 ) -> None:
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 10.0)
     monkeypatch.setattr(progress, "SECONDS_UNTOLD", 2.0)
-    display = progress._Compilations()
-    for seconds in (1.5, 1.5, 4.0, 7.0, 1.0):
-        one = Compilation(f"loop 'took {seconds}'", False)
-        display.begun(one)
-        display.done(one._replace(seconds=seconds))
-    lines = [f"  compiling loop 'took {seconds}', which later runs find in the cache" for seconds in (4.0, 1.0)]
-    assert capsys.readouterr().out.splitlines() == lines
+    for cache, told in (("a-folder", ", which later runs find in the cache"), ("off", "")):
+        monkeypatch.setenv("AUTOBATCH_CACHE", cache)
+        display = progress._Compilations()
+        for seconds in (1.5, 1.5, 4.0, 7.0, 1.0):
+            one = Compilation(f"loop 'took {seconds}'", False)
+            display.begun(one)
+            display.done(one._replace(seconds=seconds))
+        assert capsys.readouterr().out.splitlines() == [f"  compiling loop 'took {s}'{told}" for s in (4.0, 1.0)]
+
+
+def test_what_is_compiled_is_named_in_words_of_its_user() -> None:
+    told = {
+        Compilation("cell 'merge' (forward)", True): "cell 'merge' (forward)",
+        Compilation("loop '_first_out_of_range'", False, module="autobatch.graph.dag"): "what plans mini-batches",
+        Compilation("loop 'panel_words'", False, module="autobatch.blas.own.packed"): "what multiplies matrices",
+        Compilation("loop 'mine'", False, module="of_a_user"): "loop 'mine'",
+    }
+    assert [notices.in_words(one) for one in told] == list(told.values())
 
 
 @pytest.mark.parametrize("with_bar", [False, True])

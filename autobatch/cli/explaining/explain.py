@@ -21,7 +21,7 @@ from autobatch.inspect.plotting import plot_schedules
 @click.option(
     "--batch-size",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=options.Whole(min=1),
     default=32,
     show_default=True,
     help="How many instances to batch: the first, in the order of the data's files; all if there are fewer.",

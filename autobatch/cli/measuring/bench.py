@@ -34,7 +34,7 @@ from autobatch.cli.workload import load_workload, say_dim
 @click.option(
     "--minibatches",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=options.Whole(min=1),
     default=4,
     show_default=True,
     help="How many mini-batches to run: the first, in the order of the data's files.",
@@ -42,7 +42,7 @@ from autobatch.cli.workload import load_workload, say_dim
 @click.option(
     "--repeats",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=options.Whole(min=1),
     default=5,
     show_default=True,
     help="Timed runs of each mini-batch.",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -24,6 +26,7 @@ from autobatch.errors import BackendError
 from autobatch.models.data.listops import N_CLASSES, draw_trees
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.tree_lstm import TreeLSTM
+from autobatch.system.cache import cache_folder
 from autobatch.system.processor import cpu_name, usable_cores
 
 REQUIRED = ("numpy", "numba", "click", "rich", "safetensors", "threadpoolctl")
@@ -35,8 +38,11 @@ OPTIONAL = {
     "gymnasium": "environments to learn policies in",
     "stable_baselines3": "learns networks (policy learn --algorithm dqn)",
     "sb3_contrib": "learns networks (policy learn --algorithm ppo)",
-    "torch": "learns networks, and runs the twins that the tests compare with",
+    "torch": "needed by autobatch.torch; learns networks, and runs the twins that the tests compare with",
     "tensorboard": "shows training (train --tensorboard)",
+    "sacrebleu": "measures translations (BLEU)",
+    "jax": "one more of the peers (bench --peers)",
+    "mkl": "multiplies matrices, see doctor --matmul",
     "cupy": "runs on GPUs, see cuda below",
 }
 CALIBRATED = "tree-lstm"
@@ -132,8 +138,9 @@ def _versions() -> Iterator[Finding]:
         found = package_version(package)
         yield Finding("ok" if found else "FAULT", package, found or f"not installed: pip install {package}")
     for package, use in OPTIONAL.items():
-        there = importlib.util.find_spec(package) is not None
-        yield Finding("ok" if there else "none", package, f"{package_version(package) or ''} {use}".strip())
+        version = package_version(package)  # that of MKL is no module, only a library
+        there = importlib.util.find_spec(package) is not None or version is not None
+        yield Finding("ok" if there else "none", package, f"{version or ''} {use}".strip())
 
 
 def _hardware() -> Iterator[Finding]:
@@ -157,13 +164,24 @@ def _try(what: str, check: Callable[[], str]) -> Finding:
 
 
 def _compile() -> str:
-    """Compile a function; Numba refuses when it finds no folder that it can write its cache to."""
+    """Compile a function; say where compiled cells are kept."""
     import numba
 
-    compiled = numba.njit(cache=True)(_twice)
+    compiled = numba.njit()(_twice)
     if compiled(21) != 42:
         raise Fault("a compiled function gave a wrong result; reinstall numba.")
-    return f"works, caches in {compiled.stats.cache_path}"
+    folder = cache_folder()
+    if folder is None:
+        return "works, and keeps no compiled cells: the cache is off"
+    if not _can_write(folder):
+        return f"works, but {folder}, the cache, cannot be written: each run compiles anew; set AUTOBATCH_CACHE"
+    return f"works, and keeps compiled cells in {folder}"
+
+
+def _can_write(folder: Path) -> bool:
+    """Whether a folder, which may have to be made, can be written."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def _twice(number: int) -> int:

@@ -66,6 +66,8 @@ def show_speeds() -> None:
     click.echo(format_table(header, rows))
     click.echo()
     for name, why in list_absent().items():
+        if name == "torch":
+            why = "it multiplies only in programs that import torch, and this is none"
         click.echo(f"Without {name}: {why}.")
     if routines := faster_routines():
         click.echo(
@@ -75,6 +77,7 @@ def show_speeds() -> None:
     try:
         find_bf16()
     except BackendError as absent:
-        click.echo(f"Without bf16: {absent}")
+        if not can_tile_bf16():
+            click.echo(f"No library here multiplies bf16: {absent}")
     chosen = Chooser().choose(ROWS[-1], N_OUT, N_IN)
     click.echo(f"Chosen for {ROWS[-1]} rows: {chosen.name}.")

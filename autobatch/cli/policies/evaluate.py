@@ -26,7 +26,7 @@ file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type
 minibatches_option = click.option(
     "--minibatches",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=options.Whole(min=1),
     default=4,
     show_default=True,
     help="How many mini-batches.",
@@ -43,7 +43,7 @@ minibatches_option = click.option(
 @click.option(
     "--skip",
     metavar="N",
-    type=click.IntRange(min=0),
+    type=options.Whole(min=0),
     help="Instances to leave out at the beginning.  [default: those that the policy was learned from]",
 )
 @options.seed_option

@@ -94,7 +94,7 @@ ALGORITHMS = {
 @click.option(
     "--held-out",
     metavar="N",
-    type=click.IntRange(min=0),
+    type=options.Whole(min=0),
     default=0,
     show_default=True,
     help="Further mini-batches, on which the best of the policies met while learning is chosen.",
@@ -151,7 +151,7 @@ ALGORITHMS = {
 @click.option(
     "--episodes",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=options.Whole(min=1),
     default=QLearning.episodes,
     show_default=True,
     help="q: at most so many in each direction.",
@@ -163,8 +163,8 @@ ALGORITHMS = {
     show_default=True,
     help="q: play episodes on the processor, one after the other, or many at once on a GPU.",
 )
-@click.option("--steps", metavar="N", type=click.IntRange(min=1), help="dqn, ppo: batches run while learning.")
-@click.option("--generations", metavar="N", type=click.IntRange(min=1), help="es: how often the weights change.")
+@click.option("--steps", metavar="N", type=options.Whole(min=1), help="dqn, ppo: batches run while learning.")
+@click.option("--generations", metavar="N", type=options.Whole(min=1), help="es: how often the weights change.")
 @click.option(
     "--log-folder",
     metavar="DIR",

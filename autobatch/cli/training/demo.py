@@ -28,10 +28,10 @@ DIM = 64
 BATCH_SIZE = 64
 EPOCHS = 24
 LR = 3e-3
-TRAINING_S = 45.0  # no further epoch begins after that, however slow the machine
+TRAINING_S = 40.0  # after the first epoch, which compiles; then no further epoch begins, however slow the machine
 N_ANSWERS = 5
 LONGEST_ANSWER = 60  # characters
-POLICIES = ("depth", "agenda", "score")
+POLICIES = ("unbatched", "depth", "agenda", "score")
 REPEATS = 5
 MOST_STATES = 6  # of the machine that is learned, shown
 
@@ -52,19 +52,24 @@ def demo() -> None:
     click.echo(f"\nTrees are easy. The same for a lattice LSTM, mini-batches of {BATCH_SIZE} sentences:\n")
     compare(load_workload("lattice-lstm", None, DIM, seed=0))
     click.echo(
+        "\nA compiled batch costs some microseconds on the processor: batching pays, and the number of batches decides"
+    )
+    click.echo("little. It decides more where launches cost time, as on GPUs.")
+    click.echo(
         "\ndepth runs all nodes of one depth and type, agenda the type whose remaining nodes are the least deep,"
     )
     click.echo("score the type with the highest score of a rule. No schedule has fewer batches than the lower bound.")
 
 
 def train(workload: Workload) -> None:
-    """Train with progress, in a bounded time."""
-    start = time.monotonic()
+    """Train with progress, in a bounded time; the clock starts when all is compiled, at the end of the first epoch."""
+    start: float | None = None
     fitting = Fitting(workload, policy="auto", backend="auto", batch_size=BATCH_SIZE, lr=LR)
     with show_progress(EPOCHS * fitting.steps_per_epoch) as progress:
         for epoch in fitting.epochs(EPOCHS, progress):
             progress.say(epoch.line())
-            if time.monotonic() - start > TRAINING_S:
+            start = start or time.monotonic()
+            if epoch.number > 1 and time.monotonic() - start > TRAINING_S:
                 progress.say(f"(no further epochs after {TRAINING_S:.0f} seconds)")
                 break
 

@@ -11,9 +11,9 @@ import click
 
 from autobatch.cli import options
 from autobatch.cli.completion import complete_data
-from autobatch.cli.results import JsonLines, describe_run, open_json
+from autobatch.cli.results import JsonLines, describe_run, open_json, say_instances
 from autobatch.cli.threads import use_threads
-from autobatch.cli.training.scoring import Scorer
+from autobatch.cli.training.scoring import Scorer, say_missing_metrics
 from autobatch.cli.training.stored import StoredRun, read_trained
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
@@ -65,12 +65,12 @@ def evaluate(
     workload = stored.load_workload(data).with_options(threads, tune)
     if workload.spec.count_correct is None:
         raise DataError(f"cannot measure {model}: it has no metrics; give the model a method scores(instance).")
-    workload.spec.require_metrics()
+    say_missing_metrics(workload)
     instances, backend = select_instances(workload, data), backend or stored.settings.backend
     with open_json(json_path) as results:
         metrics = make_scorer(workload, instances, stored, backend, max_bytes).measure()
         words = "  ".join(workload.spec.say(metric, value) for metric, value in metrics.items())
-        click.echo(f"{workload.dataset.name}, {len(instances):,} instances:  {words}")
+        click.echo(f"{workload.dataset.name}, {say_instances(len(instances))}:  {words}")
         settings = stored.settings
         described = describe_run(workload, settings.batch_size, settings.policy, backend, mode="eval")
         results.write({**described, "instances": len(instances), **metrics})

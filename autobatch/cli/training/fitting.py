@@ -23,6 +23,7 @@ from autobatch.policies.auto import LESSONS, Auto
 from autobatch.schedule.schedule import Policy
 
 N_JUDGED = 2 * LESSONS  # mini-batches
+LARGE = 1e6  # a loss of so much is told with a power of ten
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,12 @@ class Epoch:
     def line(self) -> str:
         """Say it in one line."""
         metrics = "".join(f"  dev {metric}" for metric in self.told)
-        return f"epoch {self.number}:  loss {self.loss:.4f}{metrics}  {self.instances_per_s:,.0f} instances/s"
+        return f"epoch {self.number}:  loss {say_loss(self.loss)}{metrics}  {self.instances_per_s:,.0f} instances/s"
+
+
+def say_loss(loss: float) -> str:
+    """Say a loss with four decimals, or, if it is large, with four digits and the power of ten."""
+    return f"{loss:.4f}" if abs(loss) < LARGE else f"{loss:.3e}"
 
 
 @dataclass

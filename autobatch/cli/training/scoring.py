@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import click
 import numpy as np
 
 from autobatch.cli.workload import Workload, record
@@ -76,6 +77,16 @@ class Scorer:
                 outputs = self._predictor(self._given[part])
             model.train()
             yield outputs, self._instances[part]
+
+
+def say_missing_metrics(workload: Workload) -> None:
+    """Say on standard error that metrics are left out because a package is not installed."""
+    for package, extra in workload.spec.missing_packages().items():
+        click.echo(
+            f"autobatch: the package {package} is not installed, so what it measures is left out; "
+            f"pip install 'autobatch[{extra}]'.",
+            err=True,
+        )
 
 
 def _share(n_right: float, n_all: float) -> float:

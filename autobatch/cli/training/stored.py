@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autobatch.cli.results import Tally
+from autobatch.cli.strange import Counting
 from autobatch.cli.training.fitting import Fitting, Position
 from autobatch.cli.workload import Encoding, Workload, load_workload
 from autobatch.errors import CheckpointError
@@ -103,9 +104,11 @@ class StoredRun:
             DataError: there is no such data, or it is malformed.
             CheckpointError: the model is not what it was.
         """
-        settings = self.settings
+        settings, encoding = self.settings, self.encoding
+        if data not in (None, settings.data):
+            encoding = replace(encoding, vocabularies={k: Counting(v) for k, v in encoding.vocabularies.items()})
         workload = load_workload(
-            settings.model, data or settings.data, settings.dim, settings.seed, self.encoding, settings.precision
+            settings.model, data or settings.data, settings.dim, settings.seed, encoding, settings.precision
         )
         workload.model.load_state_dict(self.parameters)
         return workload
@@ -174,7 +177,10 @@ def read_run(path: Path) -> StoredRun:
     Raises:
         CheckpointError: there is none, it is cut short, or it was written by something else.
     """
-    arrays, state = load_checkpoint(path)
+    try:
+        arrays, state = load_checkpoint(path)
+    except CheckpointError as error:  # who runs a command knows no save_checkpoint
+        raise CheckpointError(str(error).replace("save_checkpoint", "autobatch train --checkpoint")) from error
     try:
         position = {**state["position"], "tally": Tally(**state["position"]["tally"])}
         return StoredRun(

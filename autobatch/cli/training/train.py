@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,16 @@ from click.core import ParameterSource
 
 from autobatch.cli import options
 from autobatch.cli.progress import show_compilation, show_progress
-from autobatch.cli.results import JsonLines, describe_run, open_json, say_precision
+from autobatch.cli.results import JsonLines, describe_run, open_json, say_instances, say_precision
 from autobatch.cli.threads import use_threads
 from autobatch.cli.training.fitting import Epoch, Fitting
 from autobatch.cli.training.keeping import Keeper, Stopped, open_folder
+from autobatch.cli.training.scoring import say_missing_metrics
 from autobatch.cli.training.stored import Settings, StoredRun, name_policy
 from autobatch.cli.training.tensorboard import Scalars, open_scalars, require_tensorboard
 from autobatch.cli.workload import Workload, load_workload, say_dim
+
+DIVERGED = 1000  # times the loss of the first mini-batch
 
 
 @click.command()
@@ -30,7 +33,7 @@ from autobatch.cli.workload import Workload, load_workload, say_dim
 @click.option(
     "--epochs",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=options.Whole(min=1),
     default=5,
     show_default=True,
     help="Passes over the training data, those before --resume included.",
@@ -38,7 +41,7 @@ from autobatch.cli.workload import Workload, load_workload, say_dim
 @click.option(
     "--lr",
     metavar="RATE",
-    type=click.FloatRange(min=0),
+    type=options.Real(min=0),
     default=1e-3,
     show_default=True,
     help="Learning rate of the optimizer, Adam.",
@@ -55,7 +58,7 @@ from autobatch.cli.workload import Workload, load_workload, say_dim
 @click.option(
     "--checkpoint-steps",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=options.Whole(min=1),
     default=100,
     show_default=True,
     help="Mini-batches between checkpoints; there is also one after each epoch.",
@@ -113,6 +116,8 @@ def train(
         raise click.UsageError("--resume needs --checkpoint DIR, the folder to go on from", ctx)
     require_tensorboard(tensorboard)
     stored = open_folder(checkpoint, resume) if checkpoint is not None else None
+    if resume and stored is None:
+        click.echo(f"no checkpoint in {checkpoint} yet: beginning anew")
     if stored is None:
         names = ("model", "data", "dim", "seed", "precision")
         workload = load_workload(**{name: settings[name] for name in names})
@@ -121,7 +126,7 @@ def train(
         given = {name for name in settings if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
         chosen = stored.settle({name: settings[name] for name in given})
         workload = stored.load_workload()
-    workload.spec.require_metrics()
+    say_missing_metrics(workload)
     workload = workload.with_options(threads, tune)
     with open_json(json_path, append=stored is not None) as results:
         return _run(chosen, workload, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path)
@@ -152,14 +157,14 @@ def _run(
             if getattr(settings, option) != getattr(stored.settings, option):
                 shown = option.replace("_", "-")
                 click.echo(f"with another --{shown}: results are equal to rounding, not to the bit")
-    with open_scalars(tensorboard, fitting) as scalars, _profile(fitting, profile_path):
+    with open_scalars(tensorboard, fitting) as scalars, _profile(fitting, profile_path) as warm:
         if checkpoint is None:
-            _fit(settings, workload, fitting, None, results, scalars)
+            _fit(settings, workload, fitting, None, results, scalars, warm)
             return 0
         keeper = Keeper(checkpoint, settings, workload, fitting, checkpoint_steps, stored.best if stored else None)
         try:
             with keeper.catch_signals():
-                _fit(settings, workload, fitting, keeper, results, scalars)
+                _fit(settings, workload, fitting, keeper, results, scalars, warm)
         except Stopped as stopped:
             click.echo(f"autobatch: interrupted; the checkpoint is in {checkpoint}, go on with --resume.", err=True)
             return stopped.status
@@ -167,19 +172,29 @@ def _run(
 
 
 @contextmanager
-def _profile(fitting: Fitting, path: Path | None) -> Iterator[None]:
+def _profile(fitting: Fitting, path: Path | None) -> Iterator[Callable[[], None]]:
     """Take a profile, and at the end, whatever that is, show it and write its trace; without a path, nothing.
+
+    It begins when the function that is given is called: after the first step, which compiles.
 
     Raises:
         DataError: the file cannot be written; known before the work begins.
     """
     if path is None:
-        yield
+        yield lambda: None
         return
-    with fitting.loss.profile() as profile:
-        profile.save_trace(path)
+    profile, is_on = fitting.loss.profile(), False
+    profile.save_trace(path)
+    with ExitStack() as stack:
+
+        def warm() -> None:
+            nonlocal is_on
+            if not is_on:
+                stack.enter_context(profile)
+                is_on = True
+
         try:
-            yield
+            yield warm
         finally:
             profile.save_trace(path)
             click.echo(f"{profile}\ntrace for ui.perfetto.dev: {path}")
@@ -192,12 +207,23 @@ def _fit(
     keeper: Keeper | None,
     results: JsonLines,
     scalars: Scalars,
+    warm: Callable[[], None],
 ) -> None:
+    """Train, and report every epoch; `warm` is called before the first step that counts for a profile."""
     described = describe_run(workload, settings.batch_size, fitting.policy, settings.backend, mode="train")
     n_epochs, at = settings.epochs, fitting.position
     n_steps = (n_epochs - at.epochs) * fitting.steps_per_epoch - at.steps
 
+    if n_steps == 1:  # there is no step after the first
+        warm()
+    first_loss: float | None = None
+    is_told = False
+
     def after_step() -> None:
+        nonlocal first_loss
+        warm()
+        if first_loss is None:
+            first_loss = fitting.last_loss
         scalars.after_step(fitting)
         if keeper is not None:
             keeper.after_step()
@@ -205,6 +231,12 @@ def _fit(
     with show_progress(n_steps) as progress:
         for epoch in fitting.epochs(n_epochs, progress, after_step):
             progress.say(epoch.line())
+            if first_loss is not None and not is_told and epoch.loss > DIVERGED * max(abs(first_loss), 1.0):
+                is_told = True
+                progress.say(
+                    f"training diverges: the loss is more than {DIVERGED:,} times that of the first mini-batch; try a "
+                    f"smaller --lr"
+                )
             results.write({**described, "seed": settings.seed, "lr": settings.lr, **_figures(epoch)})
             scalars.after_epoch(fitting, epoch)
             if keeper is not None:
@@ -215,9 +247,11 @@ def summarise(workload: Workload) -> str:
     """Say in one line what is about to be trained."""
     n_numbers = sum(parameter.array.size for parameter in workload.model.parameters().values())
     dataset = workload.dataset
+    measured = f"{len(dataset.dev):,}" if dataset.dev else "none"
+    held_back = "" if dataset.dev else " (of a file the last tenth is held back, and this one has fewer than ten)"
     return (
         f"{workload.spec.name}{say_dim(workload)}, {n_numbers:,} parameters{say_precision(workload.precision)}; "
-        f"{dataset.name}: {len(dataset.train):,} instances to train on, {len(dataset.dev):,} to measure on"
+        f"{dataset.name}: {say_instances(len(dataset.train))} to train on, {measured} to measure on{held_back}"
     )
 
 

@@ -18,6 +18,8 @@ from autobatch.models.data.sentence import Sentence, parse_sentence
 V = TypeVar("V")
 W = TypeVar("W")
 
+_EXAMPLE = "such as blue|sky red|boat"
+
 
 @dataclass(frozen=True)
 class Picture(Generic[W]):
@@ -59,7 +61,7 @@ def read_pictures(path: Path) -> list[Picture[str]]:
         if not line.text.strip(" "):
             is_open = False
             continue
-        row = parse_sentence(line)
+        row = parse_sentence(line, "a picture", _EXAMPLE)
         if not is_open:
             pictures.append(Picture([]))
         elif len(row.words) != len(pictures[-1].rows[0].words):
@@ -68,7 +70,5 @@ def read_pictures(path: Path) -> list[Picture[str]]:
         pictures[-1].rows.append(row)
         is_open = True
     if not pictures:
-        raise DataError(
-            f"cannot read pictures from {path}: the file holds none; expected rows such as blue|sky red|boat."
-        )
+        raise DataError(f"cannot read pictures from {path}: the file holds none; expected rows {_EXAMPLE}.")
     return pictures

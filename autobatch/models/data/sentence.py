@@ -71,8 +71,8 @@ def read_texts(path: Path) -> list[list[str]]:
     return texts
 
 
-def parse_sentence(line: Line) -> Sentence[str]:
-    """Read one sentence.
+def parse_sentence(line: Line, what: str = "a sentence", example: str = _EXAMPLE) -> Sentence[str]:
+    """Read one sentence, or what else has words with tags: messages call it `what`, with an `example`.
 
     Raises:
         DataError: a token is not a word, `|` and a tag; names the place and the column of the token.
@@ -84,7 +84,7 @@ def parse_sentence(line: Line) -> Sentence[str]:
     for token in _TOKEN.finditer(line.text):
         word, _, tag = token[0].rpartition("|")
         if not (word and tag):
-            raise line.fault("a sentence", token.start(), f"a word, '|' and a tag, {_EXAMPLE}")
+            raise line.fault(what, token.start(), f"a word, '|' and a tag, {example}")
         words.append(word)
         tags.append(tag)
     return Sentence(words, tags)
