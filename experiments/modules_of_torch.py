@@ -4,8 +4,9 @@ A Tree-LSTM of plain modules (`tests/torch_modules.py`), forward and backward ov
 ones where that is absent, whose cells autobatch runs, or torch. Our own API runs the same model of `autobatch.models`.
 PyTorch runs those modules one tree at a time; a careful user's version of that, which computes the leaves of a tree at
 once; trees batched by level as a good user writes them; and as an expert does. Our ways record the trees anew, or are
-given recorded graphs; the others are given trees prepared beforehand, and merge them. One thread; all ways take turns,
-those of one tree at a time on the first trees alone; losses are compared first.
+given recorded graphs; the others are given trees prepared beforehand, and merge them. In a variant of the model cells
+apply a function that autobatch lacks: torch runs that op alone, or the whole cells that have it. One thread; all ways
+take turns, those of one tree at a time on the first trees alone; losses are compared first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import autograd
+from torch.nn import functional
 
 import autobatch as ab
 import autobatch.torch as abt
@@ -37,6 +39,7 @@ import torch_modules as plain
 
 WARM_UP = 2
 OWN, OURS, THEIRS = "autobatch's own API", "modules, run by autobatch", "modules, run by torch"
+OP, CELLS = "a variant, with one op run by torch", "the variant, with cells that have it run by torch"
 LEVELS, EXPERT = "PyTorch, by level", "PyTorch, by level, an expert's"
 ONE, CAREFUL = "modules, one tree at a time", "PyTorch, one tree at a time, a careful user's"
 NAMES = {  # of parameters: in the modules, and in our own model
@@ -57,6 +60,23 @@ class Config(Settings):
     n_slow: int = 32
     """Of the trees, what runs one at a time."""
     repeats: int = 15
+
+
+class OddMerge(plain.Merge):
+    """Applies a function that autobatch lacks to the state."""
+
+    def forward(self, left: plain.State, right: plain.State) -> plain.State:
+        h, c = super().forward(left, right)
+        return functional.mish(h), c
+
+
+def make_variant(state: dict[str, Any], sizes: Mapping[str, int], dim: int, runs: str) -> plain.TreeLSTM:
+    """Make the variant of the model, whose odd cells are run by torch, or by autobatch but for one op ("auto")."""
+    model = make_modules(state, sizes, dim, "auto")
+    merge = OddMerge(dim)
+    merge.load_state_dict(model.merge.state_dict())
+    model.merge = abt.cell(merge, runs=runs)
+    return model
 
 
 def make_modules(state: dict[str, Any], sizes: Mapping[str, int], dim: int, runs: str) -> plain.TreeLSTM:
@@ -118,10 +138,15 @@ def measure(config: Config) -> Iterator[Findings]:
         expected = loss(few)
         for found in (of_ours(few), of_theirs(few), torch.stack([ours.loss(tree) for tree in few])):
             np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-3)
+        odd, odder = (make_variant(state, data.sizes, dim, runs) for runs in ("auto", "torch"))
+        of_odd, of_odder = (abt.batched(model.loss, threads=config.threads) for model in (odd, odder))
+        torch.testing.assert_close(of_odd(few), of_odder(few), rtol=1e-3, atol=0.0)
         ways: dict[str, Callable[[], Any]] = {
             f"{OWN}, recorded": partial(loss.value_and_grad, loss.record_all(trees)),
             f"{OURS}, recorded": step_of(ours, of_ours, of_ours.record_all(trees)),
             f"{THEIRS}, recorded": step_of(theirs, of_theirs, of_theirs.record_all(trees)),
+            f"{OP}, recorded": step_of(odd, of_odd, of_odd.record_all(trees)),
+            f"{CELLS}, recorded": step_of(odder, of_odder, of_odder.record_all(trees)),
             OWN: partial(loss.value_and_grad, trees),
             OURS: step_of(ours, of_ours, trees),
             THEIRS: step_of(theirs, of_theirs, trees),
