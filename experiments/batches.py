@@ -124,11 +124,16 @@ def shown_size(record: Any) -> str:
     return SHOWN if SHOWN in sizes else str(next(iter(sizes)))
 
 
+def drawn_of(records: Records) -> list[str]:
+    """The workloads that the figure shows: those of `DRAWN`, or whatever was measured instead."""
+    return [workload for workload in DRAWN if workload in records] or [*records]
+
+
 def draw(records: Records, figure: Figure) -> None:
     """Draw how far above the bound each policy is, on average and at most."""
     figure.set_figheight(4.2)
     axes = figure.subplots()
-    rows = [workload for workload in DRAWN if workload in records]
+    rows = drawn_of(records)
     for k, (label, (policy, plan)) in enumerate(LINES.items()):
         means, most = [], []
         for workload in rows:
@@ -140,7 +145,7 @@ def draw(records: Records, figure: Figure) -> None:
         spread = [[0.0] * len(rows), [top - mean for mean, top in zip(means, most, strict=True)]]
         places = [row + 0.14 * (k - 2) for row in range(len(rows))]
         axes.errorbar(means, places, xerr=spread, fmt="o", color=COLORS[k], label=label, elinewidth=1)
-    axes.set_yticks(range(len(rows)), [DRAWN[workload] for workload in rows])
+    axes.set_yticks(range(len(rows)), [DRAWN.get(workload, workload) for workload in rows])
     axes.invert_yaxis()
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlim(left=-0.1)
@@ -171,7 +176,7 @@ def see(records: Records) -> str:
     far = {label: [above_bound(record, *which) for record in records.values()] for label, which in LINES.items()}
     most = dict(zip(records, far["rule score, compacted"], strict=True))
     worst = max(most, key=most.__getitem__)
-    left_out = [workload for workload in records if workload not in DRAWN]
+    left_out = sorted(records.keys() - set(drawn_of(records)))
     drawn = f" The figure leaves out {in_list(left_out)}." if left_out else ""
     told = "; ".join(f"{label}: {100 * statistics.fmean(found):.1f}%" for label, found in far.items())
     return (
